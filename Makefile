@@ -1,0 +1,97 @@
+# Every target sets itself up: a virtual environment in .venv, pinned packages, the project itself (editable).
+# Needed on the machine: make and Python 3.11 or newer. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# Build backend and packages come from the pins; nothing is resolved freely. Twice quiet: errors only.
+INSTALL := $(PIP) install --quiet --quiet --no-build-isolation --constraint constraints.txt
+# Test processes: one per core, at most this many (each may load torch).
+JOBS   ?= 8
+
+# converters/ and kernels/ lie in the root: with this, Python never takes them for top-level packages.
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint types imports wheel docs bench soak clean distclean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.core  ## write a small checkpoint, read it back, validate it, break it, say what happened
+	@$(BIN)/bcqfmt demo
+
+test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
+	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+check: lint types imports wheel docs  ## everything that is not a test: linters, types, import rules, wheel, docs
+	@echo "check: all passed"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
+	rm -rf build dist
+	$(BIN)/pyproject-build --no-isolation --outdir dist . > build.log 2>&1 || { cat build.log; exit 1; }
+	@rm -f build.log
+	$(BIN)/check-wheel-contents dist/*.whl
+
+docs: $(VENV)/.dev  ## the documentation site in docs/_build/html, warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -E -q -b html -d docs/_build/doctrees docs docs/_build/html
+	@echo "docs: docs/_build/html/index.html"
+
+bench: $(VENV)/.test  ## measure the figures in docs/benchmarks (BENCH_ARGS=... adds options)
+	@$(BIN)/python tests/benchmarks/run.py $(BENCH_ARGS)
+
+soak: $(VENV)/.test  ## the long runs
+	@$(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+clean:  ## remove what was built, keep the environment
+	rm -rf build dist build.log *.egg-info docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache \
+	    .import_linter_cache .hypothesis .coverage htmlcov
+	find bcqfmt converters kernels spec tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## remove the environment too
+	rm -rf $(VENV)
+
+# ------------------------------------------------------------------ set-up, repeated only when the pins change
+TOO_OLD := bcqfmt needs Python 3.11 or newer, and found none. Install one, then: make PYTHON=/path/to/python3.11 ...
+NO_VENV := This Python cannot make a virtual environment. On Debian and Ubuntu: apt install python3-venv
+
+$(BIN)/python:
+	@for candidate in "$(PYTHON)" python3 python3.13 python3.12 python3.11; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        found="$$candidate"; break; \
+	    fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "$(TOO_OLD)" >&2; exit 1; fi; \
+	echo "setting up $(VENV) with $$("$$found" --version) (once)" >&2; \
+	"$$found" -m venv --clear $(VENV) || { rm -rf $(VENV); echo "$(NO_VENV)" >&2; exit 1; }
+
+$(VENV)/.tools: constraints.txt | $(BIN)/python
+	@$(PIP) install --quiet --quiet --constraint constraints.txt pip setuptools
+	@touch $@
+
+$(VENV)/.core: pyproject.toml constraints.txt $(VENV)/.tools
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.tools
+	@echo "installing the project and what its tests need (once)" >&2
+	@$(INSTALL) --editable ".[test]"
+	@touch $(VENV)/.core $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.tools
+	@echo "installing the project and its development tools (once)" >&2
+	@$(INSTALL) --editable ".[dev]"
+	@touch $(VENV)/.core $(VENV)/.test $@
