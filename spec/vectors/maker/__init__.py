@@ -1,0 +1,1 @@
+"""What `make.py` is made of: writers of bytes, the catalogue of vectors, the index."""

@@ -1,0 +1,254 @@
+"""Valid files with the other encodings: float-zero, offset, bcq, second-order scales, single rounding."""
+
+from .build import Lcg, exact_rows, number
+from .catalogue import Valid, lone
+from .encodings import affine, bcq, first, second, shifted, some_bcq, some_second
+from .weights import Outliers, Weight
+
+
+def float_zero() -> Valid:
+    """The difference is rounded to the logical dtype before the product."""
+    codes = [[0, 1, 2, 3, 4, 5, 6, 7]] * 3
+    scales, zeros = [[2.0], [-1.0], [3.0]], [[3 + 2.0**-12], [3.0], [5 * 2.0**-14]]
+    hand = shifted(
+        "float-zero", 3, 8, codes, first("F16", exact_rows("F16", scales)), ("F32", exact_rows("F32", zeros))
+    )
+    # row 0: 4 - zero is 1 - 2^-12, a tie that goes to 1; row 2: 1 - zero becomes 1 - 2^-11, so that the
+    # product 3 - 3 * 2^-11 becomes 3 - 2^-9, while 3 * (1 - zero) rounded once would be 3
+    low = [-6.0, -4.0, -2.0, -(2.0**-11), 2.0, 4.0, 6.0, 8.0]
+    high = [-15 * 2.0**-14, 3 - 2.0**-9, 6, 9, 12, 15, 18, 21]
+    expect: dict[str, list[float] | str] = {"hand.weight": [*low, 3.0, 2, 1, -0.0, -1, -2, -3, -4, *high]}
+    weights = [Weight("hand.weight", [3, 8], "F16", [hand])]
+    rng = Lcg(201)
+    for dtype, zero in (("F16", "F16"), ("F16", "F32"), ("BF16", "F16"), ("BF16", "BF16"), ("F32", "F32")):
+        seg = shifted(
+            "float-zero",
+            4,
+            16,
+            rng.rows(2, 40, 16),
+            first("F16", rng.floats("F16", 2, 3)),
+            (zero, rng.floats(zero, 2, 3)),
+        )
+        weights.append(Weight(f"{dtype}-{zero}.weight".lower(), [2, 40], dtype, [seg]))
+    second_order = shifted(
+        "float-zero",
+        4,
+        16,
+        rng.rows(3, 40, 16),
+        some_second(rng, 3, 3, 5, 2, "F16", "F16"),
+        ("F16", rng.floats("F16", 3, 3)),
+    )
+    weights.append(Weight("second.weight", [3, 40], "F16", [second_order]))
+    comment = "code - zero is rounded to the logical dtype, then the product is; no value with fewer planes"
+    return lone("float-zero", comment, weights, {}, True, expect)
+
+
+def float_zero_overflow() -> Valid:
+    """An infinite intermediate."""
+    seg = shifted(
+        "float-zero",
+        1,
+        8,
+        [[0, 1] * 4] * 3,
+        first("F16", exact_rows("F16", [[1.0], [-1.0], [0.0]])),
+        ("F32", exact_rows("F32", [[65520.0], [-(2.0**100)], [2.0**100]])),
+    )
+    comment = "finite parts whose difference overflows the logical dtype; 0 * inf is the NaN 7e00"
+    return lone(
+        "float-zero-overflow",
+        comment,
+        [Weight("w.weight", [3, 8], "F16", [seg])],
+        expect={"w.weight": "00fcfffb" * 4 + "00fc" * 8 + "007e" * 8},
+    )
+
+
+def offset() -> Valid:
+    """Scale times code plus offset."""
+    codes = [[0, 1, 2, 3, 0, 1, 2, 3]] * 4
+    scales = exact_rows("F16", [[0.5], [-0.5], [-0.0], [1.0]])
+    hand = shifted(
+        "offset",
+        2,
+        8,
+        codes,
+        first("F16", scales),
+        ("F16", exact_rows("F16", [[-0.5], [-0.0], [-0.0], [-0.0]])),
+    )
+    expect: dict[str, list[float] | str] = {
+        "hand.weight": [-0.5, 0.0, 0.5, 1.0] * 2 + [-0.0, -0.5, -1.0, -1.5] * 2 + [-0.0] * 8 + [0.0, 1.0, 2.0, 3.0] * 2
+    }
+    rng = Lcg(202)
+    weights = [Weight("hand.weight", [4, 8], "F16", [hand])]
+    for dtype, s, o in (("F16", "F16", "F16"), ("BF16", "F32", "F32"), ("F32", "F32", "BF16")):
+        seg = shifted("offset", 4, 16, rng.rows(2, 40, 16), first(s, rng.floats(s, 2, 3)), (o, rng.floats(o, 2, 3)))
+        weights.append(Weight(f"{dtype}-{s}-{o}.weight".lower(), [2, 40], dtype, [seg]))
+    seg = shifted(
+        "offset",
+        3,
+        8,
+        rng.rows(5, 16, 8),
+        some_second(rng, 5, 2, 8, 2, "F32", "packed"),
+        ("F32", rng.floats("F32", 5, 2)),
+    )
+    weights.append(Weight("second.weight", [5, 16], "F32", [seg]))
+    comment = "(s * code) + offset, with -0 scales and offsets; there is no value with fewer planes"
+    return lone("offset", comment, weights, {}, True, expect)
+
+
+def binary() -> Valid:
+    """Sums of signed plane scales."""
+    codes = [[0, 1, 2, 3, 3, 2, 1, 0]] * 2
+    alphas = [exact_rows("F16", [[1.0], [-2.0]]), exact_rows("F16", [[0.25], [0.0]])]
+    hand = bcq(2, 8, codes, ("F16", alphas), ("F16", exact_rows("F16", [[0.5], [-0.5]])))
+    bare = bcq(2, 8, codes, ("F16", alphas))
+    one = bcq(1, 8, [[0, 1] * 4], ("BF16", [exact_rows("BF16", [[1.5]])]))
+    zero = bcq(1, 8, [[0, 1] * 4] * 2, ("F16", [exact_rows("F16", [[0.0], [-0.0]])]))
+    signed = bcq(1, 8, [[0, 1] * 4] * 2, ("F16", [exact_rows("F16", [[0.0], [-0.0]])]), ("F16", [[0x8000], [0x8000]]))
+    huge = [exact_rows("F32", [[2.0**60]]), exact_rows("F32", [[1.0]]), exact_rows("F32", [[2.0**60]])]
+    order = bcq(3, 8, [[0, 1, 2, 3, 4, 5, 6, 7]], ("F32", huge))
+    rng = Lcg(203)
+    weights = [
+        Weight("hand.weight", [2, 8], "F16", [hand]),
+        Weight("bare.weight", [2, 8], "F16", [bare]),
+        Weight("one.weight", [1, 8], "F16", [one]),
+        Weight("zero.weight", [2, 8], "F16", [zero]),
+        Weight("signed-zero.weight", [2, 8], "F16", [signed]),
+        Weight("order.weight", [1, 8], "F32", [order]),
+        Weight("bf16.weight", [3, 40], "BF16", [some_bcq(rng, 3, 40, 4, 16, "BF16", "F32")]),
+        Weight("f32.weight", [2, 24], "F32", [some_bcq(rng, 2, 24, 8, 8, "F32", "F16")]),
+    ]
+    two = 2.0**61
+    expect: dict[str, list[float] | str] = {
+        "hand.weight": [
+            -0.75,
+            -0.25,
+            1.25,
+            1.75,
+            1.75,
+            1.25,
+            -0.25,
+            -0.75,
+            1.5,
+            1.5,
+            -2.5,
+            -2.5,
+            -2.5,
+            -2.5,
+            1.5,
+            1.5,
+        ],
+        "bare.weight": [-1.25, -0.75, 0.75, 1.25, 1.25, 0.75, -0.75, -1.25, 2.0, 2.0, -2, -2, -2, -2, 2, 2],
+        "one.weight": [-1.5, 1.5] * 4,
+        "zero.weight": [0.0] * 16,  # 0 - 0, 0 + 0, 0 - -0 and 0 + -0 are all +0
+        "signed-zero.weight": [-0.0, 0.0] * 4 + [0.0, -0.0] * 4,
+        "order.weight": [-two, 0.0, -two, 0.0, 0.0, two, 0.0, two],  # 2^60 + 1 is 2^60 in binary64
+    }
+    return lone(
+        "bcq",
+        "with and without bias, negative and zero plane scales, the order of the sum",
+        weights,
+        {},
+        True,
+        expect,
+    )
+
+
+def multi_precision() -> Valid:
+    """Scale sets of their own for fewer planes."""
+    rng = Lcg(204)
+
+    def made(sets: list[int], bias: str | None) -> Weight:
+        seg = some_bcq(rng, 2, 40, 4, 16, "F16", bias)
+        for p in sets:
+            seg.spec.setdefault("precisions", []).append(p)
+            seg.plane_numbers[f"alpha_p{p}"] = [rng.floats("F16", 2, 3) for _ in range(p)]
+            if bias:
+                seg.numbers[f"bias_p{p}"] = rng.floats(bias, 2, 3)
+        return Weight(f"p{''.join(map(str, sets))}{'-bias' if bias else ''}.weight", [2, 40], "F16", [seg])
+
+    comment = "p in precisions uses alpha_p and bias_p, any other p < q the first p of alpha, and bias"
+    return lone("multi-precision", comment, [made([1, 2, 3], "F16"), made([2], None), made([3], "F32")], planes=True)
+
+
+def second_order() -> Valid:
+    """Scales that are made of codes."""
+    codes = [[0, 1, 2, 3, 4, 5, 6, 7]] * 3
+    scale = second(2, 2, [[0], [3], [1]], ("F16", exact_rows("F16", [[0.5], [4.0]])), ("packed", [[1], [1]]))
+    hand = affine(3, 8, codes, scale, 4)
+    rng = Lcg(205)
+    weights = [Weight("hand.weight", [3, 8], "F16", [hand])]
+    for bits, g2, s, zero in (
+        (3, 2, "F16", "packed"),
+        (5, 3, "BF16", "packed"),
+        (8, 1, "F32", "F32"),
+        (1, 9, "F32", "F16"),
+    ):
+        seg = affine(4, 8, rng.rows(5, 100, 16), some_second(rng, 5, 13, bits, g2, s, zero), 7)
+        weights.append(Weight(f"n{bits}-rows{g2}-{s}-{zero}.weight".lower(), [5, 100], "BF16", [seg]))
+    stored = affine(2, 16, rng.rows(4, 40, 4), some_second(rng, 4, 3, 4, 3, "F16", "packed"), [[0, 1, 4]] * 4)
+    weights.append(Weight("zeros.weight", [4, 40], "F32", [stored]))
+    ramp = [-4.0, -3, -2, -1, 0, 1, 2, 3]
+    expect: dict[str, list[float] | str] = {
+        # s = 0.5 * (0 - 1), 0.5 * (3 - 1), 4 * (1 - 1)
+        "hand.weight": [
+            2.0,
+            1.5,
+            1,
+            0.5,
+            -0.0,
+            -0.5,
+            -1,
+            -1.5,
+            *ramp,
+            -0.0,
+            -0.0,
+            -0.0,
+            -0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        ]
+    }
+    comment = "packed and float zeros of the scale, a short last row-group, more rows in a group than there are"
+    return lone("second-order", comment, weights, {}, True, expect)
+
+
+def single() -> Valid:
+    """Numbers that a detour through binary32 rounds twice."""
+    lift, tip = 2.0**-8, 2.0**-40
+    alphas = [exact_rows("F32", [[lift], [lift], [2.0**-11]]), exact_rows("F32", [[tip]] * 3)]
+    bias = exact_rows("F32", [[1.0], [1 + 2.0**-7], [1.0]])
+    codes = [[3, 2, 1, 0, 3, 2, 1, 0]] * 3
+    weights = [
+        Weight(f"{d.lower()}.weight", [3, 8], d, [bcq(2, 8, codes, ("F32", alphas), ("F32", bias))])
+        for d in ("BF16", "F16")
+    ]
+    spike = exact_rows("F32", [[2.0**-8 + 2.0**-31]])[0][0]
+    ones = affine(1, 8, [[1] * 8], first("F16", exact_rows("F16", [[1.0]])), 0)
+    weights.append(
+        Weight("outlier.weight", [1, 8], "BF16", [ones], outliers=Outliers("add", "F32", [0], [[(2, spike)]]))
+    )
+    expect: dict[str, list[float] | str] = {
+        # 1 + 2^-8 + 2^-40, 1 + 2^-8 - 2^-40, 1 - 2^-8 + 2^-40, 1 - 2^-8 - 2^-40; from 1 + 2^-7; +-2^-11
+        "bf16.weight": "813f803f7f3f7f3f" * 2 + "823f813f813f803f" * 2 + "803f" * 8,
+        "outlier.weight": "803f803f813f" + "803f" * 5,
+    }
+    assert number("BF16", 0x3F81) == 1.0078125
+    f16 = "043c043cf83bf83b" * 2 + "0c3c0c3c043c043c" * 2 + "013c003cff3bff3b" * 2
+    expect["f16.weight"] = f16
+    comment = "E = 1 + 2^-8 + 2^-40 and its neighbours: one rounding gives 3f81, two give 3f80"
+    return lone("single-rounding", comment, weights, {}, False, expect)
+
+
+def vectors() -> list[Valid]:
+    """All of this module."""
+    return [
+        float_zero(),
+        float_zero_overflow(),
+        offset(),
+        binary(),
+        multi_precision(),
+        second_order(),
+        single(),
+    ]

@@ -1,0 +1,61 @@
+"""The committed vectors are what the generator makes, and the generator notices when they are not."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SPEC = Path(__file__).resolve().parents[2] / "spec"
+
+
+def make(spec: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(spec / "vectors" / "make.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=spec.parent, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("vectors") / "spec"
+    shutil.copytree(SPEC, target, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+def test_check_passes_and_names_every_difference(copy: Path) -> None:
+    result = make(copy, "--check")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "vectors: as generated\n", "")
+    valid = copy / "vectors" / "valid"
+    content = (valid / "bcq.safetensors").read_bytes()
+    (valid / "bcq.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    (valid / "perm.safetensors").unlink()
+    (copy / "vectors" / "invalid" / "v604-unlisted-file" / "more.txt").write_bytes(b"")
+    text = (copy / "bcq-1.0.md").read_text("utf-8")
+    (copy / "bcq-1.0.md").write_text(text.replace("N = 416", "N = 417"), "utf-8")
+    result = make(copy, "--check")
+    assert result.returncode == 1
+    assert result.stdout.splitlines() == [
+        "different: valid/bcq.safetensors",
+        "extra: invalid/v604-unlisted-file/more.txt",
+        "missing: valid/perm.safetensors",
+        "different: the example in section 14 of bcq-1.0.md (make.py --write-example)",
+    ]
+
+
+def test_out_writes_the_same_elsewhere(tmp_path: Path) -> None:
+    assert make(SPEC, "--out", str(tmp_path)).returncode == 0
+    assert (tmp_path / "index.json").read_bytes() == (SPEC / "vectors" / "index.json").read_bytes()
+    assert make(SPEC, "--out", str(tmp_path), "--check").returncode == 0
+
+
+def test_example_is_a_fenced_block() -> None:
+    result = make(SPEC, "--example")
+    assert result.stdout.startswith("```text\n")
+    assert result.stdout.endswith("```\n")
+    assert result.stdout in (SPEC / "bcq-1.0.md").read_text("utf-8")
+
+
+def test_vectors_stay_small() -> None:
+    files = [path for path in (SPEC / "vectors").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(os.path.getsize(path) for path in files) < 1 << 20  # noqa: PTH202
