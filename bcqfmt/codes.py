@@ -1,0 +1,142 @@
+"""Every code the program can report, in one table.
+
+``BCQ-Vnnn`` are the rules of ``spec/bcq-1.0.md``; a test compares the two lists. ``BCQ-Ennn`` is everything
+else that can go wrong: the machine, the arguments, inputs that are something other than BCQ. Codes are stable:
+they are never renumbered and never reused.
+
+Exit codes: 0 ok, 1 bug, 2 usage, 3 input missing, 4 malformed, 5 valid but unsupported, 6 verification
+mismatch, 7 output problem, 8 network, 9 refused for resources.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["CODES", "Code"]
+
+
+class Code(NamedTuple):
+    """One entry of the registry; ``severity`` is ``error``, ``warning`` or ``note``."""
+
+    code: str
+    title: str
+    exit: int
+    hint: str = ""
+    severity: str = "error"
+
+
+_DOWNLOAD = "download the file again"
+_WRITER = "the file was not written by a correct writer; write it again with bcqfmt"
+
+# fmt: off
+_TABLE = [
+    # container
+    Code("BCQ-V101", "file too short for a header length", 4, _DOWNLOAD),
+    Code("BCQ-V102", "header length out of range", 4, "a huge length often means that this is no safetensors file, or one with swapped bytes"),
+    Code("BCQ-V103", "header longer than the file", 4, _DOWNLOAD),
+    Code("BCQ-V104", "header does not begin with '{'", 4, _WRITER),
+    Code("BCQ-V105", "header is not valid UTF-8 text", 4, _WRITER),
+    Code("BCQ-V106", "header is not the JSON that the format allows", 4, _WRITER),
+    Code("BCQ-V107", "duplicate key", 4, _WRITER),
+    Code("BCQ-V108", "too many tensors", 4, "split the checkpoint into more shards"),
+    Code("BCQ-V109", "malformed tensor entry", 4, _WRITER),
+    Code("BCQ-V110", "unknown element type", 5, "a newer bcqfmt may know it: pip install -U bcqfmt"),
+    Code("BCQ-V111", "tensor too large", 4, _WRITER),
+    Code("BCQ-V112", "size of a tensor does not follow from its shape", 4, _WRITER),
+    Code("BCQ-V113", "tensors overlap", 4, _WRITER),
+    Code("BCQ-V114", "hole between tensors", 4, _WRITER),
+    Code("BCQ-V115", "bytes after the last tensor", 4, _DOWNLOAD),
+    Code("BCQ-V116", "data is cut short", 4, _DOWNLOAD),
+    Code("BCQ-V117", "tensor not aligned to its type", 4, _WRITER),
+    Code("BCQ-V118", "__metadata__ is not an object of strings", 4, _WRITER),
+    Code("BCQ-V119", "tensor name too long", 4, _WRITER),
+    Code("BCQ-V120", "tensor names collide", 4, "rename one of them in the source"),
+    # descriptor
+    Code("BCQ-V201", "not a BCQ file", 5, "a plain or otherwise quantized checkpoint has to be converted first"),
+    Code("BCQ-V202", "__metadata__ lacks format = pt", 4, _WRITER),
+    Code("BCQ-V203", "descriptor is not JSON", 4, _WRITER),
+    Code("BCQ-V204", "descriptor is not canonical", 4, _WRITER),
+    Code("BCQ-V205", "format version not supported", 5, "pip install -U bcqfmt"),
+    Code("BCQ-V206", "unknown feature", 5, "pip install -U bcqfmt"),
+    Code("BCQ-V207", "features do not match their use", 4, _WRITER),
+    Code("BCQ-V208", "descriptor does not fit the schema", 4, _WRITER),
+    Code("BCQ-V209", "scheme table and weights do not match", 4, _WRITER),
+    Code("BCQ-V210", "shape of a weight not supported", 5, "matrices and stacks of matrices up to 2^31-1 a side can be stored"),
+    Code("BCQ-V211", "segment widths do not match the weight", 4, _WRITER),
+    Code("BCQ-V212", "group size does not fit its segment", 4, _WRITER),
+    Code("BCQ-V213", "name of a weight not allowed", 4, _WRITER),
+    Code("BCQ-V214", "name claimed twice", 4, _WRITER),
+    Code("BCQ-V215", "weight does not fit the layout aligned64", 4, "the canonical layout can hold it"),
+    # parts
+    Code("BCQ-V301", "part missing", 4, _WRITER),
+    Code("BCQ-V302", "part that belongs to no weight", 4, _WRITER),
+    Code("BCQ-V303", "part has the wrong type", 4, _WRITER),
+    Code("BCQ-V304", "part has the wrong shape", 4, _WRITER),
+    # content
+    Code("BCQ-V401", "padding bits are not zero", 4, _WRITER),
+    Code("BCQ-V402", "zero points are stored wider than needed", 4, _WRITER),
+    Code("BCQ-V403", "constant zero point is stored as a part", 4, _WRITER),
+    Code("BCQ-V404", "zero point out of range", 4, _WRITER),
+    Code("BCQ-V405", "infinity or NaN", 4, "only the feature `nonfinite` allows it"),
+    Code("BCQ-V406", "perm is not a permutation", 4, _WRITER),
+    Code("BCQ-V407", "outlier row pointers are not a rising sequence from 0 to nnz", 4, _WRITER),
+    Code("BCQ-V408", "outlier columns out of range or not rising", 4, _WRITER),
+    Code("BCQ-V409", "outlier in a segment that may have none", 4, _WRITER),
+    Code("BCQ-V410", "too many outliers", 9, "a dense tensor is smaller than that many outliers"),
+    # folder
+    Code("BCQ-V501", "malformed index", 4, _DOWNLOAD),
+    Code("BCQ-V502", "index names a file outside the folder", 4, "do not use this checkpoint: plain file names are the only ones a writer makes"),
+    Code("BCQ-V503", "shard missing", 3, "download the missing files"),
+    Code("BCQ-V504", "index and shards disagree", 4, _DOWNLOAD),
+    Code("BCQ-V505", "tensor in two shards", 4, _WRITER),
+    Code("BCQ-V506", "both model.safetensors and an index", 2, "remove the one that is left over, or name the file itself"),
+    Code("BCQ-V507", "link leaves the folder", 4, "copy the file into the folder"),
+    Code("BCQ-V508", "not a regular file", 3, "only regular files are read"),
+    Code("BCQ-V510", "config.json missing", 3, "copy it from the original model"),
+    Code("BCQ-V511", "malformed config.json", 4, _DOWNLOAD),
+    Code("BCQ-V512", "quantization_config does not match the files", 4, _WRITER),
+    Code("BCQ-V513", "files of different versions", 4, _WRITER),
+    # manifest
+    Code("BCQ-V601", "no manifest: the checkpoint is unfinished", 4, "finish or repeat the run that writes it"),
+    Code("BCQ-V602", "malformed manifest", 4, _DOWNLOAD),
+    Code("BCQ-V603", "the manifest's own digest is wrong", 6, _DOWNLOAD),
+    Code("BCQ-V604", "manifest and folder list different files", 4, "restore the missing file, remove the extra one"),
+    Code("BCQ-V605", "file size differs from the manifest", 6, _DOWNLOAD),
+    Code("BCQ-V606", "file digest differs from the manifest", 6, _DOWNLOAD),
+    Code("BCQ-V607", "digest of a weight differs from the manifest", 6, _WRITER),
+    Code("BCQ-V608", "manifest and files describe different weights", 4, _WRITER),
+    # provenance
+    Code("BCQ-V701", "malformed provenance record", 4, _DOWNLOAD),
+    Code("BCQ-V702", "archived source file missing or changed", 6, _DOWNLOAD),
+    Code("BCQ-V703", "rules and source tensors do not match", 4, _WRITER),
+    Code("BCQ-V704", "archive of raw tensors does not match the rules", 4, _WRITER),
+    # inputs
+    Code("BCQ-E101", "no such file or folder", 3, "check the spelling"),
+    Code("BCQ-E102", "cannot be read", 3, "check the permissions and the disk"),
+    Code("BCQ-E103", "changed while it was being read", 3, "wait until the other program is done, then try again"),
+    Code("BCQ-E104", "folder holds no model", 3, "a checkpoint folder has model.safetensors or model.safetensors.index.json"),
+    Code("BCQ-E105", "only pickled weights", 5, "bcqfmt never opens pickles; get or make the safetensors version of this model"),
+    Code("BCQ-E201", "git-lfs pointer instead of the file", 4, "fetch the real file: git lfs pull, or hf download"),
+    Code("BCQ-E202", "web page or error text instead of the file", 4, _DOWNLOAD),
+    Code("BCQ-E203", "another kind of file", 5, "bcqfmt reads safetensors only and will not open this one"),
+    Code("BCQ-E204", "the safetensors library refuses the file", 4, "please report this file: the two readers should agree"),
+    # arguments
+    Code("BCQ-E301", "no such tensor", 2, "`bcqfmt inspect PATH --modules` lists the names"),
+    Code("BCQ-E302", "argument out of range", 2, ""),
+    Code("BCQ-E303", "slice cannot be expressed as a BCQ weight", 5, "dequantize(rows=, columns=) takes any range"),
+    Code("BCQ-E304", "segment cannot be read at fewer planes", 5, "read all planes"),
+    Code("BCQ-E305", "weight cannot take this form", 5, ""),
+    Code("BCQ-E306", "optional package missing", 2, ""),
+    # outputs
+    Code("BCQ-E401", "output exists", 7, "choose another name, or allow overwriting"),
+    Code("BCQ-E402", "output cannot be written", 7, "check the permissions, the free space and the file system"),
+    # remarks
+    Code("BCQ-E501", "content is covered by no digest", 0, "validate the folder it belongs to", "note"),
+    Code("BCQ-E502", "__metadata__ lost; the manifest describes the file instead", 0, "write the folder again with bcqfmt", "warning"),
+    Code("BCQ-E503", "infinities or NaNs among the numbers", 0, "the scheme allows it (`nonfinite`)", "warning"),
+    Code("BCQ-E901", "interrupted", 130, ""),
+    Code("BCQ-E999", "unexpected error", 1, "please report it, with --debug"),
+]
+# fmt: on
+
+CODES: dict[str, Code] = {entry.code: entry for entry in _TABLE}

@@ -1,0 +1,130 @@
+"""Files that appear whole or not at all: temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bcqfmt.errors import BcqError, error
+
+__all__ = ["OutputFile", "folder_in_progress", "write_file"]
+
+
+class OutputFile:
+    """A file under a temporary name, created with the mode that the umask allows."""
+
+    def __init__(self, path: Path, size: int | None = None) -> None:
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        self._descriptor = -1
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+            self._descriptor = os.open(self._temporary, flags, 0o666)
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._descriptor, 0, size)  # a full disk shows itself now, not hours later
+        except OSError as fault:
+            self.discard()
+            raise _failed(path, fault) from fault
+
+    def write(self, data: bytes | memoryview) -> None:
+        """All of ``data``, however many calls it takes."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view[: 1 << 30]) :]
+        except OSError as fault:
+            raise _failed(self.path, fault) from fault
+
+    def commit(self) -> None:
+        """Make it durable and give it its name."""
+        try:
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            os.replace(self._temporary, self.path)
+            sync_folder(self.path.parent)
+        except OSError as fault:
+            raise _failed(self.path, fault) from fault
+
+    def discard(self) -> None:
+        """Remove the temporary file, if it is still there."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A small file, whole or not at all."""
+    output = OutputFile(path)
+    try:
+        output.write(data)
+        output.commit()
+    except BaseException:
+        output.discard()
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename lasts only once its folder is on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A new folder beside ``target`` that takes its name when the block ends well and vanishes when it does not."""
+    if os.path.lexists(target) and not overwrite and not _empty_folder(target):
+        raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
+    work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(work)
+    except OSError as fault:
+        raise _failed(target, fault) from fault
+    try:
+        yield work
+        _attempt(target, lambda: _take_name(work, target))
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _take_name(work: Path, target: Path) -> None:
+    sync_folder(work)
+    old: Path | None = None
+    if os.path.lexists(target) and not _empty_folder(target):
+        old = target.with_name(f".{target.name}.{secrets.token_hex(6)}.old")
+        os.rename(target, old)
+    try:
+        os.rename(work, target)
+    except OSError:
+        if old is not None:
+            os.rename(old, target)
+        raise
+    sync_folder(target.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+
+
+def _attempt(path: Path, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except OSError as fault:
+        raise _failed(path, fault) from fault
+
+
+def _empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _failed(path: Path, fault: OSError) -> BcqError:
+    return error("BCQ-E402", str(path), found=fault.strerror or str(fault))

@@ -1,0 +1,176 @@
+"""What goes wrong, as data and as exceptions.
+
+A :class:`Finding` says what is wrong: code, place, what was found, what was expected. A check reports findings to
+a *sink*. The validator's sink collects them; the reader's sink, :func:`refuse`, raises the first one::
+
+    BcqError                      code, place, found, expected, hint, exit_code
+    |-- InputError                exit 3   missing, unreadable, changed underneath
+    |-- FormatError               exit 4   malformed
+    |-- UnsupportedError          exit 5   valid, but not for this version
+    |-- MismatchError             exit 6   a digest or a comparison fails
+    |-- OutputError               exit 7   cannot be written
+    |-- ResourceError             exit 9   refused before it costs memory
+    `-- UsageError                exit 2   the caller's arguments (also a ValueError)
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from bcqfmt.codes import CODES
+
+__all__ = [
+    "BcqError",
+    "Finding",
+    "FormatError",
+    "InputError",
+    "MismatchError",
+    "OutputError",
+    "ResourceError",
+    "Sink",
+    "UnsupportedError",
+    "UsageError",
+    "escape",
+    "refuse",
+]
+
+_SHOWN = 160  # characters of a foreign name or text that a message shows
+
+
+def escape(text: str, limit: int = _SHOWN) -> str:
+    """Foreign text made safe for a terminal, a log or a page: printable, on one line, bounded."""
+    if len(text) <= limit and text.isprintable():  # the same test as below, a hundred times faster
+        return text
+    safe = []
+    for character in text[: limit + 1]:
+        category = unicodedata.category(character)
+        if character == " " or category[0] not in "CZ":
+            safe.append(character)
+        else:
+            safe.append(character.encode("unicode_escape").decode("ascii"))
+    shown = "".join(safe[:limit])
+    return shown + "..." if len(text) > limit else shown
+
+
+class Finding(NamedTuple):
+    """One fault: ``code`` from the registry, ``file``, ``tensor`` (either may be empty), found and expected."""
+
+    code: str
+    file: str
+    tensor: str
+    found: str
+    expected: str = ""
+
+    @property
+    def severity(self) -> str:
+        """``error``, ``warning`` or ``note``."""
+        return CODES[self.code].severity
+
+    @property
+    def place(self) -> str:
+        """File and tensor, escaped."""
+        tensor = f"'{escape(self.tensor)}'" if self.tensor else ""
+        return ": ".join(part for part in (escape(self.file), tensor) if part)
+
+    def text(self) -> str:
+        """One line: code, place, title, found, expected."""
+        place = f" {self.place}" if self.place else ""
+        line = f"{self.code}{place}: {CODES[self.code].title}: {self.found}"
+        return f"{line}; expected {self.expected}" if self.expected else line
+
+    def as_dict(self) -> dict[str, str]:
+        """The same as data for JSON output."""
+        entry = CODES[self.code]
+        return {
+            "code": self.code,
+            "severity": entry.severity,
+            "title": entry.title,
+            "file": escape(self.file),
+            "tensor": escape(self.tensor, 512),
+            "found": self.found,
+            "expected": self.expected,
+            "hint": entry.hint,
+        }
+
+
+Sink = Callable[[Finding], None]
+
+
+class BcqError(Exception):
+    """Base of every error that bcqfmt raises on purpose."""
+
+    def __init__(self, finding: Finding, hint: str | None = None) -> None:
+        super().__init__(finding, hint)
+        self.finding = finding
+        self.hint = CODES[finding.code].hint if hint is None else hint
+
+    @property
+    def code(self) -> str:
+        """The stable code, for example ``BCQ-V113``."""
+        return self.finding.code
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a program that stops here."""
+        return CODES[self.finding.code].exit
+
+    def __str__(self) -> str:
+        return self.finding.text()
+
+
+class InputError(BcqError):
+    """The input is missing, unreadable or changes underneath."""
+
+
+class FormatError(BcqError):
+    """The input breaks a rule of the format."""
+
+
+class UnsupportedError(BcqError):
+    """The input may be valid but is not something this version handles."""
+
+
+class MismatchError(BcqError):
+    """Bytes differ from what a digest or a comparison says."""
+
+
+class OutputError(BcqError):
+    """The output cannot be written."""
+
+
+class ResourceError(BcqError):
+    """Refused because of its size, before any of it is allocated."""
+
+
+class UsageError(BcqError, ValueError):
+    """An argument of the caller is wrong."""
+
+
+_BY_EXIT: dict[int, type[BcqError]] = {
+    2: UsageError,
+    3: InputError,
+    4: FormatError,
+    5: UnsupportedError,
+    6: MismatchError,
+    7: OutputError,
+    9: ResourceError,
+}
+
+
+def error(
+    code: str, file: str = "", tensor: str = "", found: str = "", expected: str = "", hint: str | None = None
+) -> BcqError:
+    """The exception for ``code``, of the class that goes with its exit code."""
+    return _BY_EXIT.get(CODES[code].exit, BcqError)(Finding(code, file, tensor, found, expected), hint)
+
+
+def refuse(finding: Finding) -> None:
+    """The reader's sink: raise errors, let warnings and notes pass."""
+    if finding.severity == "error":
+        _raise(finding)
+
+
+def _raise(finding: Finding) -> NoReturn:
+    raise _BY_EXIT.get(CODES[finding.code].exit, BcqError)(finding)

@@ -1,0 +1,182 @@
+"""Files that are read: opened without risk, read by position, watched for change.
+
+No memory map: a mapped file that shrinks kills the process. Positioned reads return short instead, and the
+file's identity (device, inode, size, modification time) is compared after every read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.errors import BcqError, error
+
+__all__ = ["SourceFile", "inside", "read_small"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_MAX_OPEN = 64
+_open_files: OrderedDict[int, weakref.ref[SourceFile]] = OrderedDict()
+_pool_lock = threading.Lock()
+
+
+class SourceFile:
+    """A regular file, read by position; the descriptor is closed when many others are open and reopened on need."""
+
+    def __init__(self, path: str | Path, shown: str | None = None) -> None:
+        self.path = Path(path)
+        self.shown = shown if shown is not None else self.path.name
+        self.size = 0
+        self.bytes_read = 0
+        self._descriptor = -1
+        self._lock = threading.RLock()
+        self._identity: tuple[int, int, int, int] | None = None
+        with self._lock:
+            self.size = self._open()
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """``size`` bytes from ``offset`` as a fresh uint8 array; an error when the file is shorter or has changed."""
+        buffer = np.empty(size, np.uint8)
+        self.read_into(offset, buffer)
+        return buffer
+
+    def read_into(self, offset: int, buffer: Bytes) -> None:
+        """Fill ``buffer`` (uint8, contiguous) with the bytes from ``offset``."""
+        size = buffer.size
+        if offset < 0 or offset + size > self.size:
+            raise error("BCQ-E103", self.shown, found=f"bytes {offset}..{offset + size} wanted of {self.size}")
+        view = buffer.data.cast("B") if size else memoryview(b"")
+        with self._lock:
+            self._open()
+            try:
+                done = 0
+                while done < size:
+                    got = os.preadv(self._descriptor, [view[done : done + (1 << 30)]], offset + done)
+                    if got == 0:
+                        raise self._changed(f"ends at byte {offset + done}, was {self.size} bytes long")
+                    done += got
+                self._check(os.fstat(self._descriptor))
+            except OSError as fault:
+                raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
+        self.bytes_read += size
+
+    def close(self) -> None:
+        """Give the descriptor back; a later read opens the file again and checks that it is still the same."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+        with _pool_lock:
+            _open_files.pop(id(self), None)
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "_descriptor", -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+            self._descriptor = -1
+            _open_files.pop(id(self), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "shown": self.shown, "size": self.size, "_identity": self._identity}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, bytes_read=0, _descriptor=-1, _lock=threading.RLock())
+
+    def _open(self) -> int:
+        """Open if need be, check that it is the file it was; its size."""
+        if self._descriptor >= 0:
+            return self.size
+        try:
+            descriptor = os.open(self.path, _FLAGS)
+        except FileNotFoundError:
+            raise error("BCQ-E101", self.shown, found="the file does not exist") from None
+        except OSError as fault:
+            raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise error("BCQ-V508", self.shown, found=_kind(status.st_mode), expected="a regular file")
+            self._check(status)
+        except BcqError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        _remember(self)
+        return status.st_size
+
+    def _check(self, status: os.stat_result) -> None:
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._identity is None:
+            self._identity = identity
+        elif identity != self._identity:
+            raise self._changed(f"{self._identity[2]} bytes before, {identity[2]} now")
+
+    def _changed(self, found: str) -> BcqError:
+        return error("BCQ-E103", self.shown, found=found)
+
+
+def _remember(opened: SourceFile) -> None:
+    """Keep at most ``_MAX_OPEN`` descriptors: close the one used longest ago that nobody is reading."""
+    with _pool_lock:
+        _open_files[id(opened)] = weakref.ref(opened)
+        if len(_open_files) <= _MAX_OPEN:
+            return
+        for key, reference in list(_open_files.items()):
+            other = reference()
+            if other is None:
+                del _open_files[key]
+            elif other is not opened and other._lock.acquire(blocking=False):
+                try:
+                    if other._descriptor >= 0:
+                        os.close(other._descriptor)
+                        other._descriptor = -1
+                    del _open_files[key]
+                    return
+                finally:
+                    other._lock.release()
+
+
+def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
+    """A whole file of at most ``limit`` bytes; ``too_long`` is the code reported for a longer one."""
+    opened = SourceFile(path, shown)
+    try:
+        if opened.size > limit:
+            raise error(too_long, shown, found=f"{opened.size} bytes", expected=f"at most {limit}")
+        return opened.read(0, opened.size).tobytes()
+    finally:
+        opened.close()
+
+
+def inside(folder: Path, name: str) -> Path:
+    """``folder/name``, refused when it is a link that leaves the folder (or, in a hub cache, the cache entry)."""
+    path = folder / name
+    root = os.path.realpath(folder)
+    real = os.path.realpath(path)
+    if real.startswith(root.rstrip(os.sep) + os.sep):
+        return path
+    parent = Path(root).parent
+    if parent.name == "snapshots" and real.startswith(str(parent.parent / "blobs") + os.sep):
+        return path
+    raise error("BCQ-V507", name, found=f"resolves to a file outside {folder.name or folder}")
+
+
+def _kind(mode: int) -> str:
+    for test, name in (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
+        if test(mode):
+            return name
+    return "something else"

@@ -1,0 +1,85 @@
+"""SHA-256 of files and of every tensor in them, in one pass over the bytes.
+
+A file's digest and its tensors' digests are two hashes over the same data: each runs in a thread of its own
+(hashlib releases the interpreter lock), so a pass costs about as much as one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.files import SourceFile
+from bcqfmt.header import Header
+
+__all__ = ["hash_file", "hash_tensors"]
+
+_CHUNK = 1 << 22
+_WINDOW = 4  # chunks in flight
+Bytes = npt.NDArray[np.uint8]
+
+
+def hash_file(source: SourceFile) -> str:
+    """SHA-256 of a whole file."""
+    state = hashlib.sha256()
+    for chunk in _chunks(source):
+        state.update(chunk.data)
+    return state.hexdigest()
+
+
+def hash_tensors(source: SourceFile, header: Header, names: Collection[str]) -> tuple[str, dict[str, str]]:
+    """SHA-256 of a whole file, and of the bytes of each tensor in ``names``."""
+    whole = hashlib.sha256()
+    tensors = _TensorDigests(header, names)
+    with ThreadPoolExecutor(1) as left, ThreadPoolExecutor(1) as right:
+        pending: list[tuple[Any, Any]] = []
+        at = 0
+        for chunk in _chunks(source):
+            pending.append((left.submit(whole.update, chunk.data), right.submit(tensors.update, at, chunk)))
+            at += chunk.size
+            if len(pending) >= _WINDOW:
+                for job in pending.pop(0):
+                    job.result()
+        for pair in pending:
+            for job in pair:
+                job.result()
+    return whole.hexdigest(), tensors.result()
+
+
+class _TensorDigests:
+    """Cuts a stream of bytes at the tensors' borders and hashes each piece."""
+
+    def __init__(self, header: Header, names: Collection[str]) -> None:
+        start = header.data_start
+        entries = [(header.tensors[name], name) for name in names]
+        spans = sorted((entry.begin + start, entry.end + start, name) for entry, name in entries)
+        self._digests = {name: hashlib.sha256().hexdigest() for begin, end, name in spans if begin == end}
+        self._spans: Iterator[tuple[int, int, str]] = iter([span for span in spans if span[0] < span[1]])
+        self._current = next(self._spans, None)
+        self._state = hashlib.sha256()
+
+    def update(self, at: int, chunk: Bytes) -> None:
+        """The next bytes of the file, ``chunk`` beginning at ``at``."""
+        stop = at + chunk.size
+        while self._current is not None and self._current[0] < stop:
+            begin, end, name = self._current
+            self._state.update(chunk[max(begin, at) - at : min(end, stop) - at].data)
+            if end > stop:
+                return
+            self._digests[name] = self._state.hexdigest()
+            self._state = hashlib.sha256()
+            self._current = next(self._spans, None)
+
+    def result(self) -> dict[str, str]:
+        """Name -> digest."""
+        return self._digests
+
+
+def _chunks(source: SourceFile) -> Iterator[Bytes]:
+    for start in range(0, source.size, _CHUNK):
+        yield source.read(start, min(_CHUNK, source.size - start))

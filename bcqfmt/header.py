@@ -1,0 +1,221 @@
+"""The safetensors header: a strict reading of it, and its canonical bytes (spec section 3)."""
+
+from __future__ import annotations
+
+import struct
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from bcqfmt import limits
+from bcqfmt.dtypes import BITS, element_bytes, nbytes_of
+from bcqfmt.errors import Finding, Sink, escape
+from bcqfmt.files import SourceFile
+from bcqfmt.sniff import sniff
+from bcqfmt.strict_json import JsonFault, canonical, check_limits, parse
+
+__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header"]
+
+
+class TensorEntry(NamedTuple):
+    """Where a tensor lies; ``begin`` and ``end`` count from the start of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """A header that obeys the container's rules; ``data_start`` is 8+N."""
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+    data_start: int
+
+
+def read_header(file: SourceFile, sink: Sink) -> Header | None:
+    """BCQ-V101 to V116 and V118; None when the file cannot be read on. Nothing is allocated on a file's word."""
+
+    def report(code: str, found: str, expected: str = "", tensor: str = "") -> None:
+        sink(Finding(code, file.shown, tensor, found, expected))
+
+    raw = _raw_header(file, report)
+    if raw is None:
+        return None
+    value = _parse(raw, report)
+    if value is None:
+        return None
+    metadata = value.pop("__metadata__", {})
+    fine = isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+    if not fine and not _too_deep("", metadata, report):
+        report("BCQ-V118", "another kind of value", "an object of strings")
+    if len(value) > limits.MAX_TENSORS:
+        report("BCQ-V108", f"{len(value)} tensors", f"at most {limits.MAX_TENSORS}")
+        return None
+    tensors: dict[str, TensorEntry] = {}
+    for name, entry in value.items():
+        checked = _entry(name, entry, report)
+        if checked is not None:
+            tensors[name] = checked
+    if len(tensors) != len(value) or not _covers(tensors, file.size - 8 - len(raw), report) or not fine:
+        return None
+    return Header(tensors, metadata, 8 + len(raw))
+
+
+def check_strict(header: Header, file: str, sink: Sink) -> None:
+    """BCQ-V117, V119, V120: what a BCQ file keeps beyond the container's own rules."""
+    if header.data_start % 8:
+        sink(Finding("BCQ-V117", file, "", f"data starts at byte {header.data_start}", "a multiple of 8"))
+    for name, entry in header.tensors.items():
+        if entry.begin % element_bytes(entry.dtype):
+            sink(
+                Finding(
+                    "BCQ-V117", file, name, f"begins at {entry.begin}", f"a multiple of {element_bytes(entry.dtype)}"
+                )
+            )
+        if len(name) * 4 > limits.MAX_NAME_BYTES and len(name.encode()) > limits.MAX_NAME_BYTES:
+            sink(Finding("BCQ-V119", file, name, f"{len(name.encode())} bytes", f"at most {limits.MAX_NAME_BYTES}"))
+    seen: dict[str, str] = {}
+    for name in header.tensors:
+        folded = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
+        if folded in seen:
+            sink(Finding("BCQ-V120", file, name, f"equal to '{escape(seen[folded])}' but for case or composition"))
+        seen[folded] = name
+
+
+def layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorEntry]:
+    """Offsets for tensors (name -> dtype, shape): largest element first, then by name."""
+    placed: dict[str, TensorEntry] = {}
+    offset = 0
+    for name in sorted(tensors, key=lambda name: (-BITS[tensors[name][0]], name)):
+        dtype, shape = tensors[name]
+        size = nbytes_of(dtype, shape)
+        placed[name] = TensorEntry(dtype, shape, offset, offset + size)
+        offset += size
+    return placed
+
+
+def header_bytes(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    """The first 8+N bytes of a file: canonical JSON, padded with spaces to a multiple of 8."""
+    value: dict[str, Any] = {
+        name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
+        for name, entry in tensors.items()
+    }
+    value["__metadata__"] = dict(metadata)
+    text = canonical(value).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _raw_header(file: SourceFile, report: Any) -> bytes | None:
+    head = file.read(0, min(file.size, 64)).tobytes()
+    if len(head) < 8:
+        report("BCQ-V101", f"{file.size} bytes", "at least 8")
+        return None
+    (length,) = struct.unpack("<Q", head[:8])
+    found: tuple[str, str, str] | None = None
+    if not 2 <= length <= limits.MAX_HEADER_BYTES:
+        (swapped,) = struct.unpack(">Q", head[:8])
+        hint = " (with its bytes swapped it would be plausible)" if 2 <= swapped <= limits.MAX_HEADER_BYTES else ""
+        found = ("BCQ-V102", f"{length}{hint}", f"2..{limits.MAX_HEADER_BYTES}")
+    elif 8 + length > file.size:
+        found = ("BCQ-V103", f"header of {length} bytes in a file of {file.size}", f"at least {8 + length} bytes")
+    elif head[8:9] != b"{":
+        found = ("BCQ-V104", f"byte 0x{head[8]:02x}", "0x7b")
+    if found is None:
+        return file.read(8, length).tobytes()
+    other = sniff(head)
+    if other is not None:
+        report(*other)
+    else:
+        report(*found)
+    return None
+
+
+def _parse(raw: bytes, report: Any) -> dict[str, Any] | None:
+    if raw.rstrip(b" ")[-1:] != b"}":
+        report("BCQ-V106", "something after the object", "nothing but spaces")
+        return None
+    try:
+        value = parse(raw)
+    except JsonFault as fault:
+        if fault.kind == "duplicate":
+            report("BCQ-V107", f"'{escape(fault.detail)}' occurs twice", "each key once")
+        else:
+            report({"utf8": "BCQ-V105", "json": "BCQ-V106"}[fault.kind], fault.detail)
+        return None
+    assert isinstance(value, dict)
+    return value
+
+
+def _entry(name: str, entry: Any, report: Any) -> TensorEntry | None:
+    if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        return _odd_entry(name, entry, report)
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    top = limits.MAX_JSON_INTEGER
+    if (
+        type(dtype) is not str or type(shape) is not list or len(shape) > limits.MAX_RANK
+        or type(offsets) is not list or len(offsets) != 2
+    ):  # fmt: skip
+        return _odd_entry(name, entry, report)
+    for number in shape + offsets:
+        if type(number) is not int or not 0 <= number <= top:
+            return _odd_entry(name, entry, report)
+    begin, end = offsets
+    if begin > end:
+        return _odd_entry(name, entry, report)
+    if dtype not in BITS:
+        report("BCQ-V110", f"'{escape(dtype, 40)}'", f"one of {', '.join(BITS)}", name)
+        return None
+    count = 1
+    for dim in shape:
+        count *= dim or 1
+    if count >= limits.MAX_ELEMENTS:
+        report("BCQ-V111", f"shape {shape}", "fewer than 2^48 elements", name)
+        return None
+    size = 0 if 0 in shape else count * BITS[dtype]
+    if size % 8 or size // 8 != end - begin:
+        report("BCQ-V112", f"{end - begin} bytes", f"{size / 8:g} for {dtype} {shape}", name)
+        return None
+    return TensorEntry(dtype, tuple(shape), begin, end)
+
+
+def _odd_entry(name: str, entry: Any, report: Any) -> TensorEntry | None:
+    """Say what is wrong with an entry: too deep, or not of the form."""
+    if not _too_deep(name, entry, report):
+        report("BCQ-V109", "a malformed entry", "dtype, shape and data_offsets, integers in 0..2^53-1", name)
+    return None
+
+
+def _too_deep(name: str, value: Any, report: Any) -> bool:
+    """BCQ-V106 for what is nested too deeply; looked at only where something is wrong anyway."""
+    try:
+        check_limits([value], integers=False)  # the header itself is one level above
+    except JsonFault as fault:
+        report("BCQ-V106", fault.detail, f"at most {limits.MAX_JSON_DEPTH} levels", name)
+        return True
+    return False
+
+
+def _covers(tensors: Mapping[str, TensorEntry], size: int, report: Any) -> bool:
+    """No overlap, no hole, nothing missing, nothing left over."""
+    fine, at, before = True, 0, ""
+    ordered: Iterable[tuple[str, TensorEntry]] = sorted(tensors.items(), key=lambda item: item[1][2:])
+    for name, entry in ordered:
+        if entry.begin < at:
+            report(
+                "BCQ-V113", f"bytes {entry.begin}..{entry.end} overlap '{escape(before)}', which ends at {at}", "", name
+            )
+            fine = False
+        elif entry.begin > at:
+            report("BCQ-V114", f"{entry.begin - at} unused bytes before byte {entry.begin}", "none", name)
+            fine = False
+        at, before = max(at, entry.end), name
+    if size > at:
+        report("BCQ-V115", f"{size - at} bytes after the last tensor", "none")
+        fine = False
+    elif size < at:
+        report("BCQ-V116", f"{at - size} bytes missing", f"{at} bytes of data")
+        fine = False
+    return fine

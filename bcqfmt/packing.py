@@ -1,0 +1,81 @@
+"""packed(b): the only code that knows the bit order (spec section 6.1).
+
+Words are ``uint32`` in memory and I32 bit containers on disk. Fields run along the last axis, least significant
+bit first, each row padded with zero bits to a whole word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["pack", "pack_planes", "padding_is_zero", "unpack", "unpack_codes", "words_for"]
+
+Array = npt.NDArray[Any]
+Words = npt.NDArray[np.uint32]
+
+
+def words_for(fields: int, bits: int) -> int:
+    """Words of a row of ``fields`` fields."""
+    return -(-fields * bits // 32)
+
+
+def pack(fields: Array, bits: int) -> Words:
+    """Unsigned integers (..., n) below ``2**bits`` to words (..., words_for(n, bits)) uint32."""
+    n = fields.shape[-1]
+    lead = fields.shape[:-1]
+    shifts = np.arange(bits, dtype=np.uint16)
+    stream = ((fields[..., None].astype(np.uint16) >> shifts) & 1).astype(np.uint8).reshape(*lead, n * bits)
+    return _words_of_bits(stream)
+
+
+def unpack(words: Array, bits: int, n: int) -> npt.NDArray[np.uint16]:
+    """Words (..., w) to the first ``n`` fields (..., n) uint16."""
+    lead = words.shape[:-1]
+    stream = _bits_of_words(words, n * bits).reshape(*lead, n, bits)
+    result = np.zeros((*lead, n), np.uint16)
+    for position in range(bits):
+        result |= stream[..., position].astype(np.uint16) << np.uint16(position)
+    return result
+
+
+def pack_planes(codes: Array, bits: int) -> Words:
+    """Codes (..., rows, n) to planes (..., bits, rows, words) uint32, plane 0 the most significant."""
+    planes = [_words_of_bits(((codes >> (bits - 1 - i)) & 1).astype(np.uint8)) for i in range(bits)]
+    return np.stack(planes, axis=-3)
+
+
+def unpack_codes(planes: Array, n: int) -> npt.NDArray[np.uint8]:
+    """Planes (q, rows, words) to codes (rows, n) uint8; with the first p planes only, their p-bit prefix."""
+    codes = _bits_of_words(planes[0], n)
+    for plane in planes[1:]:
+        codes <<= 1
+        codes |= _bits_of_words(plane, n)
+    return codes
+
+
+def unpack_bits(plane: Array, n: int) -> npt.NDArray[np.uint8]:
+    """One plane (..., words) to its bits (..., n) uint8."""
+    return _bits_of_words(plane, n)
+
+
+def padding_is_zero(words: Array, bits: int, n: int) -> bool:
+    """Whether the bits after field ``n - 1`` of every row are zero."""
+    used = n * bits % 32
+    if used == 0:
+        return True
+    return not bool((words[..., -1].view(np.uint32) >> np.uint32(used)).any())
+
+
+def _words_of_bits(stream: npt.NDArray[np.uint8]) -> Words:
+    packed = np.packbits(stream, axis=-1, bitorder="little")
+    short = -packed.shape[-1] % 4
+    if short:
+        packed = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, short)])
+    return np.ascontiguousarray(packed).view("<u4")
+
+
+def _bits_of_words(words: Array, count: int) -> npt.NDArray[np.uint8]:
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, count=count, bitorder="little")

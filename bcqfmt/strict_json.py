@@ -1,0 +1,88 @@
+"""JSON under the limits of the format, and its canonical text (spec section 4).
+
+Python's parser takes duplicate keys, NaN, lone surrogates and any depth; none of that may pass.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from bcqfmt import limits
+
+__all__ = ["JsonFault", "canonical", "check_limits", "parse"]
+
+
+class JsonFault(Exception):
+    """A text that is refused; ``kind`` is ``utf8``, ``json`` or ``duplicate``."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+
+
+def canonical(value: Any) -> str:
+    """The one text of a JSON value; pure ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def parse(raw: bytes, *, integers_only: bool = True) -> Any:
+    """The value of a JSON text; :class:`JsonFault` when it is not one, or has a key twice."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise JsonFault("utf8", f"byte {fault.start} is not UTF-8") from None
+    hooks: dict[str, Any] = {"parse_float": _no_float, "parse_constant": _no_float} if integers_only else {}
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, **hooks)
+    except RecursionError:
+        raise JsonFault("json", "nested too deeply") from None
+    except ValueError as fault:  # JSONDecodeError, and integers of thousands of digits
+        raise JsonFault("json", _short(fault)) from None
+    if "\\ud" in text or "\\uD" in text:
+        _refuse_surrogates(value)
+    return value
+
+
+def check_limits(value: Any, deepest: int = limits.MAX_JSON_DEPTH, *, integers: bool = True) -> None:
+    """Depth and integer range of a parsed value; :class:`JsonFault` when it goes beyond."""
+    level, depth = [value], 1
+    while level:
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                if depth > deepest:
+                    raise JsonFault("json", f"nested more than {deepest} deep")
+                inner.extend(item.values() if isinstance(item, dict) else item)
+            elif integers and isinstance(item, int) and not -limits.MAX_JSON_INTEGER <= item <= limits.MAX_JSON_INTEGER:
+                raise JsonFault("json", "an integer beyond 2^53-1")
+        level, depth = inner, depth + 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise JsonFault("duplicate", key)
+            seen.add(key)
+    return result
+
+
+def _no_float(text: str) -> NoReturn:
+    raise JsonFault("json", f"{text[:40]} is not an integer")
+
+
+def _refuse_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise JsonFault("utf8", "a lone surrogate in a string") from None
+    except RecursionError:
+        raise JsonFault("json", "nested too deeply") from None
+
+
+def _short(fault: ValueError) -> str:
+    return str(fault).splitlines()[0][:120] if str(fault) else "not JSON"

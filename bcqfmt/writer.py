@@ -1,0 +1,190 @@
+"""Writing: canonical bytes, streamed, hashed on the way, under their final name only when complete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt import checks
+from bcqfmt.descriptor import Descriptor, descriptor_json, digest_of, parse_weights, spec_json
+from bcqfmt.durable import OutputFile, folder_in_progress, write_file
+from bcqfmt.errors import error, refuse
+from bcqfmt.folder import CONFIG, INDEX, MANIFEST
+from bcqfmt.header import header_bytes, layout
+from bcqfmt.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
+from bcqfmt.scheme import features_of
+from bcqfmt.shards import Unit, plan_shards, shard_names
+from bcqfmt.stored import StoredTensor
+from bcqfmt.version import __version__
+from bcqfmt.weight import BcqWeight
+
+__all__ = ["DEFAULT_SHARD_BYTES", "save", "write_shard"]
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
+
+
+class Written(NamedTuple):
+    """A file that was written: size and digest of the whole, digest of every tensor."""
+
+    record: FileRecord
+    tensors: dict[str, str]
+
+
+def save(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    config: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    max_shard_size: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    generator: Mapping[str, str] | None = None,
+    ignorable: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a BCQ folder, or one file when ``path`` ends in ``.safetensors``.
+
+    ``tensors``: name -> :class:`BcqWeight`, :class:`StoredTensor` or numpy array (dense). ``config``: the model's
+    config.json; ``quantization_config`` is added. ``files``: other files of the folder, path -> content. The same
+    input gives the same bytes everywhere. Content is checked first; nothing appears under ``path`` until all is
+    written.
+    """
+    target = Path(path)
+    units = [_unit(name, tensor) for name, tensor in tensors.items()]
+    weights = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, BcqWeight)}
+    _check(weights)
+    if target.suffix == ".safetensors":
+        if target.exists() and not overwrite:
+            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")
+        write_shard(target, units, weights, ignorable)
+        return
+    extra = dict(files or {})
+    for name in extra:
+        if (
+            not relative_path(name)
+            or name.startswith(".")
+            or name in (CONFIG, INDEX, MANIFEST)
+            or name.endswith(".safetensors")
+        ):
+            raise error(
+                "BCQ-E302",
+                name,
+                found="a file name that is not free",
+                expected="a side file with a plain relative path",
+            )
+    with folder_in_progress(target, overwrite=overwrite) as work:
+        _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
+
+
+def _write_folder(
+    work: Path,
+    units: list[Unit],
+    weights: Mapping[str, BcqWeight],
+    config: dict[str, Any],
+    files: dict[str, bytes],
+    max_shard_size: int,
+    generator: Mapping[str, str] | None,
+    ignorable: Mapping[str, Any] | None,
+) -> None:
+    shards = plan_shards(units, max_shard_size)
+    names = shard_names(len(shards))
+    records: dict[str, FileRecord] = {}
+    found: dict[str, WeightRecord] = {}
+    weight_map: dict[str, str] = {}
+    for name, shard in zip(names, shards, strict=True):
+        written = write_shard(work / name, shard, weights, ignorable)
+        records[name] = written.record
+        for unit in shard:
+            weight_map.update(dict.fromkeys(unit.tensors, name))
+            if unit.is_weight:
+                found[unit.name] = WeightRecord(
+                    weights[unit.name].spec, name, _digest(weights[unit.name], unit, written)
+                )
+    if len(shards) > 1:
+        total = sum(unit.nbytes for unit in units)
+        files[INDEX] = _pretty({"metadata": {"total_size": total}, "weight_map": weight_map})
+    features = features_of(weight.spec for weight in weights.values())
+    config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
+    files[CONFIG] = _pretty(config)
+    for name, data in sorted(files.items()):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        write_file(work / name, data)
+        records[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+    manifest = Manifest(
+        generator=dict(generator or {"name": "bcqfmt", "version": __version__}),
+        weights=found,
+        files=records,
+        ignorable=None if ignorable is None else dict(ignorable),
+    )
+    write_file(work / MANIFEST, manifest_bytes(manifest))
+
+
+def write_shard(
+    path: Path, units: list[Unit], weights: Mapping[str, BcqWeight], ignorable: Mapping[str, Any] | None = None
+) -> Written:
+    """One file: header first, then every tensor in file order, a chunk at a time."""
+    tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
+    specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
+    entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
+    head = header_bytes(entries, {"format": "pt", "bcqfmt": descriptor_json(descriptor)})
+    size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
+    whole, digests = hashlib.sha256(head), {}
+    output = OutputFile(path, size)
+    try:
+        output.write(head)
+        for name in entries:
+            single = hashlib.sha256()
+            for chunk in tensors[name].chunks():
+                output.write(chunk.data)
+                whole.update(chunk.data)
+                single.update(chunk.data)
+            digests[name] = single.hexdigest()
+        output.commit()
+    except BaseException:
+        output.discard()
+        raise
+    return Written(FileRecord(size, whole.hexdigest()), digests)
+
+
+def _unit(name: str, tensor: Tensor) -> Unit:
+    if isinstance(tensor, BcqWeight):
+        named = BcqWeight(name, tensor.spec, tensor.parts())
+        return Unit(name, {part.name: part for part in named.parts().values()}, True)
+    if isinstance(tensor, np.ndarray):
+        tensor = StoredTensor.from_array(name, tensor)
+    if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:
+        raise error(
+            "BCQ-V302", tensor=name, found="a reserved or too long name", expected="another name for a dense tensor"
+        )
+    return Unit(name, {name: tensor.renamed(name)}, False)
+
+
+def _check(weights: Mapping[str, BcqWeight]) -> None:
+    """Nothing that a validator would refuse is ever written."""
+
+    def report(code: str, found: str, expected: str = "", weight: str = "") -> None:
+        raise error(code, tensor=weight, found=found, expected=expected)
+
+    for name, weight in weights.items():
+        spec = weight.spec
+        parse_weights({name: spec_json(spec, 0)}, [spec.scheme], report)
+        checks.check_content(spec, weight.parts(), checks.Place(refuse, weight=name))
+
+
+def _digest(weight: BcqWeight, unit: Unit, written: Written) -> str:
+    parts = {}
+    prefix_length = len(next(iter(unit.tensors))) - len(next(iter(weight.parts())))
+    for name, tensor in unit.tensors.items():
+        parts[name[prefix_length:]] = (tensor.dtype, tensor.shape, written.tensors[name])
+    return digest_of(weight.spec, parts)
+
+
+def _pretty(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
