@@ -150,6 +150,7 @@ def read_container(data: bytes, strict: bool = True) -> tuple[dict[str, Part], d
     need(len(data) >= 8 + length, "BCQ-V103", "the file ends inside the header")
     need(data[8] == 0x7B, "BCQ-V104", "the header does not begin with {")
     header = parse_json(data[8 : 8 + length], ("BCQ-V105", "BCQ-V106", "BCQ-V107"), "header")
+    check_spans(data[8 : 8 + length].decode("utf-8"))
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     need(len(entries) <= 200_000, "BCQ-V108", f"{len(entries)} tensors")
     for name, entry in entries.items():
@@ -160,7 +161,7 @@ def read_container(data: bytes, strict: bool = True) -> tuple[dict[str, Part], d
     metadata = header.get("__metadata__")
     if "__metadata__" in header:
         is_map = isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
-        need(is_map, "BCQ-V118", "__metadata__ is not an object of strings")
+        need(is_map and len(metadata or {}) <= 1000, "BCQ-V118", "__metadata__ is no object of strings, or too long")
     if strict:
         check_names(entries)
     tensors = {}
@@ -168,6 +169,22 @@ def read_container(data: bytes, strict: bool = True) -> tuple[dict[str, Part], d
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
         tensors[name] = (entry["dtype"], tuple(entry["shape"]), data[begin:end])
     return tensors, metadata
+
+
+def check_spans(text: str) -> None:
+    """Section 3, V109: the text of an entry, from brace to brace, has at most 4,096 bytes."""
+    depth, name, start = 0, "", 0
+    for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', text):
+        if token[0] in "[{":
+            depth += 1
+            start = token.start() if depth == 2 else start
+        elif token[0] in "]}":
+            depth -= 1
+            if depth == 1 and json.loads(name) != "__metadata__":
+                size = len(text[start : token.end()].encode("utf-8"))
+                need(size <= 4096, "BCQ-V109", f"the entry of {name[:80]} has {size} bytes")
+        elif depth == 1:
+            name = token[0]
 
 
 def check_alignment(entries: dict[str, Any], start: int) -> None:

@@ -44,6 +44,15 @@ def entry(dtype: Any, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
+_LONG_ENTRY = ENTRY.replace('"U8",', '"U8",' + " " * (4097 - len(ENTRY) + len('"x":')))
+
+
+def _many_keys(header: dict[str, Any]) -> None:
+    """Fill the metadata up to 1,001 keys."""
+    more = 1001 - len(header["__metadata__"])
+    header["__metadata__"] |= {f"k{i}": "" for i in range(more)}
+
+
 def frames() -> list[Invalid]:
     """V101 to V104: lengths and the first byte."""
     header, data = start()
@@ -134,6 +143,7 @@ def entries() -> list[Invalid]:
     return [
         Invalid("V108", "too-many-tensors", "200,001 tensors, all empty", too_many(), gzip=True),
         *(Invalid("V109", what, comment, with_entry(e, rest(e))) for what, comment, e in cases),
+        Invalid("V109", "entry-4097", "an entry of 4,097 bytes, most of them spaces", with_text(ENTRY, _LONG_ENTRY)),
         *(Invalid("V110", what, f"dtype {d!r}", with_entry(entry(d, [1], 24, 25), b"\x05")) for what, d in unknown),
         Invalid("V111", "product", "2^24 * 2^24, times 0", with_entry(entry("U8", [0, 2**24, 2**24], 24, 24))),
         Invalid(
@@ -193,6 +203,7 @@ def names() -> list[Invalid]:
         ("kelvin", "the Kelvin sign is k after either step", "\u212a", "k"),
     ]
     return [
+        Invalid("V118", "1001-keys", "1,001 keys in __metadata__", with_header(_many_keys)),
         Invalid("V118", "integer-value", "an integer", with_header(lambda h: h["__metadata__"].update(note=1))),
         Invalid("V118", "object-value", "an object", with_header(lambda h: h["__metadata__"].update(note={}))),
         Invalid("V118", "null-value", "null", with_header(lambda h: h["__metadata__"].update(note=None))),
