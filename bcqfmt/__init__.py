@@ -11,25 +11,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bcqfmt.errors import (
-    BcqError,
-    Finding,
-    FormatError,
-    InputError,
-    MismatchError,
-    OutputError,
-    ResourceError,
-    UnsupportedError,
-    UsageError,
-)
-from bcqfmt.reader import Checkpoint, open
-from bcqfmt.scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
-from bcqfmt.stored import StoredTensor
 from bcqfmt.version import __version__
-from bcqfmt.weight import BcqWeight
 
 if TYPE_CHECKING:
+    from bcqfmt.errors import (
+        BcqError,
+        Finding,
+        FormatError,
+        InputError,
+        MismatchError,
+        NetworkError,
+        OutputError,
+        ResourceError,
+        UnsupportedError,
+        UsageError,
+    )
+    from bcqfmt.reader import Checkpoint, open
+    from bcqfmt.scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+    from bcqfmt.stored import StoredTensor
     from bcqfmt.validation import Report, validate
+    from bcqfmt.weight import BcqWeight
     from bcqfmt.writer import save
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "FormatError",
     "InputError",
     "MismatchError",
+    "NetworkError",
     "OutlierRule",
     "OutputError",
     "PackedZero",
@@ -58,14 +60,31 @@ __all__ = [
     "validate",
 ]
 
-# A runtime that only reads does not pay for the validator and the writer.
-_LATER = {"Report": "validation", "save": "writer", "validate": "validation"}
+# Names are loaded when they are first used: a runtime that only reads does not pay for the validator and the writer,
+# and the command line answers --help without numpy.
+_ROOMS = {
+    "BcqWeight": "weight",
+    "Checkpoint": "reader",
+    "OutlierRule": "scheme",
+    "PackedZero": "scheme",
+    "Report": "validation",
+    "Scheme": "scheme",
+    "SecondOrder": "scheme",
+    "Segment": "scheme",
+    "StoredTensor": "stored",
+    "WeightSpec": "scheme",
+    "open": "reader",
+    "save": "writer",
+    "validate": "validation",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(f"bcqfmt.{_LATER[name]}"), name)
-    raise AttributeError(f"module 'bcqfmt' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'bcqfmt' has no attribute {name!r}")
+    room = importlib.import_module(f"bcqfmt.{_ROOMS.get(name, 'errors')}")
+    globals()[name] = getattr(room, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -162,7 +162,13 @@ def _check_perm(perm: Array, name: str, place: Place) -> bool:
 def _check_outliers(spec: WeightSpec, parts: Parts, perm: Array | None, place: Place) -> None:
     indptr = parts["outlier_indptr"].array().astype(np.int64)
     indices = parts["outlier_indices"].array().astype(np.int64)
-    if indptr[0] != 0 or indptr[-1] != indices.size or (np.diff(indptr) < 0).any():
+    falls = np.diff(indptr) < 0
+    if falls.any():
+        row = int(np.argmax(falls))
+        found = f"falls from {indptr[row]} to {indptr[row + 1]} at row {row}"
+        place("BCQ-V407", found, "a rising sequence", parts["outlier_indptr"].name)
+        return
+    if indptr[0] != 0 or indptr[-1] != indices.size:
         place(
             "BCQ-V407",
             f"from {indptr[0]} to {indptr[-1]}",
@@ -180,7 +186,10 @@ def _check_outliers(spec: WeightSpec, parts: Parts, perm: Array | None, place: P
     starts = indptr[1:-1]
     rising[starts[(starts > 0) & (starts < indices.size)] - 1] = True
     if not rising.all():
-        place("BCQ-V408", f"entry {int(np.argmin(rising)) + 1} is not above the one before", "strictly rising", name)
+        entry = int(np.argmin(rising)) + 1
+        row = int(np.searchsorted(indptr, entry, "right")) - 1
+        found = f"column {indices[entry]} after column {indices[entry - 1]} in row {row}"
+        place("BCQ-V408", found, "strictly rising", name)
         return
     _check_segments(spec, indptr, indices, perm, place, name)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bcqfmt.aligned64 import tile_codes, tile_meta_fields
 from bcqfmt.dtypes import float64_of, round_to
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error
 from bcqfmt.packing import unpack, unpack_codes
 from bcqfmt.scheme import PackedZero, SecondOrder, Segment, WeightSpec
 from bcqfmt.stored import StoredTensor
@@ -69,6 +69,8 @@ def load_rows(
             ranges = (rows,)
         block = part.read(*lead, *ranges)
         arrays[suffix] = block[0] if lead else block
+        if suffix == "perm":
+            _check_perm(arrays[suffix], spec.columns, part)
     arrays.update(_load_outliers(spec, parts, index, rows))
     return Numbers(spec, rows[0], rows[1] - rows[0], planes, arrays)
 
@@ -76,6 +78,7 @@ def load_rows(
 def _load_outliers(
     spec: WeightSpec, parts: Mapping[str, StoredTensor], index: int, rows: tuple[int, int]
 ) -> dict[str, Array]:
+    """Entries of the rows; checked here too, because a wrong index would be a wrong value, or worse."""
     if spec.scheme.outliers is None:
         return {}
     start = index * spec.out
@@ -83,15 +86,22 @@ def _load_outliers(
     span = (int(indptr[0]), int(indptr[-1]))
     nnz = parts["outlier_indices"].shape[0]
     if not 0 <= span[0] <= span[1] <= nnz or (np.diff(indptr) < 0).any():
-        raise error("BCQ-V407", tensor=parts["outlier_indptr"].name, found="not a rising sequence within 0..nnz")
+        raise _fault("BCQ-V407", parts["outlier_indptr"], "not a rising sequence within 0..nnz")
     indices = parts["outlier_indices"].read(span).astype(np.int64)
     if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < spec.columns:
-        raise error("BCQ-V408", tensor=parts["outlier_indices"].name, found="a column out of range")
+        raise _fault("BCQ-V408", parts["outlier_indices"], "a column out of range")
+    row_of = np.repeat(np.arange(rows[1] - rows[0]), np.diff(indptr))
+    if ((np.diff(indices) <= 0) & (np.diff(row_of) == 0)).any():
+        raise _fault("BCQ-V408", parts["outlier_indices"], "columns that do not rise within a row")
     return {
-        "outlier_rows": np.repeat(np.arange(rows[1] - rows[0]), np.diff(indptr)),
+        "outlier_rows": row_of,
         "outlier_indices": indices,
         "outlier_values": parts["outlier_values"].read(span),
     }
+
+
+def _fault(code: str, part: StoredTensor, found: str) -> BcqError:
+    return error(code, part.file.name if part.file is not None else "", part.name, found)
 
 
 def decode_matrix(
@@ -136,8 +146,7 @@ class _Context:
         self.spec = numbers.spec
         self.arrays = numbers.arrays
         self.segments = [_SegmentNumbers(numbers, k) for k in range(len(self.spec.scheme.segments))]
-        perm = self.arrays.get("perm")
-        self.perm = None if perm is None else _checked_perm(perm, self.spec.columns)
+        self.perm = self.arrays.get("perm")
         self.outlier_rows = self.arrays.get("outlier_rows")
 
     def evaluate(self, start: int, stop: int) -> Float:
@@ -289,11 +298,8 @@ def alpha_z(numbers: Numbers, k: int) -> tuple[Float, Float]:
     return _plane_numbers(numbers, k, min(numbers.planes or segment.bits, segment.bits))
 
 
-def _checked_perm(perm: Array, columns: int) -> Array:
-    seen = np.zeros(columns, bool)
+def _check_perm(perm: Array, columns: int, part: StoredTensor) -> None:
     if int(perm.min()) < 0 or int(perm.max()) >= columns:
-        raise error("BCQ-V406", found=f"an entry outside 0..{columns - 1}")
-    seen[perm] = True
-    if not seen.all():
-        raise error("BCQ-V406", found="a column occurs twice")
-    return perm
+        raise _fault("BCQ-V406", part, f"an entry outside 0..{columns - 1}")
+    if (np.bincount(perm, minlength=columns) != 1).any():
+        raise _fault("BCQ-V406", part, "a column occurs twice")

@@ -9,6 +9,7 @@ a *sink*. The validator's sink collects them; the reader's sink, :func:`refuse`,
     |-- UnsupportedError          exit 5   valid, but not for this version
     |-- MismatchError             exit 6   a digest or a comparison fails
     |-- OutputError               exit 7   cannot be written
+    |-- NetworkError              exit 8   the hub, or the way to it
     |-- ResourceError             exit 9   refused before it costs memory
     `-- UsageError                exit 2   the caller's arguments (also a ValueError)
 """
@@ -27,6 +28,7 @@ __all__ = [
     "FormatError",
     "InputError",
     "MismatchError",
+    "NetworkError",
     "OutputError",
     "ResourceError",
     "Sink",
@@ -140,6 +142,10 @@ class OutputError(BcqError):
     """The output cannot be written."""
 
 
+class NetworkError(BcqError):
+    """The hub or the way to it fails."""
+
+
 class ResourceError(BcqError):
     """Refused because of its size, before any of it is allocated."""
 
@@ -155,6 +161,7 @@ _BY_EXIT: dict[int, type[BcqError]] = {
     5: UnsupportedError,
     6: MismatchError,
     7: OutputError,
+    8: NetworkError,
     9: ResourceError,
 }
 

@@ -6,6 +6,7 @@ file's identity (device, inode, size, modification time) is compared after every
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -69,6 +70,15 @@ class SourceFile:
                 raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
         self.bytes_read += size
 
+    def check_unchanged(self) -> None:
+        """Raise BCQ-E103 when the path no longer leads to the very file that was opened."""
+        try:
+            self._check(self.path.stat())
+        except FileNotFoundError:
+            raise self._changed("it is gone") from None
+        except OSError as fault:
+            raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
+
     def close(self) -> None:
         """Give the descriptor back; a later read opens the file again and checks that it is still the same."""
         with self._lock:
@@ -100,6 +110,8 @@ class SourceFile:
         except FileNotFoundError:
             raise error("BCQ-E101", self.shown, found="the file does not exist") from None
         except OSError as fault:
+            if fault.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+                raise error("BCQ-V508", self.shown, found=_kind(self.path.stat().st_mode)) from None
             raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
         try:
             status = os.fstat(descriptor)
@@ -118,7 +130,9 @@ class SourceFile:
         if self._identity is None:
             self._identity = identity
         elif identity != self._identity:
-            raise self._changed(f"{self._identity[2]} bytes before, {identity[2]} now")
+            before, now = self._identity[2], identity[2]
+            sizes = f"{before} bytes before, {now} now" if before != now else "written to, or replaced, meanwhile"
+            raise self._changed(sizes)
 
     def _changed(self, found: str) -> BcqError:
         return error("BCQ-E103", self.shown, found=found)

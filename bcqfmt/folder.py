@@ -88,7 +88,8 @@ def check_quantization_config(config: Mapping[str, Any], version: str, sink: Sin
         return
     for key, want in (("quant_method", "bcq"), ("format_version", version)):
         if found.get(key) != want:
-            sink(Finding("BCQ-V512", CONFIG, "", f"{key} = {escape(repr(found.get(key)), 60)}", repr(want)))
+            stated = f"{key} = {escape(repr(found[key]), 60)}" if key in found else f"no {key}"
+            sink(Finding("BCQ-V512", CONFIG, "", stated, repr(want)))
 
 
 def file_list(folder: Path) -> list[str]:
@@ -131,7 +132,7 @@ def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> lis
     for name in bad:
         sink(Finding("BCQ-V502", INDEX, "", f"'{escape(name)}'", "a plain name of a .safetensors file in the folder"))
     good = [name for name in names if name not in bad]
-    missing = [name for name in good if not os.path.lexists(folder / name)]
+    missing = [name for name in good if not (folder / name).exists()]  # a link that leads nowhere counts
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         sink(Finding("BCQ-V503", INDEX, "", f"{len(missing)} of {len(good)} shards missing: {shown}", "all of them"))

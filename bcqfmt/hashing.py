@@ -7,7 +7,7 @@ A file's digest and its tensors' digests are two hashes over the same data: each
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,24 +22,27 @@ __all__ = ["hash_file", "hash_tensors"]
 _CHUNK = 1 << 22
 _WINDOW = 4  # chunks in flight
 Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[int], None] | None
 
 
-def hash_file(source: SourceFile) -> str:
-    """SHA-256 of a whole file."""
+def hash_file(source: SourceFile, progress: Progress = None) -> str:
+    """SHA-256 of a whole file; ``progress`` is told the bytes done since the last call."""
     state = hashlib.sha256()
-    for chunk in _chunks(source):
+    for chunk in _chunks(source, progress):
         state.update(chunk.data)
     return state.hexdigest()
 
 
-def hash_tensors(source: SourceFile, header: Header, names: Collection[str]) -> tuple[str, dict[str, str]]:
+def hash_tensors(
+    source: SourceFile, header: Header, names: Collection[str], progress: Progress = None
+) -> tuple[str, dict[str, str]]:
     """SHA-256 of a whole file, and of the bytes of each tensor in ``names``."""
     whole = hashlib.sha256()
     tensors = _TensorDigests(header, names)
     with ThreadPoolExecutor(1) as left, ThreadPoolExecutor(1) as right:
         pending: list[tuple[Any, Any]] = []
         at = 0
-        for chunk in _chunks(source):
+        for chunk in _chunks(source, progress):
             pending.append((left.submit(whole.update, chunk.data), right.submit(tensors.update, at, chunk)))
             at += chunk.size
             if len(pending) >= _WINDOW:
@@ -80,6 +83,9 @@ class _TensorDigests:
         return self._digests
 
 
-def _chunks(source: SourceFile) -> Iterator[Bytes]:
+def _chunks(source: SourceFile, progress: Progress) -> Iterator[Bytes]:
     for start in range(0, source.size, _CHUNK):
-        yield source.read(start, min(_CHUNK, source.size - start))
+        chunk = source.read(start, min(_CHUNK, source.size - start))
+        yield chunk
+        if progress is not None:
+            progress(chunk.size)

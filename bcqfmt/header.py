@@ -11,8 +11,12 @@ from bcqfmt import limits
 from bcqfmt.dtypes import BITS, element_bytes, nbytes_of
 from bcqfmt.errors import Finding, Sink, escape
 from bcqfmt.files import SourceFile
+from bcqfmt.header_text import HeaderFault, scan_header
 from bcqfmt.sniff import sniff
-from bcqfmt.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.strict_json import canonical
+
+_KEYS = {"dtype", "shape", "data_offsets"}
+_ENOUGH = 100  # malformed entries after which nobody wants to know more
 
 __all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header"]
 
@@ -43,22 +47,25 @@ def read_header(file: SourceFile, sink: Sink) -> Header | None:
     raw = _raw_header(file, report)
     if raw is None:
         return None
-    value = _parse(raw, report)
-    if value is None:
-        return None
-    metadata = value.pop("__metadata__", {})
-    fine = isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
-    if not fine and not _too_deep("", metadata, report):
-        report("BCQ-V118", "another kind of value", "an object of strings")
-    if len(value) > limits.MAX_TENSORS:
-        report("BCQ-V108", f"{len(value)} tensors", f"at most {limits.MAX_TENSORS}")
-        return None
     tensors: dict[str, TensorEntry] = {}
-    for name, entry in value.items():
-        checked = _entry(name, entry, report)
+    faults = 0
+
+    def entry(name: str, value: Any) -> None:
+        nonlocal faults
+        checked = _entry(name, value, report)
         if checked is not None:
             tensors[name] = checked
-    if len(tensors) != len(value) or not _covers(tensors, file.size - 8 - len(raw), report) or not fine:
+        else:
+            faults += 1
+            if faults >= _ENOUGH:
+                raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
+
+    try:
+        metadata = scan_header(raw, entry)
+    except HeaderFault as fault:
+        report(fault.code, fault.found, fault.expected, fault.tensor)
+        return None
+    if faults or not _covers(tensors, file.size - 8 - len(raw), report):
         return None
     return Header(tensors, metadata, 8 + len(raw))
 
@@ -122,7 +129,7 @@ def _raw_header(file: SourceFile, report: Any) -> bytes | None:
     elif 8 + length > file.size:
         found = ("BCQ-V103", f"header of {length} bytes in a file of {file.size}", f"at least {8 + length} bytes")
     elif head[8:9] != b"{":
-        found = ("BCQ-V104", f"byte 0x{head[8]:02x}", "0x7b")
+        found = ("BCQ-V104", f"byte 0x{head[8]:02x}" if len(head) > 8 else "nothing", "0x7b")
     if found is None:
         return file.read(8, length).tobytes()
     other = sniff(head)
@@ -133,38 +140,11 @@ def _raw_header(file: SourceFile, report: Any) -> bytes | None:
     return None
 
 
-def _parse(raw: bytes, report: Any) -> dict[str, Any] | None:
-    if raw.rstrip(b" ")[-1:] != b"}":
-        report("BCQ-V106", "something after the object", "nothing but spaces")
-        return None
-    try:
-        value = parse(raw)
-    except JsonFault as fault:
-        if fault.kind == "duplicate":
-            report("BCQ-V107", f"'{escape(fault.detail)}' occurs twice", "each key once")
-        else:
-            report({"utf8": "BCQ-V105", "json": "BCQ-V106"}[fault.kind], fault.detail)
-        return None
-    assert isinstance(value, dict)
-    return value
-
-
 def _entry(name: str, entry: Any, report: Any) -> TensorEntry | None:
-    if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        return _odd_entry(name, entry, report)
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    top = limits.MAX_JSON_INTEGER
-    if (
-        type(dtype) is not str or type(shape) is not list or len(shape) > limits.MAX_RANK
-        or type(offsets) is not list or len(offsets) != 2
-    ):  # fmt: skip
-        return _odd_entry(name, entry, report)
-    for number in shape + offsets:
-        if type(number) is not int or not 0 <= number <= top:
-            return _odd_entry(name, entry, report)
-    begin, end = offsets
-    if begin > end:
-        return _odd_entry(name, entry, report)
+    if (wrong := _misfit(entry)) is not None:
+        report("BCQ-V109", wrong, "dtype, shape and data_offsets, integers in 0..2^53-1", name)
+        return None
+    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if dtype not in BITS:
         report("BCQ-V110", f"'{escape(dtype, 40)}'", f"one of {', '.join(BITS)}", name)
         return None
@@ -181,21 +161,28 @@ def _entry(name: str, entry: Any, report: Any) -> TensorEntry | None:
     return TensorEntry(dtype, tuple(shape), begin, end)
 
 
-def _odd_entry(name: str, entry: Any, report: Any) -> TensorEntry | None:
-    """Say what is wrong with an entry: too deep, or not of the form."""
-    if not _too_deep(name, entry, report):
-        report("BCQ-V109", "a malformed entry", "dtype, shape and data_offsets, integers in 0..2^53-1", name)
+def _misfit(entry: Any) -> str | None:
+    """What is wrong with an entry's form, in a few words; None when nothing is."""
+    if type(entry) is not dict:
+        return "no object"
+    if entry.keys() != _KEYS:
+        odd = min(entry.keys() ^ _KEYS)
+        return f"the unknown key {odd[:40]!a}" if odd in entry else f"no {odd}"
+    if type(entry["dtype"]) is not str:
+        return "a dtype that is no string"
+    for key in ("shape", "data_offsets"):
+        numbers = entry[key]
+        if type(numbers) is not list:
+            return f"a {key} that is no array"
+        for i, number in enumerate(numbers):
+            if type(number) is not int or not 0 <= number <= limits.MAX_JSON_INTEGER:
+                return f"{key}[{i}] = {ascii(number)[:40]}"
+    if len(entry["shape"]) > limits.MAX_RANK:
+        return f"{len(entry['shape'])} dimensions, more than {limits.MAX_RANK}"
+    offsets = entry["data_offsets"]
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"data_offsets {offsets[:3]}"
     return None
-
-
-def _too_deep(name: str, value: Any, report: Any) -> bool:
-    """BCQ-V106 for what is nested too deeply; looked at only where something is wrong anyway."""
-    try:
-        check_limits([value], integers=False)  # the header itself is one level above
-    except JsonFault as fault:
-        report("BCQ-V106", fault.detail, f"at most {limits.MAX_JSON_DEPTH} levels", name)
-        return True
-    return False
 
 
 def _covers(tensors: Mapping[str, TensorEntry], size: int, report: Any) -> bool:
@@ -213,9 +200,13 @@ def _covers(tensors: Mapping[str, TensorEntry], size: int, report: Any) -> bool:
             fine = False
         at, before = max(at, entry.end), name
     if size > at:
-        report("BCQ-V115", f"{size - at} bytes after the last tensor", "none")
+        report("BCQ-V115", _bytes(size - at), "none")
         fine = False
     elif size < at:
-        report("BCQ-V116", f"{at - size} bytes missing", f"{at} bytes of data")
+        report("BCQ-V116", f"{_bytes(at - size)} missing", f"{at} bytes of data")
         fine = False
     return fine
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte" if count == 1 else f"{count} bytes"

@@ -108,8 +108,10 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
     if not known_features(value["features"], report):
         return None
     digest = value.pop("sha256")
-    if check_digest and hashlib.sha256(canonical(value).encode("ascii")).hexdigest() != digest:
-        report("BCQ-V603", digest, "the digest of the other keys")
+    if check_digest:
+        real = hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
+        if real != digest:
+            report("BCQ-V603", f"sha256 is stated as {digest}", real)
     specs = parse_weights(value["weights"], parse_schemes(value["schemes"], report), report, ("file", "sha256"))
     if len(specs) == len(value["weights"]):
         check_tables(value["features"], value["schemes"], value["weights"], specs, report)

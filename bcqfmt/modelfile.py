@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bcqfmt import checks
 from bcqfmt.descriptor import Descriptor, parse_descriptor
-from bcqfmt.errors import Finding, Sink, escape
+from bcqfmt.errors import Finding, Sink, error, escape
 from bcqfmt.files import SourceFile
 from bcqfmt.header import Header, check_strict, read_header
 from bcqfmt.scheme import WeightSpec, part_prefix
 from bcqfmt.stored import StoredTensor
 
-__all__ = ["ModelFile", "read_model_file"]
+__all__ = ["ModelFile", "read_model_file", "refuse_twins"]
 
 
 @dataclass(slots=True)
@@ -53,9 +53,10 @@ def read_model_file(
     if header is None:
         return None
     file = source.shown
-    check_strict(header, file, sink)
     found = ModelFile(source, header)
     text = header.metadata.get("bcqfmt")
+    if text is not None or fallback is not None:  # a plain safetensors file is told that it is one, nothing more
+        check_strict(header, file, sink)
     if text is None and fallback is not None:
         sink(Finding("BCQ-E502", file, "", "no key bcqfmt"))
         found.descriptor = Descriptor(weights=dict(fallback))
@@ -68,6 +69,14 @@ def read_model_file(
     if found.descriptor is not None:
         _assign(found, found.descriptor, sink)
     return found
+
+
+def refuse_twins(seen: dict[str, str], file: str, tensors: Iterable[str]) -> None:
+    """BCQ-V505: a tensor in two files has two values; neither is taken. ``seen`` (tensor -> file) grows."""
+    for tensor in tensors:
+        other = seen.setdefault(tensor, file)
+        if other != file:
+            raise error("BCQ-V505", file, tensor, f"also in {other}", "one file")
 
 
 def _assign(found: ModelFile, descriptor: Descriptor, sink: Sink) -> None:

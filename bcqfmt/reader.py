@@ -12,8 +12,8 @@ from bcqfmt.errors import BcqError, Finding, error, escape, refuse
 from bcqfmt.files import SourceFile, inside, read_small
 from bcqfmt.folder import MANIFEST, Layout, model_layout
 from bcqfmt.manifest import Manifest, parse_manifest
-from bcqfmt.modelfile import ModelFile, read_model_file
-from bcqfmt.scheme import features_of
+from bcqfmt.modelfile import ModelFile, read_model_file, refuse_twins
+from bcqfmt.scheme import WeightSpec, features_of
 from bcqfmt.stored import StoredTensor
 from bcqfmt.weight import BcqWeight
 
@@ -34,6 +34,8 @@ class Checkpoint:
         self._opened: dict[str, ModelFile] = {}
         self._layout = layout
         self._where: dict[str, str] | None = None
+        self._seen: dict[str, str] = {}
+        self._described: dict[str, dict[str, WeightSpec]] | None = None
 
     def __getitem__(self, name: str) -> BcqWeight | StoredTensor:
         file = self._file_of(name)
@@ -142,12 +144,22 @@ class Checkpoint:
         if name not in self._opened:
             fallback = None
             if self.manifest is not None:
-                fallback = {w: r.spec for w, r in self.manifest.weights.items() if r.file == name}
+                fallback = self._by_file().get(name, {})
             source = SourceFile(self._paths[name], name)
             file = read_model_file(source, self._sink, fallback)
             assert file is not None  # the sink has raised otherwise
+            if len(self._paths) > 1:
+                refuse_twins(self._seen, name, file.header.tensors)
             self._opened[name] = file
         return self._opened[name]
+
+    def _by_file(self) -> dict[str, dict[str, WeightSpec]]:
+        """File -> its weights as the manifest describes them; made once, a large model has many files."""
+        if self._described is None:
+            self._described = {}
+            for name, record in self.manifest.weights.items() if self.manifest is not None else ():
+                self._described.setdefault(record.file, {})[name] = record.spec
+        return self._described
 
     def _sink(self, finding: Finding) -> None:
         refuse(finding)

@@ -27,11 +27,11 @@ def sniff(head: bytes) -> tuple[str, str, str] | None:
     """(code, found, expected) for the first bytes of a file that is recognisably something else, else None."""
     expected = "a safetensors file"
     if head.startswith(b"version https://git-lfs"):
-        return "BCQ-E201", "a git-lfs pointer", expected
+        return "BCQ-E201", "a few lines of text that stand for the file", expected
     for magic, what in _MAGIC:
         if head.startswith(magic):
             return "BCQ-E203", what, expected
     text = head.lstrip()
     if text.startswith((b"<", b'{"error', b"{'error", b"Not Found", b"Access denied", b"Entry not found", b"Invalid")):
-        return "BCQ-E202", f"text that begins with {escape(head.decode('latin-1'), 60)!r}", expected
+        return "BCQ-E202", f"text that begins with {escape(head.decode('latin-1'), 60)}", expected
     return None

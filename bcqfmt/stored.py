@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 class StoredTensor:
     """A tensor of the container: ``name``, ``dtype`` (``"I32"``), ``shape``, and bytes that are read on demand."""
 
-    __slots__ = ("_array", "_source", "dtype", "name", "offset", "shape")
+    __slots__ = ("_array", "_make", "_source", "dtype", "name", "offset", "shape")
 
     def __init__(
         self,
@@ -35,13 +35,16 @@ class StoredTensor:
         array: Array | None = None,
         source: SourceFile | None = None,
         offset: int = 0,
+        make: Callable[[], Array] | None = None,
     ) -> None:
+        """Backed by one of: an array; a file and a byte offset; a function that computes the array when asked."""
         self.name = name
         self.dtype = dtype
         self.shape = shape
         self.offset = offset
         self._source = source
         self._array = array
+        self._make = make
 
     @classmethod
     def from_array(cls, name: str, array: Array, dtype: str | None = None) -> StoredTensor:
@@ -63,7 +66,15 @@ class StoredTensor:
 
     def renamed(self, name: str) -> StoredTensor:
         """The same bytes under another name."""
-        return StoredTensor(name, self.dtype, self.shape, array=self._array, source=self._source, offset=self.offset)
+        return StoredTensor(
+            name,
+            self.dtype,
+            self.shape,
+            array=self._array,
+            source=self._source,
+            offset=self.offset,
+            make=self._make,
+        )
 
     def array(self) -> Array:
         """The whole tensor, read-only; read from the file into one fresh buffer that the array views, not copies.
@@ -74,8 +85,9 @@ class StoredTensor:
 
     def read(self, *ranges: tuple[int, int]) -> Array:
         """A block: ``ranges`` limit the leading axes; the others are whole. Reads only the bytes of the block."""
-        if self._array is not None:
-            return self._array[tuple(slice(a, b) for a, b in ranges)]
+        held = self._held()
+        if held is not None:
+            return held[tuple(slice(a, b) for a, b in ranges)]
         if BITS[self.dtype] < 8:
             return self._bytes(0, self.nbytes)
         shape = tuple(b - a for a, b in ranges) + self.shape[len(ranges) :]
@@ -99,6 +111,12 @@ class StoredTensor:
 
     def chunks(self, size: int = _CHUNK) -> Iterator[npt.NDArray[np.uint8]]:
         """The bytes in order, at most ``size`` at a time."""
+        held = self._held()
+        if held is not None:
+            flat = held.reshape(-1).view(np.uint8)
+            for start in range(0, flat.size, size):
+                yield flat[start : start + size]
+            return
         for start in range(0, self.nbytes, size):
             yield self._bytes(start, min(size, self.nbytes - start))
 
@@ -125,10 +143,18 @@ class StoredTensor:
         return f"StoredTensor({self.name!r}, {self.dtype}, {list(self.shape)}, {place})"
 
     def _bytes(self, start: int, size: int) -> npt.NDArray[np.uint8]:
-        if self._array is not None:
-            return self._array.reshape(-1).view(np.uint8)[start : start + size]
+        held = self._held()
+        if held is not None:
+            return held.reshape(-1).view(np.uint8)[start : start + size]
         assert self._source is not None
         return self._source.read(self.offset + start, size)
+
+    def _held(self) -> Array | None:
+        """The array in memory, or the one that is computed now; None when it lies in a file."""
+        if self._make is None:
+            return self._array
+        made = np.ascontiguousarray(self._make()).view(numpy_dtype(self.dtype))
+        return made.reshape(self.shape)
 
     def _fill(self, start: int, view: npt.NDArray[np.uint8]) -> None:
         assert self._source is not None

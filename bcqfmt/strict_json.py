@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from bcqfmt import limits
 
-__all__ = ["JsonFault", "canonical", "check_limits", "parse"]
+__all__ = ["JsonFault", "canonical", "check_limits", "parse", "unique_keys"]
 
 
 class JsonFault(Exception):
@@ -35,11 +35,13 @@ def parse(raw: bytes, *, integers_only: bool = True) -> Any:
         raise JsonFault("utf8", f"byte {fault.start} is not UTF-8") from None
     hooks: dict[str, Any] = {"parse_float": _no_float, "parse_constant": _no_float} if integers_only else {}
     try:
-        value = json.loads(text, object_pairs_hook=_unique, **hooks)
+        value = json.loads(text, object_pairs_hook=unique_keys, **hooks)
     except RecursionError:
         raise JsonFault("json", "nested too deeply") from None
-    except ValueError as fault:  # JSONDecodeError, and integers of thousands of digits
-        raise JsonFault("json", _short(fault)) from None
+    except json.JSONDecodeError as fault:
+        raise JsonFault("json", f"not JSON at character {fault.pos}" if text.strip() else "no text at all") from None
+    except ValueError:
+        raise JsonFault("json", "an integer of thousands of digits") from None
     if "\\ud" in text or "\\uD" in text:
         _refuse_surrogates(value)
     return value
@@ -53,14 +55,15 @@ def check_limits(value: Any, deepest: int = limits.MAX_JSON_DEPTH, *, integers: 
         for item in level:
             if isinstance(item, dict | list):
                 if depth > deepest:
-                    raise JsonFault("json", f"nested more than {deepest} deep")
+                    raise JsonFault("json", "nested too deeply")
                 inner.extend(item.values() if isinstance(item, dict) else item)
             elif integers and isinstance(item, int) and not -limits.MAX_JSON_INTEGER <= item <= limits.MAX_JSON_INTEGER:
                 raise JsonFault("json", "an integer beyond 2^53-1")
         level, depth = inner, depth + 1
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of its members, each key once."""
     result = dict(pairs)
     if len(result) != len(pairs):
         seen: set[str] = set()
@@ -82,7 +85,3 @@ def _refuse_surrogates(value: Any) -> None:
         raise JsonFault("utf8", "a lone surrogate in a string") from None
     except RecursionError:
         raise JsonFault("json", "nested too deeply") from None
-
-
-def _short(fault: ValueError) -> str:
-    return str(fault).splitlines()[0][:120] if str(fault) else "not JSON"

@@ -19,7 +19,7 @@ from bcqfmt.folder import MANIFEST, model_layout
 from bcqfmt.foreign import kind_of, method_of, model_config, model_files
 from bcqfmt.header import Header, read_header
 from bcqfmt.manifest import Manifest
-from bcqfmt.modelfile import ModelFile, read_model_file
+from bcqfmt.modelfile import ModelFile, read_model_file, refuse_twins
 from bcqfmt.reader import read_manifest
 from bcqfmt.schema import scheme_json
 from bcqfmt.scheme import Scheme, WeightSpec, features_of, part_prefix
@@ -204,6 +204,7 @@ class _Sum:
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
         self.rows: dict[Scheme, int] = {}
+        self.seen: dict[str, str] = {}
 
     def bcq(self, paths: Mapping[str, Path], manifest: Manifest | None) -> None:
         described: dict[str, dict[str, WeightSpec]] = {}
@@ -219,6 +220,7 @@ class _Sum:
             source.close()
             assert file is not None  # the sink has refused anything else
             assert file.descriptor is not None
+            refuse_twins(self.seen, shown, file.header.tensors)
             self._add(file)
             if manifest is None:
                 self.summary.version = file.descriptor.version

@@ -6,7 +6,7 @@ Fast: headers, descriptors, shapes, index, config, manifest, sizes. Deep: the co
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,19 @@ class Report:
         }
 
 
-def validate(path: str | os.PathLike[str], *, deep: bool = False) -> Report:
-    """Check a BCQ file or folder against the whole specification. Raises only when there is nothing to look at."""
+def validate(
+    path: str | os.PathLike[str], *, deep: bool = False, progress: Callable[[int], None] | None = None
+) -> Report:
+    """Check a BCQ file or folder against the whole specification. Raises only when there is nothing to look at.
+
+    ``progress`` is called with the number of bytes hashed since the last call (deep only).
+    """
     place = Path(path)
     report = Report(str(place), deep)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
-    _Run(place, report).folder() if place.is_dir() else _Run(place, report).lone_file()
+    run = _Run(place, report, progress)
+    run.folder() if place.is_dir() else run.lone_file()
     report.findings.sort(key=_order)
     return report
 
@@ -88,8 +94,8 @@ def validate(path: str | os.PathLike[str], *, deep: bool = False) -> Report:
 class _Run:
     """One validation: collects findings, never stops at the first."""
 
-    def __init__(self, path: Path, report: Report) -> None:
-        self.path, self.report, self.deep = path, report, report.deep
+    def __init__(self, path: Path, report: Report, progress: Callable[[int], None] | None) -> None:
+        self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
         self.sink: Sink = report.findings.append
         self.sums: dict[str, dict[str, str]] = {}
 
@@ -97,6 +103,7 @@ class _Run:
         file = self.model_file(self.path, self.path.name)
         if file is not None:
             self.content(file)
+        if self.report.valid:
             note = "a file on its own: damage inside its numbers cannot be seen"
             self.sink(Finding("BCQ-E501", self.path.name, "", note))
 
@@ -130,14 +137,14 @@ class _Run:
         try:
             source = SourceFile(path, shown)
             file = read_model_file(source, self.sink)
+            if file is not None:
+                self.second_opinion(file)
         except BcqError as fault:
             self.sink(fault.finding)
             return None
         self.report.files += 1
         self.report.nbytes += source.size
-        if file is not None:
-            self.report.weights += len(file.specs)
-            self.second_opinion(file)
+        self.report.weights += len(file.specs) if file is not None else 0
         return file
 
     def second_opinion(self, file: ModelFile) -> None:
@@ -147,7 +154,8 @@ class _Run:
         try:
             with safe_open(file.source.path, framework="numpy", backend="pread") as opened:
                 known = set(opened.keys())
-        except SafetensorError as fault:
+        except (SafetensorError, OSError) as fault:
+            file.source.check_unchanged()  # a file that changes underneath is another matter
             self.sink(Finding("BCQ-E204", file.source.shown, "", escape(str(fault))))
             return
         if known != set(file.header.tensors):
@@ -267,9 +275,9 @@ class _Run:
         """SHA-256 of a file; for model files the tensors' digests are kept for the weights."""
         if file is None:
             self.report.nbytes += source.size
-            return hash_file(source)
+            return hash_file(source, self.progress)
         parts = file.header.tensors.keys() - file.dense.keys()
-        digest, self.sums[source.shown] = hash_tensors(source, file.header, parts)
+        digest, self.sums[source.shown] = hash_tensors(source, file.header, parts, self.progress)
         return digest
 
     def weight_digests(self, files: list[ModelFile], manifest: Manifest) -> None:

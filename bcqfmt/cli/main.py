@@ -1,0 +1,209 @@
+"""The group ``bcqfmt``: verbs, loaded when they are called, and how every error leaves the program."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.version import __version__
+
+__all__ = ["cli", "main"]
+
+# The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
+VERBS = {
+    "inspect": "Show what is in a checkpoint.",
+    "validate": "Check a checkpoint against the specification.",
+    "diff": "Compare two checkpoints, tensor by tensor.",
+    "doctor": "Show what this machine has and lacks, and what fixes it.",
+    "demo": "Take a short tour: write, read, validate, break.",
+}
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; like an interrupt it unwinds the stack, so that temporary files go."""
+
+
+class Group(click.Group):
+    """Loads verbs on demand and turns whatever goes wrong into a message and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs in the order in which one needs them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"bcqfmt.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of verbs, without loading them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """An unknown verb is answered with the nearest one."""
+        name = args[0]
+        if name in VERBS or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name, VERBS, 1, 0.5)
+        rest = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VERBS)}"
+        raise click.UsageError(f"No such verb '{escape(name, 60)}'; {rest}", ctx)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line and exit with its code; a verb returns its exit code or None."""
+        given = list(sys.argv[1:] if args is None else args)
+        if not standalone_mode:
+            return super().main(given, prog_name, complete_var, standalone_mode, **extra)
+        options = given[: given.index("--")] if "--" in given else given
+        outcome = _Outcome("--json" in options, "--debug" in options)
+        inner = super().main
+        sys.exit(outcome.run(lambda: inner(given, prog_name, complete_var, False, **extra)))
+
+
+class _Outcome:
+    """From what a verb returned or raised to the exit code, saying on the way what has to be said."""
+
+    def __init__(self, as_json: bool, debug: bool) -> None:
+        self.as_json, self.debug = as_json, debug
+
+    def run(self, verb: Callable[[], Any]) -> int:
+        """Call, report, give the exit code."""
+        try:
+            code = verb()
+            render.flush()
+        except SystemExit:  # click's own way out when nobody reads the help or the version it prints
+            return 0
+        except click.exceptions.Abort:  # click's word for an interrupt
+            return self.fault(error("BCQ-E901", found="stopped from the keyboard"), 130)
+        except KeyboardInterrupt:
+            return self.fault(error("BCQ-E901", found="stopped from the keyboard"), 130)
+        except Terminated:
+            return self.fault(error("BCQ-E901", found="stopped by SIGTERM"), 143)
+        except click.ClickException as fault:
+            return self.usage(fault)
+        except BcqError as fault:
+            return self.fault(fault, fault.exit_code)
+        except OSError as fault:
+            return self.system(fault)
+        except Exception as fault:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
+            return self.fault(error("BCQ-E999", found=f"{type(fault).__name__}: {escape(str(fault))}"), 1)
+        return code if isinstance(code, int) else 0
+
+    def fault(self, fault: BcqError, code: int) -> int:
+        """``error:`` and ``hint:`` on stderr, an object on stdout for scripts."""
+        if self.debug:
+            self._trace()
+        render.say(f"error: {fault}")
+        if fault.hint:
+            render.say(f"hint: {fault.hint}")
+        self._json({**fault.finding.as_dict(), "hint": fault.hint, "exit_code": code})
+        return code
+
+    def usage(self, fault: click.ClickException) -> int:
+        """A command line that cannot be understood: how it should look, then why."""
+        if isinstance(fault, click.exceptions.NoArgsIsHelpError):
+            render.say(fault.format_message())
+            return fault.exit_code
+        if isinstance(fault, click.UsageError) and fault.ctx is not None:
+            render.say(fault.ctx.get_usage())
+            render.say(f"Try '{fault.ctx.command_path} --help' for help and an example.")
+        render.say(f"error: {fault.format_message()}")
+        self._json({"code": "usage", "found": escape(fault.format_message()), "exit_code": fault.exit_code})
+        return fault.exit_code
+
+    def system(self, fault: OSError) -> int:
+        """The operating system refused something: our output, or an input."""
+        found = fault.strerror or str(fault)
+        if fault.filename is None:  # a write to stdout: a full disk, a quota
+            render.discard()
+            return self.fault(error("BCQ-E402", "stdout", found=found), 7)
+        return self.fault(error("BCQ-E102", str(fault.filename), found=found), 3)
+
+    def _json(self, value: dict[str, Any]) -> None:
+        if not self.as_json:
+            return
+        try:
+            render.emit_json({"error": value})
+            render.flush()
+        except OSError:  # stdout itself is what failed; stderr has the message
+            render.discard()
+
+    def _trace(self) -> None:
+        lines = "".join(traceback.format_exc()).rstrip("\n")
+        if lines != "NoneType: None":
+            render.say(lines)
+
+
+def debug_option(command: _F) -> _F:
+    """``--debug`` is accepted before and after the verb; the group reads it from the command line itself."""
+    return click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback when something fails.")(
+        command
+    )
+
+
+def json_option(command: _F) -> _F:
+    """``--json``, with its help."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")(command)
+
+
+def verb(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A verb: a click command with the options that all of them have."""
+
+    def wrap(function: Callable[..., Any]) -> click.Command:
+        return click.command(name, short_help=VERBS[name], context_settings=_SETTINGS)(debug_option(function))
+
+    return wrap
+
+
+@click.group(cls=Group, subcommand_metavar="VERB ...", context_settings=_SETTINGS)
+@click.version_option(__version__, "--version", message="bcqfmt %(version)s")
+@debug_option
+def cli() -> None:
+    """Quantized language-model weights as bit planes, in safetensors files (format BCQ 1.0).
+
+    Results go to stdout, messages to stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 input missing, 4 malformed, 5 valid
+    but not supported, 6 a difference or a wrong digest, 7 output problem, 9 refused for its size.
+
+    \b
+    Example:
+      bcqfmt inspect model/
+      bcqfmt validate --deep model/
+    """
+
+
+def main() -> NoReturn:
+    """The program ``bcqfmt``."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still shows every name
+    cli.main(prog_name="bcqfmt")
+    raise AssertionError("cli.main exits")
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated

@@ -1,0 +1,53 @@
+"""docs/benchmarks/format.md from the figures of one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NOTES = """## How it is measured
+
+Things that are compared run in turn in one process, after one round to warm up; a ratio is taken within each round.
+A figure is the median of the rounds, in brackets the lowest and the highest. Memory is the peak of a process of its
+own as the kernel counts it. All files are in the page cache.
+
+**Import.** Fresh processes, the clock read inside them around `import bcqfmt`, after `import numpy`. The run stops if
+torch, numba, click, tqdm or transformers are loaded by it.
+
+**`validate --deep`.** A folder of random 4-bit weights of 4096 x 4096 (groups of 128, F16 scales, packed zeros) and
+bfloat16 embeddings. The comparison reads the same files in pieces of 4 MiB and feeds one SHA-256 in one thread. The
+floor is one pass: every byte is read and hashed once for its file. The digests of the single weights are a second
+hash over nearly the same bytes; it runs in a second thread while the first one hashes the file, so two cores are
+busy. The row "held on one core" shows what it costs where there is only one.
+
+**dequantize.** The comparison is `(s[..., None].astype("f8") * (codes.astype("f8") - zp)).astype("f2")` on codes that
+are unpacked already (uint8, [out, G, g]), zero points in float64. Bit equality with it is checked first. One thread
+on both sides. Floor: 8.4 MB of planes, 0.3 MB of scales and zeros in, 33.6 MB of F16 out; the comparison moves the
+33.6 MB and 16.8 MB of codes, and its float64 intermediates besides.
+
+**inspect.** `python -m bcqfmt inspect FOLDER` as a whole process, on a folder of sparse files that
+`tests/benchmarks/sparse_folder.py` makes: headers, descriptors, index and manifest are real, and all of them are read
+and checked; the data are holes and are not touched. Floor: the bytes of headers, index and manifest, given in the
+row.
+
+**save.** A folder is opened and written again from its files, fsync included. Content is checked, then every byte is
+hashed twice (file and weight) on its way. The copy is `shutil.copyfile` and fsync.
+
+**Planes and headers.** The bytes read are counted by the reader and, independently, by the kernel (`/proc/self/io`).
+Headers near the limit of 25,000,000 bytes are real and the data are holes.
+
+**Bad inputs.** `tests/benchmarks/bad_inputs.py` makes every input and runs the command on it, one process each.
+"""
+
+
+def page(record: dict[str, Any]) -> str:
+    """The Markdown text."""
+    lines = ["# The format's core", "", f"Measured on {record['date']} with"]
+    lines += ["", "```console", f"$ {record['command']}", "```", ""]
+    lines.append("on this machine: " + ", ".join(f"{key} {value}" for key, value in record["machine"].items()) + ".")
+    missed = sum(row["met"] is False for row in record["results"])
+    goals = sum(row["met"] is not None for row in record["results"])
+    lines += ["", f"{goals - missed} of {goals} goals are met. The samples are in `format.json` beside this page.", ""]
+    lines += ["| what | measured | goal | verdict |", "|---|---|---|---|"]
+    for row in record["results"]:
+        lines.append(f"| {row['what']} | {row['measured']} | {row['goal'] or '-'} | {row['verdict']} |")
+    return "\n".join([*lines, "", _NOTES])

@@ -1,0 +1,78 @@
+"""`bcqfmt doctor` and `bcqfmt demo`."""
+
+import json
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bcqfmt
+from bcqfmt.cli import environment
+from verbs import ROOT, Run
+
+
+def test_doctor(run: Run) -> None:
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert "the core works" in result.stdout
+    assert bcqfmt.__version__ in result.stdout
+
+
+def test_doctor_json(run: Run) -> None:
+    found = json.loads(run("doctor", "--json").stdout)
+    assert found["works"] is True
+    names = {check["name"] for check in found["checks"]}
+    assert {"python", "numpy", "torch", "vllm", "ray", "CUDA driver", "umask", "SHA-256", "self-test"} <= names
+    for check in found["checks"]:
+        assert check["status"] == "ok" or check["fix"], check
+
+
+def test_doctor_knows_what_pyproject_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", text).groups() for text in project["dependencies"])  # type: ignore[union-attr]
+    for name, minimum in environment.MINIMUM.items():
+        assert asked[name] == ".".join(map(str, minimum))
+    for fix in re.findall(r"bcqfmt\[(\w+)\]", " ".join(fix for fix, _ in environment._OPTIONAL.values())):
+        assert fix in project["optional-dependencies"]
+
+
+def test_doctor_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_version", lambda name: None if name in ("torch", "numpy") else "999.0")
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "fix: pip install 'bcqfmt[torch]'" in result.stdout
+    assert "the core does NOT work" in result.stdout
+    monkeypatch.setattr(environment, "_version", lambda name: "0.1.dev3+x")
+    assert "older than" in run("doctor").stdout
+
+
+def test_doctor_survives_a_broken_temporary_folder(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(environment.tempfile, "TemporaryDirectory", refuse)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "PermissionError" in result.stdout
+
+
+def test_demo_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = run("demo")
+    assert result.exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    for text in ("262,144 values, 0 different", "65,536 bytes read", "BCQ-V606", "nothing is left behind"):
+        assert text in result.stdout
+    assert 15 <= len(result.stdout.splitlines()) <= 30
+    assert max(map(len, result.stdout.splitlines())) <= 110
+
+
+def test_demo_keeps_what_it_made(run: Run, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert run("demo", "--keep", kept).exit_code == 0
+    assert bcqfmt.validate(kept, deep=True).valid
+    again = run("demo", "--keep", kept)
+    assert again.exit_code == 7
+    assert "BCQ-E401" in again.stderr
