@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.dtypes import FLOATS, name_of
+from bcqfmt import limits
+from bcqfmt.dtypes import FLOATS, name_of, numpy_dtype
 from bcqfmt.errors import error
 from bcqfmt.packing import pack, pack_planes, unpack
 from bcqfmt.scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
@@ -36,13 +37,26 @@ Built = tuple[WeightSpec, Arrays]
 def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
     """Arrays as parts in memory, in the types that the spec calls for."""
     wanted = spec.parts()
-    return {suffix: StoredTensor.from_array(suffix, array, wanted[suffix].dtype) for suffix, array in arrays.items()}
+    parts = {}
+    for suffix, array in arrays.items():
+        dtype = wanted[suffix].dtype
+        fits = name_of(array) == dtype or (
+            dtype[0] in "IU" and array.dtype.kind in "iu" and array.dtype.itemsize == numpy_dtype(dtype).itemsize
+        )
+        if not fits:
+            raise error("BCQ-E302", tensor=suffix, found=f"an array of type {array.dtype}", expected=dtype)
+        parts[suffix] = StoredTensor.from_array(suffix, array, dtype)
+    return parts
 
 
 def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size: int, dtype: str | None) -> Built:
     """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G)."""
     codes = _codes(codes, bits)
     kind = _float(scale, "scale")
+    if np.ndim(zero) and np.shape(zero) != scale.shape:
+        raise error(
+            "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {scale.shape} as the scales"
+        )
     declared, part = _zeros(zero, bits)
     segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
     arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, **part}
@@ -76,6 +90,8 @@ def bcq(
     scale_sets: Mapping[int, tuple[Array, Array | None]],
 ) -> Built:
     """Bits (..., q, out, in) of 0 and 1, alpha (..., q, out, G), bias (..., out, G), scale sets by precision."""
+    if signs.ndim not in (3, 4):
+        raise error("BCQ-E302", found=f"bits of {signs.ndim} dimensions", expected="(q, out, in) or (E, q, out, in)")
     q = signs.shape[-3]
     if signs.size and not np.isin(signs, (0, 1)).all():
         raise error("BCQ-E302", found="bits other than 0 and 1", expected="0 for -alpha, 1 for +alpha")
@@ -115,6 +131,8 @@ def second_order(built: Built, codes: Array, scale: Array, zero: Array, bits: in
 
 def concatenate(pieces: Sequence[tuple[WeightSpec, Mapping[str, Array]]]) -> Built:
     """One weight whose segments are those of the pieces, side by side."""
+    if not pieces:
+        raise error("BCQ-E302", found="no pieces", expected="at least one")
     first = pieces[0][0]
     segments: list[Segment] = []
     widths: list[int] = []
@@ -146,7 +164,7 @@ def concatenate(pieces: Sequence[tuple[WeightSpec, Mapping[str, Array]]]) -> Bui
 
 def with_perm(spec: WeightSpec, perm: Array) -> Built:
     """The scheme with ``perm``, and the part."""
-    return replace(spec, scheme=replace(spec.scheme, perm=True)), {"perm": np.asarray(perm, np.int32)}
+    return replace(spec, scheme=replace(spec.scheme, perm=True)), {"perm": _int32(perm, "perm")}
 
 
 def with_outliers(
@@ -160,12 +178,12 @@ def with_outliers(
             found=f"mode {mode!r}, segments {list(allowed)}",
             expected="add or replace; segments of the weight",
         )
-    columns = np.asarray(indices)
+    columns = _int32(indices, "indices")
     if columns.size and (columns.min() < 0 or columns.max() >= spec.columns):
         raise error("BCQ-V408", found=f"columns up to {columns.max()}", expected=f"0..{spec.columns - 1}")
     rule = OutlierRule(mode, _float(values, "values"), allowed)
     arrays = {
-        "outlier_indptr": np.asarray(indptr, np.int32),
+        "outlier_indptr": _int32(indptr, "indptr"),
         "outlier_indices": columns.astype(np.uint16 if spec.columns <= 65536 else np.int32),
         "outlier_values": values,
     }
@@ -189,7 +207,16 @@ def _one(segment: Segment, shape: tuple[int, ...], dtype: str) -> WeightSpec:
     return WeightSpec(scheme=scheme, shape=tuple(shape), dtype=dtype, widths=(int(shape[-1]),))
 
 
+def _int32(values: Array, what: str) -> npt.NDArray[np.int32]:
+    array = np.asarray(values)
+    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) > limits.MAX_DIM):
+        raise error("BCQ-E302", found=f"{what} of type {array.dtype}", expected="integers in 0..2^31-1")
+    return array.astype(np.int32)
+
+
 def _codes(codes: Array, bits: int) -> Array:
+    if codes.ndim not in (2, 3):
+        raise error("BCQ-E302", found=f"an array of {codes.ndim} dimensions", expected="2, or 3 in a stack")
     if codes.dtype.kind not in "iu":
         raise error("BCQ-E302", found=f"codes of type {codes.dtype}", expected="integers")
     if not 1 <= bits <= 8:

@@ -17,7 +17,7 @@ from bcqfmt.packing import padding_is_zero, unpack
 from bcqfmt.scheme import PackedZero, PartSpec, WeightSpec
 from bcqfmt.stored import StoredTensor
 
-__all__ = ["check_content", "check_parts", "check_spec"]
+__all__ = ["Place", "check_content", "check_indices", "check_parts", "check_spec"]
 
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
@@ -105,12 +105,16 @@ def check_content(spec: WeightSpec, parts: Parts, place: Place) -> bool:
             _check_zeros(fields, segment.bits, segment.zero.bits, parts[f"s{k}_zero"].name, place)
     if spec.scheme.aligned64 and (parts["s0_scale_zero"].array() > 15).any():
         place("BCQ-V401", "a second-order zero above 15", "upper four bits zero", parts["s0_scale_zero"].name)
-    perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
-    if perm is not None and not _check_perm(perm, parts["perm"].name, place):
-        return False
-    if spec.scheme.outliers is not None:
-        _check_outliers(spec, parts, perm, place)
+    check_indices(spec, parts, place)
     return place.faults == before
+
+
+def check_indices(spec: WeightSpec, parts: Parts, place: Place) -> None:
+    """BCQ-V406 to V409: everything that leads to a column or a row."""
+    perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
+    fine = perm is None or _check_perm(perm, parts["perm"].name, place)
+    if spec.scheme.outliers is not None:
+        _check_outliers(spec, parts, perm, place, segments=fine)
 
 
 def _check_padding(part: StoredTensor, want: PartSpec, place: Place) -> None:
@@ -125,7 +129,8 @@ def _check_padding(part: StoredTensor, want: PartSpec, place: Place) -> None:
 def _check_finite(spec: WeightSpec, part: StoredTensor, place: Place) -> None:
     bad, first, seen = 0, -1, 0
     for block in _blocks(part):
-        wrong = ~np.isfinite(block.reshape(-1))
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a finding, not a warning
+            wrong = ~np.isfinite(block.reshape(-1))
         if wrong.any():
             first = seen + int(np.argmax(wrong)) if first < 0 else first
             bad += int(np.count_nonzero(wrong))
@@ -159,7 +164,7 @@ def _check_perm(perm: Array, name: str, place: Place) -> bool:
     return True
 
 
-def _check_outliers(spec: WeightSpec, parts: Parts, perm: Array | None, place: Place) -> None:
+def _check_outliers(spec: WeightSpec, parts: Parts, perm: Array | None, place: Place, *, segments: bool) -> None:
     indptr = parts["outlier_indptr"].array().astype(np.int64)
     indices = parts["outlier_indices"].array().astype(np.int64)
     falls = np.diff(indptr) < 0
@@ -191,7 +196,8 @@ def _check_outliers(spec: WeightSpec, parts: Parts, perm: Array | None, place: P
         found = f"column {indices[entry]} after column {indices[entry - 1]} in row {row}"
         place("BCQ-V408", found, "strictly rising", name)
         return
-    _check_segments(spec, indptr, indices, perm, place, name)
+    if segments:
+        _check_segments(spec, indptr, indices, perm, place, name)
 
 
 def _check_segments(

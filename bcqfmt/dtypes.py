@@ -95,7 +95,8 @@ def name_of(array: Array) -> str:
 
 def float64_of(array: Array) -> npt.NDArray[np.float64]:
     """Floating-point numbers of any supported type as binary64; exact."""
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a legal bit pattern
+        return array.astype(np.float64)
 
 
 def round_to(values: npt.NDArray[np.float64], dtype: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -24,11 +25,16 @@ class OutputFile:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
             self._descriptor = os.open(self._temporary, flags, 0o666)
-            if size and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._descriptor, 0, size)  # a full disk shows itself now, not hours later
+            if size:
+                _reserve(self._descriptor, size)
         except OSError as fault:
             self.discard()
             raise _failed(path, fault) from fault
+
+    @property
+    def temporary(self) -> Path:
+        """Where the bytes are until :meth:`commit`."""
+        return self._temporary
 
     def write(self, data: bytes | memoryview) -> None:
         """All of ``data``, however many calls it takes."""
@@ -57,6 +63,17 @@ class OutputFile:
             self._descriptor = -1
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Take the space at once: a full disk shows itself now, not hours later. Some file systems cannot."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as fault:
+        if fault.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -106,11 +123,13 @@ def _take_name(work: Path, target: Path) -> None:
         os.rename(target, old)
     try:
         os.rename(work, target)
+        sync_folder(target.parent)
     except OSError:
         if old is not None:
+            if os.path.lexists(target):
+                os.rename(target, work)
             os.rename(old, target)
         raise
-    sync_folder(target.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
 

@@ -68,7 +68,7 @@ class SourceFile:
                 self._check(os.fstat(self._descriptor))
             except OSError as fault:
                 raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
-        self.bytes_read += size
+            self.bytes_read += size
 
     def check_unchanged(self) -> None:
         """Raise BCQ-E103 when the path no longer leads to the very file that was opened."""

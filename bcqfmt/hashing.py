@@ -17,10 +17,11 @@ import numpy.typing as npt
 from bcqfmt.files import SourceFile
 from bcqfmt.header import Header
 
-__all__ = ["hash_file", "hash_tensors"]
+__all__ = ["StreamDigests", "hash_file", "hash_tensors"]
 
 _CHUNK = 1 << 22
 _WINDOW = 4  # chunks in flight
+_SMALL = 1 << 16
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[int], None] | None
 
@@ -52,6 +53,55 @@ def hash_tensors(
             for job in pair:
                 job.result()
     return whole.hexdigest(), tensors.result()
+
+
+class StreamDigests:
+    """The two digests of a file that is being written: of the whole, and of the tensor in progress.
+
+    Both run in threads of their own while the caller writes; at most a few chunks wait.
+    """
+
+    def __init__(self, head: bytes) -> None:
+        self._whole, self._single = hashlib.sha256(head), hashlib.sha256()
+        self._left, self._right = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._pending: list[Any] = []
+
+    def __enter__(self) -> StreamDigests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.shutdown()
+        self._right.shutdown()
+
+    def update(self, chunk: Bytes) -> None:
+        """The next bytes; they must not change until the tensor ends."""
+        if chunk.size < _SMALL:  # not worth a thread
+            self._wait()
+            self._whole.update(chunk.data)
+            self._single.update(chunk.data)
+            return
+        self._pending.append(self._left.submit(self._whole.update, chunk.data))
+        self._pending.append(self._right.submit(self._single.update, chunk.data))
+        if len(self._pending) >= 2 * _WINDOW:
+            self._pending.pop(0).result()
+            self._pending.pop(0).result()
+
+    def end_of_tensor(self) -> str:
+        """Digest of the tensor whose last bytes were given."""
+        self._wait()
+        digest = self._single.hexdigest()
+        self._single = hashlib.sha256()
+        return digest
+
+    def whole(self) -> str:
+        """Digest of everything so far."""
+        self._wait()
+        return self._whole.hexdigest()
+
+    def _wait(self) -> None:
+        for job in self._pending:
+            job.result()
+        self._pending.clear()
 
 
 class _TensorDigests:

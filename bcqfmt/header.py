@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import struct
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bcqfmt import limits
@@ -16,6 +18,7 @@ from bcqfmt.sniff import sniff
 from bcqfmt.strict_json import canonical
 
 _KEYS = {"dtype", "shape", "data_offsets"}
+_FORM = "dtype, shape and data_offsets, integers in 0..2^53-1"
 _ENOUGH = 100  # malformed entries after which nobody wants to know more
 
 __all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header"]
@@ -50,18 +53,31 @@ def read_header(file: SourceFile, sink: Sink) -> Header | None:
     tensors: dict[str, TensorEntry] = {}
     faults = 0
 
+    def plain(name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
+        nonlocal faults
+        if begin <= end and _right_size(name, dtype, shape, end - begin, report):
+            tensors[name] = TensorEntry(dtype, shape, begin, end)
+            return
+        if begin > end:
+            report("BCQ-V109", f"data_offsets [{begin}, {end}]", _FORM, name)
+        faults += 1
+        if faults >= _ENOUGH:
+            raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
+
     def entry(name: str, value: Any) -> None:
         nonlocal faults
-        checked = _entry(name, value, report)
-        if checked is not None:
-            tensors[name] = checked
-        else:
-            faults += 1
-            if faults >= _ENOUGH:
-                raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
+        wrong = _misfit(value)
+        if wrong is None:
+            plain(name, value["dtype"], tuple(value["shape"]), *value["data_offsets"])
+            return
+        report("BCQ-V109", wrong, _FORM, name)
+        faults += 1
+        if faults >= _ENOUGH:
+            raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
 
     try:
-        metadata = scan_header(raw, entry)
+        with _without_collector(len(raw)):
+            metadata = scan_header(raw, entry, plain)
     except HeaderFault as fault:
         report(fault.code, fault.found, fault.expected, fault.tensor)
         return None
@@ -140,25 +156,35 @@ def _raw_header(file: SourceFile, report: Any) -> bytes | None:
     return None
 
 
-def _entry(name: str, entry: Any, report: Any) -> TensorEntry | None:
-    if (wrong := _misfit(entry)) is not None:
-        report("BCQ-V109", wrong, "dtype, shape and data_offsets, integers in 0..2^53-1", name)
-        return None
-    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in BITS:
+@contextlib.contextmanager
+def _without_collector(size: int) -> Iterator[None]:
+    """Hundreds of thousands of new objects, none of them garbage: looking for it would double the time."""
+    if size < 1_000_000 or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _right_size(name: str, dtype: str, shape: tuple[int, ...], nbytes: int, report: Any) -> bool:
+    bits = BITS.get(dtype)
+    if bits is None:
         report("BCQ-V110", f"'{escape(dtype, 40)}'", f"one of {', '.join(BITS)}", name)
-        return None
+        return False
     count = 1
     for dim in shape:
         count *= dim or 1
     if count >= limits.MAX_ELEMENTS:
-        report("BCQ-V111", f"shape {shape}", "fewer than 2^48 elements", name)
-        return None
-    size = 0 if 0 in shape else count * BITS[dtype]
-    if size % 8 or size // 8 != end - begin:
-        report("BCQ-V112", f"{end - begin} bytes", f"{size / 8:g} for {dtype} {shape}", name)
-        return None
-    return TensorEntry(dtype, tuple(shape), begin, end)
+        report("BCQ-V111", f"shape {list(shape)}", "fewer than 2^48 elements", name)
+        return False
+    size = 0 if 0 in shape else count * bits
+    if size != nbytes * 8:
+        report("BCQ-V112", f"{nbytes} bytes", f"{size / 8:g} for {dtype} {list(shape)}", name)
+        return False
+    return True
 
 
 def _misfit(entry: Any) -> str | None:

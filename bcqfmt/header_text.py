@@ -20,6 +20,15 @@ __all__ = ["HeaderFault", "scan_header"]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LEVELS = f"at most {limits.MAX_JSON_DEPTH} levels"
 
+# The next entry as nearly every writer spells it. What does not match is read the long way.
+_INTEGER = "(?:0|[1-9][0-9]{0,14})"
+_OFFSETS = rf'"data_offsets":\[({_INTEGER}),({_INTEGER})\]'
+_DTYPE = '"dtype":"([A-Z0-9_]{1,16})"'
+_SHAPE = rf'"shape":\[((?:{_INTEGER}(?:,{_INTEGER}){{0,15}})?)\]'
+_PLAIN = re.compile(
+    rf',"([^"\\\x00-\x1f]{{0,600}})":\{{(?:{_OFFSETS},{_DTYPE},{_SHAPE}|{_DTYPE},{_SHAPE},{_OFFSETS})\}}'
+)
+
 
 class HeaderFault(Exception):
     """A header that is refused: rule, what was found, what was expected, tensor name."""
@@ -29,8 +38,15 @@ class HeaderFault(Exception):
         self.code, self.found, self.expected, self.tensor = code, found, expected, tensor
 
 
-def scan_header(raw: bytes, entry: Callable[[str, Any], None]) -> dict[str, str]:
-    """Call ``entry(name, value)`` for every tensor; the metadata. BCQ-V105 to V108 and V118."""
+def scan_header(
+    raw: bytes,
+    entry: Callable[[str, Any], None],
+    plain: Callable[[str, str, tuple[int, ...], int, int], None],
+) -> dict[str, str]:
+    """Call ``plain(name, dtype, shape, begin, end)`` or, for another spelling, ``entry(name, value)`` for every tensor.
+
+    Returns the metadata. BCQ-V105 to V108 and V118.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as fault:
@@ -51,13 +67,31 @@ def scan_header(raw: bytes, entry: Callable[[str, Any], None]) -> dict[str, str]
                     raise HeaderFault("BCQ-V108", f"more than {limits.MAX_TENSORS}", f"at most {limits.MAX_TENSORS}")
                 value, at = _value(text, at, name)
                 entry(name, value)
-            name, at = top.send(at)
+            name, at = top.send(_plain_run(text, at, names, plain))
     except StopIteration as done:
         if text[done.value :].strip(" "):
             raise HeaderFault("BCQ-V106", f"text after the object, at {done.value}", "nothing but spaces") from None
     if "\\ud" in text or "\\uD" in text:
         _refuse_surrogates([*names, *metadata, *metadata.values()])
     return metadata
+
+
+def _plain_run(
+    text: str, at: int, names: set[str], plain: Callable[[str, str, tuple[int, ...], int, int], None]
+) -> int:
+    """Read entries in the usual spelling as far as they go; whatever else comes is left to the long way."""
+    match = _PLAIN.match
+    room = limits.MAX_TENSORS + ("__metadata__" in names)
+    while (found := match(text, at)) is not None:
+        name, begin, end, dtype, shape, dtype2, shape2, begin2, end2 = found.groups()
+        if name in names or name == "__metadata__" or len(names) >= room:
+            break
+        names.add(name)
+        at = found.end()
+        if dtype is None:
+            begin, end, dtype, shape = begin2, end2, dtype2, shape2
+        plain(name, dtype, tuple(map(int, shape.split(","))) if shape else (), int(begin), int(end))
+    return at
 
 
 def _members(text: str, at: int) -> Generator[tuple[str, int], int, int]:

@@ -47,7 +47,7 @@ def plan_shards(units: Iterable[Unit], max_bytes: int) -> list[list[Unit]]:
     """Units in natural order, a new shard whenever data or header would grow too large; at least one shard."""
     shards: list[list[Unit]] = [[]]
     data = header = count = 0
-    for unit in sorted(units, key=lambda unit: natural(unit.name)):
+    for unit in sorted(units, key=lambda unit: (natural(unit.name), unit.name)):
         full = (
             data + unit.nbytes > max_bytes
             or header + unit.header_bytes > SHARD_HEADER_BYTES

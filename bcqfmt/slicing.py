@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt import limits
-from bcqfmt.errors import error
+from bcqfmt import checks, limits
+from bcqfmt.errors import error, refuse
 from bcqfmt.packing import pack, pack_planes, unpack, unpack_bits
 from bcqfmt.scheme import OutlierRule, Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.stored import StoredTensor
@@ -38,6 +38,7 @@ class _Piece(NamedTuple):
 
 def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
     """Rows ``start..stop`` of every matrix; second-order scales need ``start`` and ``stop`` on their row groups."""
+    _refuse_bad_indices(spec, parts)
     for segment in spec.scheme.segments:
         if isinstance(segment.scale, SecondOrder):
             rows = segment.scale.rows
@@ -69,11 +70,12 @@ def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
         arrays["outlier_indices"] = np.concatenate([parts["outlier_indices"].read(run) for run in keep])
         arrays["outlier_values"] = np.concatenate([parts["outlier_values"].read(run) for run in keep])
     shape = (*spec.shape[:-2], stop - start, spec.columns)
-    return replace(spec, shape=shape), arrays
+    return _uncrowded(replace(spec, shape=shape), arrays, f"rows {start}..{stop}")
 
 
 def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
     """Original columns ``start..stop`` of every matrix, canonical layout."""
+    _refuse_bad_indices(spec, parts)
     perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
     kept = np.arange(start, stop)
     if perm is not None:
@@ -107,7 +109,20 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
         shape=(*spec.shape[:-1], stop - start),
         widths=tuple(len(piece.columns) for piece in pieces),
     )
-    return built, arrays
+    return _uncrowded(built, arrays, f"columns {start}..{stop}")
+
+
+def _refuse_bad_indices(spec: WeightSpec, parts: Parts) -> None:
+    """Indices lead to columns and rows: a slice made of wrong ones would be wrong silently."""
+    checks.check_indices(spec, parts, checks.Place(refuse))
+
+
+def _uncrowded(spec: WeightSpec, arrays: dict[str, Array], asked: str) -> Built:
+    """Outliers of the whole may be too many for a slice of it (BCQ-V410)."""
+    nnz = arrays["outlier_indices"].size if "outlier_indices" in arrays else 0
+    if nnz * limits.OUTLIER_SHARE > spec.stack * spec.out * spec.columns:
+        raise error("BCQ-E303", found=f"{asked} hold {nnz} outliers", expected="at most one eighth of the elements")
+    return spec, arrays
 
 
 def _pieces(spec: WeightSpec, kept: Array, asked: str) -> list[_Piece]:

@@ -50,6 +50,8 @@ class StoredTensor:
     def from_array(cls, name: str, array: Array, dtype: str | None = None) -> StoredTensor:
         """Wrap an array; ``dtype`` names bit containers whose numpy type is another one (I32 words as uint32)."""
         kind = dtype if dtype is not None else name_of(array)
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
         stored = np.ascontiguousarray(array).view(numpy_dtype(kind)).reshape(array.shape)
         stored.flags.writeable = False
         return cls(name, kind, tuple(int(dim) for dim in array.shape), array=stored)
@@ -89,7 +91,9 @@ class StoredTensor:
         if held is not None:
             return held[tuple(slice(a, b) for a, b in ranges)]
         if BITS[self.dtype] < 8:
-            return self._bytes(0, self.nbytes)
+            raw = self._bytes(0, self.nbytes)
+            raw.flags.writeable = False
+            return raw
         shape = tuple(b - a for a, b in ranges) + self.shape[len(ranges) :]
         out = np.empty(shape, numpy_dtype(self.dtype))
         flat = out.reshape(-1).view(np.uint8)

@@ -14,6 +14,7 @@ from bcqfmt import build, checks, decode, forms, slicing
 from bcqfmt.descriptor import digest_of
 from bcqfmt.dtypes import FLOATS, logical_name, numpy_dtype
 from bcqfmt.errors import Finding, error, refuse
+from bcqfmt.schema import Misfit, scheme_json, scheme_of
 from bcqfmt.scheme import Scheme, Segment, WeightSpec, part_prefix
 from bcqfmt.stored import StoredTensor
 
@@ -134,7 +135,7 @@ class BcqWeight:
     def alpha_z(self, planes: int | None = None) -> tuple[tuple[Array, Array], ...]:
         """Per segment the plane scales ``([E,] p, out, G)`` and the bias ``([E,] out, G)``, stored or derived.
 
-        float32 where that is exact (first-order F16 and BF16 numbers), else float64.
+        float32 where that is exact (first-order F16 and BF16 numbers that do not overflow it), else float64.
         """
         everything = (0, self.spec.out)
         pairs = []
@@ -146,9 +147,7 @@ class BcqWeight:
                 alphas.append(alpha)
                 biases.append(z)
             stacked = (np.stack(alphas), np.stack(biases)) if len(self.shape) == 3 else (alphas[0], biases[0])
-            kinds = {segment.scale, segment.alpha, segment.bias} - {None}
-            exact = np.float32 if segment.encoding == "bcq" or kinds <= {"F16", "BF16"} else np.float64
-            pairs.append((stacked[0].astype(exact), stacked[1].astype(exact)))
+            pairs.append(_shortest(segment, *stacked))
         return tuple(pairs)
 
     # -- slices and other forms -------------------------------------------------------------------------------
@@ -195,6 +194,8 @@ class BcqWeight:
         default that of the scales.
         """
         if bits is None:
+            if not np.size(codes):
+                raise error("BCQ-E302", found="no codes", expected="at least one row and 8 columns")
             bits = max(1, int(np.max(codes)).bit_length())
             while int(np.max(zero_point)) > 2**bits and bits < 8:
                 bits += 1
@@ -271,6 +272,10 @@ class BcqWeight:
 
     @classmethod
     def _made(cls, spec: WeightSpec, arrays: Mapping[str, Array]) -> BcqWeight:
+        try:
+            scheme_of(scheme_json(spec.scheme), "scheme")
+        except Misfit as misfit:
+            raise error("BCQ-E302", found=str(misfit), expected="what the format can say") from None
         checks.check_spec(spec, checks.Place(refuse))
         made = cls("", spec, build.wrap(spec, arrays))
         checks.check_content(spec, made._parts, checks.Place(_refuse_but_nonfinite))
@@ -279,6 +284,18 @@ class BcqWeight:
     def __repr__(self) -> str:
         kinds = " + ".join(f"{s.encoding} q={s.bits} g={s.group_size} x{w}" for s, w in self.segments)
         return f"BcqWeight({self.name!r}, {list(self.shape)}, {self.dtype}, {kinds}, {self.bits_per_weight:.3f} bit)"
+
+
+def _shortest(segment: Segment, alpha: Array, z: Array) -> tuple[Array, Array]:
+    """float32 where it holds the numbers exactly, else float64 as they are."""
+    if segment.encoding != "bcq" and not {segment.scale} <= {"F16", "BF16"}:
+        return alpha, z
+    with np.errstate(over="ignore", invalid="ignore"):
+        short = (alpha.astype(np.float32), z.astype(np.float32))
+    for full, half in zip((alpha, z), short, strict=True):
+        if (np.isfinite(full) & ~np.isfinite(half)).any():
+            return alpha, z
+    return short
 
 
 def _refuse_but_nonfinite(finding: Finding) -> None:

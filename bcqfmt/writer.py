@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt import checks
+from bcqfmt import checks, limits
 from bcqfmt.descriptor import Descriptor, descriptor_json, digest_of, parse_weights, spec_json
 from bcqfmt.durable import OutputFile, folder_in_progress, write_file
-from bcqfmt.errors import error, refuse
+from bcqfmt.errors import error, escape, refuse
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST
+from bcqfmt.hashing import StreamDigests
 from bcqfmt.header import header_bytes, layout
 from bcqfmt.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from bcqfmt.scheme import features_of
 from bcqfmt.shards import Unit, plan_shards, shard_names
 from bcqfmt.stored import StoredTensor
+from bcqfmt.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.validation import validate
 from bcqfmt.version import __version__
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["DEFAULT_SHARD_BYTES", "save", "write_shard"]
+__all__ = ["DEFAULT_SHARD_BYTES", "Written", "save", "write_shard", "write_tensors"]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
@@ -56,15 +59,17 @@ def save(
     written.
     """
     target = Path(path)
+    _check_texts(ignorable, generator, config)
     units = [_unit(name, tensor) for name, tensor in tensors.items()]
     weights = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, BcqWeight)}
     _check(weights)
     if target.suffix == ".safetensors":
         if target.exists() and not overwrite:
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")
-        write_shard(target, units, weights, ignorable)
+        write_shard(target, units, weights, ignorable, proof=_proved)
         return
     extra = dict(files or {})
+    _check_paths([*extra, CONFIG, INDEX, MANIFEST])
     for name in extra:
         if (
             not relative_path(name)
@@ -80,6 +85,7 @@ def save(
             )
     with folder_in_progress(target, overwrite=overwrite) as work:
         _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
+        _proved(work)
 
 
 def _write_folder(
@@ -126,31 +132,54 @@ def _write_folder(
 
 
 def write_shard(
-    path: Path, units: list[Unit], weights: Mapping[str, BcqWeight], ignorable: Mapping[str, Any] | None = None
+    path: Path,
+    units: list[Unit],
+    weights: Mapping[str, BcqWeight],
+    ignorable: Mapping[str, Any] | None = None,
+    tick: Callable[[int], None] | None = None,
+    proof: Callable[[Path], None] | None = None,
 ) -> Written:
-    """One file: header first, then every tensor in file order, a chunk at a time."""
+    """One BCQ file of some units; ``tick`` is told the bytes written since the last call and may raise to stop.
+
+    ``proof`` is called with the finished temporary file and raises when it must not get its name.
+    """
     tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
     specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
-    entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
-    head = header_bytes(entries, {"format": "pt", "bcqfmt": descriptor_json(descriptor)})
+    return write_tensors(path, tensors, {"format": "pt", "bcqfmt": descriptor_json(descriptor)}, tick, proof)
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, StoredTensor],
+    metadata: Mapping[str, str],
+    tick: Callable[[int], None] | None = None,
+    proof: Callable[[Path], None] | None = None,
+) -> Written:
+    """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time."""
+    entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
-    whole, digests = hashlib.sha256(head), {}
+    digests: dict[str, str] = {}
     output = OutputFile(path, size)
     try:
-        output.write(head)
-        for name in entries:
-            single = hashlib.sha256()
-            for chunk in tensors[name].chunks():
-                output.write(chunk.data)
-                whole.update(chunk.data)
-                single.update(chunk.data)
-            digests[name] = single.hexdigest()
+        with StreamDigests(head) as sums:
+            output.write(head)
+            for name in entries:
+                for chunk in tensors[name].chunks():
+                    sums.update(chunk)
+                    output.write(chunk.data)
+                    if tick is not None:
+                        tick(chunk.size)
+                digests[name] = sums.end_of_tensor()
+            whole = sums.whole()
+        if proof is not None:
+            proof(output.temporary)
         output.commit()
     except BaseException:
         output.discard()
         raise
-    return Written(FileRecord(size, whole.hexdigest()), digests)
+    return Written(FileRecord(size, whole), digests)
 
 
 def _unit(name: str, tensor: Tensor) -> Unit:
@@ -159,6 +188,8 @@ def _unit(name: str, tensor: Tensor) -> Unit:
         return Unit(name, {part.name: part for part in named.parts().values()}, True)
     if isinstance(tensor, np.ndarray):
         tensor = StoredTensor.from_array(name, tensor)
+    if not _encodable(name):
+        raise error("BCQ-E302", tensor=name, found="a name with a lone surrogate", expected="text")
     if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:
         raise error(
             "BCQ-V302", tensor=name, found="a reserved or too long name", expected="another name for a dense tensor"
@@ -176,6 +207,53 @@ def _check(weights: Mapping[str, BcqWeight]) -> None:
         spec = weight.spec
         parse_weights({name: spec_json(spec, 0)}, [spec.scheme], report)
         checks.check_content(spec, weight.parts(), checks.Place(refuse, weight=name))
+
+
+def _check_texts(
+    ignorable: Mapping[str, Any] | None, generator: Mapping[str, str] | None, config: Mapping[str, Any] | None
+) -> None:
+    """JSON that would not come back as it is given is refused before anything is written."""
+    for what, value in (("ignorable", ignorable), ("generator", generator), ("config", config)):
+        if value is None:
+            continue
+        try:
+            text = json.dumps(value) if what == "config" else canonical(value)
+            back = parse(text.encode("utf-8"), integers_only=what != "config")
+            check_limits(
+                back,
+                limits.MAX_CONFIG_DEPTH if what == "config" else limits.MAX_JSON_DEPTH - 1,
+                integers=what != "config",
+            )
+        except (JsonFault, ValueError, TypeError, RecursionError) as fault:
+            raise error("BCQ-E302", found=f"{what}: {escape(str(fault))}", expected="plain JSON") from None
+        if what != "config" and back != value:
+            raise error("BCQ-E302", found=f"{what} with keys or values that JSON changes", expected="plain JSON")
+    if generator is not None and (
+        set(generator) != {"name", "version"} or not all(isinstance(v, str) for v in generator.values())
+    ):
+        raise error("BCQ-E302", found="generator", expected="name and version, both strings")
+
+
+def _check_paths(names: list[str]) -> None:
+    """Two files, one of which would have to be the folder of the other, cannot both be written."""
+    for name in names:
+        if not _encodable(name) or any(other.startswith(f"{name}/") for other in names):
+            raise error(
+                "BCQ-E302", name, found="a name that is no text, or that is a folder too", expected="another name"
+            )
+
+
+def _encodable(text: str) -> bool:
+    try:
+        return bool(text.encode("utf-8")) or not text
+    except UnicodeEncodeError:
+        return False
+
+
+def _proved(path: Path) -> None:
+    """What was written passes the validator, or it does not get its name."""
+    for finding in validate(path).errors[:1]:
+        refuse(finding._replace(file="" if finding.file == path.name else finding.file))
 
 
 def _digest(weight: BcqWeight, unit: Unit, written: Written) -> str:

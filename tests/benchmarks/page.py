@@ -10,8 +10,9 @@ Things that are compared run in turn in one process, after one round to warm up;
 A figure is the median of the rounds, in brackets the lowest and the highest. Memory is the peak of a process of its
 own as the kernel counts it. All files are in the page cache.
 
-**Import.** Fresh processes, the clock read inside them around `import bcqfmt`, after `import numpy`. The run stops if
-torch, numba, click, tqdm or transformers are loaded by it.
+**Import.** Fresh processes, the clock read inside them around `import bcqfmt`, after `import numpy`, byte code
+compiled before. The package loads its modules when a name is first used, so the first row touches every public name.
+The run stops if torch, numba, click, tqdm or transformers are loaded by it.
 
 **`validate --deep`.** A folder of random 4-bit weights of 4096 x 4096 (groups of 128, F16 scales, packed zeros) and
 bfloat16 embeddings. The comparison reads the same files in pieces of 4 MiB and feeds one SHA-256 in one thread. The

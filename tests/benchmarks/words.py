@@ -1,0 +1,176 @@
+"""Word packers on a 4096 x 11008 layer, both ways: against memcpy of the same bytes and against a peer's packer.
+
+    python tests/benchmarks/words.py [--quick] [--threads N]
+
+Ratios are taken round by round in one run. compressed-tensors is measured where it is installed, else the figure of
+shared/checkpoints/TIMINGS.md (another machine) stands in its place, without a goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
+
+import numpy as np
+from measure import Result, interleave, rounded, spread
+
+ROWS, COLUMNS = 4096, 11008
+GOAL = 5.0  # times as fast as compressed-tensors' pack_to_int32
+RECORDED = 0.057
+LIMIT = 3.0  # seconds of compilation in a process that has no cache
+
+_START = """
+import os, sys, time
+import numpy
+begun = time.perf_counter()
+from bcqfmt.converters import words
+codes = numpy.zeros((8, 64), numpy.uint8)
+order = numpy.arange(64)
+words.planes_to_gptq(words.codes_to_planes(codes, 4, order))
+words.planes_to_awq(words.awq_to_planes(words.codes_to_awq_gemm(codes)))
+print(time.perf_counter() - begun)
+"""
+
+
+def packers(quick: bool = False, threads: int = 2) -> list[Result]:
+    """Every fused pair of functions, the way through codes, and reordered columns."""
+    from bcqfmt.converters import words
+
+    n, k = (ROWS // 8, COLUMNS // 8 // 32 * 32) if quick else (ROWS, COLUMNS)
+    rng = np.random.default_rng(0)
+
+    def any_words(*shape: int) -> Any:
+        return rng.integers(0, 2**32, shape, np.uint32)
+
+    perm = rng.permutation(k)
+    planes = {bits: any_words(bits, n, k // 32) for bits in (2, 3, 4, 8)}
+    codes = rng.integers(0, 16, (n, k), np.uint8)
+    things: dict[str, tuple[int, Callable[[], object]]] = {}
+    for bits in (4, 3, 2, 8):
+        size = bits * n * k // 8
+        rows, columns, stored = any_words(k * bits // 32, n), any_words(n, k * bits // 32), planes[bits]
+        things |= {
+            f"GPTQ {bits} bit to planes": (
+                2 * size,
+                lambda w=rows, b=bits: words.gptq_to_planes(w, b, threads=threads),
+            ),
+            f"planes to GPTQ {bits} bit": (2 * size, lambda p=stored: words.planes_to_gptq(p, threads=threads)),
+        }
+        if bits in (4, 8):
+            things |= {
+                f"compressed-tensors {bits} bit to planes": (
+                    2 * size,
+                    lambda w=columns, b=bits: words.columns_to_planes(w, b, threads=threads),
+                ),
+                f"planes to compressed-tensors {bits} bit": (
+                    2 * size,
+                    lambda p=stored: words.planes_to_columns(p, threads=threads),
+                ),
+            }
+    size = n * k // 2
+    rows, awq, fast = any_words(k // 8, n), any_words(k, n // 8), any_words(n // 4, k // 2).view(np.int16)
+    stored = planes[4]
+    things |= {
+        "AWQ to planes": (2 * size, lambda: words.awq_to_planes(awq, threads)),
+        "planes to AWQ": (2 * size, lambda: words.planes_to_awq(stored, threads=threads)),
+        "GEMV-fast to planes": (2 * size, lambda: words.gemv_fast_to_planes(fast, threads)),
+        "planes to GEMV-fast": (2 * size, lambda: words.planes_to_gemv_fast(stored, threads=threads)),
+        "GPTQ 4 bit to planes, columns reordered": (
+            2 * size,
+            lambda: words.gptq_to_planes(rows, 4, threads=threads, perm=perm),
+        ),
+        "planes to GPTQ 4 bit, columns reordered": (
+            2 * size,
+            lambda: words.planes_to_gptq(stored, threads=threads, perm=perm),
+        ),
+        "GPTQ 4 bit to codes": (3 * size, lambda: words.stream_rows_to_codes(rows, 4, k, threads)),
+        "codes to GPTQ 4 bit": (3 * size, lambda: words.codes_to_stream_rows(codes, 4, threads)),
+        "codes to planes": (3 * size, lambda: words.codes_to_planes(codes, 4, threads=threads)),
+    }
+    copies = {total: _copy(total) for total, _ in things.values()}
+    peer = _peer(codes)
+    timed = {name: thing for name, (_, thing) in things.items()}
+    timed |= {f"copy {total}": copy for total, copy in copies.items()}
+    if peer:
+        timed["peer"] = peer
+    times = interleave(timed, 5 if quick else 11)
+    results = []
+    for name, (total, _) in things.items():
+        milliseconds = [1000 * seconds for seconds in times.seconds[name]]
+        share = [1 / ratio for ratio in times.ratios(name, f"copy {total}")]
+        result = Result(
+            f"{name}, {n} x {k}, {threads} threads",
+            f"{spread(milliseconds, '.1f')} ms; {statistics.median(share):.2f} of memcpy of input + output",
+            values={"milliseconds": rounded(milliseconds), "of memcpy": rounded(share)},
+        )
+        if name == "GPTQ 4 bit to planes" and not quick:
+            faster = times.ratios("peer", name) if peer else [RECORDED * 1000 / value for value in milliseconds]
+            beside = "pack_to_int32" if peer else f"pack_to_int32 elsewhere ({RECORDED} s)"
+            result.measured += f"; {spread(faster, '.1f')} times as fast as compressed-tensors' {beside}"
+            result.goal = f">= {GOAL:g} times as fast as compressed-tensors' pack_to_int32"
+            result.met = statistics.median(faster) >= GOAL if peer else None
+            result.values["of peer"] = rounded(faster)
+        results.append(result)
+    if peer:
+        results.append(Result("compressed-tensors pack_to_int32", f"{1000 * times.median('peer'):.1f} ms"))
+    return results
+
+
+def compilation() -> list[Result]:
+    """Import and first call of the packers in a new process, without and with numba's cache."""
+    import os
+
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+        seconds = [
+            float(subprocess.run([sys.executable, "-c", _START], env=environment, check=True, stdout=-1).stdout)
+            for _ in range(2)
+        ]
+    return [
+        Result(
+            "packers, import and first calls, nothing cached",
+            f"{seconds[0]:.2f} s",
+            f"<= {LIMIT:g} s",
+            seconds[0] <= LIMIT,
+        ),
+        Result("the same, cached", f"{seconds[1]:.2f} s"),
+    ]
+
+
+def _copy(total: int) -> Callable[[], object]:
+    source, target = np.ones(total // 4, np.uint32), np.ones(total // 4, np.uint32)
+    return lambda: np.copyto(target, source)
+
+
+def _peer(codes: Any) -> Callable[[], object] | None:
+    try:
+        import torch
+        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+    except ImportError:
+        return None
+    signed = torch.from_numpy(codes.astype(np.int8) - np.int8(8))
+    return lambda: pack_to_int32(signed, 4)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small layer, few rounds")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    results = compilation() + packers(options.quick, options.threads)
+    for result in results:
+        print(f"{result.verdict:12}{result.what}\n{'':12}{result.measured}", end="")
+        print(f"   (goal: {result.goal})" if result.goal else "", flush=True)
+    return 1 if any(result.met is False for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
