@@ -130,6 +130,10 @@ _TABLE = [
     # outputs
     Code("BCQ-E401", "output exists", 7, "choose another name, or allow overwriting"),
     Code("BCQ-E402", "output cannot be written", 7, "check the permissions, the free space and the file system"),
+    Code("BCQ-E403", "output is in use", 7, "wait until the other run is done"),
+    Code("BCQ-E404", "conversion is not complete", 7, "run the missing parts, or convert again with --resume"),
+    Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
+    Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
     # converting
     Code("BCQ-E601", "a kind of checkpoint that is not converted", 5, "the documentation lists the layouts that are"),
     Code("BCQ-E602", "configuration contradicts itself or the tensors", 4, "correct the configuration, or name the layout with --from"),

@@ -13,14 +13,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["SourceFile", "inside", "read_small"]
+__all__ = ["ByteSource", "SourceFile", "inside", "read_small"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -28,6 +28,27 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0
 _MAX_OPEN = 64
 _open_files: OrderedDict[int, weakref.ref[SourceFile]] = OrderedDict()
 _pool_lock = threading.Lock()
+
+
+class ByteSource(Protocol):
+    """What a reader needs of a file: a local one, or one on the hub that is read by range requests."""
+
+    path: Path
+    shown: str
+    size: int
+    bytes_read: int
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """``size`` bytes from ``offset`` as a fresh uint8 array."""
+        ...
+
+    def read_into(self, offset: int, buffer: Bytes) -> None:
+        """Fill ``buffer`` (uint8, contiguous) with the bytes from ``offset``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held; a later read opens the file again."""
+        ...
 
 
 class SourceFile:
@@ -178,8 +199,10 @@ def inside(folder: Path, name: str) -> Path:
     if real.startswith(root.rstrip(os.sep) + os.sep):
         return path
     parent = Path(root).parent
-    if parent.name == "snapshots" and real.startswith(str(parent.parent / "blobs") + os.sep):
-        return path
+    if parent.name == "snapshots":
+        entry = parent.parent  # huggingface_hub 2 shares blobs between repositories: entry/blobs/x -> cache/blobs/ab/x
+        if real.startswith((str(entry / "blobs") + os.sep, str(entry.parent / "blobs") + os.sep)):
+            return path
     raise error("BCQ-V507", name, found=f"resolves to a file outside {folder.name or folder}")
 
 

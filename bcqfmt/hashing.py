@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.files import SourceFile
+from bcqfmt.files import ByteSource
 from bcqfmt.header import Header
 
 __all__ = ["StreamDigests", "hash_file", "hash_tensors"]
@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[int], None] | None
 
 
-def hash_file(source: SourceFile, progress: Progress = None) -> str:
+def hash_file(source: ByteSource, progress: Progress = None) -> str:
     """SHA-256 of a whole file; ``progress`` is told the bytes done since the last call."""
     state = hashlib.sha256()
     for chunk in _chunks(source, progress):
@@ -35,7 +35,7 @@ def hash_file(source: SourceFile, progress: Progress = None) -> str:
 
 
 def hash_tensors(
-    source: SourceFile, header: Header, names: Collection[str], progress: Progress = None
+    source: ByteSource, header: Header, names: Collection[str], progress: Progress = None
 ) -> tuple[str, dict[str, str]]:
     """SHA-256 of a whole file, and of the bytes of each tensor in ``names``."""
     whole = hashlib.sha256()
@@ -133,7 +133,7 @@ class _TensorDigests:
         return self._digests
 
 
-def _chunks(source: SourceFile, progress: Progress) -> Iterator[Bytes]:
+def _chunks(source: ByteSource, progress: Progress) -> Iterator[Bytes]:
     for start in range(0, source.size, _CHUNK):
         chunk = source.read(start, min(_CHUNK, source.size - start))
         yield chunk

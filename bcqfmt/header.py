@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bcqfmt import limits
 from bcqfmt.dtypes import BITS, element_bytes, nbytes_of
 from bcqfmt.errors import Finding, Sink, escape
-from bcqfmt.files import SourceFile
+from bcqfmt.files import ByteSource
 from bcqfmt.header_text import HeaderFault, scan_header
 from bcqfmt.sniff import sniff
 from bcqfmt.strict_json import canonical
@@ -41,7 +41,7 @@ class Header(NamedTuple):
     data_start: int
 
 
-def read_header(file: SourceFile, sink: Sink) -> Header | None:
+def read_header(file: ByteSource, sink: Sink) -> Header | None:
     """BCQ-V101 to V116 and V118; None when the file cannot be read on. Nothing is allocated on a file's word."""
 
     def report(code: str, found: str, expected: str = "", tensor: str = "") -> None:
@@ -131,7 +131,7 @@ def header_bytes(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]
     return struct.pack("<Q", len(text)) + text
 
 
-def _raw_header(file: SourceFile, report: Any) -> bytes | None:
+def _raw_header(file: ByteSource, report: Any) -> bytes | None:
     head = file.read(0, min(file.size, 64)).tobytes()
     if len(head) < 8:
         report("BCQ-V101", f"{file.size} bytes", "at least 8")

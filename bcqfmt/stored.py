@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bcqfmt.dtypes import BITS, name_of, nbytes_of, numpy_dtype
 from bcqfmt.errors import error
-from bcqfmt.files import SourceFile
+from bcqfmt.files import ByteSource
 
 __all__ = ["StoredTensor"]
 
@@ -33,7 +33,7 @@ class StoredTensor:
         shape: tuple[int, ...],
         *,
         array: Array | None = None,
-        source: SourceFile | None = None,
+        source: ByteSource | None = None,
         offset: int = 0,
         make: Callable[[], Array] | None = None,
     ) -> None:

@@ -1,0 +1,213 @@
+"""The GPTQ layout: AutoGPTQ, GPTQModel, optimum, auto-round, and what they made of it.
+
+| tensor | dtype | shape | content |
+|---|---|---|---|
+| qweight | I32 | [K*b/32, N] | codes, a bit stream along K for every column n (planar in `gptq_p`) |
+| qzeros | I32 | [G, N*b/32] | zero fields, a bit stream along N for every group; zp - 1 (v1) or zp (v2) |
+| scales | F16, BF16, F32 | [G, N] | |
+| g_idx | I32 | [K] | group of every column; absent, trivial, scattered (act order) or negative |
+
+The shapes name no width: b comes from the configuration and is checked against three shapes. Zero points read
+differently from tool to tool (``zero_points.py``). Group membership is what ``g_idx`` says, whatever ``desc_act`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.converters import words
+from bcqfmt.converters.awq_gemv import is_gemv
+from bcqfmt.converters.checkpoint import SourceCheckpoint
+from bcqfmt.converters.grouping import group_index, permutation
+from bcqfmt.converters.protocol import Converted, Module, Options, Rebuild, Rule
+from bcqfmt.converters.settings import Settings, read_settings
+from bcqfmt.converters.uniform import affine_weight, zero_points_of
+from bcqfmt.converters.zero_points import choose_rule, decode_zeros, encode_zeros
+from bcqfmt.errors import error, escape
+from bcqfmt.packing import words_for
+from bcqfmt.weight import BcqWeight
+
+__all__ = ["Gptq"]
+
+Array = npt.NDArray[Any]
+_SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
+
+
+class Gptq:
+    """`qweight` packed along the input dimension."""
+
+    name = "gptq"
+
+    def modules(self, source: SourceCheckpoint, options: Options) -> list[Module]:
+        """Modules whose scales are as wide as qweight."""
+        settings = read_settings(source)
+        found = [self._module(source, settings, name) for name in _prefixes(source, settings)]
+        for bits in sorted({module.settings["bits"] for module in found}):
+            chosen = [module for module in found if module.settings["bits"] == bits]
+            rule = _zero_rule(settings, bits, chosen, options)
+            for module in chosen:
+                module.settings["zero_point"] = rule
+        return found
+
+    def convert(self, module: Module, options: Options) -> Converted:
+        """Planes from qweight when asked for; zeros, scales and g_idx now."""
+        s, tensors = module.settings, module.tensors
+        bits, n, k = s["bits"], s["n"], s["k"]
+        perm = permutation(tensors["g_idx"].array(), k, s["group_size"], module.name) if "g_idx" in tensors else None
+        qzeros = tensors["qzeros"].array().view(np.uint32)
+        fields = _zero_fields(qzeros, bits, n, s["planar"])
+        zeros = decode_zeros(qzeros, fields, bits, s["zero_point"], lambda w: _zero_fields(w, bits, n, s["planar"]))
+
+        def planes() -> Array:
+            packed = tensors["qweight"].array().view(np.uint32)
+            if perm is None and not s["planar"]:
+                return words.gptq_to_planes(packed, bits, k, threads=options.threads)
+            codes = (
+                words.planar_rows_to_codes(packed, bits, k)
+                if s["planar"]
+                else words.stream_rows_to_codes(packed, bits, k)
+            )
+            return words.codes_to_planes(codes, bits, perm)
+
+        weight = affine_weight(
+            module, (n, k), bits, s["group_size"], tensors["scales"], True, zeros.T, perm, planes, options
+        )
+        layout = {"bits": bits, **({"planar": True} if s["planar"] else {})}
+        rules: dict[str, Rule] = {
+            "qweight": {"rule": "gptq.qweight", **layout},
+            "qzeros": {"rule": "gptq.qzeros", **layout, "zero_point": s["zero_point"]},
+            "scales": {"rule": "part", "part": "s0_scale", "transpose": True},
+        }
+        if "g_idx" in tensors:
+            rules["g_idx"] = {"rule": "g_idx"}
+        return Converted(weight, rules, {"qweight": "s0_planes"})
+
+    def rebuilders(self) -> Mapping[str, Rebuild]:
+        """The way back."""
+        return {"gptq.qweight": _qweight, "gptq.qzeros": _qzeros, "g_idx": _g_idx}
+
+    def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
+        tensors = {s: source.tensors[f"{name}.{s}"] for s in _SUFFIXES if f"{name}.{s}" in source.tensors}
+        missing = [suffix for suffix in ("qzeros", "scales") if suffix not in tensors]
+        if missing:
+            raise error(
+                "BCQ-E603",
+                source.home[f"{name}.qweight"],
+                name,
+                f"qweight without {', '.join(missing)}",
+                "all tensors of the module",
+            )
+        own = settings.of(name)
+        bits, group = own["bits"], own["group_size"]
+        if bits is None or group is None:
+            raise error("BCQ-E602", source.folder.name, name, "no bits or group_size in any configuration", "both")
+        rows, n = tensors["qweight"].shape
+        planar = settings.format == "gptq_p"
+        allowed = (2, 3, 4, 5, 6, 7, 8) if planar else (2, 3, 4, 8)
+        if bits not in allowed:
+            raise error("BCQ-E608", source.folder.name, name, f"{bits} bits", f"one of {allowed} in this layout")
+        k = tensors["g_idx"].shape[0] if "g_idx" in tensors else rows * 32 // bits
+        g = k if group == -1 else group
+        if not g >= 8:
+            raise error("BCQ-E608", source.folder.name, name, f"group size {group}", "-1, or 8 and more")
+        g = min(g, k)
+        groups = -(-k // g)
+        expected = {"qweight": (words_for(k, bits), n), "qzeros": (groups, words_for(n, bits)), "scales": (groups, n)}
+        for suffix, shape in expected.items():
+            if tensors[suffix].shape != shape:
+                raise error(
+                    "BCQ-E604",
+                    source.home[f"{name}.{suffix}"],
+                    f"{name}.{suffix}",
+                    f"shape {list(tensors[suffix].shape)}",
+                    f"{list(shape)} for {bits} bits, group size {group} and {k} x {n} in the GPTQ layout",
+                )
+        desc_act = own.get("desc_act")
+        resolved = {
+            "bits": bits,
+            "group_size": g,
+            "n": n,
+            "k": k,
+            "planar": planar and bits not in (2, 4, 8),
+            "sym": own["sym"],
+            "desc_act": desc_act,
+        }
+        return Module(name, self.name, tensors, resolved)
+
+
+def _prefixes(source: SourceCheckpoint, settings: Settings) -> list[str]:
+    """Modules with I32 qweight of two dimensions whose columns are those of scales, or that have no scales at all."""
+    found = []
+    for name, tensor in source.tensors.items():
+        if name.endswith(".qweight") and tensor.dtype == "I32" and len(tensor.shape) == 2:
+            scales = source.tensors.get(name.removesuffix("qweight") + "scales")
+            prefix = name.removesuffix(".qweight")
+            if is_gemv(source, settings, prefix):  # the same shapes can occur there
+                continue
+            if scales is None or (len(scales.shape) == 2 and scales.shape[1] == tensor.shape[1]):
+                found.append(prefix)
+    return found
+
+
+def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Options) -> str:
+    """One rule for all modules of a width; mislabelled symmetric files are told, not guessed at."""
+    version = _zero_version(settings)
+    ones, fields_seen = False, set()
+    for module in modules:
+        s = module.settings
+        fields = _zero_fields(module.tensors["qzeros"].array().view(np.uint32), bits, s["n"], s["planar"])
+        ones = ones or bool((fields == 2**bits - 1).any())
+        if s["sym"]:
+            fields_seen.update(np.unique(fields).tolist())
+    rule = choose_rule(options.zero_point, version, bits, settings.tool, ones)
+    middle = 2 ** (bits - 1)
+    if options.zero_point == "auto" and rule != "v1-gptqmodel-3bit" and len(fields_seen) == 1:
+        (field,) = fields_seen
+        reading = "v2" if field == middle else "v1"
+        if field in (middle, middle - 1) and (field == middle) != (rule == "v2"):
+            raise error(
+                "BCQ-E605",
+                found=f"symmetric zero fields are {field}, as a {reading} file has; the configuration says {escape(version)}",
+                expected="zero points that fit the configuration",
+                hint="decide with --zero-point v2 or --zero-point v1-nowrap",
+            )
+    return rule
+
+
+def _zero_version(settings: Settings) -> str:
+    """``gptq`` (zero point minus one) or ``gptq_v2``."""
+    if settings.method == "auto-round":
+        packing = settings.packing or ""
+        return "gptq" if "gptq" in packing and "gptqmodel" not in packing else "gptq_v2"
+    return "gptq_v2" if settings.format in ("gptq_v2", "gptq_p") else "gptq"
+
+
+def _zero_fields(qzeros: Array, bits: int, n: int, planar: bool) -> Array:
+    unpack = words.planar_columns_to_codes if planar else words.stream_columns_to_codes
+    return unpack(qzeros, bits, n)
+
+
+def _qweight(weight: BcqWeight, rule: Rule) -> Array:
+    bits, k = rule["bits"], weight.shape[1]
+    planes = weight.planes()[0]
+    if not weight.scheme.perm and not rule.get("planar"):
+        return words.planes_to_gptq(planes, bits, k)
+    perm = weight.parts()["perm"].array() if weight.scheme.perm else None
+    codes = words.planes_to_codes(planes, k, perm)
+    return words.codes_to_planar_rows(codes, bits) if rule.get("planar") else words.codes_to_stream_rows(codes, bits)
+
+
+def _qzeros(weight: BcqWeight, rule: Rule) -> Array:
+    bits = rule["bits"]
+    zeros = np.ascontiguousarray(zero_points_of(weight).T)
+    pack = words.codes_to_planar_columns if rule.get("planar") else words.codes_to_stream_columns
+    return encode_zeros(zeros, bits, rule["zero_point"], lambda fields: pack(fields.astype(np.uint8), bits))
+
+
+def _g_idx(weight: BcqWeight, rule: Rule) -> Array:
+    perm = weight.parts()["perm"].array() if weight.scheme.perm else None
+    return group_index(perm, weight.shape[1], weight.scheme.segments[0].group_size)
