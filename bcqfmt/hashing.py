@@ -7,6 +7,7 @@ A file's digest and its tensors' digests are two hashes over the same data: each
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -56,15 +57,16 @@ def hash_tensors(
 
 
 class StreamDigests:
-    """The two digests of a file that is being written: of the whole, and of the tensor in progress.
+    """The digests of a file that is being written: of the whole, and of every tensor in it.
 
-    Both run in threads of their own while the caller writes; at most a few chunks wait.
+    Both run in threads of their own while the caller goes on; at most a few chunks wait.
     """
 
     def __init__(self, head: bytes) -> None:
         self._whole, self._single = hashlib.sha256(head), hashlib.sha256()
+        self._tensors: dict[str, Any] = {}
         self._left, self._right = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._pending: list[Any] = []
+        self._pending: deque[Any] = deque()
 
     def __enter__(self) -> StreamDigests:
         return self
@@ -74,34 +76,29 @@ class StreamDigests:
         self._right.shutdown()
 
     def update(self, chunk: Bytes) -> None:
-        """The next bytes; they must not change until the tensor ends."""
+        """The next bytes; they must not change any more."""
         if chunk.size < _SMALL:  # not worth a thread
-            self._wait()
+            self._wait(0)
             self._whole.update(chunk.data)
             self._single.update(chunk.data)
             return
         self._pending.append(self._left.submit(self._whole.update, chunk.data))
         self._pending.append(self._right.submit(self._single.update, chunk.data))
-        if len(self._pending) >= 2 * _WINDOW:
-            self._pending.pop(0).result()
-            self._pending.pop(0).result()
+        self._wait(2 * _WINDOW)
 
-    def end_of_tensor(self) -> str:
-        """Digest of the tensor whose last bytes were given."""
-        self._wait()
-        digest = self._single.hexdigest()
+    def end_of_tensor(self, name: str) -> None:
+        """The bytes of a tensor are complete."""
+        self._tensors[name] = self._single
         self._single = hashlib.sha256()
-        return digest
 
-    def whole(self) -> str:
-        """Digest of everything so far."""
-        self._wait()
-        return self._whole.hexdigest()
+    def result(self) -> tuple[str, dict[str, str]]:
+        """Digest of everything, and of each tensor."""
+        self._wait(0)
+        return self._whole.hexdigest(), {name: state.hexdigest() for name, state in self._tensors.items()}
 
-    def _wait(self) -> None:
-        for job in self._pending:
-            job.result()
-        self._pending.clear()
+    def _wait(self, most: int) -> None:
+        while len(self._pending) > most:
+            self._pending.popleft().result()
 
 
 class _TensorDigests:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bcqfmt import checks
 from bcqfmt.descriptor import Descriptor, parse_descriptor
 from bcqfmt.errors import Finding, Sink, error, escape
-from bcqfmt.files import SourceFile
+from bcqfmt.files import ByteSource
 from bcqfmt.header import Header, check_strict, read_header
 from bcqfmt.scheme import WeightSpec, part_prefix
 from bcqfmt.stored import StoredTensor
@@ -23,7 +23,7 @@ class ModelFile:
     ``descriptor`` is None when the file does not describe itself; then there are no weights either.
     """
 
-    source: SourceFile
+    source: ByteSource
     header: Header
     descriptor: Descriptor | None = None
     specs: dict[str, WeightSpec] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class ModelFile:
 
 
 def read_model_file(
-    source: SourceFile, sink: Sink, fallback: Mapping[str, WeightSpec] | None = None
+    source: ByteSource, sink: Sink, fallback: Mapping[str, WeightSpec] | None = None
 ) -> ModelFile | None:
     """Header, descriptor and structure of a file; None when not even its header can be used.
 

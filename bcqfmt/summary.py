@@ -6,15 +6,16 @@ A checkpoint that is not BCQ is summed up too, as far as its headers and its con
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bcqfmt.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.errors import Finding, error, refuse
-from bcqfmt.files import SourceFile
+from bcqfmt.files import ByteSource, SourceFile
 from bcqfmt.folder import MANIFEST, model_layout
 from bcqfmt.foreign import kind_of, method_of, model_config, model_files
 from bcqfmt.header import Header, read_header
@@ -24,7 +25,9 @@ from bcqfmt.reader import read_manifest
 from bcqfmt.schema import scheme_json
 from bcqfmt.scheme import Scheme, WeightSpec, features_of, part_prefix
 
-__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize"]
+__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_sources"]
+
+Openers = Mapping[str, Callable[[], ByteSource]]
 
 
 class ModuleRow(NamedTuple):
@@ -182,7 +185,7 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
     if folder and os.path.lexists(place / MANIFEST):
         manifest = read_manifest(place)
         names = model_layout(place, refuse).files
-        _Sum(summary).bcq({name: place / name for name in names}, manifest)
+        _Sum(summary).bcq(_openers({name: place / name for name in names}), manifest)
         return summary
     paths = {name: place / name for name in model_files(place)} if folder else {place.name: place}
     if folder:
@@ -190,12 +193,27 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
         first = _header(paths, next(iter(paths)))
         if "bcqfmt" in first.metadata or method_of(config) == "bcq":
             raise error("BCQ-V601", place.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
-        _Sum(summary).foreign(paths, config)
+        _Sum(summary).foreign(_openers(paths), config)
     elif "bcqfmt" in _header(paths, place.name).metadata:
-        _Sum(summary).bcq(paths, None)
+        _Sum(summary).bcq(_openers(paths), None)
     else:
-        _Sum(summary).foreign(paths, {})
+        _Sum(summary).foreign(_openers(paths), {})
     return summary
+
+
+def summarize_sources(path: str, sources: Mapping[str, ByteSource], config: Mapping[str, Any]) -> Summary:
+    """Sum up a checkpoint whose model files are given, wherever they lie; only their headers are read."""
+    summary = Summary(path, True)
+    header = read_header(next(iter(sources.values())), refuse)
+    assert header is not None  # refuse has raised otherwise
+    found = {name: partial(_itself, source) for name, source in sources.items()}
+    total = _Sum(summary)
+    total.bcq(found, None) if "bcqfmt" in header.metadata else total.foreign(found, config)
+    return summary
+
+
+def _itself(source: ByteSource) -> ByteSource:
+    return source
 
 
 class _Sum:
@@ -206,16 +224,17 @@ class _Sum:
         self.rows: dict[Scheme, int] = {}
         self.seen: dict[str, str] = {}
 
-    def bcq(self, paths: Mapping[str, Path], manifest: Manifest | None) -> None:
+    def bcq(self, files: Openers, manifest: Manifest | None) -> None:
+        """BCQ files, described by themselves or by the manifest."""
         described: dict[str, dict[str, WeightSpec]] = {}
         if manifest is not None:
             for name, record in manifest.weights.items():
                 described.setdefault(record.file, {})[name] = record.spec
             self.summary.version, self.summary.features = manifest.version, list(manifest.features)
             self.summary.generator, self.summary.source = manifest.generator, manifest.source
-        for shown, path in paths.items():
+        for shown, opener in files.items():
             fallback = described.get(shown, {}) if manifest is not None else None
-            source = self._counted(path, shown)
+            source = self._counted(opener)
             file = read_model_file(source, self._sink, fallback)
             source.close()
             assert file is not None  # the sink has refused anything else
@@ -224,12 +243,13 @@ class _Sum:
             self._add(file)
             if manifest is None:
                 self.summary.version = file.descriptor.version
-                self.summary.features = features_of(file.specs.values())
+                self.summary.features = sorted({*self.summary.features, *features_of(file.specs.values())})
 
-    def foreign(self, paths: Mapping[str, Path], config: Mapping[str, Any]) -> None:
+    def foreign(self, files: Openers, config: Mapping[str, Any]) -> None:
+        """Any other safetensors files."""
         endings: set[str] = set()
-        for shown, path in paths.items():
-            source = self._counted(path, shown)
+        for opener in files.values():
+            source = self._counted(opener)
             header = read_header(source, self._sink)
             source.close()
             assert header is not None
@@ -275,8 +295,8 @@ class _Sum:
         row.elements += prod(shape)
         row.nbytes += nbytes
 
-    def _counted(self, path: Path, shown: str) -> SourceFile:
-        source = SourceFile(path, shown)
+    def _counted(self, opener: Callable[[], ByteSource]) -> ByteSource:
+        source = opener()
         self.summary.files += 1
         self.summary.file_bytes += source.size
         return source
@@ -284,6 +304,10 @@ class _Sum:
     def _sink(self, finding: Finding) -> None:
         refuse(finding)
         self.summary.warnings.append(finding)
+
+
+def _openers(paths: Mapping[str, Path]) -> Openers:
+    return {name: partial(SourceFile, path, name) for name, path in paths.items()}
 
 
 def _header(paths: Mapping[str, Path], name: str) -> Header:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from bcqfmt.errors import error, escape, refuse
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST
 from bcqfmt.hashing import StreamDigests
 from bcqfmt.header import header_bytes, layout
+from bcqfmt.lookahead import ahead
 from bcqfmt.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from bcqfmt.scheme import features_of
 from bcqfmt.shards import Unit, plan_shards, shard_names
@@ -160,19 +162,19 @@ def write_tensors(
     entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
-    digests: dict[str, str] = {}
     output = OutputFile(path, size)
     try:
-        with StreamDigests(head) as sums:
+        with StreamDigests(head) as sums, closing(ahead(_chunks(tensors, list(entries)))) as stream:
             output.write(head)
-            for name in entries:
-                for chunk in tensors[name].chunks():
-                    sums.update(chunk)
-                    output.write(chunk.data)
-                    if tick is not None:
-                        tick(chunk.size)
-                digests[name] = sums.end_of_tensor()
-            whole = sums.whole()
+            for name, chunk in stream:
+                if chunk is None:
+                    sums.end_of_tensor(name)
+                    continue
+                sums.update(chunk)
+                output.write(chunk.data)
+                if tick is not None:
+                    tick(chunk.size)
+            whole, digests = sums.result()
         if proof is not None:
             proof(output.temporary)
         output.commit()
@@ -180,6 +182,14 @@ def write_tensors(
         output.discard()
         raise
     return Written(FileRecord(size, whole), digests)
+
+
+def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Iterator[tuple[str, Any]]:
+    """(name, bytes) of every tensor in order; (name, None) closes each."""
+    for name in order:
+        for chunk in tensors[name].chunks():
+            yield name, chunk
+        yield name, None
 
 
 def _unit(name: str, tensor: Tensor) -> Unit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import click
 
@@ -11,10 +12,10 @@ from bcqfmt.cli.main import json_option, verb
 from bcqfmt.describe import PART_KINDS, scheme_text, segment_text
 from bcqfmt.details import Details, tensor_details
 from bcqfmt.errors import escape
-from bcqfmt.summary import Summary, summarize
+from bcqfmt.summary import Summary, summarize, summarize_sources
 from bcqfmt.weight import BcqWeight
 
-_LATER = "hint: this version reads, writes and checks BCQ; a converter from other layouts comes with a later one"
+_CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint has to be quantized first"
 
 
 @verb("inspect")
@@ -25,12 +26,13 @@ _LATER = "hint: this version reads, writes and checks BCQ; a converter from othe
 def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:
     """Show what is in a checkpoint.
 
-    PATH is a BCQ folder or file, or any other safetensors folder or file. Only headers are read, unless --tensor asks
-    for values.
+    PATH is a BCQ folder or file, any other safetensors folder or file, or the id of a model on the hub. Only headers
+    are read (on the hub by range requests), unless --tensor asks for values.
 
     \b
     Example:
       bcqfmt inspect model/
+      bcqfmt inspect owner/model
       bcqfmt inspect model/ --modules
       bcqfmt inspect model/ --tensor model.layers.0.mlp.up_proj.weight
     """
@@ -40,15 +42,34 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
         details = tensor_details(path, tensor)
         render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
         return
-    summary = summarize(path, modules=modules)
+    summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
     render.emit_json(summary.as_dict()) if as_json else render.echo(_glance(summary))
+
+
+def _on_hub(path: str) -> bool:
+    if Path(path).exists() or "/" not in path:
+        return False
+    from bcqfmt.converters.hub_repo import looks_like_hub_id
+
+    return looks_like_hub_id(path)
+
+
+def _remote(path: str) -> Summary:
+    from bcqfmt.converters.hub import remote_headers, resolve, split_hub_id
+
+    name, revision = split_hub_id(path)
+    found = remote_headers(resolve(name, revision))
+    files = {shard: found.files[shard] for shard in found.headers}
+    summary = summarize_sources(f"{name}@{found.repo.commit[:12]}", files, found.config)
+    render.say(f"read {found.bytes_read:,} bytes in {render.count(found.requests, 'request')}, headers only")
+    return summary
 
 
 def _glance(summary: Summary) -> list[str]:
     lines = [f"{escape(summary.path)}: {_title(summary)}"]
     lines += render.fields(_facts(summary))
     if summary.foreign:
-        lines += ["", *_types(summary), "", _LATER]
+        lines += ["", *_types(summary), "", _CONVERT]
     else:
         lines += ["", *_sizes(summary)]
         if summary.schemes:

@@ -23,6 +23,7 @@ __all__ = ["cli", "main"]
 VERBS = {
     "inspect": "Show what is in a checkpoint.",
     "validate": "Check a checkpoint against the specification.",
+    "export": "Write a BCQ checkpoint in another layout, without loss.",
     "diff": "Compare two checkpoints, tensor by tensor.",
     "doctor": "Show what this machine has and lacks, and what fixes it.",
     "demo": "Take a short tour: write, read, validate, break.",

@@ -1,0 +1,96 @@
+"""``bcqfmt export``: a BCQ folder as a checkpoint that other tools read."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.errors import escape
+from bcqfmt.reader import open as open_checkpoint
+
+_TARGETS = ("gptq", "awq", "compressed-tensors", "dense")  # a test compares them with the exporter's own
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+class _Size(click.ParamType):
+    """A number of bytes: ``5GB``, ``500MB``, ``1000000``."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]{1,15})\s*(|KB|MB|GB|TB)", str(value).strip().upper())
+        if match is None or not int(match[1]):
+            self.fail(f"'{escape(str(value), 40)}' is no size; write 5GB or 500MB", param, ctx)
+        return int(match[1]) * _UNITS[match[2]]
+
+
+@verb("export")
+@click.argument("bcq", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--to", "layout", type=click.Choice(_TARGETS), required=True, help="The layout to write.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16", "float32"]),
+    help="With --to dense: round to this type, once, instead of each weight's own.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
+@click.option("--max-shard-size", type=_Size(), default="5GB", show_default=True, help="Of a model file, decimal.")
+@json_option
+def command(
+    bcq: Path, out: Path, layout: str, dtype: str | None, overwrite: bool, max_shard_size: int, as_json: bool
+) -> None:
+    """Write a BCQ checkpoint in another layout, without loss.
+
+    BCQ is a BCQ folder, OUT a new folder. Codes, scales and zero points go over as they are, so every reader of OUT
+    gets the values that BCQ has, bit for bit. What the layout cannot hold is refused with the reason (exit code 5)
+    before anything is written; --to dense always works.
+
+    \b
+    Example:
+      bcqfmt export model-bcq/ model-gptq/ --to gptq
+      bcqfmt export model-bcq/ model-bf16/ --to dense --dtype bfloat16
+    """
+    if dtype is not None and layout != "dense":
+        raise click.UsageError("--dtype goes with --to dense: other layouts keep the numbers that are stored")
+    from bcqfmt.converters.export import export
+
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(bcq))
+        done = export(
+            checkpoint,
+            out,
+            layout,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            overwrite=overwrite,
+            tick=_bar(stack),
+        )
+    if as_json:
+        render.emit_json({"bcq": str(bcq), "out": str(out), **done.as_dict()})
+        return
+    counts = [
+        render.count(done.weights, "weight"),
+        render.count(done.dense, "other tensor"),
+        render.count(len(done.files), "model file"),
+        render.size(done.nbytes),
+    ]
+    render.echo([f"{escape(str(out))}: {done.format}; {', '.join(counts)}", *(f"  {note}" for note in done.notes)])
+
+
+def _bar(stack: ExitStack) -> Callable[[int], None] | None:
+    """A counter of bytes on a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm
+
+    bar = stack.enter_context(tqdm(unit="B", unit_scale=True, desc="writing", leave=False))
+    return lambda done: (bar.update(done), None)[1]

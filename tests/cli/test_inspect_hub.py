@@ -1,0 +1,53 @@
+"""``bcqfmt inspect owner/model``: headers by range requests, from a real server on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hub_samples import NAME, files
+from hub_server import HubServer, loopback_hub
+
+import bcqfmt
+from bcqfmt.cli.main import cli
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with loopback_hub(monkeypatch, tmp_path / "home") as server:
+        monkeypatch.chdir(tmp_path)
+        yield server
+
+
+def test_a_gptq_model_is_recognised(hub: HubServer) -> None:
+    hub.commit(NAME, files())
+    result = CliRunner().invoke(cli, ["inspect", NAME, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["format"], found["bcq"], found["files"], found["dense"]) == ("gptq", False, 2, 2)
+    assert "headers only" in result.stderr
+    asked = hub.asked(r"safetensors$", "GET")
+    assert asked
+    assert all(seen.range for seen in asked)
+
+
+def test_a_bcq_model_is_summed_up(hub: HubServer, tmp_path: Path) -> None:
+    codes = np.arange(8 * 64, dtype=np.uint8).reshape(8, 64) % 16
+    weight = bcqfmt.BcqWeight.from_affine(codes, np.ones((8, 2), np.float16), 8, group_size=32)
+    bcqfmt.save(tmp_path / "made", {"a.weight": weight, "norm": np.ones(64, np.float32)})
+    hub.commit(NAME, {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()})
+    result = CliRunner().invoke(cli, ["inspect", NAME, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["bcq"], found["version"], found["weights"], found["dense"]) == (True, "1.0", 1, 1)
+    assert found["bits_per_weight"]["quantized"] == weight.bits_per_weight
+
+
+def test_an_unknown_model_is_a_network_error(hub: HubServer) -> None:
+    result = CliRunner().invoke(cli, ["inspect", "nobody/nothing"])
+    assert result.exit_code == 8
+    assert "BCQ-E701" in result.stderr
