@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 _WINDOW = 4  # chunks in flight
 _SMALL = 1 << 16
 Bytes = npt.NDArray[np.uint8]
-Progress = Callable[[int], None] | None
+Progress = Callable[[int], object] | None
 
 
 def hash_file(source: ByteSource, progress: Progress = None) -> str:

@@ -42,14 +42,18 @@ class ModelFile:
 
 
 def read_model_file(
-    source: ByteSource, sink: Sink, fallback: Mapping[str, WeightSpec] | None = None
+    source: ByteSource,
+    sink: Sink,
+    fallback: Mapping[str, WeightSpec] | None = None,
+    header: Header | None = None,
 ) -> ModelFile | None:
     """Header, descriptor and structure of a file; None when not even its header can be used.
 
     ``fallback`` describes the weights of a file whose own descriptor was lost; its use is reported (BCQ-E502).
-    Weights with a fault are left out of ``specs``.
+    ``header``: where it has been read already. Weights with a fault are left out of ``specs``.
     """
-    header = read_header(source, sink)
+    if header is None:
+        header = read_header(source, sink)
     if header is None:
         return None
     file = source.shown

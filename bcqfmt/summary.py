@@ -6,12 +6,12 @@ A checkpoint that is not BCQ is summed up too, as far as its headers and its con
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bcqfmt.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.errors import Finding, error, refuse
@@ -24,55 +24,11 @@ from bcqfmt.modelfile import ModelFile, read_model_file, refuse_twins
 from bcqfmt.reader import read_manifest
 from bcqfmt.schema import scheme_json
 from bcqfmt.scheme import Scheme, WeightSpec, features_of, part_prefix
+from bcqfmt.summary_rows import ModuleRow, SchemeRow, TypeRow
 
 __all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_sources"]
 
 Openers = Mapping[str, Callable[[], ByteSource]]
-
-
-class ModuleRow(NamedTuple):
-    """One weight."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    scheme: int
-    nbytes: int
-    file: str
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Stored bits per element, everything counted."""
-        return self.nbytes * 8 / prod(self.shape)
-
-
-@dataclass(slots=True)
-class SchemeRow:
-    """A scheme and what it is used for."""
-
-    scheme: Scheme
-    weights: int = 0
-    parameters: int = 0
-    nbytes: int = 0
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Average over its weights."""
-        return self.nbytes * 8 / self.parameters
-
-    def as_dict(self) -> dict[str, Any]:
-        """The numbers."""
-        counts = {"weights": self.weights, "parameters": self.parameters, "bytes": self.nbytes}
-        return {**counts, "bits_per_weight": self.bits_per_weight}
-
-
-@dataclass(slots=True)
-class TypeRow:
-    """Tensors of one element type, as stored."""
-
-    tensors: int = 0
-    elements: int = 0
-    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -201,19 +157,19 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
     return summary
 
 
-def summarize_sources(path: str, sources: Mapping[str, ByteSource], config: Mapping[str, Any]) -> Summary:
-    """Sum up a checkpoint whose model files are given, wherever they lie; only their headers are read."""
+def summarize_sources(
+    path: str, sources: Mapping[str, ByteSource], headers: Mapping[str, Header], config: Mapping[str, Any]
+) -> Summary:
+    """Sum up a checkpoint whose model files lie elsewhere and whose headers are known; nothing more is read."""
     summary = Summary(path, True)
-    header = read_header(next(iter(sources.values())), refuse)
-    assert header is not None  # refuse has raised otherwise
-    found = {name: partial(_itself, source) for name, source in sources.items()}
     total = _Sum(summary)
-    total.bcq(found, None) if "bcqfmt" in header.metadata else total.foreign(found, config)
+    summary.files, summary.file_bytes = len(sources), sum(source.size for source in sources.values())
+    if "bcqfmt" not in next(iter(headers.values())).metadata:
+        total.headers(headers.values(), config)
+        return summary
+    for name, source in sources.items():
+        total.file(source, None, headers[name])
     return summary
-
-
-def _itself(source: ByteSource) -> ByteSource:
-    return source
 
 
 class _Sum:
@@ -233,26 +189,36 @@ class _Sum:
             self.summary.version, self.summary.features = manifest.version, list(manifest.features)
             self.summary.generator, self.summary.source = manifest.generator, manifest.source
         for shown, opener in files.items():
-            fallback = described.get(shown, {}) if manifest is not None else None
             source = self._counted(opener)
-            file = read_model_file(source, self._sink, fallback)
+            self.file(source, described.get(shown, {}) if manifest is not None else None)
             source.close()
-            assert file is not None  # the sink has refused anything else
-            assert file.descriptor is not None
-            refuse_twins(self.seen, shown, file.header.tensors)
-            self._add(file)
-            if manifest is None:
-                self.summary.version = file.descriptor.version
-                self.summary.features = sorted({*self.summary.features, *features_of(file.specs.values())})
+
+    def file(self, source: ByteSource, fallback: Mapping[str, WeightSpec] | None, header: Header | None = None) -> None:
+        """One BCQ file; ``fallback`` comes from a manifest, which then also gives version and features."""
+        file = read_model_file(source, self._sink, fallback, header)
+        assert file is not None  # the sink has refused anything else
+        assert file.descriptor is not None
+        refuse_twins(self.seen, source.shown, file.header.tensors)
+        self._add(file)
+        if fallback is None:
+            self.summary.version = file.descriptor.version
+            self.summary.features = sorted({*self.summary.features, *features_of(file.specs.values())})
 
     def foreign(self, files: Openers, config: Mapping[str, Any]) -> None:
         """Any other safetensors files."""
-        endings: set[str] = set()
+        found = []
         for opener in files.values():
             source = self._counted(opener)
             header = read_header(source, self._sink)
             source.close()
-            assert header is not None
+            assert header is not None  # the sink has refused anything else
+            found.append(header)
+        self.headers(found, config)
+
+    def headers(self, found: Iterable[Header], config: Mapping[str, Any]) -> None:
+        """Tensors of files that are not BCQ."""
+        endings: set[str] = set()
+        for header in found:
             for name, entry in header.tensors.items():
                 self._dense(entry.dtype, entry.shape, entry.end - entry.begin)
                 endings.add(name.rpartition(".")[2])

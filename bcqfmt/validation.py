@@ -15,7 +15,7 @@ from bcqfmt import checks, limits
 from bcqfmt.codes import CODES
 from bcqfmt.descriptor import digest_of, resolved_json
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
-from bcqfmt.files import SourceFile, inside, read_small
+from bcqfmt.files import ByteSource, SourceFile, inside, read_small
 from bcqfmt.folder import (
     INDEX,
     MANIFEST,
@@ -75,7 +75,7 @@ class Report:
 
 
 def validate(
-    path: str | os.PathLike[str], *, deep: bool = False, progress: Callable[[int], None] | None = None
+    path: str | os.PathLike[str], *, deep: bool = False, progress: Callable[[int], object] | None = None
 ) -> Report:
     """Check a BCQ file or folder against the whole specification. Raises only when there is nothing to look at.
 
@@ -94,7 +94,7 @@ def validate(
 class _Run:
     """One validation: collects findings, never stops at the first."""
 
-    def __init__(self, path: Path, report: Report, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, path: Path, report: Report, progress: Callable[[int], object] | None) -> None:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
         self.sink: Sink = report.findings.append
         self.sums: dict[str, dict[str, str]] = {}
@@ -155,7 +155,8 @@ class _Run:
             with safe_open(file.source.path, framework="numpy", backend="pread") as opened:
                 known = set(opened.keys())
         except (SafetensorError, OSError) as fault:
-            file.source.check_unchanged()  # a file that changes underneath is another matter
+            if isinstance(file.source, SourceFile):
+                file.source.check_unchanged()  # a file that changes underneath is another matter
             self.sink(Finding("BCQ-E204", file.source.shown, "", escape(str(fault))))
             return
         if known != set(file.header.tensors):
@@ -271,7 +272,7 @@ class _Run:
                 if not any(f.code == fault.code and f.file == fault.finding.file for f in self.report.findings):
                     self.sink(fault.finding)
 
-    def digest(self, source: SourceFile, file: ModelFile | None) -> str:
+    def digest(self, source: ByteSource, file: ModelFile | None) -> str:
         """SHA-256 of a file; for model files the tensors' digests are kept for the weights."""
         if file is None:
             self.report.nbytes += source.size

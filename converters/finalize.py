@@ -36,11 +36,11 @@ def finalize(source: SourceCheckpoint, plan: Plan, space: Workspace, settings: S
     folder = space.folder
     files = {record["file"]: FileRecord(record["size"], record["sha256"]) for record in records}
     opened = [_opened(folder, record["file"]) for record in records]
-    verbatim = _small_files(source)
+    verbatim = _small_files(source, plan)
     if provenance:
         _write_provenance(source, records, sources, verbatim, settings, folder, files)
     features = features_of(spec for file in opened for spec in file.specs.values())
-    for name, data in _folder_files(source, opened, features, verbatim, settings).items():
+    for name, data in _folder_files(source, plan, opened, features, verbatim, settings).items():
         _put(folder, name, data, files)
     weights = {
         name: WeightRecord(spec, file.source.shown, record["weights"][name])
@@ -96,12 +96,15 @@ def _opened(folder: Path, name: str) -> ModelFile:
     return file
 
 
-def _small_files(source: SourceCheckpoint) -> dict[str, bytes]:
+def _small_files(source: SourceCheckpoint, plan: Plan) -> dict[str, bytes]:
+    """Everything beside the model files, the very bytes that the plan was made with."""
     found = {}
     for path in source.side_files:
         opened = SourceFile(inside(source.folder, path), path)
         found[path] = opened.read(0, opened.size).tobytes()
         opened.close()
+        if hashlib.sha256(found[path]).hexdigest() != plan.source["sides"][path]:
+            raise error("BCQ-E103", path, found="another content than when the conversion began")
     return found
 
 
@@ -153,6 +156,7 @@ def _write_provenance(
 
 def _folder_files(
     source: SourceCheckpoint,
+    plan: Plan,
     opened: list[ModelFile],
     features: list[str],
     verbatim: dict[str, bytes],
@@ -164,7 +168,7 @@ def _folder_files(
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    found[_CARD] = model_card(verbatim.get(_CARD), source.folder.name, opened, settings)
+    found[_CARD] = model_card(verbatim.get(_CARD), plan.options["name"], opened, settings)
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())
         names = {name: file.source.shown for file in opened for name in file.header.tensors}

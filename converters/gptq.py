@@ -63,15 +63,8 @@ class Gptq:
         zeros = decode_zeros(qzeros, fields, bits, s["zero_point"], lambda w: _zero_fields(w, bits, n, s["planar"]))
 
         def planes() -> Array:
-            packed = tensors["qweight"].array().view(np.uint32)
-            if perm is None and not s["planar"]:
-                return words.gptq_to_planes(packed, bits, k, threads=options.threads)
-            codes = (
-                words.planar_rows_to_codes(packed, bits, k)
-                if s["planar"]
-                else words.stream_rows_to_codes(packed, bits, k)
-            )
-            return words.codes_to_planes(codes, bits, perm)
+            convert = words.planar_to_planes if s["planar"] else words.gptq_to_planes
+            return convert(tensors["qweight"].array(), bits, k, threads=options.threads, perm=perm)
 
         weight = affine_weight(
             module, (n, k), bits, s["group_size"], tensors["scales"], True, zeros.T, perm, planes, options
@@ -171,7 +164,7 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
         if field in (middle, middle - 1) and (field == middle) != (rule == "v2"):
             raise error(
                 "BCQ-E605",
-                found=f"symmetric zero fields are {field}, as a {reading} file has; the configuration says {escape(version)}",
+                found=f"symmetric zero fields are {field}, which is {reading}; the configuration says {escape(version)}",
                 expected="zero points that fit the configuration",
                 hint="decide with --zero-point v2 or --zero-point v1-nowrap",
             )
@@ -192,13 +185,9 @@ def _zero_fields(qzeros: Array, bits: int, n: int, planar: bool) -> Array:
 
 
 def _qweight(weight: BcqWeight, rule: Rule) -> Array:
-    bits, k = rule["bits"], weight.shape[1]
-    planes = weight.planes()[0]
-    if not weight.scheme.perm and not rule.get("planar"):
-        return words.planes_to_gptq(planes, bits, k)
     perm = weight.parts()["perm"].array() if weight.scheme.perm else None
-    codes = words.planes_to_codes(planes, k, perm)
-    return words.codes_to_planar_rows(codes, bits) if rule.get("planar") else words.codes_to_stream_rows(codes, bits)
+    back = words.planes_to_planar if rule.get("planar") else words.planes_to_gptq
+    return back(weight.planes()[0], rule["bits"], weight.shape[1], perm=perm)
 
 
 def _qzeros(weight: BcqWeight, rule: Rule) -> Array:

@@ -15,29 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.finalize import finalize
 from bcqfmt.converters.plan import Plan, Shard, make_plan
-from bcqfmt.converters.protocol import Converted, Layout, Module, Options, Rebuild, Rule
-from bcqfmt.converters.rebuild import apply_rule
+from bcqfmt.converters.protocol import Layout, Module, Options
 from bcqfmt.converters.registry import find_modules, layouts
+from bcqfmt.converters.remarks import remark
 from bcqfmt.converters.settings import Settings
+from bcqfmt.converters.shard_job import ShardJob
 from bcqfmt.converters.workspace import Workspace
-from bcqfmt.descriptor import digest_of
 from bcqfmt.errors import BcqError, Finding, error
+from bcqfmt.files import SourceFile
 from bcqfmt.hashing import hash_file
-from bcqfmt.scheme import part_prefix
-from bcqfmt.shards import Unit
-from bcqfmt.stored import StoredTensor
-from bcqfmt.weight import BcqWeight
-from bcqfmt.writer import DEFAULT_SHARD_BYTES, Written, write_shard
+from bcqfmt.writer import DEFAULT_SHARD_BYTES, write_shard
 
 __all__ = ["Conversion", "ConvertOptions"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +47,8 @@ class ConvertOptions:
     resume: bool = False
     overwrite: bool = False
     part: tuple[int, int] | None = None
+    name: str = ""  # of the model, for its card; the folder's by default
+    dry_run: bool = False  # plan only; the source may be one whose data is far away
 
     def meaning(self) -> dict[str, Any]:
         """The options that change the output; they are part of the plan."""
@@ -88,7 +82,10 @@ class Conversion:
         self.layouts = layouts()
         self.settings, modules = find_modules(self.source, asked, self.options.layout)
         self.modules = {module.weight_name: module for module in modules}
-        self.plan = make_plan(self.source, modules, self.options.meaning(), self.options.max_shard_size)
+        meaning = {**self.options.meaning(), "name": self.options.name or self.source.folder.name}
+        carried_out = not self.options.dry_run
+        self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
+        remark(self.source, modules, data=carried_out)
         self.warnings = self.source.warnings
         self._stop = threading.Event()
         if self.plan.coverage * 100 < self.options.min_coverage:
@@ -123,24 +120,48 @@ class Conversion:
         shard_done: Callable[[str, int], None] | None = None,
     ) -> bool:
         """Convert into ``target``; True when the folder is complete, False after one part of several."""
-        workers = self.workers
+        workers, part = self.workers, self.options.part
         space = Workspace(
-            target, resume=self.options.resume or self.options.part is not None, overwrite=self.options.overwrite
+            target, resume=self.options.resume or part is not None, overwrite=self.options.overwrite, part=part
         )
         try:
-            if not space.finished:
-                space.begin(self.plan)
+            if not space.begin(self.plan, self._state()):
                 self._work(space, workers, tick, shard_done)
-                if self.options.part is not None:
-                    return False
-                finalize(self.source, self.plan, space, self.settings, self.options.provenance)
-            space.publish()
+                self._unchanged()
+                if part is None:
+                    finalize(self.source, self.plan, space, self.settings, self.options.provenance)
+            if part is None:
+                space.publish()
         except BcqError:
             space.discard_if_empty()
             raise
         finally:
             space.release()
-        return True
+        return part is None
+
+    def close(self, target: Path) -> None:
+        """Close a conversion whose parts are all done."""
+        space = Workspace(target, resume=True, overwrite=self.options.overwrite)
+        try:
+            if not space.begin(self.plan, self._state()):
+                finalize(self.source, self.plan, space, self.settings, self.options.provenance)
+            space.publish()
+        finally:
+            space.release()
+
+    def _unchanged(self) -> None:
+        """BCQ-E103 when a model file was replaced behind the back of its open descriptor."""
+        for model in self.source.models.values():
+            if isinstance(model.source, SourceFile):
+                model.source.check_unchanged()
+
+    def _state(self) -> dict[str, Any]:
+        """Sizes and times of the model files."""
+        found = {}
+        for path, model in self.source.models.items():
+            status = model.source.path.stat()
+            found[path] = [status.st_size, status.st_mtime_ns]
+        return found
 
     def _work(
         self,
@@ -149,7 +170,7 @@ class Conversion:
         tick: Callable[[int], None] | None,
         shard_done: Callable[[str, int], None] | None,
     ) -> None:
-        """All shards (of this part) and the digests of the source files, in threads: the heavy work releases the lock."""
+        """All shards (of this part) and the source's digests, in threads: the heavy work releases the lock."""
         shards = list(self.plan.shards)
         paths = list(self.source.models)
         if self.options.part is not None:
@@ -162,7 +183,10 @@ class Conversion:
             if tick is not None:
                 tick(done)
 
-        jobs: list[Callable[[], None]] = [partial(self._shard, space, shard, beat, shard_done) for shard in shards]
+        threads = max(1, workers // max(1, len(shards)))
+        jobs: list[Callable[[], None]] = [
+            partial(self._shard, space, shard, threads, beat, shard_done) for shard in shards
+        ]
         jobs += [partial(self._source_digest, space, path) for path in paths]
         pool = ThreadPoolExecutor(workers)
         try:
@@ -196,84 +220,20 @@ class Conversion:
             raise Stopped
 
     def _shard(
-        self, space: Workspace, shard: Shard, beat: Callable[[int], None], shard_done: Callable[[str, int], None] | None
+        self,
+        space: Workspace,
+        shard: Shard,
+        threads: int,
+        beat: Callable[[int], None],
+        shard_done: Callable[[str, int], None] | None,
     ) -> None:
         record = space.done(shard.file, self.plan)
         if record is None:
-            job = _ShardJob(self, shard)
+            options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
+            job = ShardJob(self.source, shard, self.modules, self.layouts, options, self._heed)
             written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat)
             record = space.finish(shard.file, self.plan, job.record(written))
         else:
             beat(record["size"])
         if shard_done is not None:
             shard_done(shard.file, record["size"])
-
-
-class _ShardJob:
-    """The weights of one shard, each with its rules proved."""
-
-    def __init__(self, conversion: Conversion, shard: Shard) -> None:
-        self.shard = shard
-        self.source = conversion.source
-        self.weights: dict[str, BcqWeight] = {}
-        self.rules: dict[str, tuple[Rule, str | None]] = {}
-        self.units: list[Unit] = []
-        options = Options(conversion.options.zero_point, conversion.options.allow_nonfinite)
-        for name in shard.weights:
-            conversion._heed()
-            module = conversion.modules[name]
-            layout = conversion.layouts[module.layout]
-            converted = layout.convert(module, options)
-            weight = self._prove(module, converted, layout.rebuilders())
-            self.weights[name] = weight
-            self.units.append(Unit(name, {part.name: part for part in weight.parts().values()}, True))
-        for name in shard.dense:
-            self.rules[name] = ({"rule": "copy"}, None)
-            self.units.append(Unit(name, {name: self.source.tensors[name]}, False))
-
-    def record(self, written: Written) -> dict[str, Any]:
-        """What the finalizer needs to know of this shard."""
-        digests = {}
-        for name, weight in self.weights.items():
-            prefix = part_prefix(name)
-            parts = {s: (p.dtype, p.shape, written.tensors[prefix + s]) for s, p in weight.parts().items()}
-            digests[name] = digest_of(weight.spec, parts)
-        rules = {name: [rule, weight] if weight else [rule] for name, (rule, weight) in self.rules.items()}
-        return {
-            "file": self.shard.file,
-            "size": written.record.size,
-            "sha256": written.record.sha256,
-            "weights": digests,
-            "rules": rules,
-        }
-
-    def _prove(self, module: Module, converted: Converted, known: Any) -> BcqWeight:
-        """Apply each rule and compare; tensors that do not come out right are archived raw."""
-        weight = converted.weight
-        for suffix, rule in converted.rules.items():
-            tensor = module.tensors[suffix]
-            self.rules[tensor.name] = (rule, module.weight_name)
-            if suffix not in converted.heavy:
-                self._compare(weight, rule, tensor, known)
-        parts = weight.parts()
-        for suffix, part in converted.heavy.items():
-            parts[part] = self._watched(weight, part, converted.rules[suffix], module.tensors[suffix], known)
-        return BcqWeight(weight.name, weight.spec, parts)
-
-    def _watched(self, weight: BcqWeight, part: str, rule: Rule, tensor: StoredTensor, known: Any) -> StoredTensor:
-        """The part, computed on demand; the first computation also proves the rule that goes back from it."""
-        original = weight.parts()[part]
-
-        def make() -> Array:
-            array = original.array()
-            computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}
-            self._compare(BcqWeight(weight.name, weight.spec, computed), rule, tensor, known)
-            return array
-
-        return StoredTensor(part, original.dtype, original.shape, make=make)
-
-    def _compare(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: dict[str, Rebuild]) -> None:
-        rebuilt = np.ascontiguousarray(apply_rule(weight, rule, known)).reshape(-1).view(np.uint8)
-        source = tensor.array().reshape(-1).view(np.uint8)
-        if rebuilt.size != source.size or not np.array_equal(rebuilt, source):
-            self.rules[tensor.name] = ({"rule": "raw"}, None)

@@ -14,6 +14,8 @@ from bcqfmt import limits
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.protocol import Module
 from bcqfmt.errors import error, escape
+from bcqfmt.files import SourceFile, inside
+from bcqfmt.hashing import hash_file
 from bcqfmt.shards import Unit, plan_shards, shard_names
 from bcqfmt.strict_json import canonical
 from bcqfmt.version import __version__
@@ -66,8 +68,18 @@ class Plan:
         return self.quantized / self.parameters if self.parameters else 0.0
 
 
-def make_plan(source: SourceCheckpoint, modules: list[Module], options: dict[str, Any], max_shard_size: int) -> Plan:
-    """Weights and dense tensors in natural order, cut into shards; names checked against the format's rules."""
+def make_plan(
+    source: SourceCheckpoint,
+    modules: list[Module],
+    options: dict[str, Any],
+    max_shard_size: int,
+    *,
+    carried_out: bool = True,
+) -> Plan:
+    """Weights and dense tensors in natural order, cut into shards; names checked against the format's rules.
+
+    A plan that is only shown (not ``carried_out``) reads nothing more from the source and has no use for its digest.
+    """
     claimed = {tensor.name for module in modules for tensor in module.tensors.values()}
     dense = [name for name in source.tensors if name not in claimed]
     units = [Unit(m.weight_name, {t.name: t for t in m.tensors.values()}, True) for m in modules]
@@ -86,9 +98,9 @@ def make_plan(source: SourceCheckpoint, modules: list[Module], options: dict[str
         )
     quantized = sum(_elements(module) for module in modules)
     plain = sum(_count(source.tensors[name].shape) for name in dense if len(source.tensors[name].shape) >= 2)
-    return Plan(
-        tuple(shards), _fingerprint(source), {**options, "max_shard_size": max_shard_size}, quantized, quantized + plain
-    )
+    known = _fingerprint(source) if carried_out else {}
+    asked = {**options, "max_shard_size": max_shard_size}
+    return Plan(tuple(shards), known, asked, quantized, quantized + plain)
 
 
 def _check_names(names: list[str], dense: list[str]) -> None:
@@ -104,13 +116,20 @@ def _check_names(names: list[str], dense: list[str]) -> None:
 
 
 def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
-    """Sizes and header digests: a source that changed is another source."""
+    """Sizes and digests of headers and side files: a source that changed is another source."""
     models = {
         path: {"size": model.source.size, "header": hashlib.sha256(model.header_bytes()).hexdigest()}
         for path, model in source.models.items()
     }
-    sides = {path: (source.folder / path).stat().st_size for path in source.side_files}
-    return {"models": models, "sides": sides}
+    return {"models": models, "sides": {path: _digest(source, path) for path in source.side_files}}
+
+
+def _digest(source: SourceCheckpoint, path: str) -> str:
+    opened = SourceFile(inside(source.folder, path), path)
+    try:
+        return hash_file(opened)
+    finally:
+        opened.close()
 
 
 def _elements(module: Module) -> int:

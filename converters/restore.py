@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.converters.checkpoint import SourceCheckpoint
+from bcqfmt.converters.protocol import Module, Options
 from bcqfmt.converters.rebuild import SourceRebuilder
+from bcqfmt.converters.reference import reference_rows
+from bcqfmt.converters.registry import find_modules
 from bcqfmt.durable import OutputFile, folder_in_progress
 from bcqfmt.errors import error
 from bcqfmt.files import SourceFile, inside
 from bcqfmt.reader import Checkpoint
-from bcqfmt.scheme import PackedZero
+from bcqfmt.weight import BcqWeight
 
 __all__ = ["Certificate", "restore", "verify"]
+
+_ZEROS = {"qzeros", "scaled_zeros", "weight_zero_point", "zero"}
+SAMPLE_ROWS = 64  # of every weight, whose values verify computes a second time unless it is asked for all
 
 
 def restore(
@@ -50,7 +56,11 @@ def restore(
 
 @dataclass(slots=True)
 class Certificate:
-    """What was compared, and that all of it was equal."""
+    """What was compared, and that all of it was equal.
+
+    ``values``: compared with the tools' own arithmetic; ``by_specification``: weights whose values the format defines,
+    because the tool has no single rounding (AnyBCQ). ``archived``: bytes that no rule rebuilds.
+    """
 
     files: int = 0
     nbytes: int = 0
@@ -59,6 +69,7 @@ class Certificate:
     scales: int = 0
     zeros: int = 0
     values: int = 0
+    by_specification: int = 0
     archived: int = 0
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -67,8 +78,17 @@ class Certificate:
         return asdict(self)
 
 
-def verify(source: SourceCheckpoint, checkpoint: Checkpoint, tick: Callable[[int], None] | None = None) -> Certificate:
-    """Rebuild every source file in memory, piece by piece, and compare it with the real one. Nothing is written."""
+def verify(
+    source: SourceCheckpoint,
+    checkpoint: Checkpoint,
+    tick: Callable[[int], None] | None = None,
+    rows: int | None = SAMPLE_ROWS,
+) -> Certificate:
+    """Rebuild every source file in memory, piece by piece, and compare it with the real one. Nothing is written.
+
+    Then the values of the first ``rows`` rows of every weight (None: all of them), bit for bit, with the arithmetic of
+    the tool that wrote the source.
+    """
     rebuilder = SourceRebuilder(checkpoint)
     found = Certificate()
     here = {*source.models, *source.side_files}
@@ -82,20 +102,53 @@ def verify(source: SourceCheckpoint, checkpoint: Checkpoint, tick: Callable[[int
         )
     for path, record in rebuilder.files().items():
         _compare_file(source, rebuilder, path, record, found, tick)
+    modules = _modules(source, rebuilder)
     for name, weight in checkpoint.weights():
         found.weights += 1
+        _compare_values(modules[name], weight, rows, found)
         found.codes += weight.size
         for k, segment in enumerate(weight.scheme.segments):
             groups = weight.spec.stack * weight.spec.out * weight.spec.groups(k)
             found.scales += groups * (segment.bits if segment.encoding == "bcq" else 1)
-            found.zeros += groups if isinstance(segment.zero, PackedZero | str) or segment.offset else 0
-        if name == "":
-            raise error("BCQ-E613", tensor=name, found="a weight without a name")
+            found.zeros += groups if _ZEROS & modules[name].tensors.keys() else 0
     for path, entries in rebuilder.record["tensors"].items():
         for name, entry in entries.items():
             if rebuilder.record["rules"][entry[0]] == {"rule": "raw"}:
                 found.archived += source.tensors[name].nbytes if source.home.get(name) == path else 0
     return found
+
+
+def _modules(source: SourceCheckpoint, rebuilder: SourceRebuilder) -> dict[str, Module]:
+    """The modules of the source by weight, read with the zero-point rules that the conversion recorded."""
+    recorded: dict[str, str] = {}
+    for entries in rebuilder.record["tensors"].values():
+        for name, (number, *_) in entries.items():
+            rule = rebuilder.record["rules"][number].get("zero_point")
+            if rule is not None:
+                recorded[name.removesuffix(".qzeros")] = rule
+    _, modules = find_modules(source, Options(next(iter(recorded.values()), "auto"), allow_nonfinite=True))
+    for module in modules:
+        if "zero_point" in module.settings and module.name in recorded:
+            module.settings["zero_point"] = recorded[module.name]
+    found = {module.weight_name: module for module in modules}
+    if found.keys() != {name for name, _ in rebuilder.checkpoint.weights()}:
+        raise error("BCQ-E613", source.folder.name, found="other weights than the source has", expected="the same")
+    return found
+
+
+def _compare_values(module: Module, weight: BcqWeight, rows: int | None, found: Certificate) -> None:
+    count = weight.spec.out if rows is None else min(rows, weight.spec.out)
+    expected = reference_rows(module, count)
+    if expected is None:
+        found.by_specification += 1
+        return
+    values = weight.dequantize(rows=(0, count))
+    kind = f"u{values.dtype.itemsize}"
+    wrong = np.ascontiguousarray(expected).view(kind) != np.ascontiguousarray(values).view(kind)
+    if expected.dtype != values.dtype or (wrong & ~(np.isnan(expected) & np.isnan(values))).any():
+        different = int(np.count_nonzero(wrong))
+        raise error("BCQ-E613", tensor=weight.name, found=f"{different} values differ", expected="the source's values")
+    found.values += values.size
 
 
 def _compare_file(

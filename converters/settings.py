@@ -121,8 +121,9 @@ def _tool(raw: Mapping[str, Any], metadata: Mapping[str, str]) -> tuple[str, tup
     meta = raw.get("meta")
     quantizers = meta.get("quantizer") if isinstance(meta, dict) else None
     for entry in quantizers if isinstance(quantizers, list) else [quantizers]:
-        if isinstance(entry, str) and entry.startswith("gptqmodel:"):
-            return "gptqmodel", _version(entry.partition(":")[2])
+        name, _, version = entry.partition(":") if isinstance(entry, str) else ("", "", "")
+        if name in ("gptqmodel", "bcqfmt"):
+            return name, _version(version)
     if isinstance(raw.get("autoround_version"), str):
         return "auto-round", _version(raw["autoround_version"])
     if "auto_gptq_version" in metadata:

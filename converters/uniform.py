@@ -107,7 +107,8 @@ def _turned(tensor: StoredTensor, transposed: bool, shape: tuple[int, ...]) -> C
 
 def _nonfinite(tensor: StoredTensor, options: Options) -> bool:
     values = tensor.array()
-    wrong = ~np.isfinite(values)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is what is looked for
+        wrong = ~np.isfinite(values)
     if not wrong.any():
         return False
     if not options.allow_nonfinite:

@@ -21,10 +21,11 @@ __all__ = ["Side", "codes", "columns", "planes", "rows", "run", "run_in_order"]
 
 Array = npt.NDArray[Any]
 
-_TILE = 1 << 16  # words of a tile: it stays in the second cache
+_TILE = 1 << 17  # words of a tile: it stays in the second cache
 _CHUNK = 1 << 13  # words that a program runs through at once: they stay in the first cache
-_DEPTH = 64  # blocks of a tile: 256 bytes of a plane, so that the stores fill whole cache lines
+_DEPTH = 60  # blocks of a tile: 240 bytes of a plane, so that stores fill cache lines; no power of 2, which caches hate
 _GRAIN = 16  # lanes: a cache line of words
+_WORTH = 1 << 16  # words that are worth a thread
 _SHEET = 256  # lanes whose columns are put in order at once
 
 
@@ -96,7 +97,7 @@ def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
     if not (source.lanes and source.blocks):
         return
     program = _program(source.container, target.container, tail)
-    threads = min(threads, 1 + target.words.size // _TILE)  # a thread costs as much as a tile
+    threads = min(threads, 1 + target.words.size // _WORTH)
     depth = min(_DEPTH, source.blocks)
     width = min(_TILE // (max(program.rows, 8) * depth), -(-source.lanes // threads))
     width = -(-max(width, 1) // _GRAIN) * _GRAIN

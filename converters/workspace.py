@@ -2,12 +2,15 @@
 
 DST.partial/model-....safetensors        shards under their final names, each complete
 DST.partial/.bcq_work/lock               held while a process works here; the kernel drops it when the process dies
+DST.partial/.bcq_work/part-1-of-2.lock   the same for one part of several; then `lock` is shared
 DST.partial/.bcq_work/plan.json          the plan
+DST.partial/.bcq_work/source.json        sizes and times of the source files, so that a resumed run sees the same ones
 DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is safely on disk
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -23,7 +26,7 @@ from bcqfmt.folder import MANIFEST
 from bcqfmt.hashing import hash_file
 from bcqfmt.strict_json import canonical
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "partial_folder", "read_plan"]
 
 WORK = ".bcq_work"
 
@@ -31,48 +34,64 @@ WORK = ".bcq_work"
 class Workspace:
     """One conversion's place on disk."""
 
-    def __init__(self, target: Path, *, resume: bool, overwrite: bool) -> None:
+    def __init__(self, target: Path, *, resume: bool, overwrite: bool, part: tuple[int, int] | None = None) -> None:
         self.target = target
-        self.folder = target.with_name(target.name + ".partial")
+        self.folder = partial_folder(target)
         self.work = self.folder / WORK
+        self._part = part
         self._overwrite = overwrite
-        self._lock = -1
+        self._locks: list[int] = []
+        self._known: dict[str, dict[str, Any]] = {}
         if os.path.lexists(target) and not overwrite and (not target.is_dir() or any(target.iterdir())):
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
-        if self.folder.exists() and not resume and not overwrite:
-            raise error(
-                "BCQ-E401",
-                str(self.folder),
-                found="an unfinished conversion",
-                expected="--resume to go on with it, or --overwrite to start anew",
-                hint=f"bcqfmt convert ... {target.name} --resume",
-            )
+        self._look(resume or overwrite)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self.work.mkdir(parents=True, exist_ok=True)
+            self._take_lock("lock", fcntl.LOCK_EX if part is None else fcntl.LOCK_SH)
+            if part is not None:
+                self._take_lock(f"part-{part[0]}-of-{part[1]}.lock", fcntl.LOCK_EX)
         except OSError as fault:
+            self.release()
             raise error("BCQ-E402", str(self.folder), found=fault.strerror or str(fault)) from fault
-        self._take_lock()
         if overwrite and not resume:
             self._clear()
 
-    def begin(self, plan: Plan) -> None:
-        """Write the plan, or check that the unfinished conversion has the very same one."""
+    def begin(self, plan: Plan, source: dict[str, Any]) -> bool:
+        """Write the plan, or check that the unfinished conversion has the very same one.
+
+        ``source``: sizes and times of the source files. True when everything is done but the last rename.
+        """
         text = canonical({**plan.as_json(), "digest": plan.digest}).encode("ascii") + b"\n"
-        path = self.work / "plan.json"
-        if path.exists():
-            if path.read_bytes() != text:
-                raise error(
-                    "BCQ-E401",
-                    str(self.folder),
-                    found="an unfinished conversion of another source, or with other options",
-                    expected="the same plan",
-                    hint="start anew with --overwrite",
-                )
-        else:
+        path, state = self.work / "plan.json", self.work / "source.json"
+        if not path.exists():
+            if self._part is None:  # whatever lies here was on its way out
+                self._clear()
             write_file(path, text)
-        for stray in self.folder.glob(".*.tmp"):
+        elif path.read_bytes() != text:
+            raise error(
+                "BCQ-E401",
+                str(self.folder),
+                found="an unfinished conversion of another source, or with other options",
+                expected="the same plan",
+                hint="start anew with --overwrite",
+            )
+        if self._part is not None:  # parts may run on machines with copies of the source, and beside each other
+            return self.finished
+        if state.exists() and json.loads(state.read_bytes()) != source:
+            raise error(
+                "BCQ-E103",
+                str(self.folder),
+                found="the source files were written to since this conversion began",
+                expected="the same files",
+                hint="start anew with --overwrite",
+            )
+        write_file(state, canonical(source).encode("ascii") + b"\n")
+        if self.finished:
+            return True
+        for stray in self.folder.rglob(".*.tmp"):
             stray.unlink()
+        return False
 
     @property
     def finished(self) -> bool:
@@ -81,6 +100,8 @@ class Workspace:
 
     def done(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """The record of a step that is complete, None when it has to be done (again)."""
+        if name in self._known:  # done or looked through by this very process
+            return self._known[name]
         path = self.work / f"{name}.done.json"
         try:
             record = json.loads(path.read_bytes())
@@ -90,13 +111,14 @@ class Workspace:
             return None
         if "file" in record and not self._intact(record):
             return None
-        found: dict[str, Any] = record
-        return found
+        self._known[name] = record
+        return self._known[name]
 
     def finish(self, name: str, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
         """Remember that a step is complete."""
         full = {**record, "plan": plan.digest}
         write_file(self.work / f"{name}.done.json", canonical(full).encode("ascii") + b"\n")
+        self._known[name] = full
         return full
 
     def publish(self) -> None:
@@ -109,11 +131,12 @@ class Workspace:
                 if not self._overwrite and any(self.target.iterdir()):
                     raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
                 old = self.target.with_name(f".{self.target.name}.old")
+                _remove(old)
                 self.target.rename(old)
             self.folder.rename(self.target)
             sync_folder(self.target.parent)
             if old is not None:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
         except OSError as fault:
             raise error("BCQ-E402", str(self.target), found=fault.strerror or str(fault)) from fault
         finally:
@@ -121,22 +144,45 @@ class Workspace:
 
     def release(self) -> None:
         """Let another process work here."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        while self._locks:
+            os.close(self._locks.pop())
 
     def discard_if_empty(self) -> None:
-        """After a refusal before any work: leave nothing behind."""
+        """After a refusal before any shard was done: leave nothing behind."""
         self.release()
-        if self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
+        if self._part is None and self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
             kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
-            if kept <= {"lock", "plan.json"}:
+            if all(name in ("lock", "plan.json") or name.startswith("source") for name in kept):
                 shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def _look(self, allowed: bool) -> None:
+        """What is there under the temporary name must be ours, and meant to be touched."""
+        if not os.path.lexists(self.folder):
+            return
+        ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
+        if self.folder.is_symlink() or not self.folder.is_dir() or not (ours or not any(self.folder.iterdir())):
+            raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion")
+        if not allowed:
+            with contextlib.suppress(FileNotFoundError):
+                self._probe()
+            raise error(
+                "BCQ-E401",
+                str(self.folder),
+                found="an unfinished conversion",
+                expected="--resume to go on with it, or --overwrite to start anew",
+                hint=f"bcqfmt convert ... {self.target.name} --resume",
+            )
+
+    def _probe(self) -> None:
+        """BCQ-E403 when the unfinished conversion is being worked on right now."""
+        self._take_lock("lock", fcntl.LOCK_EX, create=False)
+        self.release()
+
+    def _take_lock(self, name: str, kind: int, *, create: bool = True) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._locks.append(os.open(self.work / name, flags, 0o666))
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._locks[-1], kind | fcntl.LOCK_NB)
         except OSError as fault:
             self.release()
             raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault
@@ -144,9 +190,9 @@ class Workspace:
     def _clear(self) -> None:
         for path in self.folder.iterdir():
             if path != self.work:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _remove(path)
         for path in self.work.iterdir():
-            if path.name != "lock":
+            if not path.name.endswith("lock"):
                 path.unlink()
 
     def _intact(self, record: dict[str, Any]) -> bool:
@@ -158,3 +204,27 @@ class Workspace:
             return hash_file(source) == str(record["sha256"])
         finally:
             source.close()
+
+
+def partial_folder(target: Path) -> Path:
+    """Where the conversion into ``target`` grows."""
+    return target.with_name(target.name + ".partial")
+
+
+def read_plan(target: Path) -> dict[str, Any]:
+    """The plan of the unfinished conversion into ``target``, as data."""
+    path = partial_folder(target) / WORK / "plan.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise error("BCQ-E404", str(target), found=f"no unfinished conversion ({path} is not there)") from None
+    except (OSError, ValueError) as fault:
+        raise error("BCQ-E404", str(target), found=f"{path} cannot be read: {fault}") from fault
+    return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

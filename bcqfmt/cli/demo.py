@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.resources
+import itertools
 import shutil
 import tempfile
 import time
@@ -29,10 +32,11 @@ _MULTI = "layers.0.down_proj.weight"
 @verb("demo")
 @click.option("--keep", metavar="DIR", type=click.Path(path_type=Path), help="Write the checkpoint to DIR and keep it.")
 def command(keep: Path | None) -> None:
-    """Take a short tour: write, read, validate, break.
+    """Take a short tour: convert, prove, write, read, break.
 
-    Makes two small weights, saves them as a BCQ folder, reads them back, proves every value, reads half of the planes,
-    multiplies, then flips one bit and lets the validator find it. Needs no network and no GPU.
+    Converts a small GPTQ checkpoint that comes with the package, proves the way back byte for byte and multiplies with
+    it. Then makes two small weights, saves them as a BCQ folder, reads them back, proves every value, reads half of the
+    planes, multiplies, flips one bit and lets the validator find it. Needs no network and no GPU.
 
     \b
     Example:
@@ -42,10 +46,42 @@ def command(keep: Path | None) -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bcqfmt-demo-") as scratch:
         folder = keep if keep is not None else Path(scratch) / "model"
-        for line in _tour(folder, Path(scratch)):
+        for line in itertools.chain(_convert(Path(scratch)), _tour(folder, Path(scratch))):
             render.echo(line)
     kept = f"the checkpoint is in {escape(str(keep))}" if keep is not None else "nothing is left behind"
     render.echo(f"done in {time.perf_counter() - start:.1f} s; {kept}")
+
+
+def _convert(scratch: Path) -> Iterator[str]:
+    """The main job, with a checkpoint that GPTQModel wrote."""
+    from bcqfmt.converters.checkpoint import open_source
+    from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+    from bcqfmt.converters.restore import restore, verify
+
+    package = importlib.resources.files("bcqfmt") / "data" / "demo"
+    with importlib.resources.as_file(package) as folder:
+        source = open_source(folder)
+        yield "1. Convert. A small Llama, 4 bit, as GPTQModel 7.6.0 wrote it, becomes a BCQ folder:"
+        conversion = Conversion(source, ConvertOptions(name="demo"))
+        conversion.run(scratch / "converted")
+        report = bcqfmt.validate(scratch / "converted", deep=True)
+        yield (
+            f"     {len(conversion.modules)} weights, {100 * conversion.plan.coverage:.1f} % of the parameters;"
+            f" {render.count(len(report.errors), 'error')} in {report.nbytes:,} bytes, validated deeply"
+        )
+        with bcqfmt.open(scratch / "converted") as checkpoint:
+            found = verify(source, checkpoint, rows=None)
+            yield f"   Verify: {found.codes:,} codes, {found.scales:,} scales, {found.zeros:,} zero points compared,"
+            yield f"     and {found.values:,} values with GPTQ's own arithmetic: all equal, bit for bit."
+            digests = restore(checkpoint, scratch / "restored")
+            yield f"   Restore: {len(digests)} files of the source again, with the same SHA-256:"
+            sums = {path: hashlib.sha256((folder / path).read_bytes()).hexdigest() for path in digests}
+            yield f"     {digests['model.safetensors']}  model.safetensors"
+            if sums != digests or not report.valid:
+                raise error("BCQ-E999", found="the restored files are not those of the source")
+            name, weight = next(iter(checkpoint.weights()))
+            y = weight.dequantize("float64") @ np.ones(weight.shape[1])
+            yield f"   Multiply: |W x| = {np.linalg.norm(y):.6f} for {name} and a vector of ones"
 
 
 def _tour(folder: Path, scratch: Path) -> Iterator[str]:
@@ -94,7 +130,7 @@ def _multi_precision(target: Array) -> bcqfmt.BcqWeight:
 
 
 def _write(folder: Path, affine: bcqfmt.BcqWeight, multi: bcqfmt.BcqWeight) -> Iterator[str]:
-    yield f"1. Write. Two weights of {_ROWS} x {_COLUMNS} and a dense vector, as a BCQ folder:"
+    yield f"2. Write. Two weights of {_ROWS} x {_COLUMNS} and a dense vector, as a BCQ folder:"
     tensors: dict[str, bcqfmt.BcqWeight | Array] = {
         _AFFINE: affine,
         _MULTI: multi,
@@ -113,9 +149,9 @@ def _look(folder: Path) -> Iterator[str]:
     if not report.valid:  # cannot happen; if it does, say so instead of going on
         raise error("BCQ-E999", found=report.errors[0].text())
     verdict = f"{render.count(len(report.errors), 'error')} in {report.nbytes:,} bytes, all digests right"
-    yield f"2. Validate, deeply: {verdict}."
+    yield f"3. Validate, deeply: {verdict}."
     yield (
-        f"3. Inspect: {summary.weights} weights and {summary.dense_tensors} dense tensor, {summary.coverage:.2f} % of"
+        f"4. Inspect: {summary.weights} weights and {summary.dense_tensors} dense tensor, {summary.coverage:.2f} % of"
         f" {summary.parameters:,} parameters quantized,"
     )
     sizes = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in summary.parts.items())
@@ -127,7 +163,7 @@ def _prove(weight: bcqfmt.BcqWeight, codes: Array, scale: Array, zero: Array) ->
     wide = [np.repeat(numbers.astype(np.float64), _GROUP, axis=1) for numbers in (scale, zero)]
     formula = (wide[0] * (codes.astype(np.float64) - wide[1])).astype(np.float16)
     different = int(np.count_nonzero(values.view(np.uint16) != formula.view(np.uint16)))
-    yield "4. Decode, and compare with scale * (code - zero point) in plain numpy, bit for bit:"
+    yield "5. Decode, and compare with scale * (code - zero point) in plain numpy, bit for bit:"
     first = "  ".join(f"{value:.5f}" for value in values[0, :5])
     yield f"     {values.size:,} values, {different} different; the first: {first}"
     if different:
@@ -135,7 +171,7 @@ def _prove(weight: bcqfmt.BcqWeight, codes: Array, scale: Array, zero: Array) ->
 
 
 def _truncate(checkpoint: bcqfmt.Checkpoint, multi: bcqfmt.BcqWeight, target: Array) -> Iterator[str]:
-    yield "5. Read fewer planes, and only their bytes:"
+    yield "6. Read fewer planes, and only their bytes:"
     for planes in (4, 2, 1):
         before = checkpoint.bytes_read
         multi.planes(first=planes)
@@ -149,7 +185,7 @@ def _multiply(weight: bcqfmt.BcqWeight, rng: np.random.Generator) -> Iterator[st
     whole = weight.dequantize("float64") @ x
     halves = [weight.rows(0, _ROWS // 2), weight.rows(_ROWS // 2, _ROWS)]
     joined = np.concatenate([half.dequantize("float64") @ x for half in halves])
-    yield "6. Multiply W x, whole and as two row slices (as two GPUs would):"
+    yield "7. Multiply W x, whole and as two row slices (as two GPUs would):"
     yield f"     |y| = {np.linalg.norm(whole):.6f}; slices differ by at most {np.abs(whole - joined).max():.1g}"
 
 
@@ -161,7 +197,7 @@ def _break(folder: Path, broken: Path) -> Iterator[str]:
     data[at] ^= 1 << 5
     path.write_bytes(data)
     report = bcqfmt.validate(broken, deep=True)
-    yield f"7. Break a copy: bit 5 of byte {at:,} of {len(data):,} is flipped. The validator says:"
+    yield f"8. Break a copy: bit 5 of byte {at:,} of {len(data):,} is flipped. The validator says:"
     for finding in report.errors:
         yield f"     {finding.code} {finding.place}: {CODES[finding.code].title}"
     if report.valid:

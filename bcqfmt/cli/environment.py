@@ -23,14 +23,20 @@ from bcqfmt.version import __version__
 __all__ = ["MINIMUM", "Check", "checks"]
 
 # What pyproject.toml asks for; a test compares the two.
-MINIMUM = {"numpy": (2, 0), "safetensors": (0, 8), "ml_dtypes": (0, 5), "click": (8, 2), "tqdm": (4, 66)}
+MINIMUM = {
+    "numpy": (2, 0),
+    "safetensors": (0, 8),
+    "ml_dtypes": (0, 5),
+    "click": (8, 2),
+    "tqdm": (4, 66),
+    "numba": (0, 61),
+    "huggingface_hub": (1, 31),
+}
 _OPTIONAL = {
     "torch": ("pip install 'bcqfmt[torch]'", "to_torch() and model integrations"),
-    "numba": ("pip install numba", "compiled packers and kernels"),
     "numba-cuda": ("pip install numba-cuda", "CUDA kernels"),
     "transformers": ("pip install transformers", "loading models"),
     "vllm": ("pip install vllm", "serving models"),
-    "huggingface_hub": ("pip install huggingface_hub", "hub ids in place of paths"),
     "ray": ("pip install ray", "runs on many machines"),
 }
 _LITTLE_SPACE = 1_000_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,25 +11,11 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.sources import SIZE
 from bcqfmt.errors import escape
 from bcqfmt.reader import open as open_checkpoint
 
 _TARGETS = ("gptq", "awq", "compressed-tensors", "dense")  # a test compares them with the exporter's own
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-class _Size(click.ParamType):
-    """A number of bytes: ``5GB``, ``500MB``, ``1000000``."""
-
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9]{1,15})\s*(|KB|MB|GB|TB)", str(value).strip().upper())
-        if match is None or not int(match[1]):
-            self.fail(f"'{escape(str(value), 40)}' is no size; write 5GB or 500MB", param, ctx)
-        return int(match[1]) * _UNITS[match[2]]
 
 
 @verb("export")
@@ -43,7 +28,7 @@ class _Size(click.ParamType):
     help="With --to dense: round to this type, once, instead of each weight's own.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
-@click.option("--max-shard-size", type=_Size(), default="5GB", show_default=True, help="Of a model file, decimal.")
+@click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Size of one model file, at most.")
 @json_option
 def command(
     bcq: Path, out: Path, layout: str, dtype: str | None, overwrite: bool, max_shard_size: int, as_json: bool
@@ -93,4 +78,8 @@ def _bar(stack: ExitStack) -> Callable[[int], None] | None:
     from tqdm import tqdm
 
     bar = stack.enter_context(tqdm(unit="B", unit_scale=True, desc="writing", leave=False))
-    return lambda done: (bar.update(done), None)[1]
+
+    def tick(done: int) -> None:
+        bar.update(done)
+
+    return tick

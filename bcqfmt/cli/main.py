@@ -23,10 +23,14 @@ __all__ = ["cli", "main"]
 VERBS = {
     "inspect": "Show what is in a checkpoint.",
     "validate": "Check a checkpoint against the specification.",
+    "convert": "Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.",
+    "verify": "Prove that a BCQ folder holds all of its source.",
+    "restore": "Rebuild the source of a converted folder, byte for byte.",
+    "finalize": "Close a conversion that was done in parts.",
     "export": "Write a BCQ checkpoint in another layout, without loss.",
     "diff": "Compare two checkpoints, tensor by tensor.",
     "doctor": "Show what this machine has and lacks, and what fixes it.",
-    "demo": "Take a short tour: write, read, validate, break.",
+    "demo": "Take a short tour: convert, prove, write, read, break.",
 }
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -187,7 +191,7 @@ def cli() -> None:
     """Quantized language-model weights as bit planes, in safetensors files (format BCQ 1.0).
 
     Results go to stdout, messages to stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 input missing, 4 malformed, 5 valid
-    but not supported, 6 a difference or a wrong digest, 7 output problem, 9 refused for its size.
+    but not supported, 6 a difference or a wrong digest, 7 output problem, 8 network or hub, 9 refused for its size.
 
     \b
     Example:

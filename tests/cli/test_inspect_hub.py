@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hub_samples import NAME, files
-from hub_server import HubServer, loopback_hub
+from safetensors.numpy import save
 
 import bcqfmt
 from bcqfmt.cli.main import cli
+from hub_samples import NAME, files
+from hub_server import HubServer, loopback_hub
 
 
 @pytest.fixture
@@ -30,9 +31,16 @@ def test_a_gptq_model_is_recognised(hub: HubServer) -> None:
     found = json.loads(result.stdout)
     assert (found["format"], found["bcq"], found["files"], found["dense"]) == ("gptq", False, 2, 2)
     assert "headers only" in result.stderr
-    asked = hub.asked(r"safetensors$", "GET")
-    assert asked
-    assert all(seen.range for seen in asked)
+
+
+def test_only_the_header_of_a_large_file_is_read(hub: HubServer) -> None:
+    large = save({"a.qweight": np.zeros((1024, 1024), np.int32)})
+    hub.commit(NAME, {"config.json": b"{}", "model.safetensors": large})
+    result = CliRunner().invoke(cli, ["inspect", NAME, "--json"])
+    assert result.exit_code == 0, result.output
+    sent = sum(seen.sent for seen in hub.asked(r"safetensors$", "GET"))
+    assert 0 < sent < len(large) // 8
+    assert json.loads(result.stdout)["bytes"] == len(large)
 
 
 def test_a_bcq_model_is_summed_up(hub: HubServer, tmp_path: Path) -> None:

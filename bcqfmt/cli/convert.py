@@ -1,0 +1,200 @@
+"""``bcqfmt convert``: a quantized checkpoint of another format becomes a BCQ folder, without loss."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.sources import PART, SIZE, Source, command_line, find_source, keep_apart
+from bcqfmt.errors import BcqError, error
+
+if TYPE_CHECKING:
+    from bcqfmt.cli.planned import Forecast
+    from bcqfmt.converters.pipeline import Conversion
+
+_LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq")
+_ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
+
+
+@verb("convert")
+@click.argument("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option(
+    "--from", "layout", default="auto", metavar="LAYOUT", help=f"Layout of the source: {', '.join(_LAYOUTS)}."
+)
+@click.option("--zero-point", type=click.Choice(_ZEROS), default="auto", help="How GPTQ zero points are read.")
+@click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Largest output file.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
+@click.option("--memory-limit", type=SIZE, help="Use fewer workers rather than more memory than this.")
+@click.option("--min-coverage", type=click.FloatRange(0, 100), default=0.0, help="Refuse if less (%) is quantized.")
+@click.option("--allow-nonfinite", is_flag=True, help="Keep infinities and NaNs among the scales.")
+@click.option("--no-provenance", is_flag=True, help="Leave out what restores the source byte for byte.")
+@click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")
+@click.option("--overwrite", is_flag=True, help="Replace DST, and drop an unfinished conversion.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
+@click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@click.option("--push", metavar="REPO", help="Upload the result to this repository on the hub.")
+@click.option("--private", is_flag=True, help="Make that repository private.")
+@click.option("--create-pr", is_flag=True, help="Upload as a pull request.")
+@json_option
+def command(
+    src: str,
+    dst: Path,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    part: tuple[int, int] | None,
+    revision: str | None,
+    offline: bool,
+    push: str | None,
+    private: bool,
+    create_pr: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.
+
+    SRC is a folder or a model on the hub (owner/name); it is never written to. DST is the new folder. Layout, bits and
+    zero points are found out; a source that can be read in two ways is refused, with the option that decides. Nothing
+    appears under DST before it is complete. `bcqfmt verify` proves the result, `bcqfmt restore` gives the source back.
+
+    \b
+    Example:
+      bcqfmt convert model-gptq/ model-bcq/
+      bcqfmt convert owner/model-awq model-bcq/ --dry-run
+      bcqfmt convert model-gptq/ model-bcq/ --resume
+    """
+    _check_usage(resume, overwrite, dry_run, part, push, private or create_pr)
+    from bcqfmt.cli.planned import Forecast
+
+    start = time.perf_counter()
+    source = find_source(src, revision, offline, headers_only=dry_run)
+    if source.remote is None:
+        keep_apart(source.checkpoint.folder, dst)
+    asked["provenance"], asked["workers"] = not asked.pop("no_provenance"), asked["workers"] or _cores()
+    conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
+    forecast = Forecast(conversion, dst, source.remote)
+    if dry_run:
+        render.emit_json(forecast.as_dict()) if as_json else render.echo(forecast.text())
+        if not as_json:
+            render.say(render.findings(conversion.warnings))
+        return
+    render.say(forecast.text())
+    forecast.check_disk()
+    complete = _carry_out(conversion, forecast, dst)
+    summary = _summary(conversion, forecast, src, dst, time.perf_counter() - start, complete)
+    if push is not None:
+        from bcqfmt.converters.hub import push as upload
+
+        summary["pushed"] = upload(dst, push, private or None, create_pr)
+    render.emit_json(summary) if as_json else render.echo(_text(summary, conversion))
+
+
+def _check_usage(
+    resume: bool, overwrite: bool, dry_run: bool, part: tuple[int, int] | None, push: str | None, pushing: bool
+) -> None:
+    """Options that contradict each other, before anything is looked at."""
+    wrong = [
+        (resume and overwrite, "--resume goes on, --overwrite starts anew: choose one."),
+        (overwrite and part is not None, "--part never overwrites; `bcqfmt finalize --overwrite` does."),
+        (push is not None and (dry_run or part is not None), "--push needs a complete conversion."),
+        (pushing and push is None, "--private and --create-pr go with --push."),
+    ]
+    for found, text in wrong:
+        if found:
+            raise click.UsageError(text, click.get_current_context())
+    if push is not None:
+        from bcqfmt.converters.hub import split_hub_id
+
+        split_hub_id(push)
+
+
+def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: Any) -> Conversion:
+    from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+
+    try:
+        return Conversion(source.checkpoint, ConvertOptions(**asked, **run, name=source.name))
+    except BcqError as fault:
+        if fault.code == "BCQ-E610":
+            hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
+            raise error(
+                "BCQ-E610", src, found=fault.finding.found, expected=fault.finding.expected, hint=hint
+            ) from None
+        raise
+
+
+def _carry_out(conversion: Conversion, forecast: Forecast, dst: Path) -> bool:
+    from bcqfmt.cli.progress import Progress
+
+    shards = conversion.plan.shards
+    part = conversion.options.part
+    mine = shards if part is None else shards[part[0] - 1 :: part[1]]
+    with Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress:
+        return conversion.run(dst, progress.tick, progress.done)
+
+
+def _summary(
+    conversion: Conversion, forecast: Forecast, src: str, dst: Path, seconds: float, complete: bool
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "source": src,
+        "target": str(dst),
+        "complete": complete,
+        "shards": len(conversion.plan.shards),
+        "weights": len(conversion.modules),
+        "coverage": round(100 * conversion.plan.coverage, 4),
+        "input_bytes": forecast.input,
+        "seconds": round(seconds, 3),
+        "bytes_per_second": round(forecast.input / seconds),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "warnings": [finding.as_dict() for finding in conversion.warnings],
+    }
+    if complete:
+        from bcqfmt.summary import summarize
+
+        found["output_bytes"] = sum(path.stat().st_size for path in dst.rglob("*") if path.is_file())
+        found["bits_per_weight"] = summarize(dst).bits_per_weight
+        found["next"] = command_line("bcqfmt", "verify", src, dst)
+    else:
+        found["part"] = list(conversion.options.part or ())
+        found["next"] = command_line("bcqfmt", "finalize", dst, src)
+    return found
+
+
+def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
+    rate = f"{summary['bytes_per_second'] / 1e6:.0f} MB/s, {summary['seconds']:.1f} s"
+    used = f"peak memory {render.size(summary['peak_rss_bytes'])}"
+    lines = []
+    counts = Counter(finding.code for finding in conversion.warnings)
+    for code, number in sorted(counts.items()):
+        first = next(finding for finding in conversion.warnings if finding.code == code)
+        lines.append(f"warning: {first.text()}" + (f" (and {number - 1} more)" if number > 1 else ""))
+    if summary["complete"]:
+        done = [
+            render.count(summary["shards"], "shard"),
+            render.count(summary["weights"], "weight"),
+            f"{summary['bits_per_weight']:.3f} bits per weight",
+            render.size(summary["output_bytes"]),
+        ]
+        lines.append(f"{summary['target']}: {', '.join(done)}")
+    else:
+        index, count = summary["part"]
+        lines.append(f"{summary['target']}: part {index} of {count} is done")
+    if "pushed" in summary:
+        lines.append(f"pushed: {summary['pushed']}")
+    then = "prove it" if summary["complete"] else "when all parts are done"
+    return [*lines, f"{rate}, {used}", f"{then}: {summary['next']}"]
+
+
+def _cores() -> int:
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -1,0 +1,337 @@
+"""`bcqfmt convert`, `verify`, `restore` and `finalize`: what they say, write and return."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bcqfmt
+from bcqfmt.cli.sources import PART, SIZE, command_line
+from conversions import gptq_folder, tree
+from hub_server import HubServer, loopback_hub
+from peers import PEERS
+from verbs import Run, command, environment, program
+
+SOURCE = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
+SHARDED = PEERS / "gptqmodel-gptq-4b-g32-sym-sharded" / "source"
+
+
+@pytest.fixture
+def bcq(run: Run, tmp_path: Path) -> Path:
+    assert run("convert", SOURCE, tmp_path / "bcq").exit_code == 0
+    return tmp_path / "bcq"
+
+
+def test_convert_says_what_it_does(run: Run, tmp_path: Path) -> None:
+    result = run("convert", SHARDED, tmp_path / "bcq", "--max-shard-size", "100kB", "--workers", "2")
+    assert result.exit_code == 0
+    for text in (
+        "layout     gptq",
+        "config.json says gptq",
+        "written by gptqmodel 7.6.0",
+        "93.75 % of 262,144",
+        "free",
+    ):
+        assert text in result.stderr
+    assert sorted(re.findall(r"model-0000\d-of-00002.safetensors: \d+\.\d\d kB", result.stderr))
+    assert "(2 of 2)" in result.stderr
+    assert "2 shards, 14 weights, 4.500 bits per weight" in result.stdout
+    assert "peak memory" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"prove it: bcqfmt verify {SHARDED} {tmp_path / 'bcq'}"
+
+
+def test_convert_json(run: Run, tmp_path: Path) -> None:
+    found = json.loads(run("convert", SOURCE, tmp_path / "bcq", "--json").stdout)
+    assert (found["complete"], found["shards"], found["weights"]) == (True, 1, 7)
+    assert found["warnings"] == []
+    assert found["peak_rss_bytes"] > 10**7
+    assert found["bits_per_weight"] == pytest.approx(4.625, abs=0.05)
+
+
+def test_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
+    result = run("convert", SOURCE, tmp_path / "bcq", "--dry-run")
+    assert result.exit_code == 0
+    assert "7 modules, 4 bit, groups of 32, zero points v1-carry" in result.stdout
+    found = json.loads(run("convert", SOURCE, tmp_path / "bcq", "--dry-run", "--json").stdout)
+    assert found["fits"] is True
+    assert found["quantized"][0]["layout"] == "gptq"
+    assert found["input_bytes"] == sum(path.stat().st_size for path in SOURCE.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_forecast_is_near_the_truth(run: Run, tmp_path: Path) -> None:
+    """Fixed costs weigh much in so small a model; in a real one they vanish."""
+    planned = json.loads(run("convert", SOURCE, tmp_path / "bcq", "--dry-run", "--json").stdout)["output_bytes"]
+    real = json.loads(run("convert", SOURCE, tmp_path / "bcq", "--json").stdout)["output_bytes"]
+    assert abs(planned - real) < 0.1 * real
+
+
+def test_warnings_come_with_their_codes(run: Run, tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source", dataset=["Some text of somebody."])
+    (source / "old.bin").write_bytes(b"x")
+    result = run("convert", source, tmp_path / "bcq")
+    assert "warning: BCQ-E652 source: " in result.stdout
+    assert "warning: BCQ-E653 source: " in result.stdout
+
+
+def test_dense_sources_get_the_command_to_type(run: Run, tmp_path: Path) -> None:
+    result = run("convert", PEERS / "dense-fp16" / "source", tmp_path / "bcq")
+    assert result.exit_code == 2
+    assert "BCQ-E610" in result.stderr
+    assert f"hint: quantize it: bcqfmt quantize {PEERS}/dense-fp16/source {tmp_path}/bcq --method" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusals_have_their_exit_codes(run: Run, tmp_path: Path) -> None:
+    assert run("convert", PEERS / "hqq-hqq-2b-g32-asym-axis0" / "source", tmp_path / "x").exit_code == 5
+    assert run("convert", tmp_path / "nothing", tmp_path / "x").exit_code == 3
+    assert run("convert", tmp_path, tmp_path / "x" / "y").exit_code in (3, 7)
+    assert run("convert", SOURCE, tmp_path / "x", "--from", "nonsense").exit_code == 2
+    assert run("convert", SOURCE, tmp_path / "x", "--memory-limit", "1MB").exit_code == 9
+    assert run("convert", SOURCE, tmp_path / "x", "--min-coverage", "99").exit_code == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bcq_folder_is_no_source(run: Run, bcq: Path, tmp_path: Path) -> None:
+    result = run("convert", bcq, tmp_path / "again")
+    assert result.exit_code == 2
+    assert "BCQ-E612" in result.stderr
+
+
+@pytest.mark.parametrize("where", [".", "inside", "..", "../source", "link"])
+def test_the_source_is_never_written_to(run: Run, tmp_path: Path, where: str) -> None:
+    source = gptq_folder(tmp_path / "home" / "source", layers=1)
+    (tmp_path / "home" / "link").symlink_to(source)
+    before = tree(tmp_path)
+    target = tmp_path / "home" / "link" / "x" if where == "link" else source / where
+    for more in ((), ("--overwrite",)):
+        result = run("convert", source, target, *more)
+        assert result.exit_code == 7
+        assert "BCQ-E402" in result.stderr
+    assert tree(tmp_path) == before
+
+
+def test_a_source_named_like_the_work_folder(run: Run, tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "bcq.partial", layers=1)
+    before = tree(source)
+    for more in ((), ("--overwrite",), ("--resume",)):
+        assert run("convert", source, tmp_path / "bcq", *more).exit_code == 7
+    assert tree(source) == before
+
+
+def test_existing_targets(run: Run, bcq: Path) -> None:
+    again = run("convert", SOURCE, bcq)
+    assert again.exit_code == 7
+    assert "BCQ-E401" in again.stderr
+    before = tree(bcq)
+    assert run("convert", SOURCE, bcq, "--overwrite").exit_code == 0
+    assert tree(bcq) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--resume", "--overwrite"),
+        ("--part", "3/2"),
+        ("--part", "0/2"),
+        ("--part", "x"),
+        ("--part", "1/2", "--overwrite"),
+        ("--part", "1/2", "--push", "a/b"),
+        ("--dry-run", "--push", "a/b"),
+        ("--private",),
+        ("--push", "no-owner"),
+        ("--max-shard-size", "lots"),
+        ("--max-shard-size", "0"),
+        ("--workers", "0"),
+        ("--zero-point", "v3"),
+        ("--min-coverage", "101"),
+        ("--revision", "main"),
+    ],
+)
+def test_usage(run: Run, tmp_path: Path, args: tuple[str, ...]) -> None:
+    assert run("convert", SOURCE, tmp_path / "bcq", *args).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_and_parts() -> None:
+    known = {"5GB": 5_000_000_000, "5GiB": 5 * 2**30, "1.5 MB": 1_500_000, "100": 100, "1k": 1000, "2tib": 2**41}
+    assert {text: SIZE.convert(text, None, None) for text in known} == known
+    assert PART.convert("2/8", None, None) == (2, 8)
+    assert command_line("bcqfmt", "verify", "a b", "$(x)") == "bcqfmt verify 'a b' '$(x)'"
+
+
+# ------------------------------------------------------------------------------------------------- the way back
+def test_verify(run: Run, bcq: Path) -> None:
+    result = run("verify", SOURCE, bcq)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("verified: ")
+    for text in ("codes     122,880", "scales    3,840", "zeros     3,840", "archived  0 bytes", "up to 64 rows"):
+        assert text in result.stdout
+    found = json.loads(run("verify", SOURCE, bcq, "--values", "all", "--json").stdout)
+    assert (found["equal"], found["values"], found["codes"]) == (True, 122_880, 122_880)
+
+
+def test_verify_finds_another_source(run: Run, bcq: Path) -> None:
+    result = run("verify", PEERS / "gptqmodel-gptq-4b-g32-sym-desc_act" / "source", bcq)
+    assert result.exit_code == 6
+    assert "BCQ-E613" in result.stderr
+    assert json.loads(run("verify", SHARDED, bcq, "--json").stdout)["error"]["exit_code"] == 6
+
+
+def test_verify_says_whose_values_anybcq_has(run: Run, tmp_path: Path) -> None:
+    import numpy as np
+
+    from peers import made_up, words
+
+    rng = np.random.default_rng(0)
+    tensors = {"layer.qweight": words(rng, 2, 3, 16), "layer.q_bias": np.full((1, 16), np.nan, np.float16)}
+    for p in (2, 3):
+        tensors[f"layer.alpha_{p}"] = rng.uniform(0.1, 1, (1, p, 16)).astype(np.float16)
+        tensors[f"layer.beta_{p}"] = np.zeros((1, 16), np.float16)
+    made_up(tmp_path / "source", tensors, None, anybcq={"parent_precision": 3, "group_size": 64})
+    assert run("convert", tmp_path / "source", tmp_path / "bcq").exit_code == 0
+    result = run("verify", tmp_path / "source", tmp_path / "bcq")
+    assert result.exit_code == 0, result.stderr
+    assert "of 1 weight follow the BCQ specification" in result.stdout
+
+
+def test_restore(run: Run, bcq: Path, tmp_path: Path) -> None:
+    result = run("restore", bcq, tmp_path / "out")
+    assert result.exit_code == 0
+    assert tree(tmp_path / "out") == tree(SOURCE)
+    assert "every SHA-256 as recorded" in result.stdout
+    assert run("restore", bcq, tmp_path / "out").exit_code == 7
+    found = json.loads(run("restore", bcq, tmp_path / "out", "--overwrite", "--json").stdout)
+    assert found["files"] == tree(SOURCE)
+    for target in (bcq, bcq / "x", bcq.parent):
+        assert run("restore", bcq, target, "--overwrite").exit_code == 7
+    assert bcqfmt.validate(bcq, deep=True).valid
+
+
+def test_restore_needs_provenance(run: Run, tmp_path: Path) -> None:
+    assert run("convert", SOURCE, tmp_path / "bcq", "--no-provenance").exit_code == 0
+    for args in (("restore", tmp_path / "bcq", tmp_path / "out"), ("verify", SOURCE, tmp_path / "bcq")):
+        result = run(*args)
+        assert result.exit_code == 5
+        assert "BCQ-E614" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_and_finalize(run: Run, tmp_path: Path) -> None:
+    size = ("--max-shard-size", "60kB")
+    run("convert", SHARDED, tmp_path / "plain", *size)
+    assert run("finalize", tmp_path / "bcq", SHARDED).exit_code == 7
+    assert list(tmp_path.iterdir()) == [tmp_path / "plain"]
+    first = run("convert", SHARDED, tmp_path / "bcq", *size, "--part", "1/2")
+    assert first.exit_code == 0
+    assert first.stdout.splitlines()[-1] == f"when all parts are done: bcqfmt finalize {tmp_path / 'bcq'} {SHARDED}"
+    missing = run("finalize", tmp_path / "bcq", SHARDED)
+    assert missing.exit_code == 7
+    assert "BCQ-E404" in missing.stderr
+    assert run("convert", SHARDED, tmp_path / "bcq", *size, "--part", "2/2").exit_code == 0
+    assert run("finalize", tmp_path / "bcq", SOURCE).exit_code == 7
+    assert run("finalize", tmp_path / "bcq", SHARDED).exit_code == 0
+    assert tree(tmp_path / "bcq") == tree(tmp_path / "plain")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "plain"]
+
+
+# ------------------------------------------------------------------------------------------- the program for real
+def test_relative_paths_and_a_second_run_in_place(tmp_path: Path) -> None:
+    gptq_folder(tmp_path / "source", layers=1)
+    done = program("convert", ".", "../bcq", cwd=tmp_path / "source")
+    assert done.returncode == 0, done.stderr
+    assert "plan: source -> ../bcq" in done.stderr
+    assert program("verify", ".", "../bcq", cwd=tmp_path / "source").returncode == 0
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    asked = command("convert", SHARDED, tmp_path / "bcq")
+    with subprocess.Popen(asked, env=environment(), stdout=subprocess.DEVNULL, stderr=follower) as process:
+        os.close(follower)
+        seen = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                seen += chunk
+        except OSError:  # the other side is gone
+            pass
+        finally:
+            os.close(leader)
+    assert process.returncode == 0
+    assert b"converting" in seen
+    assert b"B/s" in seen
+
+
+@pytest.mark.parametrize("verb", ["convert", "verify", "restore", "finalize"])
+def test_help_is_quick(verb: str) -> None:
+    loaded = "import sys\nfrom bcqfmt.cli.main import cli\ntry:\n    cli.main([sys.argv[1], '--help'])\n"
+    loaded += "except SystemExit: pass\nbad = {'numba', 'torch', 'tqdm', 'huggingface_hub'} & set(sys.modules)\n"
+    done = subprocess.run(
+        [*command()[:2], "-c", loaded + "sys.exit(3 if bad else 0)", verb],
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+# -------------------------------------------------------------------------------------------------------- the hub
+NAME = "some-org/tiny-gptq"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    with loopback_hub(monkeypatch, tmp_path / "home") as server:
+        server.commit(NAME, {path.name: path.read_bytes() for path in SOURCE.iterdir()})
+        yield server
+
+
+def test_hub_ids(hub: HubServer, run: Run, tmp_path: Path) -> None:
+    assert run("convert", NAME, tmp_path / "bcq").exit_code == 0
+    assert 'base_model: "some-org/tiny-gptq"' in (tmp_path / "bcq/README.md").read_text()
+    result = run("verify", NAME, tmp_path / "bcq")
+    assert result.exit_code == 0, result.stderr
+    assert run("restore", tmp_path / "bcq", tmp_path / "out").exit_code == 0
+    assert tree(tmp_path / "out") == tree(SOURCE)
+    before = len(hub.log)
+    assert run("verify", NAME, tmp_path / "bcq", "--offline").exit_code == 0
+    assert len(hub.log) == before
+
+
+def test_dry_run_of_a_hub_id_reads_headers_only(hub: HubServer, run: Run, tmp_path: Path) -> None:
+    found = json.loads(run("convert", NAME, tmp_path / "bcq", "--dry-run", "--json").stdout)
+    assert found["quantized"][0]["modules"] == 7
+    assert found["network_bytes"] > 0
+    assert re.fullmatch("[0-9a-f]{40}", found["revision"])
+    assert "bytes read in" in run("convert", NAME, tmp_path / "bcq", "--dry-run").stdout
+    assert not (tmp_path / "bcq").exists()
+
+
+def test_hub_ids_that_are_not_there(hub: HubServer, run: Run, tmp_path: Path) -> None:
+    assert run("convert", "some-org/other", tmp_path / "bcq").exit_code == 8
+    assert run("convert", NAME, tmp_path / "bcq", "--revision", "nope").exit_code == 8
+    assert run("convert", NAME, tmp_path / "bcq", "--offline").exit_code == 8
+    assert not (tmp_path / "bcq").exists()
+
+
+def test_push(hub: HubServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bcqfmt.converters import hub as client
+
+    asked = []
+
+    def push(*args: object) -> str:
+        asked.append(args)
+        return "https://hub/x"
+
+    monkeypatch.setattr(client, "push", push)
+    result = run("convert", SOURCE, tmp_path / "bcq", "--push", "me/model", "--private", "--create-pr")
+    assert asked == [(tmp_path / "bcq", "me/model", True, True)]
+    assert "pushed: https://hub/x" in result.stdout

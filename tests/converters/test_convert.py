@@ -1,0 +1,272 @@
+"""The pipeline beside faults and peers: coverage, memory, warnings, the plan, and that `verify` sees differences."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bcqfmt
+from bcqfmt.converters import reference
+from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.converters.protocol import Module
+from bcqfmt.converters.reference import reference_rows
+from bcqfmt.converters.restore import restore, verify
+from bcqfmt.errors import BcqError
+from bcqfmt.stored import StoredTensor
+from conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
+from peers import PEERS, made_up, words
+
+TINY = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("converted") / "bcq"
+    convert(TINY, target)
+    return target
+
+
+def codes(conversion: Conversion) -> list[str]:
+    return sorted({finding.code for finding in conversion.warnings})
+
+
+# ------------------------------------------------------------------------------------------------------ decisions
+def test_coverage_can_be_demanded(tmp_path: Path) -> None:
+    assert 85 < 100 * convert(TINY, tmp_path / "a", min_coverage=80).plan.coverage < 90
+    with pytest.raises(BcqError) as caught:
+        convert(TINY, tmp_path / "b", min_coverage=90)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E611", 5)
+    assert not (tmp_path / "b.partial").exists()
+
+
+def test_memory_limits_the_workers(tmp_path: Path) -> None:
+    source = open_source(TINY)
+    assert Conversion(source, ConvertOptions(workers=4)).workers == 4
+    assert Conversion(source, ConvertOptions(workers=4, memory_limit=2**40)).workers == 4
+    assert Conversion(source, ConvertOptions(workers=64, memory_limit=301_000_000)).workers < 64
+    with pytest.raises(BcqError) as caught:
+        Conversion(source, ConvertOptions(memory_limit=1_000_000)).run(tmp_path / "bcq")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E801", 9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_layout_can_be_named(tmp_path: Path) -> None:
+    convert(TINY, tmp_path / "bcq", layout="gptq")
+    for layout, code in (("awq", "BCQ-E604"), ("nonsense", "BCQ-E302")):
+        with pytest.raises(BcqError) as caught:
+            convert(TINY, tmp_path / "other", layout=layout)
+        assert caught.value.code == code
+
+
+def test_plan_does_not_depend_on_how_it_is_carried_out() -> None:
+    one = Conversion(open_source(TINY), ConvertOptions(workers=1)).plan
+    many = Conversion(open_source(TINY), ConvertOptions(workers=8, memory_limit=10**12, resume=True)).plan
+    other = Conversion(open_source(TINY), ConvertOptions(max_shard_size=1000)).plan
+    assert one.digest == many.digest != other.digest
+
+
+def test_without_provenance_there_is_no_way_back(tmp_path: Path) -> None:
+    convert(TINY, tmp_path / "bcq", provenance=False)
+    assert not (tmp_path / "bcq/bcq_source").exists()
+    assert bcqfmt.validate(tmp_path / "bcq", deep=True).valid
+    with bcqfmt.open(tmp_path / "bcq") as checkpoint, pytest.raises(BcqError) as caught:
+        restore(checkpoint, tmp_path / "out")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E614", 5)
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- warnings
+def test_a_clean_source_gives_no_warning() -> None:
+    assert codes(Conversion(open_source(TINY), ConvertOptions())) == []
+
+
+def test_scattered_g_idx_and_desc_act(tmp_path: Path) -> None:
+    layer = gptq_layer(np.random.default_rng(0), 32, 64, 32)
+    layer["g_idx"][[0, 32]] = [1, 0]
+    tensors = {f"layer.{suffix}": array for suffix, array in layer.items()}
+    conversion = Conversion(made_up(tmp_path / "a", tensors, GPTQ), ConvertOptions())
+    assert [(finding.code, finding.tensor) for finding in conversion.warnings] == [("BCQ-E651", "layer.g_idx")]
+    stated = {**GPTQ, "desc_act": True}
+    assert codes(Conversion(made_up(tmp_path / "b", tensors, stated), ConvertOptions())) == []
+    conversion.run(tmp_path / "bcq")
+    proved(tmp_path / "a", tmp_path / "bcq", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "warned"),
+    [
+        ("wikitext2", False),
+        (["c4", "ptb"], False),
+        (["The quick brown fox."], True),
+        ([["a" * 50]], True),
+        (None, False),
+    ],
+)
+def test_calibration_text(tmp_path: Path, dataset: Any, warned: bool) -> None:
+    source = gptq_folder(tmp_path / "source", layers=1, dataset=dataset)
+    assert codes(Conversion(open_source(source), ConvertOptions())) == (["BCQ-E652"] if warned else [])
+
+
+def test_foreign_files_are_named_and_left_behind(tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source", layers=1)
+    for name in ("pytorch_model.bin", "model.gguf"):
+        (source / name).write_bytes(b"x")
+    conversion = convert(source, tmp_path / "bcq")
+    (finding,) = conversion.warnings
+    assert finding.code == "BCQ-E653"
+    assert "2 beside the model: model.gguf, pytorch_model.bin" in finding.found
+    assert not [path for path in tree(tmp_path / "bcq") if path.endswith((".bin", ".gguf"))]
+
+
+# --------------------------------------------------------------------------------------------------------- folder
+def test_what_the_folder_holds(tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source", layers=2)
+    (source / "README.md").write_text("---\nlicense: mit\nlanguage:\n- de\ntags:\n- gptq\nlibrary_name: x\n---\nText\n")
+    (source / "extra").mkdir()
+    (source / "extra" / "notes.txt").write_text("keep me")
+    convert(source, tmp_path / "bcq", name="me/my-model")
+    files = tree(tmp_path / "bcq")
+    assert {"README.md", "config.json", "model.safetensors", "bcq_manifest.json", "tokenizer.json"} <= set(files)
+    assert (tmp_path / "bcq/extra/notes.txt").read_text() == "keep me"
+    card = (tmp_path / "bcq/README.md").read_text()
+    for line in ("license: mit", "language:\n- de", 'base_model: "me/my-model"', "library_name: bcqfmt"):
+        assert line in card
+    assert "gptq\nlibrary_name: x" not in card
+    config = json.loads((tmp_path / "bcq/config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "bcq"
+    assert config["model_type"] == "llama"
+    proved(source, tmp_path / "bcq", tmp_path)
+
+
+def test_umask_decides_the_modes(converted: Path) -> None:
+    modes = {path.stat().st_mode & 0o777 for path in converted.rglob("*") if path.is_file()}
+    probe = converted.parent / "probe"
+    probe.write_text("")
+    assert modes == {probe.stat().st_mode & 0o777}
+
+
+# --------------------------------------------------------------------------------------------------------- verify
+def test_certificate(converted: Path) -> None:
+    with bcqfmt.open(converted) as checkpoint:
+        some, every = (verify(open_source(TINY), checkpoint, rows=rows) for rows in (8, None))
+    assert (every.weights, every.codes, every.values) == (7, 122_880, 122_880)
+    assert some.values == 8 * (6 * 128 + 192)
+    assert (every.scales, every.zeros, every.archived, every.by_specification) == (3840, 3840, 0, 0)
+    assert every.files == len(tree(TINY))
+
+
+@pytest.mark.parametrize("suffix", ["qweight", "qzeros", "scales", "g_idx"])
+def test_verify_sees_one_other_bit_in_the_source(converted: Path, tmp_path: Path, suffix: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(TINY, source)
+    data = bytearray((source / "model.safetensors").read_bytes())
+    tensor = open_source(source).tensors[f"model.layers.0.mlp.up_proj.{suffix}"]
+    data[tensor.offset + tensor.nbytes // 2] ^= 1
+    (source / "model.safetensors").write_bytes(data)
+    with bcqfmt.open(converted) as checkpoint, pytest.raises(BcqError) as caught:
+        verify(open_source(source), checkpoint)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E613", 6)
+
+
+@pytest.mark.parametrize("change", ["added", "missing", "edited"])
+def test_verify_sees_other_files(converted: Path, tmp_path: Path, change: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(TINY, source)
+    if change == "added":
+        (source / "more.txt").write_text("x")
+    elif change == "missing":
+        (source / "tokenizer.json").unlink()
+    else:
+        (source / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes() + b"\n")
+    with bcqfmt.open(converted) as checkpoint, pytest.raises(BcqError) as caught:
+        verify(open_source(source), checkpoint)
+    assert caught.value.exit_code == 6
+
+
+def test_verify_sees_values_that_the_tool_would_not_give(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes may all be right and the meaning wrong: then it is the values that tell."""
+    real = reference._scaled
+    monkeypatch.setattr(reference, "_scaled", lambda codes, scale, zeros: real(codes, scale, zeros + 1))
+    with bcqfmt.open(converted) as checkpoint, pytest.raises(BcqError, match="values differ") as caught:
+        verify(open_source(TINY), checkpoint)
+    assert caught.value.exit_code == 6
+
+
+def test_verify_and_restore_see_one_other_bit_in_the_result(converted: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "bcq"
+    shutil.copytree(converted, broken)
+    with bcqfmt.open(broken) as checkpoint:
+        part = checkpoint.weight("model.layers.0.mlp.up_proj.weight").parts()["s0_planes"]
+    data = bytearray((broken / "model.safetensors").read_bytes())
+    data[part.offset + part.nbytes // 2] ^= 4
+    (broken / "model.safetensors").write_bytes(data)
+    with bcqfmt.open(broken) as checkpoint:
+        for attempt in (lambda: verify(open_source(TINY), checkpoint), lambda: restore(checkpoint, tmp_path / "out")):
+            with pytest.raises(BcqError) as caught:
+                attempt()
+            assert (caught.value.code, caught.value.exit_code) == ("BCQ-E613", 6)
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+def test_restore_does_not_overwrite_unasked(converted: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("")
+    with bcqfmt.open(converted) as checkpoint:
+        with pytest.raises(BcqError, match="BCQ-E401"):
+            restore(checkpoint, tmp_path / "out")
+        assert (tmp_path / "out" / "mine").exists()
+        restore(checkpoint, tmp_path / "out", overwrite=True)
+    assert tree(tmp_path / "out") == tree(TINY)
+
+
+# ------------------------------------------------------------------------------------------- the reference reader
+def golden(bits: int, text: str) -> list[int]:
+    """Codes (5*j+3) mod 2^bits and the words that stand for 32 of them in source-formats.md."""
+    assert len(text.split()) == bits
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("bits", "packed", "unpack"),
+    [
+        (2, "93939393 93939393", reference._stream),
+        (3, "43c67543 7543c675 c67543c6", reference._stream),
+        (4, "61c72d83 e94fa50b 61c72d83 e94fa50b", reference._stream),
+        (3, "93939393 93939393 b4b4b4b4", reference._planar),
+        (5, "61c72d83 e94fa50b 61c72d83 e94fa50b e1c71e38", reference._planar),
+        (6, "61c72d83 e94fa50b 61c72d83 e94fa50b 03fea540 5403fa95", reference._planar),
+        (7, "61c72d83 e94fa50b 61c72d83 e94fa50b 03fea540 5403fa95 01ffe000", reference._planar),
+    ],
+)
+def test_reference_reader_knows_the_golden_words(bits: int, packed: str, unpack: Any) -> None:
+    stored = np.array([golden(bits, packed)], np.uint32)
+    assert unpack(stored, bits, 32).tolist() == [[(5 * j + 3) % 2**bits for j in range(32)]]
+
+
+def test_reference_reader_shares_nothing_with_the_converters() -> None:
+    text = Path(reference.__file__).read_text()
+    imported = re.findall(r"^(?:from|import) (bcqfmt\S*)", text, re.MULTILINE)
+    assert imported == ["bcqfmt.converters.protocol"]
+
+
+def test_reference_rounds_bfloat16_once() -> None:
+    """1 + 2^-8 + 2^-40 is just above the middle between two bfloat16 numbers; float32 would let it fall back."""
+    import ml_dtypes
+
+    exact = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40])
+    rounded = reference._rounded(exact, np.dtype(ml_dtypes.bfloat16)).astype(np.float64)
+    assert rounded.tolist() == [1 + 2.0**-7, 1.0, 1 + 2.0**-7]
+    far = reference._sum_rounded(np.array([1 + 2.0**-8]), np.array([2.0**-100]), np.dtype(ml_dtypes.bfloat16))
+    assert float(far[0]) == 1 + 2.0**-7
+
+
+def test_reference_says_so_where_the_format_defines_the_values() -> None:
+    blank = StoredTensor.from_array("x", words(np.random.default_rng(0), 2, 2))
+    assert reference_rows(Module("m", "anybcq", {"qweight": blank}, {"bits": 2})) is None

@@ -1,0 +1,468 @@
+"""Conversions that are killed, interrupted, starved or fed with what they must refuse: what is left, what goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.converters.workspace import Workspace
+from bcqfmt.errors import BcqError
+from conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
+from peers import Array, made_up, words
+from verbs import ROOT, command, environment
+
+SIZE = 15_000  # bytes per shard: several layers make several shards
+SCRIPT = ROOT / "tests" / "support" / "interrupted.py"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gptq_folder(tmp_path_factory.mktemp("fault") / "model-gptq", layers=8)
+
+
+@pytest.fixture(scope="module")
+def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What an uninterrupted run makes."""
+    target = tmp_path_factory.mktemp("plain") / "bcq"
+    convert(source, target, max_shard_size=SIZE)
+    assert len(list(target.glob("model-*.safetensors"))) == 4
+    return tree(target)
+
+
+@pytest.fixture(autouse=True)
+def untouched(source: Path) -> Iterator[None]:
+    """No fault may change the source."""
+    before = tree(source)
+    yield
+    assert tree(source) == before
+
+
+def interrupted(source: Path, target: Path, number: int, at: int, *more: str) -> subprocess.CompletedProcess[str]:
+    asked = ["convert", str(source), str(target), "--max-shard-size", str(SIZE), "--workers", "2", *more]
+    return subprocess.run(
+        [sys.executable, "-P", str(SCRIPT), str(int(number)), str(at), *asked],
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def resumed(source: Path, target: Path, plain: dict[str, str]) -> None:
+    """Go on, unless it was complete already; the same bytes and nothing beside them."""
+    if target.exists():
+        assert not target.with_name(f"{target.name}.partial").exists()
+    else:
+        convert(source, target, max_shard_size=SIZE, resume=True)
+    assert tree(target) == plain
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.fixture(scope="module")
+def calls(source: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many times a whole run changes the disk."""
+    done = interrupted(source, tmp_path_factory.mktemp("count") / "bcq", signal.SIGKILL, 0)
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.rpartition("calls ")[2])
+
+
+def killed(source: Path, folder: Path, plain: dict[str, str], at: int) -> None:
+    target = folder / "bcq"
+    done = interrupted(source, target, signal.SIGKILL, at)
+    assert done.returncode in (-signal.SIGKILL, 0)
+    if target.exists():  # complete, or not there
+        assert tree(target) == plain
+    for shard in folder.glob("bcq.partial/model-*.safetensors"):
+        assert plain[shard.name] == tree(shard.parent)[shard.name]
+    resumed(source, target, plain)
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_killed_at_any_moment_then_resumed(
+    source: Path, plain: dict[str, str], calls: int, tmp_path: Path, tenth: int
+) -> None:
+    at = calls - 1 if tenth == 9 else random.Random(tenth).randint(1 + calls * tenth // 10, calls * (tenth + 1) // 10)
+    killed(source, tmp_path, plain, at)
+
+
+@pytest.mark.soak
+def test_killed_two_hundred_times(source: Path, plain: dict[str, str], calls: int, tmp_path: Path) -> None:
+    for turn in range(200):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        killed(source, folder, plain, random.Random(turn).randint(1, calls))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_then_resumed(
+    source: Path, plain: dict[str, str], calls: int, tmp_path: Path, number: int, code: int
+) -> None:
+    start = time.monotonic()
+    done = interrupted(source, tmp_path / "bcq", number, calls // 2)
+    assert done.returncode == code, done.stderr
+    assert "BCQ-E901" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "bcq").exists()
+    assert time.monotonic() - start < 60
+    again = subprocess.run(
+        command("convert", source, tmp_path / "bcq", "--max-shard-size", str(SIZE)),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert again.returncode == 7
+    assert "--resume" in again.stderr
+    resumed(source, tmp_path / "bcq", plain)
+
+
+def test_two_runs_at_once(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
+    refused: list[BcqError] = []
+
+    def intrude(_: int) -> None:
+        for options in ({}, {"resume": True}, {"overwrite": True}, {"part": (1, 2)}):
+            if len(refused) < 4:
+                with pytest.raises(BcqError) as caught:
+                    convert(source, tmp_path / "bcq", max_shard_size=SIZE, **options)
+                refused.append(caught.value)
+
+    first = Conversion(open_source(source), ConvertOptions(max_shard_size=SIZE))
+    first.run(tmp_path / "bcq", intrude)
+    assert [(fault.code, fault.exit_code) for fault in refused] == [("BCQ-E403", 7)] * 4
+    assert tree(tmp_path / "bcq") == plain
+
+
+def test_a_lock_file_without_its_process_is_no_obstacle(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
+    space = Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+    space.release()
+    resumed(source, tmp_path / "bcq", plain)
+
+
+# -------------------------------------------------------------------------------------------------- the disk fails
+def failing(original: Callable[..., Any], at: int, number: int) -> Callable[..., Any]:
+    """Fails at the ``at``-th call, or with 0 always."""
+    count = [0]
+
+    def call(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if at in (0, count[0]):
+            raise OSError(number, os.strerror(number))
+        return original(*args, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "replace", "posix_fallocate", "rename"])
+@pytest.mark.parametrize(("at", "number"), [(1, errno.ENOSPC), (4, errno.EIO), (12, errno.EDQUOT), (30, errno.ENOSPC)])
+def test_disk_full_or_broken(
+    source: Path,
+    plain: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    at: int,
+    number: int,
+) -> None:
+    target = tmp_path / "bcq"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, failing(getattr(os, name), at, number))
+        try:
+            convert(source, target, max_shard_size=SIZE)
+            fault = None
+        except BcqError as caught:
+            fault = caught
+    if fault is None:  # there are not that many calls
+        assert tree(target) == plain
+        return
+    assert (fault.code, fault.exit_code) == ("BCQ-E402", 7)
+    assert os.strerror(number) in str(fault)
+    assert not target.exists()
+    assert list(tmp_path.rglob(".*.tmp")) == []
+    resumed(source, target, plain)
+
+
+def test_short_writes_are_completed(
+    source: Path, plain: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[: max(1, len(data) // 3)]))
+    convert(source, tmp_path / "bcq", max_shard_size=SIZE)
+    assert tree(tmp_path / "bcq") == plain
+
+
+def test_read_only_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "file" / "bcq")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E402", 7)
+    monkeypatch.setattr(os, "mkdir", failing(os.mkdir, 0, errno.EROFS))
+    with pytest.raises(BcqError, match="Read-only file system") as caught:
+        convert(source, tmp_path / "bcq")
+    assert caught.value.exit_code == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_too_small_a_disk_is_refused_first(source: Path, tmp_path: Path) -> None:
+    limit = "import shutil, collections; U = collections.namedtuple('U', 'total used free');"
+    limit += "shutil.disk_usage = lambda path: U(10, 9, 1)\nfrom bcqfmt.cli.main import main; main()"
+    asked = [*command()[:2], "-c", limit, "convert", str(source), str(tmp_path / "bcq"), "--json"]
+    done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 9, done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "BCQ-E802"
+    assert re.search(r"1 bytes free; expected [0-9,]+ bytes", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------------- the source changes
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def rewrite(path: Path) -> None:
+    time.sleep(0.02)
+    path.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("change", [shorten, append, replace, rewrite])
+@pytest.mark.parametrize("later", [False, True])
+def test_source_changes_while_converting(tmp_path: Path, change: Callable[[Path], None], later: bool) -> None:
+    source = gptq_folder(tmp_path / "source")
+    ticks: list[int] = []
+
+    def tick(_: int) -> None:
+        ticks.append(1)
+        if len(ticks) == (14 if later else 1):
+            change(source / "model.safetensors")
+
+    conversion = Conversion(open_source(source), ConvertOptions(max_shard_size=SIZE))
+    with pytest.raises(BcqError) as caught:
+        conversion.run(tmp_path / "bcq", tick)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E103", 3)
+    assert not (tmp_path / "bcq").exists()
+
+
+def test_source_changes_before_resuming(tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source")
+    stop_early(source, tmp_path / "bcq")
+    rewrite(source / "model.safetensors")
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "bcq", max_shard_size=SIZE, resume=True)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E103", 3)
+    stop_early(source, tmp_path / "other")
+    (source / "tokenizer.json").write_text("[]")
+    with pytest.raises(BcqError, match="BCQ-E401"):
+        convert(source, tmp_path / "other", max_shard_size=SIZE, resume=True)
+
+
+def stop_early(source: Path, target: Path) -> None:
+    """An interrupt after the first shard."""
+
+    def stop(file: str, size: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Conversion(open_source(source), ConvertOptions(max_shard_size=SIZE)).run(target, None, stop)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("other", [{"max_shard_size": 20_000}, {"provenance": False}, {"zero_point": "v1-nowrap"}])
+def test_resuming_with_other_options_is_refused(
+    source: Path, plain: dict[str, str], tmp_path: Path, other: dict[str, Any]
+) -> None:
+    stop_early(source, tmp_path / "bcq")
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "bcq", **{"max_shard_size": SIZE, **other}, resume=True)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E401", 7)
+    resumed(source, tmp_path / "bcq", plain)
+
+
+def test_damaged_shards_are_done_again(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
+    stop_early(source, tmp_path / "bcq")
+    (shard,) = (tmp_path / "bcq.partial").glob("model-*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    (tmp_path / "bcq.partial" / "bcq_source").mkdir()
+    (tmp_path / "bcq.partial" / "bcq_source" / ".x.tmp").write_text("left by a killed run")
+    resumed(source, tmp_path / "bcq", plain)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "bcq.partial").mkdir()
+    (tmp_path / "bcq.partial" / "thesis.txt").write_text("mine")
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(BcqError, match="BCQ-E401"):
+            convert(source, tmp_path / "bcq", **options)
+    assert (tmp_path / "bcq.partial" / "thesis.txt").read_text() == "mine"
+
+
+def test_overwriting(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bcq").mkdir()
+    (tmp_path / "bcq" / "old").write_text("")
+    (tmp_path / ".bcq.old").mkdir()  # left by a run that was killed between two renames
+    (tmp_path / ".bcq.old" / "x").write_text("")
+    with pytest.raises(BcqError, match="BCQ-E401"):
+        convert(source, tmp_path / "bcq", max_shard_size=SIZE)
+    assert (tmp_path / "bcq" / "old").exists()
+    convert(source, tmp_path / "bcq", max_shard_size=SIZE, overwrite=True)
+    assert tree(tmp_path / "bcq") == plain
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+# ------------------------------------------------------------------------------- rows 43 to 54 of the bad-input table
+Change = Callable[[dict[str, Array], dict[str, Any]], None]
+
+
+def entry(suffix: str, value: Any, at: Any = (0,)) -> Change:
+    def change(layer: dict[str, Array], settings: dict[str, Any]) -> None:
+        layer[suffix][at] = value
+
+    return change
+
+
+def stated(**values: Any) -> Change:
+    return lambda layer, settings: settings.update(values)
+
+
+def without(*suffixes: str) -> Change:
+    def change(layer: dict[str, Array], settings: dict[str, Any]) -> None:
+        for suffix in suffixes:
+            del layer[suffix]
+
+    return change
+
+
+def shaped(**arrays: Array) -> Change:
+    return lambda layer, settings: layer.update(arrays)
+
+
+def both(*changes: Change) -> Change:
+    def change(layer: dict[str, Array], settings: dict[str, Any]) -> None:
+        for one in changes:
+            one(layer, settings)
+
+    return change
+
+
+RNG = np.random.default_rng(3)
+WORDS = {"qweight": words(RNG, 128, 8), "qzeros": words(RNG, 4, 8), "scales": np.ones((4, 64), np.float16)}
+EIGHTS = np.full((4, 8), 0x88888888, np.uint32).view(np.int32)
+ONES = np.full((4, 8), -1, np.int32)
+BAD = {
+    "43 no qzeros": (without("qzeros"), "BCQ-E603", 4),
+    "43 no scales": (without("scales"), "BCQ-E603", 4),
+    "43 nothing but qweight": (without("scales", "qzeros", "g_idx"), "BCQ-E603", 4),
+    "44 AWQ tensors, GPTQ configuration": (both(without("g_idx"), shaped(**WORDS)), "BCQ-E602", 4),
+    "44 another width than stated": (stated(bits=8), "BCQ-E604", 4),
+    "44 another group size than stated": (stated(group_size=64), "BCQ-E604", 4),
+    "44 qweight of three dimensions": (shaped(qweight=words(RNG, 4, 4, 64)), "BCQ-E604", 4),
+    "45 five bits": (stated(bits=5), "BCQ-E608", 5),
+    "45 sixteen bits": (stated(bits=16), "BCQ-E608", 5),
+    "45 a word for bits": (stated(bits="four"), "BCQ-E602", 4),
+    "45 no bits": (stated(bits=None), "BCQ-E602", 4),
+    "46 group size 0": (stated(group_size=0), "BCQ-E608", 5),
+    "46 group size -2": (stated(group_size=-2), "BCQ-E608", 5),
+    "46 group size beyond the columns": (stated(group_size=256), "BCQ-E604", 4),
+    "47 symmetric zeros of the other version": (
+        both(shaped(qzeros=EIGHTS), stated(sym=True, checkpoint_format="gptq")),
+        "BCQ-E605",
+        4,
+    ),
+    "48 all bits set, tool unknown": (
+        both(shaped(qzeros=ONES), stated(checkpoint_format="gptq", meta={})),
+        "BCQ-E605",
+        4,
+    ),
+    "49 NaN": (entry("scales", np.nan, (1, 5)), "BCQ-E609", 4),
+    "49 infinity": (entry("scales", -np.inf, (3, 63)), "BCQ-E609", 4),
+    "52 group too large": (entry("g_idx", 4), "BCQ-E606", 4),
+    "52 group too negative": (entry("g_idx", -5), "BCQ-E606", 4),
+    "52 group huge": (entry("g_idx", 2**31 - 1), "BCQ-E606", 4),
+    "53 g_idx too short": (shaped(g_idx=np.zeros(96, np.int32)), "BCQ-E604", 4),
+    "53 g_idx too long": (shaped(g_idx=np.zeros(160, np.int32)), "BCQ-E604", 4),
+    "54 unbalanced groups": (entry("g_idx", 3), "BCQ-E607", 5),
+    "54 all in one group": (entry("g_idx", 1, slice(None)), "BCQ-E607", 5),
+}
+FINE = {
+    "45 a module of its own": stated(bits=3, dynamic={"layer": {"bits": 4}}),
+    "46 one group": both(
+        stated(group_size=512),
+        shaped(qzeros=words(RNG, 1, 8), scales=np.ones((1, 64), np.float16), g_idx=np.zeros(128, np.int32)),
+    ),
+    "48 all bits set, rule known": both(shaped(qzeros=ONES), stated(checkpoint_format="gptq")),
+    "50 scale zero": entry("scales", 0, (0, 0)),
+    "50 scale negative": entry("scales", -0.5, (0, slice(None))),
+    "50 scale subnormal": entry("scales", 6e-8, (0, slice(None))),
+    "52 negative groups": entry("g_idx", -4, slice(0, 32)),
+    "54 scattered groups": entry("g_idx", [1, 0], [0, 32]),
+    "no g_idx": without("g_idx"),
+}
+
+
+def bad_source(folder: Path, change: Change) -> Path:
+    layer, settings = gptq_layer(np.random.default_rng(4), 64, 128, 32), dict(GPTQ)
+    change(layer, settings)
+    made_up(folder, {f"layer.{suffix}": np.array(array) for suffix, array in layer.items()}, settings)
+    return folder
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_bad_content_is_refused(row: str, tmp_path: Path) -> None:
+    change, code, exit_code = BAD[row]
+    source = bad_source(tmp_path / "source", change)
+    before = tree(source)
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "bcq")
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code), str(caught.value)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert tree(source) == before
+
+
+@pytest.mark.parametrize("row", FINE)
+def test_odd_content_converts(row: str, tmp_path: Path) -> None:
+    source = bad_source(tmp_path / "source", FINE[row])
+    convert(source, tmp_path / "bcq")
+    proved(source, tmp_path / "bcq", tmp_path)
+
+
+def test_nonfinite_scales_are_kept_when_asked_for(tmp_path: Path) -> None:
+    source = bad_source(tmp_path / "source", BAD["49 NaN"][0])
+    convert(source, tmp_path / "bcq", allow_nonfinite=True)
+    proved(source, tmp_path / "bcq", tmp_path)
+
+
+@pytest.mark.parametrize("rule", ["v2", "v1-nowrap", "v1-wrap", "v1-carry"])
+def test_a_zero_point_rule_can_be_chosen(rule: str, tmp_path: Path) -> None:
+    source = bad_source(tmp_path / "source", BAD["48 all bits set, tool unknown"][0])
+    convert(source, tmp_path / "bcq", zero_point=rule)
+    proved(source, tmp_path / "bcq", tmp_path)

@@ -1,0 +1,173 @@
+"""The GPTQ layout on random words: codes, five zero-point rules, act order, and the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bcqfmt.converters.gptq import Gptq
+from bcqfmt.converters.protocol import Options
+from bcqfmt.converters.rebuild import apply_rule
+from bcqfmt.converters.words import codes_to_stream_columns, stream_columns_to_codes
+from bcqfmt.converters.zero_points import RULES, choose_rule, decode_zeros, encode_zeros
+from bcqfmt.errors import BcqError
+from peers import any_words, halves, made_up, words
+
+PLANAR = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
+
+
+def stream(column: Any, bits: int, count: int) -> list[int]:
+    """Fields of a little-endian bit stream, one bit after the other."""
+    whole = sum(int(word) << (32 * i) for i, word in enumerate(column))
+    return [(whole >> (bits * j)) & (2**bits - 1) for j in range(count)]
+
+
+def planar(column: Any, bits: int, count: int) -> list[int]:
+    """gptq_p: each block of 32 codes is a run of planes of 4, 2 or 1 bits, the low plane first."""
+    codes = []
+    for block in range(count // 32):
+        at, shift, found = block * bits, 0, [0] * 32
+        for width in PLANAR[bits]:
+            fields = stream(column[at : at + width], width, 32)
+            found = [code | field << shift for code, field in zip(found, fields, strict=True)]
+            at, shift = at + width, shift + width
+        codes += found
+    return codes
+
+
+def zero_points(row: Any, bits: int, n: int, rule: str, fields: Any) -> list[int]:
+    """The five readings, from the definitions."""
+    if rule == "v2":
+        return list(fields(row, bits, n))
+    if rule == "v1-nowrap":
+        return [f + 1 for f in fields(row, bits, n)]
+    if rule == "v1-wrap":
+        return [(f + 1) % 2**bits for f in fields(row, bits, n)]
+    if rule == "v1-carry":
+        one = sum(1 << (bits * i) for i in range(32 // bits))
+        return list(fields([(int(w) + one) % 2**32 for w in row], bits, n))
+    constants = (0x24924924, 0x92492492, 0x49249249)
+    return list(fields([(int(w) + constants[i % 3]) % 2**32 for i, w in enumerate(row)], bits, n))
+
+
+def sample(rng: np.random.Generator, bits: int, n: int, k: int, group: int, scatter: bool) -> dict[str, Any]:
+    groups = -(-k // group)
+    g_idx = np.arange(k) // group
+    if scatter:
+        rng.shuffle(g_idx)
+    return {
+        "m.qweight": words(rng, k * bits // 32, n),
+        "m.qzeros": words(rng, groups, n * bits // 32),
+        "m.scales": halves(rng, groups, n),
+        "m.g_idx": g_idx.astype(np.int32),
+    }
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[int, str, str, int, int, int, bool, int]:
+    form = draw(st.sampled_from(["gptq", "gptq_v2", "gptq_p"]))
+    bits = draw(st.sampled_from([2, 3, 4, 5, 6, 7, 8] if form == "gptq_p" else [2, 3, 4, 8]))
+    v1 = [rule for rule in RULES if rule != "v2" and (rule != "v1-carry" or bits != 3)]
+    v1 = [rule for rule in v1 if rule != "v1-gptqmodel-3bit" or bits == 3]
+    rule = "v2" if form != "gptq" else draw(st.sampled_from(v1))
+    k, n = draw(st.sampled_from([32, 64, 96])), draw(st.sampled_from([32, 64]))
+    group = draw(st.sampled_from([8, 16, 32, 40, k]))
+    return bits, form, rule, n, k, min(group, k), draw(st.booleans()), draw(st.integers(0, 2**32))
+
+
+@any_words
+@given(case=cases())
+def test_any_words_come_through_and_back(case: Any, tmp_path: Path) -> None:
+    bits, form, rule, n, k, group, scatter, seed = case
+    tensors = sample(np.random.default_rng(seed), bits, n, k, group, scatter)
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": False,
+        "desc_act": scatter,
+        "format": form,
+    }
+    options = Options(zero_point=rule)
+    (module,) = Gptq().modules(made_up(tmp_path / "c", tensors, config), options)
+    weight, rules, _ = Gptq().convert(module, options)
+
+    unpack = planar if form == "gptq_p" else stream
+    packed, zeros = tensors["m.qweight"].view(np.uint32), tensors["m.qzeros"].view(np.uint32)
+    codes = np.array([unpack(packed[:, j], bits, k) for j in range(n)], np.float64)
+    zp = np.array([zero_points(row, bits, n, rule, unpack) for row in zeros], np.float64)
+    index = tensors["m.g_idx"]
+    scale = tensors["m.scales"].astype(np.float64)
+    with np.errstate(over="ignore"):
+        expected = (scale[index].T * (codes - zp[index].T)).astype(np.float16)
+    assert np.array_equal(weight.dequantize().view(np.uint16), expected.view(np.uint16))
+    for suffix, how in rules.items():
+        rebuilt = np.ascontiguousarray(apply_rule(weight, how, Gptq().rebuilders()))
+        assert rebuilt.tobytes() == tensors[f"m.{suffix}"].tobytes(), suffix
+
+
+def test_golden_words_of_the_dialects() -> None:
+    """One word of eight 4-bit fields, as four writers left it, read by three rules (zero points 8 0 8 3 8 8 8 8)."""
+    clobber, borrow, modular = 0xFFFFFFF7, 0x777726F7, 0x777727F7
+    table = {
+        (clobber, "v1-nowrap"): [8, 16, 16, 16, 16, 16, 16, 16],
+        (clobber, "v1-wrap"): [8, 0, 0, 0, 0, 0, 0, 0],
+        (clobber, "v1-carry"): [8, 0, 1, 1, 1, 1, 1, 1],
+        (borrow, "v1-nowrap"): [8, 16, 7, 3, 8, 8, 8, 8],
+        (borrow, "v1-wrap"): [8, 0, 7, 3, 8, 8, 8, 8],
+        (borrow, "v1-carry"): [8, 0, 8, 3, 8, 8, 8, 8],
+        (modular, "v1-nowrap"): [8, 16, 8, 3, 8, 8, 8, 8],
+        (modular, "v1-wrap"): [8, 0, 8, 3, 8, 8, 8, 8],
+        (modular, "v1-carry"): [8, 0, 9, 3, 8, 8, 8, 8],
+    }
+    for (word, rule), expected in table.items():
+        row = np.array([[word]], np.uint32)
+        found = decode_zeros(
+            row, stream_columns_to_codes(row, 4, 8), 4, rule, lambda w: stream_columns_to_codes(w, 4, 8)
+        )
+        assert found.tolist() == [expected]
+        assert zero_points([word], 4, 8, rule, stream) == expected
+        back = encode_zeros(found, 4, rule, lambda fields: codes_to_stream_columns(fields.astype(np.uint8), 4))
+        assert back.tolist() == [[word]]
+
+
+@pytest.mark.parametrize(
+    ("version", "bits", "tool", "ones", "expected"),
+    [
+        ("gptq_v2", 4, None, True, "v2"),
+        ("gptq", 4, ("gptqmodel", (7, 6, 0)), True, "v1-carry"),
+        ("gptq", 3, ("gptqmodel", (7, 0, 0)), True, "v1-wrap"),
+        ("gptq", 3, ("gptqmodel", (6, 0, 3)), False, "v1-gptqmodel-3bit"),
+        ("gptq", 8, ("auto-round", (0, 15, 1)), True, "v1-carry"),
+        ("gptq", 3, ("auto-round", (0, 15, 1)), True, "v1-wrap"),
+        ("gptq", 4, ("auto-gptq", (0, 7, 1)), False, "v1-nowrap"),
+        ("gptq", 4, None, False, "v1-nowrap"),
+    ],
+)
+def test_the_table_of_rules(version: str, bits: int, tool: Any, ones: bool, expected: str) -> None:
+    assert choose_rule("auto", version, bits, tool, ones) == expected
+
+
+def test_all_ones_and_no_tool_on_record_is_not_guessed() -> None:
+    with pytest.raises(BcqError) as caught:
+        choose_rule("auto", "gptq", 4, None, True)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E605", 4)
+    assert "--zero-point" in caught.value.hint
+    assert choose_rule("v1-wrap", "gptq", 4, None, True) == "v1-wrap"
+
+
+def test_symmetric_files_that_lie_about_their_version_are_refused(tmp_path: Path) -> None:
+    tensors = sample(np.random.default_rng(0), 4, 32, 64, 32, False)
+    tensors["m.qzeros"][:] = np.int32(-0x77777778)  # every field 8, as v2 has it
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False, "format": "gptq"}
+    source = made_up(tmp_path / "c", tensors, config)
+    with pytest.raises(BcqError) as caught:
+        Gptq().modules(source, Options())
+    assert caught.value.code == "BCQ-E605"
+    (module,) = Gptq().modules(source, Options(zero_point="v2"))
+    assert Gptq().convert(module, Options()).weight.scheme.segments[0].zero == 8

@@ -1,0 +1,45 @@
+"""Run as a program: ``bcqfmt`` with a signal sent to itself at the n-th system call that changes the disk.
+
+``interrupted.py SIGNAL N ARGS...``; with N = 0 nothing is sent and the number of calls is written to stderr at the end.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+from bcqfmt.cli.main import main
+
+_CALLS = ("write", "fsync", "replace", "rename", "mkdir", "rmdir", "unlink", "posix_fallocate")
+
+
+def watch(number: int, at: int) -> list[int]:
+    """Count the calls; at call ``at`` send the signal before the call is made."""
+    count, lock = [0], threading.Lock()
+
+    def wrap(original):  # type: ignore[no-untyped-def]
+        def call(*args, **options):  # type: ignore[no-untyped-def]
+            with lock:
+                count[0] += 1
+                now = count[0] == at
+            if now:
+                os.kill(os.getpid(), number)
+            return original(*args, **options)
+
+        return call
+
+    for name in _CALLS:
+        setattr(os, name, wrap(getattr(os, name)))
+    return count
+
+
+if __name__ == "__main__":
+    counted = watch(int(sys.argv[1]), int(sys.argv[2]))
+    at = int(sys.argv[2])
+    sys.argv[1:] = sys.argv[3:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        main()
+    finally:
+        if at == 0:
+            sys.stderr.write(f"calls {counted[0]}\n")
