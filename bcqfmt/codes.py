@@ -144,7 +144,7 @@ _TABLE = [
     Code("BCQ-E607", "groups of unequal size", 5, "such a grouping has no place in the format"),
     Code("BCQ-E608", "bits or group size not supported", 5, "the documentation lists what each layout can have"),
     Code("BCQ-E609", "infinities or NaNs among the scales", 4, "keep them as they are with --allow-nonfinite"),
-    Code("BCQ-E610", "dense checkpoint", 2, "quantize it: bcqfmt quantize SRC DST --method ..."),
+    Code("BCQ-E610", "dense checkpoint", 2, "it has to be quantized first, which this version cannot do"),
     Code("BCQ-E611", "too little of the checkpoint is quantized", 5, "lower --min-coverage if that is as it should be"),
     Code("BCQ-E612", "already a BCQ checkpoint", 2, "look at it with bcqfmt inspect"),
     Code("BCQ-E613", "verification failed", 6, "convert again; please report it if it happens again"),

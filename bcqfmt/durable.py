@@ -8,11 +8,15 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from bcqfmt.errors import BcqError, error
 
 __all__ = ["OutputFile", "folder_in_progress", "write_file"]
+
+
+_SYNC_EVERY = 1 << 27
 
 
 class OutputFile:
@@ -22,6 +26,9 @@ class OutputFile:
         self.path = path
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         self._descriptor = -1
+        self._unsynced = 0
+        self._syncer: ThreadPoolExecutor | None = None
+        self._syncs: list[Future[None]] = []
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
             self._descriptor = os.open(self._temporary, flags, 0o666)
@@ -41,13 +48,38 @@ class OutputFile:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._descriptor, view[: 1 << 30]) :]
+                done = os.write(self._descriptor, view[: 1 << 30])
+                view = view[done:]
+                self._unsynced += done
+            self._sync_behind()
         except OSError as fault:
             raise _failed(self.path, fault) from fault
 
+    def _sync_behind(self) -> None:
+        """Send large files to the disk while they grow: otherwise all of it waits for the last fsync."""
+        if self._unsynced < _SYNC_EVERY:
+            return
+        self._unsynced = 0
+        if self._syncer is None:
+            self._syncer = ThreadPoolExecutor(1)
+        for job in [job for job in self._syncs if job.done()]:
+            self._syncs.remove(job)
+            job.result()
+        if not self._syncs:
+            self._syncs.append(self._syncer.submit(os.fdatasync, self._descriptor))
+
+    def _settle(self) -> None:
+        """No thread touches the descriptor after this."""
+        if self._syncer is not None:
+            self._syncer.shutdown()
+            self._syncer = None
+
     def commit(self) -> None:
         """Make it durable and give it its name."""
+        self._settle()
         try:
+            for job in self._syncs:
+                job.result()
             os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
@@ -58,6 +90,7 @@ class OutputFile:
 
     def discard(self) -> None:
         """Remove the temporary file, if it is still there."""
+        self._settle()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ class Checkpoint:
         self._layout = layout
         self._where: dict[str, str] | None = None
         self._seen: dict[str, str] = {}
+        self._lock = threading.RLock()
         self._described: dict[str, dict[str, WeightSpec]] | None = None
 
     def __getitem__(self, name: str) -> BcqWeight | StoredTensor:
@@ -141,6 +143,10 @@ class Checkpoint:
         )
 
     def _open(self, name: str) -> ModelFile:
+        with self._lock:
+            return self._opened_once(name)
+
+    def _opened_once(self, name: str) -> ModelFile:
         if name not in self._opened:
             fallback = None
             if self.manifest is not None:

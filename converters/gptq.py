@@ -164,7 +164,7 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
         if field in (middle, middle - 1) and (field == middle) != (rule == "v2"):
             raise error(
                 "BCQ-E605",
-                found=f"symmetric zero fields are {field}, which is {reading}; the configuration says {escape(version)}",
+                found=f"symmetric zero fields are {field}: {reading}; the configuration says {escape(version)}",
                 expected="zero points that fit the configuration",
                 hint="decide with --zero-point v2 or --zero-point v1-nowrap",
             )

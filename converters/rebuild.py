@@ -21,7 +21,7 @@ from bcqfmt.reader import Checkpoint
 from bcqfmt.stored import StoredTensor
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["SourceRebuilder", "apply_rule", "part_rule"]
+__all__ = ["SourceRebuilder", "apply_rule", "part_rule", "same_bytes"]
 
 Array = npt.NDArray[Any]
 
@@ -125,3 +125,13 @@ class SourceRebuilder:
                 for name, e in header.tensors.items()
             }
         return self._raw
+
+
+def same_bytes(left: Array, right: Array) -> bool:
+    """Equality of two byte arrays, eight at a time where that goes."""
+    if left.size != right.size:
+        return False
+    whole = left.size // 8 * 8
+    return np.array_equal(left[:whole].view(np.uint64), right[:whole].view(np.uint64)) and np.array_equal(
+        left[whole:], right[whole:]
+    )

@@ -3,55 +3,104 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.protocol import Module, Options
-from bcqfmt.converters.rebuild import SourceRebuilder
+from bcqfmt.converters.rebuild import SourceRebuilder, same_bytes
 from bcqfmt.converters.reference import reference_rows
 from bcqfmt.converters.registry import find_modules
 from bcqfmt.durable import OutputFile, folder_in_progress
 from bcqfmt.errors import error
 from bcqfmt.files import SourceFile, inside
+from bcqfmt.lookahead import ahead
 from bcqfmt.reader import Checkpoint
 from bcqfmt.weight import BcqWeight
 
 __all__ = ["Certificate", "restore", "verify"]
 
 _ZEROS = {"qzeros", "scaled_zeros", "weight_zero_point", "zero"}
+_PIECE = 1 << 22
+WORKERS = min(4, os.cpu_count() or 1)  # files at a time; the heavy work releases the interpreter lock
 SAMPLE_ROWS = 64  # of every weight, whose values verify computes a second time unless it is asked for all
 
 
 def restore(
-    checkpoint: Checkpoint, target: Path, *, overwrite: bool = False, tick: Callable[[int], None] | None = None
+    checkpoint: Checkpoint,
+    target: Path,
+    *,
+    overwrite: bool = False,
+    tick: Callable[[int], None] | None = None,
+    workers: int = WORKERS,
 ) -> dict[str, str]:
     """Rebuild the source folder; path -> SHA-256. A file whose digest is not the recorded one stops everything."""
     rebuilder = SourceRebuilder(checkpoint)
-    digests: dict[str, str] = {}
     with folder_in_progress(target, overwrite=overwrite) as work:
-        for path, record in rebuilder.files().items():
-            place = work / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            output, state = OutputFile(place, record["size"]), hashlib.sha256()
-            try:
-                for chunk in rebuilder.chunks(path):
-                    output.write(chunk.data)
-                    state.update(chunk.data)
-                    if tick is not None:
-                        tick(chunk.size)
-                if state.hexdigest() != record["sha256"]:
-                    raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])
-                output.commit()
-            except BaseException:
-                output.discard()
-                raise
-            digests[path] = state.hexdigest()
-    return digests
+
+        def one(path: str, beat: Callable[[int], None]) -> str:
+            return _restore_file(rebuilder, path, work / path, beat)
+
+        return _each_file(list(rebuilder.files()), one, tick, workers)
+
+
+def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Callable[[int], None]) -> str:
+    record = rebuilder.files()[path]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    output, state = OutputFile(place, record["size"]), hashlib.sha256()
+    try:
+        with closing(ahead(_pieces(rebuilder, path))) as stream:
+            for chunk in stream:
+                output.write(chunk.data)
+                state.update(chunk.data)
+                beat(chunk.size)
+        if state.hexdigest() != record["sha256"]:
+            raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])
+        output.commit()
+    except BaseException:
+        output.discard()
+        raise
+    return state.hexdigest()
+
+
+class _Stopped(Exception):
+    """Another file failed, or the user interrupted."""
+
+
+def _each_file(
+    paths: list[str],
+    job: Callable[[str, Callable[[int], None]], str],
+    tick: Callable[[int], None] | None,
+    workers: int,
+) -> dict[str, str]:
+    """``job`` for every path, several at a time; the first real error stops the others."""
+    stop = threading.Event()
+
+    def beat(done: int) -> None:
+        if stop.is_set():
+            raise _Stopped
+        if tick is not None:
+            tick(done)
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        jobs = {path: pool.submit(job, path, beat) for path in paths}
+        try:
+            finished, _ = wait(jobs.values(), return_when=FIRST_EXCEPTION)
+            for future in finished:
+                future.result()
+            return {path: future.result() for path, future in jobs.items()}
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
 
 
 @dataclass(slots=True)
@@ -83,6 +132,7 @@ def verify(
     checkpoint: Checkpoint,
     tick: Callable[[int], None] | None = None,
     rows: int | None = SAMPLE_ROWS,
+    workers: int = WORKERS,
 ) -> Certificate:
     """Rebuild every source file in memory, piece by piece, and compare it with the real one. Nothing is written.
 
@@ -100,8 +150,12 @@ def verify(
             found=f"{len(odd)} files on one side only: {', '.join(odd[:3])}",
             expected="the same files",
         )
-    for path, record in rebuilder.files().items():
-        _compare_file(source, rebuilder, path, record, found, tick)
+
+    def one(path: str, beat: Callable[[int], None]) -> str:
+        return _compare_file(source, rebuilder, path, beat)
+
+    found.digests = _each_file(list(rebuilder.files()), one, tick, workers)
+    found.files, found.nbytes = len(found.digests), sum(record["size"] for record in rebuilder.files().values())
     modules = _modules(source, rebuilder)
     for name, weight in checkpoint.weights():
         found.weights += 1
@@ -116,6 +170,13 @@ def verify(
             if rebuilder.record["rules"][entry[0]] == {"rule": "raw"}:
                 found.archived += source.tensors[name].nbytes if source.home.get(name) == path else 0
     return found
+
+
+def _pieces(rebuilder: SourceRebuilder, path: str) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of a source file, a few megabytes at a time: what waits to be written is a view, not a copy."""
+    for chunk in rebuilder.chunks(path):
+        for start in range(0, chunk.size, _PIECE):
+            yield chunk[start : start + _PIECE]
 
 
 def _modules(source: SourceCheckpoint, rebuilder: SourceRebuilder) -> dict[str, Module]:
@@ -151,31 +212,22 @@ def _compare_values(module: Module, weight: BcqWeight, rows: int | None, found: 
     found.values += values.size
 
 
-def _compare_file(
-    source: SourceCheckpoint,
-    rebuilder: SourceRebuilder,
-    path: str,
-    record: dict[str, Any],
-    found: Certificate,
-    tick: Callable[[int], None] | None,
-) -> None:
+def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: str, beat: Callable[[int], None]) -> str:
+    """The SHA-256 of a source file whose rebuilt bytes are those of the real one."""
+    record = rebuilder.files()[path]
     real = SourceFile(inside(source.folder, path), path)
     if real.size != record["size"]:
         raise error("BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}")
     at, state = 0, hashlib.sha256()
-    for chunk in rebuilder.chunks(path):
-        same = real.read(at, chunk.size) if at + chunk.size <= real.size else np.empty(0, np.uint8)
-        if not np.array_equal(same, chunk):
-            raise error(
-                "BCQ-E613", path, found=f"different bytes between {at} and {at + chunk.size}", expected="the source's"
-            )
-        state.update(chunk.data)
-        at += chunk.size
-        if tick is not None:
-            tick(chunk.size)
+    with closing(ahead(_pieces(rebuilder, path))) as stream:
+        for chunk in stream:
+            if at + chunk.size > real.size or not same_bytes(real.read(at, chunk.size), chunk):
+                found_at = f"different bytes between {at} and {at + chunk.size}"
+                raise error("BCQ-E613", path, found=found_at, expected="the source's")
+            state.update(chunk.data)
+            at += chunk.size
+            beat(chunk.size)
     if at != real.size or state.hexdigest() != record["sha256"]:
         raise error("BCQ-E613", path, found=f"{at} bytes, sha256 {state.hexdigest()}", expected=record["sha256"])
     real.close()
-    found.files += 1
-    found.nbytes += at
-    found.digests[path] = record["sha256"]
+    return state.hexdigest()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.plan import Shard
 from bcqfmt.converters.protocol import Converted, Layout, Module, Options, Rebuild, Rule
-from bcqfmt.converters.rebuild import apply_rule
+from bcqfmt.converters.rebuild import apply_rule, same_bytes
 from bcqfmt.descriptor import digest_of
 from bcqfmt.scheme import part_prefix
 from bcqfmt.shards import Unit
@@ -97,15 +97,5 @@ class ShardJob:
 
     def _compare(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: dict[str, Rebuild]) -> None:
         rebuilt = np.ascontiguousarray(apply_rule(weight, rule, known)).reshape(-1).view(np.uint8)
-        if not _same_bytes(rebuilt, tensor.array().reshape(-1).view(np.uint8)):
+        if not same_bytes(rebuilt, tensor.array().reshape(-1).view(np.uint8)):
             self.rules[tensor.name] = ({"rule": "raw"}, None)
-
-
-def _same_bytes(left: Array, right: Array) -> bool:
-    """Equality of two byte arrays, eight at a time where that goes."""
-    if left.size != right.size:
-        return False
-    whole = left.size // 8 * 8
-    return np.array_equal(left[:whole].view(np.uint64), right[:whole].view(np.uint64)) and np.array_equal(
-        left[whole:], right[whole:]
-    )

@@ -126,10 +126,7 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
         return Conversion(source.checkpoint, ConvertOptions(**asked, **run, name=source.name))
     except BcqError as fault:
         if fault.code == "BCQ-E610":
-            hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
-            raise error(
-                "BCQ-E610", src, found=fault.finding.found, expected=fault.finding.expected, hint=hint
-            ) from None
+            raise error("BCQ-E610", src, found=fault.finding.found, expected=fault.finding.expected) from None
         raise
 
 

@@ -63,9 +63,7 @@ def public_names() -> str:
     for name in sorted(bcqfmt.__all__):
         value = getattr(bcqfmt, name)
         if inspect.isclass(value) and issubclass(value, BaseException):
-            groups["Errors"].append(
-                f".. autoexception:: bcqfmt.{name}\n   :show-inheritance:\n   :members:\n"
-            )
+            groups["Errors"].append(f".. autoexception:: bcqfmt.{name}\n   :show-inheritance:\n   :members:\n")
         elif inspect.isclass(value):
             groups["Classes"].append(f".. autoclass:: bcqfmt.{name}\n   :members:\n")
         elif callable(value):

@@ -163,9 +163,7 @@ print(json.dumps({"editable": editable, "site": str(installed.locate_file(""))})
 
 
 def test_no_source_file_is_long() -> None:
-    lengths = {
-        path.relative_to(ROOT).as_posix(): len(path.read_bytes().splitlines()) for path in source_files()
-    }
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_bytes().splitlines()) for path in source_files()}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 

@@ -1,4 +1,4 @@
-"""`make bench`: measure the figures of docs/benchmarks/format.md. ``--write`` writes the page and its JSON."""
+"""`make bench`: measure the figures of docs/benchmarks. ``--write`` writes the pages and their JSON."""
 
 from __future__ import annotations
 
@@ -14,51 +14,76 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
 
-from benches import BENCHES, Options
+import conversion
+import words
+from benches import BENCHES as CORE
+from benches import Options
 from measure import Result, machine
-from page import page
+from page import TITLES, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+
+
+def packers(options: Options, work: Path) -> list[Result]:
+    """The compiled word packers."""
+    return words.compilation() + words.packers(options.quick)
+
+
+def convert(options: Options, work: Path) -> list[Result]:
+    """Whole folders."""
+    return conversion.convert(options.quick, work)
+
+
+BENCHES = {**CORE, "packers": packers, "convert": convert}
+PAGES = {"format": list(CORE), "conversion": ["packers", "convert"]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small inputs, few rounds")
     parser.add_argument("--only", choices=BENCHES, action="append", help="this benchmark alone (may be repeated)")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/format.md and format.json")
+    parser.add_argument("--page", choices=PAGES, help="the benchmarks of this page alone")
+    parser.add_argument("--write", action="store_true", help="write the pages under docs/benchmarks")
     options = parser.parse_args()
     if options.write and (options.quick or options.only):
         parser.error("--write needs a full run: one page, one run")
     results: list[Result] = []
+    of: dict[str, list[Result]] = {}
+    chosen = options.only or (PAGES[options.page] if options.page else BENCHES)
     with tempfile.TemporaryDirectory(prefix="bcqfmt-bench-") as work:
         # children find byte code as an installed package has it, whatever this environment says
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(Path(work) / "pycache")
-        for name in options.only or BENCHES:
+        for name in chosen:
             folder = Path(work) / name
             folder.mkdir()
             for result in BENCHES[name](Options(options.quick), folder):
                 results.append(result)
+                of.setdefault(name, []).append(result)
                 print(f"{result.verdict:12}{result.what}\n{'':12}{result.measured}", end="")
                 print(f"   (goal: {result.goal})" if result.goal else "", flush=True)
             shutil.rmtree(folder)
     if options.write:
-        write(results)
+        for title in [options.page] if options.page else PAGES:
+            write(title, [result for name in PAGES[title] for result in of[name]])
     missed = sum(result.met is False for result in results)
     print(f"{len(results)} figures, {missed} goals missed")
     return 1 if missed else 0
 
 
-def write(results: list[Result]) -> None:
+def write(title: str, results: list[Result]) -> None:
+    """One page and its JSON."""
     record: dict[str, Any] = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": machine(),
-        "command": "make bench BENCH_ARGS=--write",
+        "command": f"make bench BENCH_ARGS='--page {title} --write'",
+        "title": TITLES[title],
+        "name": title,
         "results": [result.as_dict() for result in results],
     }
     DOCS.mkdir(parents=True, exist_ok=True)
-    (DOCS / "format.json").write_text(json.dumps(record, indent=2) + "\n")
-    (DOCS / "format.md").write_text(page(record))
+    (DOCS / f"{title}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (DOCS / f"{title}.md").write_text(page(record))
 
 
 if __name__ == "__main__":

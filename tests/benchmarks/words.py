@@ -44,7 +44,7 @@ def packers(quick: bool = False, threads: int = 2) -> list[Result]:
     """Every fused pair of functions, the way through codes, and reordered columns."""
     from bcqfmt.converters import words
 
-    n, k = (ROWS // 8, COLUMNS // 8 // 32 * 32) if quick else (ROWS, COLUMNS)
+    n, k = (ROWS // 8, COLUMNS // 8 // 64 * 64) if quick else (ROWS, COLUMNS)
     rng = np.random.default_rng(0)
 
     def any_words(*shape: int) -> Any:
