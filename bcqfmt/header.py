@@ -6,7 +6,7 @@ import contextlib
 import gc
 import struct
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bcqfmt import limits
@@ -51,11 +51,16 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
     if raw is None:
         return None
     tensors: dict[str, TensorEntry] = {}
+    right: dict[tuple[str, tuple[int, ...]], int] = {}  # sizes that were found to follow from type and shape
     faults = 0
 
     def plain(name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
         nonlocal faults
+        if right.get((dtype, shape)) == end - begin:
+            tensors[name] = TensorEntry(dtype, shape, begin, end)
+            return
         if begin <= end and _right_size(name, dtype, shape, end - begin, report):
+            right[dtype, shape] = end - begin
             tensors[name] = TensorEntry(dtype, shape, begin, end)
             return
         if begin > end:
@@ -78,10 +83,11 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
     try:
         with _without_collector(len(raw)):
             metadata = scan_header(raw, entry, plain)
+            covered = not faults and _covers(tensors, file.size - 8 - len(raw), report)
     except HeaderFault as fault:
         report(fault.code, fault.found, fault.expected, fault.tensor)
         return None
-    if faults or not _covers(tensors, file.size - 8 - len(raw), report):
+    if not covered:
         return None
     return Header(tensors, metadata, 8 + len(raw))
 
@@ -90,8 +96,9 @@ def check_strict(header: Header, file: str, sink: Sink) -> None:
     """BCQ-V117, V119, V120: what a BCQ file keeps beyond the container's own rules."""
     if header.data_start % 8:
         sink(Finding("BCQ-V117", file, "", f"data starts at byte {header.data_start}", "a multiple of 8"))
+    step = {dtype: element_bytes(dtype) for dtype in BITS}
     for name, entry in header.tensors.items():
-        if entry.begin % element_bytes(entry.dtype):
+        if entry.begin % step[entry.dtype]:
             sink(
                 Finding(
                     "BCQ-V117", file, name, f"begins at {entry.begin}", f"a multiple of {element_bytes(entry.dtype)}"
@@ -214,17 +221,17 @@ def _misfit(entry: Any) -> str | None:
 def _covers(tensors: Mapping[str, TensorEntry], size: int, report: Any) -> bool:
     """No overlap, no hole, nothing missing, nothing left over."""
     fine, at, before = True, 0, ""
-    ordered: Iterable[tuple[str, TensorEntry]] = sorted(tensors.items(), key=lambda item: item[1][2:])
-    for name, entry in ordered:
-        if entry.begin < at:
-            report(
-                "BCQ-V113", f"bytes {entry.begin}..{entry.end} overlap '{escape(before)}', which ends at {at}", "", name
-            )
+    for begin, end, name in sorted((entry.begin, entry.end, name) for name, entry in tensors.items()):
+        if begin == at:
+            at, before = end, name
+            continue
+        if begin < at:
+            report("BCQ-V113", f"bytes {begin}..{end} overlap '{escape(before)}', which ends at {at}", "", name)
             fine = False
-        elif entry.begin > at:
-            report("BCQ-V114", f"{entry.begin - at} unused bytes before byte {entry.begin}", "none", name)
+        else:
+            report("BCQ-V114", f"{begin - at} unused bytes before byte {begin}", "none", name)
             fine = False
-        at, before = max(at, entry.end), name
+        at, before = max(at, end), name
     if size > at:
         report("BCQ-V115", _bytes(size - at), "none")
         fine = False

@@ -81,6 +81,7 @@ def _plain_run(
 ) -> int:
     """Read entries in the usual spelling as far as they go; whatever else comes is left to the long way."""
     match = _PLAIN.match
+    shapes: dict[str, tuple[int, ...]] = {"": ()}  # a model has many tensors and few shapes
     room = limits.MAX_TENSORS + ("__metadata__" in names)
     while (found := match(text, at)) is not None:
         name, begin, end, dtype, shape, dtype2, shape2, begin2, end2 = found.groups()
@@ -90,7 +91,10 @@ def _plain_run(
         at = found.end()
         if dtype is None:
             begin, end, dtype, shape = begin2, end2, dtype2, shape2
-        plain(name, dtype, tuple(map(int, shape.split(","))) if shape else (), int(begin), int(end))
+        dims = shapes.get(shape)
+        if dims is None:
+            dims = shapes[shape] = tuple(map(int, shape.split(",")))
+        plain(name, dtype, dims, int(begin), int(end))
     return at
 
 
