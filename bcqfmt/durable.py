@@ -36,7 +36,7 @@ class OutputFile:
                 _reserve(self._descriptor, size)
         except OSError as fault:
             self.discard()
-            raise _failed(path, fault) from fault
+            raise _failed(path, fault, size or 0) from fault
 
     @property
     def temporary(self) -> Path:
@@ -178,5 +178,10 @@ def _empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-def _failed(path: Path, fault: OSError) -> BcqError:
-    return error("BCQ-E402", str(path), found=fault.strerror or str(fault))
+def _failed(path: Path, fault: OSError, needed: int = 0) -> BcqError:
+    found = fault.strerror or str(fault)
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        with contextlib.suppress(OSError):
+            found += f"; {shutil.disk_usage(path.parent).free} bytes are free"
+        found += f", {needed} are needed" if needed else ""
+    return error("BCQ-E402", str(path), found=found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,10 @@ from bcqfmt.writer import Written
 __all__ = ["ShardJob"]
 
 Array = npt.NDArray[Any]
+
+# Converting holds source, planes and rebuilt words of a weight at once, and is fast beside hashing and writing: workers
+# take turns at it, so that memory does not grow with their number.
+_one_at_a_time = threading.Lock()
 
 
 class ShardJob:
@@ -88,14 +93,20 @@ class ShardJob:
         original = weight.parts()[part]
 
         def make() -> Array:
-            array = original.array()
-            computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}
-            self._compare(BcqWeight(weight.name, weight.spec, computed), rule, tensor, known)
-            return array
+            with _one_at_a_time:
+                array = original.array()
+                computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}
+                self._compare(BcqWeight(weight.name, weight.spec, computed), rule, tensor, known)
+                return array
 
         return StoredTensor(part, original.dtype, original.shape, make=make)
 
     def _compare(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: dict[str, Rebuild]) -> None:
         rebuilt = np.ascontiguousarray(apply_rule(weight, rule, known)).reshape(-1).view(np.uint8)
-        if not same_bytes(rebuilt, tensor.array().reshape(-1).view(np.uint8)):
+        at = 0
+        for chunk in tensor.chunks():  # piece by piece: the source is not held as a whole again
+            if not same_bytes(rebuilt[at : at + chunk.size], chunk):
+                break
+            at += chunk.size
+        if at != rebuilt.size or at != tensor.nbytes:
             self.rules[tensor.name] = ({"rule": "raw"}, None)

@@ -13,6 +13,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
 from bcqfmt.cli.sources import PART, SIZE, Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, error
 
@@ -137,6 +138,7 @@ def _carry_out(conversion: Conversion, forecast: Forecast, dst: Path) -> bool:
     part = conversion.options.part
     mine = shards if part is None else shards[part[0] - 1 :: part[1]]
     with Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress:
+        return_large_blocks()
         return conversion.run(dst, progress.tick, progress.done)
 
 

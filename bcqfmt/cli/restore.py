@@ -9,6 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
 from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import error, escape
 
@@ -42,6 +43,7 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
         if total > free:
             raise error("BCQ-E802", str(out), found=f"{free:,} bytes free", expected=f"{total:,} bytes")
         with Progress("restoring", total, len(files)) as progress:
+            return_large_blocks()
             digests = restore(checkpoint, out, overwrite=overwrite, tick=progress.tick)
     if as_json:
         render.emit_json({"target": str(out), "bytes": total, "files": dict(sorted(digests.items()))})

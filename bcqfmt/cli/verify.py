@@ -9,6 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
 from bcqfmt.cli.sources import find_source
 from bcqfmt.errors import escape
 
@@ -49,6 +50,7 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
     rows = None if values == "all" else SAMPLE_ROWS
     total = sum(model.source.size for model in source.models.values())
     with bcqfmt.open(bcq) as checkpoint, Progress("verifying", total, len(source.models)) as progress:
+        return_large_blocks()
         found = verify(source, checkpoint, progress.tick, rows)
     if as_json:
         render.emit_json({"equal": True, "source": src, "target": str(bcq), "rows": values, **found.as_dict()})

@@ -1,0 +1,61 @@
+"""The memory of a conversion follows the largest weight, not the model (long: `make soak`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+K, N, GROUP = 4096, 11008, 128
+LAYERS_PER_FILE = 22  # half a gigabyte
+_CHILD = """
+import resource, sys
+from bcqfmt.cli.main import cli
+try:
+    cli(["convert", sys.argv[1], sys.argv[2], "--workers", "2"])
+except SystemExit as end:
+    assert not end.code, end.code
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def checkpoint(path: Path, files: int) -> int:
+    """So many files of 4-bit weights; the words are random, the same in every file."""
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    layer = {
+        "qweight": rng.integers(-(2**31), 2**31, (K // 8, N), np.int32),
+        "qzeros": np.full((K // GROUP, N // 8), 0x77777777, np.int32),
+        "scales": rng.uniform(0.001, 0.01, (K // GROUP, N)).astype(np.float16),
+    }
+    weight_map: dict[str, str] = {}
+    for file in range(files):
+        name = f"model-{file + 1:05d}-of-{files:05d}.safetensors"
+        first = file * LAYERS_PER_FILE
+        names = [f"model.layers.{i}.mlp.up_proj" for i in range(first, first + LAYERS_PER_FILE)]
+        save_file({f"{n}.{suffix}": array for n in names for suffix, array in layer.items()}, path / name)
+        weight_map |= {f"{n}.{suffix}": name for n in names for suffix in layer}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    quant = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}
+    (path / "config.json").write_text(json.dumps({"quantization_config": quant}))
+    return sum(array.nbytes for array in layer.values())
+
+
+@pytest.mark.soak
+def test_peak_memory_does_not_follow_the_size_of_the_model(tmp_path: Path) -> None:
+    peaks = {}
+    for files in (2, 8, 24):  # 1, 4 and 12 GB
+        source, target = tmp_path / f"source{files}", tmp_path / f"bcq{files}"
+        largest = checkpoint(source, files)
+        done = subprocess.run(
+            [sys.executable, "-c", _CHILD, source, target], capture_output=True, text=True, check=True
+        )
+        peaks[files] = int(done.stdout.rpartition("peak ")[2])
+        subprocess.run(["rm", "-rf", source, target], check=True)
+        assert peaks[files] <= 2 * largest + 300_000_000
+    assert max(peaks.values()) <= 1.1 * min(peaks.values()), peaks
