@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.core  ## write a small checkpoint, read it back, validate it, break it, say what happened
+demo: $(VENV)/.core  ## convert a small GPTQ model, prove the way back, read it, break it, say what happened
 	@$(BIN)/bcqfmt demo
 
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)

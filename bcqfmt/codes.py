@@ -148,7 +148,7 @@ _TABLE = [
     Code("BCQ-E611", "too little of the checkpoint is quantized", 5, "lower --min-coverage if that is as it should be"),
     Code("BCQ-E612", "already a BCQ checkpoint", 2, "look at it with bcqfmt inspect"),
     Code("BCQ-E613", "verification failed", 6, "convert again; please report it if it happens again"),
-    Code("BCQ-E614", "source cannot be rebuilt", 5, "it was converted with --no-provenance"),
+    Code("BCQ-E614", "source cannot be rebuilt", 5, "it was written without its source, or converted with --no-provenance"),
     Code("BCQ-E615", "unknown rule", 5, "pip install -U bcqfmt"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["OutputFile", "folder_in_progress", "write_file"]
+__all__ = ["OutputFile", "folder_in_progress", "output_path", "refuse_other_things", "sync_folder", "write_file"]
 
 
 _SYNC_EVERY = 1 << 27
@@ -132,8 +132,10 @@ def sync_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A new folder beside ``target`` that takes its name when the block ends well and vanishes when it does not."""
+    target = output_path(target)
     if os.path.lexists(target) and not overwrite and not _empty_folder(target):
         raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
+    refuse_other_things(target)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +148,25 @@ def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def output_path(path: str | Path) -> Path:
+    """The place of an output as an absolute path; one without a name of its own, or the folder we stand in, is refused."""
+    place = Path(os.path.abspath(path))
+    if not str(path) or not place.name or place == Path.cwd():
+        raise error("BCQ-E402", str(path), found="a folder that cannot be replaced", expected="the path of a new one")
+    return place
+
+
+def refuse_other_things(target: Path) -> None:
+    """Only a checkpoint is ever replaced by another one: nobody's other files, links or folders."""
+    if not os.path.lexists(target) or _empty_folder(target):
+        return
+    model = target.is_dir() and not target.is_symlink()
+    if not model or not any(path.name == "config.json" or path.suffix == ".safetensors" for path in target.iterdir()):
+        raise error(
+            "BCQ-E401", str(target), found="something that is no checkpoint", expected="a checkpoint to replace"
+        )
 
 
 def _take_name(work: Path, target: Path) -> None:

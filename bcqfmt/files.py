@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["ByteSource", "SourceFile", "inside", "read_small"]
+__all__ = ["ByteSource", "SourceFile", "inside", "named", "read_small"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -178,6 +178,12 @@ def _remember(opened: SourceFile) -> None:
                     return
                 finally:
                     other._lock.release()
+
+
+def named(path: str | os.PathLike[str]) -> Path:
+    """The path, spelled out where it has no name of its own to show (``.``, ``..``)."""
+    place = Path(path)
+    return place if place.name not in ("", "..") else place.resolve()
 
 
 def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:

@@ -10,8 +10,9 @@ from types import TracebackType
 
 from bcqfmt import limits
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
-from bcqfmt.files import SourceFile, inside, read_small
+from bcqfmt.files import SourceFile, inside, named, read_small
 from bcqfmt.folder import MANIFEST, Layout, model_layout
+from bcqfmt.header import read_header
 from bcqfmt.manifest import Manifest, parse_manifest
 from bcqfmt.modelfile import ModelFile, read_model_file, refuse_twins
 from bcqfmt.scheme import WeightSpec, features_of
@@ -174,7 +175,7 @@ class Checkpoint:
 
 def open(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a BCQ file or a finished BCQ folder. Headers are read when they are needed, data when it is asked for."""
-    place = Path(path)
+    place = named(path)
     if place.is_dir():
         return _open_folder(place)
     if not os.path.lexists(place):
@@ -186,8 +187,19 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
 
 def _open_folder(folder: Path) -> Checkpoint:
     layout = model_layout(folder, refuse)
+    if not os.path.lexists(folder / MANIFEST):
+        _refuse_foreign(folder, layout.files[0])
     manifest = read_manifest(folder)
     return Checkpoint(folder, {name: folder / name for name in layout.files}, layout, manifest)
+
+
+def _refuse_foreign(folder: Path, name: str) -> None:
+    """BCQ-V201 for a folder of another format; one of ours without a manifest is unfinished instead."""
+    source = SourceFile(folder / name, name)
+    header = read_header(source, refuse)
+    source.close()
+    if header is not None and "bcqfmt" not in header.metadata:
+        raise error("BCQ-V201", name, found="__metadata__ has no key bcqfmt", expected="a BCQ descriptor")
 
 
 def read_manifest(folder: Path) -> Manifest:

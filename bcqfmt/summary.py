@@ -15,7 +15,7 @@ from typing import Any
 
 from bcqfmt.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.errors import Finding, error, refuse
-from bcqfmt.files import ByteSource, SourceFile
+from bcqfmt.files import ByteSource, SourceFile, named
 from bcqfmt.folder import MANIFEST, model_layout
 from bcqfmt.foreign import kind_of, method_of, model_config, model_files
 from bcqfmt.header import Header, read_header
@@ -133,7 +133,7 @@ class Summary:
 
 def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary:
     """Sum up a BCQ folder or file, or any other safetensors folder or file; ``modules`` adds a row per weight."""
-    place = Path(path)
+    place = named(path)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
     folder = place.is_dir()

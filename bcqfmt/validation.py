@@ -15,7 +15,7 @@ from bcqfmt import checks, limits
 from bcqfmt.codes import CODES
 from bcqfmt.descriptor import digest_of, resolved_json
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
-from bcqfmt.files import ByteSource, SourceFile, inside, read_small
+from bcqfmt.files import ByteSource, SourceFile, inside, named, read_small
 from bcqfmt.folder import (
     INDEX,
     MANIFEST,
@@ -81,7 +81,7 @@ def validate(
 
     ``progress`` is called with the number of bytes hashed since the last call (deep only).
     """
-    place = Path(path)
+    place = named(path)
     report = Report(str(place), deep)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")

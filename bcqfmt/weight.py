@@ -42,8 +42,6 @@ class BcqWeight:
         checks.check_spec(spec, place)
         checks.check_parts(spec, {s: (p.name, p.dtype, p.shape) for s, p in self._parts.items()}, place)
 
-    # -- what it is -------------------------------------------------------------------------------------------
-
     @property
     def shape(self) -> tuple[int, ...]:
         """``(out, in)`` or ``(E, out, in)``."""
@@ -100,8 +98,6 @@ class BcqWeight:
     def check(self) -> None:
         """Check the content of every part (BCQ-V401 to V409); raises the first fault."""
         checks.check_content(self.spec, self._parts, checks.Place(refuse, weight=self.name))
-
-    # -- values -----------------------------------------------------------------------------------------------
 
     def dequantize(
         self, dtype: Any = None, *, rows: Range = None, columns: Range = None, planes: int | None = None
@@ -313,7 +309,9 @@ def _logical(dtype: Any) -> str | None:
     return name
 
 
-def _range(asked: Range, size: int, what: str) -> tuple[int, int]:
+def _range(asked: Any, size: int, what: str) -> tuple[int, int]:
+    if asked is not None and not isinstance(asked, tuple | list):
+        raise error("BCQ-E302", found=f"{what} {asked!r}", expected="(start, stop)")
     start, stop = (0, size) if asked is None else (int(asked[0]), int(asked[1]))
     if not 0 <= start < stop <= size:
         raise error("BCQ-E302", found=f"{what} {start}..{stop}", expected=f"start < stop within 0..{size}")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bcqfmt import checks, limits
 from bcqfmt.descriptor import Descriptor, descriptor_json, digest_of, parse_weights, spec_json
-from bcqfmt.durable import OutputFile, folder_in_progress, write_file
+from bcqfmt.durable import OutputFile, folder_in_progress, output_path, write_file
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST
 from bcqfmt.hashing import StreamDigests
@@ -60,7 +60,7 @@ def save(
     input gives the same bytes everywhere. Content is checked first; nothing appears under ``path`` until all is
     written.
     """
-    target = Path(path)
+    target = output_path(path)
     _check_texts(ignorable, generator, config)
     units = [_unit(name, tensor) for name, tensor in tensors.items()]
     weights = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, BcqWeight)}
@@ -192,12 +192,17 @@ def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Iterator[t
         yield name, None
 
 
-def _unit(name: str, tensor: Tensor) -> Unit:
+def _unit(name: Any, tensor: Any) -> Unit:
+    if not isinstance(name, str):
+        raise error("BCQ-E302", found=f"a name of type {type(name).__name__}", expected="text")
     if isinstance(tensor, BcqWeight):
         named = BcqWeight(name, tensor.spec, tensor.parts())
         return Unit(name, {part.name: part for part in named.parts().values()}, True)
     if isinstance(tensor, np.ndarray):
         tensor = StoredTensor.from_array(name, tensor)
+    if not isinstance(tensor, StoredTensor):
+        kind = type(tensor).__name__
+        raise error("BCQ-E302", tensor=name, found=f"a {kind}", expected="a BcqWeight, StoredTensor or numpy array")
     if not _encodable(name):
         raise error("BCQ-E302", tensor=name, found="a name with a lone surrogate", expected="text")
     if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:

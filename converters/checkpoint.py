@@ -72,8 +72,11 @@ class SourceCheckpoint:
 
 def open_source(folder: Path) -> SourceCheckpoint:
     """Open a source folder. Headers are read and checked; no data, and nothing is ever written to it."""
+    if not folder.name:
+        folder = folder.resolve()  # "." has no name to show
     if not folder.is_dir():
-        raise error("BCQ-E101", str(folder), found="no such folder")
+        found = "a file" if folder.exists() else "no such folder"
+        raise error("BCQ-E101", str(folder), found=found, expected="a model folder")
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     files = _files(folder)

@@ -97,7 +97,7 @@ def make_plan(
             )
         )
     quantized = sum(_elements(module) for module in modules)
-    plain = sum(_count(source.tensors[name].shape) for name in dense if len(source.tensors[name].shape) >= 2)
+    plain = sum(_count(source.tensors[name].shape) for name in dense)
     known = _fingerprint(source) if carried_out else {}
     asked = {**options, "max_shard_size": max_shard_size}
     return Plan(tuple(shards), known, asked, quantized, quantized + plain)

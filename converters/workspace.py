@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt.converters.plan import Plan
-from bcqfmt.durable import sync_folder, write_file
+from bcqfmt.durable import output_path, refuse_other_things, sync_folder, write_file
 from bcqfmt.errors import error
 from bcqfmt.files import SourceFile
 from bcqfmt.folder import MANIFEST
@@ -35,6 +35,7 @@ class Workspace:
     """One conversion's place on disk."""
 
     def __init__(self, target: Path, *, resume: bool, overwrite: bool, part: tuple[int, int] | None = None) -> None:
+        target = output_path(target)
         self.target = target
         self.folder = partial_folder(target)
         self.work = self.folder / WORK
@@ -44,6 +45,7 @@ class Workspace:
         self._known: dict[str, dict[str, Any]] = {}
         if os.path.lexists(target) and not overwrite and (not target.is_dir() or any(target.iterdir())):
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
+        refuse_other_things(target)
         self._look(resume or overwrite)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +210,8 @@ class Workspace:
 
 def partial_folder(target: Path) -> Path:
     """Where the conversion into ``target`` grows."""
-    return target.with_name(target.name + ".partial")
+    place = output_path(target)
+    return place.with_name(place.name + ".partial")
 
 
 def read_plan(target: Path) -> dict[str, Any]:

@@ -34,10 +34,10 @@ MINIMUM = {
 }
 _OPTIONAL = {
     "torch": ("pip install 'bcqfmt[torch]'", "to_torch() and model integrations"),
-    "numba-cuda": ("pip install numba-cuda", "CUDA kernels"),
-    "transformers": ("pip install transformers", "loading models"),
-    "vllm": ("pip install vllm", "serving models"),
-    "ray": ("pip install ray", "runs on many machines"),
+    "numba-cuda": ("pip install numba-cuda", "CUDA kernels, which this version has none of yet"),
+    "transformers": ("pip install transformers", "loading models, which this version cannot do yet"),
+    "vllm": ("pip install vllm", "serving models, which this version cannot do yet"),
+    "ray": ("pip install ray", "runs on many machines, which this version does without it: convert --part"),
 }
 _LITTLE_SPACE = 1_000_000_000
 _HASHED = 1 << 25

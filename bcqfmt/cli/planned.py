@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcqfmt.cli import render
+from bcqfmt.durable import output_path
 from bcqfmt.errors import error, escape
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Forecast:
         self.output = plan.nbytes + 2 * headers + sides + kept
         self.largest = max((module.nbytes for module in conversion.modules.values()), default=0)
         self.memory = _BASE + 2 * self.largest * conversion.workers
-        self.present = _size_of(target.with_name(f"{target.name}.partial"))
+        self.present = _size_of(output_path(f"{output_path(target)}.partial"))
         self.free = shutil.disk_usage(nearest(target)).free
 
     @property

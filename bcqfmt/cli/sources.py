@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from bcqfmt.durable import output_path
 from bcqfmt.errors import error
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def find_source(text: str, revision: str | None, offline: bool, *, headers_only:
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
     """BCQ-E402 when writing ``target`` would touch ``source``: the same folder, or one inside the other."""
     origin = source.resolve()
-    for place in (target, target.with_name(f"{target.name}.partial")):
+    named = output_path(target)
+    for place in (named, named.with_name(f"{named.name}.partial")):
         real = place.resolve()
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"

@@ -67,6 +67,8 @@ def _verdict(report: Report) -> str:
         render.size(report.nbytes),
     ]
     depth = "all content and digests checked" if report.deep else "content not checked (--deep does)"
+    if report.deep and not report.valid:
+        depth = "content and digests checked as far as the errors let"
     if any(finding.code == "BCQ-E501" for finding in report.findings):
         depth = "content checked as far as it goes without digests" if report.deep else depth
     number = len(report.errors)

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/words.py [--quick] [--threads N]
 
-Ratios are taken round by round in one run. compressed-tensors is measured where it is installed, else the figure of
-shared/checkpoints/TIMINGS.md (another machine) stands in its place, without a goal.
+Ratios are taken round by round in one run. compressed-tensors is measured where it is installed, else a figure from
+another machine (0.057 s with version 0.19.0 on two Neoverse-N1 cores) stands in its place, without a goal.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_convert_says_what_it_does(run: Run, tmp_path: Path) -> None:
         "layout     gptq",
         "config.json says gptq",
         "written by gptqmodel 7.6.0",
-        "93.75 % of 262,144",
+        "93.52 % of 262,784",
         "free",
     ):
         assert text in result.stderr

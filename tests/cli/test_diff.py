@@ -148,6 +148,6 @@ def test_limit(run: Run, folder: Path, other: Any) -> None:
 
 
 def test_not_bcq(run: Run, folder: Path, gptq: Path) -> None:
-    assert run("diff", folder, gptq).exit_code == 4
+    assert run("diff", folder, gptq).exit_code == 5
     assert run("diff", folder, gptq / "model.safetensors").exit_code == 5
     assert run("diff", folder, folder / "nothing").exit_code == 3

@@ -82,4 +82,4 @@ def test_usage(run: Run, plain: Path, tmp_path: Path, arguments: list[str]) -> N
 
 def test_what_is_no_checkpoint(run: Run, tmp_path: Path, gptq: Path) -> None:
     assert run("export", tmp_path / "none", tmp_path / "out", "--to", "dense").exit_code == 3
-    assert run("export", gptq, tmp_path / "out", "--to", "dense").exit_code == 4
+    assert run("export", gptq, tmp_path / "out", "--to", "dense").exit_code == 5

@@ -221,7 +221,10 @@ def test_restore_does_not_overwrite_unasked(converted: Path, tmp_path: Path) -> 
     with bcqfmt.open(converted) as checkpoint:
         with pytest.raises(BcqError, match="BCQ-E401"):
             restore(checkpoint, tmp_path / "out")
+        with pytest.raises(BcqError, match="no checkpoint"):
+            restore(checkpoint, tmp_path / "out", overwrite=True)
         assert (tmp_path / "out" / "mine").exists()
+        (tmp_path / "out" / "config.json").write_text("{}")
         restore(checkpoint, tmp_path / "out", overwrite=True)
     assert tree(tmp_path / "out") == tree(TINY)
 

@@ -172,7 +172,10 @@ def test_a_folder_with_something_in_it_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         save(tmp_path / "model")
     assert caught.value.code == "BCQ-E401"
+    with pytest.raises(OutputError, match="no checkpoint"):
+        save(tmp_path / "model", overwrite=True)
     assert samples.tree(tmp_path) == {"model/precious.txt": b"x"}
+    (tmp_path / "model" / "config.json").write_text("{}")
     save(tmp_path / "model", overwrite=True)
     assert not bcqfmt.validate(tmp_path / "model", deep=True).findings
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -191,8 +194,10 @@ def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
             save(tmp_path / name)
         assert caught.value.code == "BCQ-E401"
         assert (tmp_path / name).read_bytes() == b"precious"
-        save(tmp_path / name, overwrite=True)
-        assert not bcqfmt.validate(tmp_path / name, deep=True).errors
+    with pytest.raises(OutputError, match="no checkpoint"):
+        save(tmp_path / "model", overwrite=True)
+    save(tmp_path / "model.safetensors", overwrite=True)
+    assert not bcqfmt.validate(tmp_path / "model.safetensors", deep=True).errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.safetensors"]
 
 
@@ -285,3 +290,10 @@ def test_the_manifest_is_written_last(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "model" / "bcq_manifest.json").read_text())["files"]) == set(
         samples.tree(tmp_path / "model")
     ) - {"bcq_manifest.json"}
+
+
+@pytest.mark.parametrize("place", [".", "", "/"])
+def test_an_output_without_a_name(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="BCQ-E402"):
+        bcqfmt.save(place, {})

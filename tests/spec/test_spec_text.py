@@ -69,7 +69,8 @@ def stated(block: str) -> list[str]:
     """Sentences with a MUST; the one that explains the key words themselves apart."""
     if "The key words MUST" in block or "Every MUST and MUST NOT is" in block:
         return []
-    return [block] if re.search(r"\bMUST\b", block) else []
+    sentences = re.split(r"(?<=[.;:])\s+(?=[A-Z`])", block)
+    return [text for text in sentences if re.search(r"\bMUST\b", text)]
 
 
 def test_every_must_has_its_rule() -> None:
