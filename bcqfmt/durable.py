@@ -151,7 +151,7 @@ def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def output_path(path: str | Path) -> Path:
-    """The place of an output as an absolute path; one without a name of its own, or the folder we stand in, is refused."""
+    """The place of an output as an absolute path; one without a name, or the folder we stand in, is refused."""
     place = Path(os.path.abspath(path))
     if not str(path) or not place.name or place == Path.cwd():
         raise error("BCQ-E402", str(path), found="a folder that cannot be replaced", expected="the path of a new one")
