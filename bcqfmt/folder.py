@@ -14,14 +14,25 @@ from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 from bcqfmt.files import inside, read_small
 from bcqfmt.strict_json import JsonFault, check_limits, parse
 
-__all__ = ["CONFIG", "INDEX", "MANIFEST", "SINGLE", "SOURCE", "Layout", "file_list", "model_layout", "read_config"]
+__all__ = [
+    "CONFIG",
+    "INDEX",
+    "MANIFEST",
+    "SHARD_NAME",
+    "SINGLE",
+    "SOURCE",
+    "Layout",
+    "file_list",
+    "model_layout",
+    "read_config",
+]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 MANIFEST = "bcq_manifest.json"
 SOURCE = "bcq_source"
-_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
+SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")  # BCQ-V502: nothing that could be a path
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -128,7 +139,7 @@ def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
 
 def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> list[str]:
     names = sorted(set(weight_map.values()))
-    bad = [name for name in names if not _SHARD.fullmatch(name)]
+    bad = [name for name in names if not SHARD_NAME.fullmatch(name)]
     for name in bad:
         sink(Finding("BCQ-V502", INDEX, "", f"'{escape(name)}'", "a plain name of a .safetensors file in the folder"))
     good = [name for name in names if name not in bad]

@@ -7,7 +7,6 @@ unaligned, have any names and any number of metadata keys, and must come back by
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from bcqfmt import limits
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
 from bcqfmt.files import ByteSource, SourceFile, inside, read_small
-from bcqfmt.folder import CONFIG, MANIFEST
+from bcqfmt.folder import CONFIG, MANIFEST, SHARD_NAME
 from bcqfmt.header import Header, read_header
 from bcqfmt.stored import StoredTensor
 from bcqfmt.strict_json import JsonFault, check_limits, parse
@@ -23,8 +22,7 @@ from bcqfmt.strict_json import JsonFault, check_limits, parse
 __all__ = ["SourceCheckpoint", "SourceModel", "open_source"]
 
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
-_FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
+FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
 
 
 @dataclass(slots=True)
@@ -90,7 +88,7 @@ def open_source(folder: Path) -> SourceCheckpoint:
             home[name] = path
             offset = model.header.data_start + entry.begin
             tensors[name] = StoredTensor(name, entry.dtype, entry.shape, source=model.source, offset=offset)
-    foreign = [name for name in files if name.endswith(_FOREIGN)]
+    foreign = [name for name in files if name.endswith(FOREIGN)]
     side = [name for name in files if name not in models and name not in foreign]
     config = _json(folder, CONFIG) if CONFIG in files else {}
     if CONFIG not in files:
@@ -147,7 +145,7 @@ def _models(folder: Path, files: list[str]) -> dict[str, SourceModel]:
 def _shards(folder: Path, index: str) -> list[str]:
     names = sorted(set(_weight_map(folder, index).values()))
     for name in names:
-        if not _SHARD.fullmatch(name):
+        if not SHARD_NAME.fullmatch(name):
             raise error("BCQ-V502", index, found=f"'{escape(name)}'", expected="a plain name of a .safetensors file")
     missing = [name for name in names if not os.path.lexists(folder / name)]
     if missing:
@@ -185,7 +183,7 @@ def _json(folder: Path, name: str, limit: int = limits.MAX_CONFIG_BYTES, code: s
 
 
 def _nothing(folder: Path, files: list[str]) -> BcqError:
-    shown = escape(", ".join(name for name in files if name.endswith(_FOREIGN))[:80])
+    shown = escape(", ".join(name for name in files if name.endswith(FOREIGN))[:80])
     if any(name.endswith((".gguf", ".ggml")) for name in files):
         return error("BCQ-E601", folder.name, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")
     if shown:

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt import limits
-from bcqfmt.converters.checkpoint import QUANT_FILES, SourceCheckpoint, SourceModel
+from bcqfmt.converters.checkpoint import FOREIGN, QUANT_FILES, SourceCheckpoint, SourceModel
 from bcqfmt.converters.hub_errors import attempt, library
 from bcqfmt.converters.hub_repo import HubRepo
 from bcqfmt.errors import BcqError, error, escape, refuse
-from bcqfmt.folder import CONFIG
+from bcqfmt.folder import CONFIG, SHARD_NAME
 from bcqfmt.header import Header, read_header
 from bcqfmt.stored import StoredTensor
 from bcqfmt.strict_json import JsonFault, check_limits, parse
@@ -31,9 +31,7 @@ FIRST_READ = 1 << 18  # bytes; nearly every header fits
 _WORKERS = 8
 _SLOWEST = 10_000  # bytes per second, below which a transfer is given up
 _INDEX = ".safetensors.index.json"
-_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-_FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -165,7 +163,7 @@ class RemoteHeaders:
                 home[name] = path
                 offset = header.data_start + entry.begin
                 tensors[name] = StoredTensor(name, entry.dtype, entry.shape, source=source, offset=offset)
-        foreign = sorted(name for name in self.repo.files if name.endswith(_FOREIGN))
+        foreign = sorted(name for name in self.repo.files if name.endswith(FOREIGN))
         side = sorted(name for name in self.repo.needed() if name not in models and name not in foreign)
         folder = Path(self.repo.repo_id)
         return SourceCheckpoint(folder, models, tensors, home, self.config, self.quant, side, foreign)
@@ -228,7 +226,7 @@ def _shards(repo: HubRepo, files: dict[str, RemoteFile]) -> tuple[list[str], dic
 
 def _plain(names: list[str], place: str) -> list[str]:
     for name in names:
-        if not _SHARD.fullmatch(name):
+        if not SHARD_NAME.fullmatch(name):
             raise error("BCQ-V502", place, found=f"'{escape(name)}'", expected="a plain name of a .safetensors file")
     return names
 
@@ -266,7 +264,7 @@ def _json(
 
 
 def _nothing(repo: HubRepo) -> BcqError:
-    found = sorted(name for name in repo.files if PurePosixPath(name).suffix in _FOREIGN)
+    found = sorted(name for name in repo.files if PurePosixPath(name).suffix in FOREIGN)
     shown = escape(", ".join(found)[:80])
     if any(name.endswith((".gguf", ".ggml")) for name in found):
         return error("BCQ-E601", repo.repo_id, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")

@@ -188,7 +188,8 @@ def test_statuses(hub: HubServer, status: int) -> None:
 def test_faults(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, kind: str, code: str, requests: int, says: str
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
+    if kind == "slow":  # the others must not run out of time on a busy machine
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
     hub.fail(kind, "/api/models/")
     fault = failure(lambda: client.resolve(NAME))
     assert (fault.code, len(hub.asked("/api/models/"))) == (code, requests)
