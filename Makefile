@@ -16,18 +16,21 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint types imports wheel docs bench soak clean distclean
+.PHONY: help demo demo-llm test test-gpu check lint types imports c-reader kernels-check wheel docs bench soak clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.core  ## convert a small GPTQ model, prove the way back, read it, break it, say what happened
 	@$(BIN)/bcqfmt demo
 
+demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: quantize, export to GPTQ, convert back, prove it, generate text
+	@$(BIN)/python docs/examples/demo_llm.py
+
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
 	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
-check: lint types imports wheel docs  ## everything that is not a test: linters, types, import rules, wheel, docs
+check: lint types imports c-reader kernels-check wheel docs  ## everything that is not a test: linters, types, import rules, wheel, docs
 	@echo "check: all passed"
 
 lint: $(VENV)/.dev
@@ -39,6 +42,15 @@ types: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+c-reader: $(VENV)/.test  ## the C reader under sanitizers, on all vectors (needs a C compiler)
+	@$(BIN)/pytest -m cc tests/c_reader -n auto --maxprocesses $(JOBS) --dist loadgroup -q
+
+kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU; registers and spills
+	@$(BIN)/python tests/kernels/compile_check.py
+
+test-gpu: $(VENV)/.dev  ## the kernels on the GPU of this machine
+	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
 wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
 	rm -rf build dist

@@ -1,0 +1,247 @@
+/* Mutated headers for bcq.h. Nothing may crash, leak, or read a byte that is not its own.
+
+       clang -std=c99 -g -O1 -fsanitize=fuzzer,address,undefined -DBCQ_LIBFUZZER fuzz.c -o fuzz
+       ./fuzz -runs=1000000 CORPUS                       with libFuzzer, guided by coverage
+
+       cc -std=c99 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all fuzz.c -o fuzz
+       ./fuzz 1000000 SEED FILES...                      with any compiler; the same run for the same seed */
+
+#define BCQ_IMPLEMENTATION
+#include "bcq.h"
+
+#define LARGEST (1u << 16)  /* bytes of an input */
+#define ELEMENTS (1u << 14) /* of a weight that is decoded */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static unsigned long met[1000]; /* how often each rule was named; 0: valid */
+
+static void decode_all(bcq_file *f)
+{
+    static unsigned char out[ELEMENTS * 4];
+    size_t i;
+    unsigned planes;
+    char hex[65];
+    for (i = 0; i < bcq_weight_count(f); i++) {
+        bcq_weight *w = bcq_weight_at(f, i);
+        uint64_t rows = w->columns <= ELEMENTS ? ELEMENTS / w->columns : 0;
+        bcq_weight_digest(w, hex);
+        for (planes = 0; planes <= 3; planes++)
+            bcq_dequantize(w, w->stack - 1, 0, rows < w->rows ? rows : w->rows, planes, BCQ_NONE, out, sizeof out, NULL);
+    }
+}
+
+/* Texts of other kinds than a header: the index, config.json, the manifest. */
+static void parse_all(const uint8_t *data, size_t size)
+{
+    static const bcq__rules rules = {1, 2, 3};
+    bcq__tables tables;
+    bcq_error error;
+    int kind;
+    for (kind = BCQ__KIND_HEADER; kind <= BCQ__KIND_CONFIG; kind++) {
+        bcq__json d;
+        bcq__str text;
+        memset(&d, 0, sizeof d);
+        memset(&tables, 0, sizeof tables);
+        text.at = (const char *)data;
+        text.bytes = size;
+        if (!bcq__parse_copy(&d, text, kind, rules, &error) && kind == BCQ__KIND_LIMITED) {
+            bcq__is_canonical(&d, "\n");
+            if (!bcq__check_version(&d, &error) && !bcq__read_tables(&d, 1, 602, &tables, &error))
+                bcq__check_use(&d, &tables, 602, 602, &error);
+        }
+        BCQ_FREE(tables.schemes);
+        BCQ_FREE(tables.segments);
+        BCQ_FREE(tables.entries);
+        bcq__json_free(&d);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    uint8_t *exact = (uint8_t *)malloc(size ? size : 1); /* of this size and no other: nothing beyond may be read */
+    bcq_file *f = NULL;
+    bcq_error error;
+    int code;
+    if (!exact)
+        return 0;
+    if (size)
+        memcpy(exact, data, size);
+    code = bcq_open_memory(exact, size, BCQ_CHECK_ALL, &f, &error);
+    if ((code == 0) != (f != NULL) || code < BCQ_ERROR_PLANES || code > 999 || (code && error.code != code))
+        abort();
+    if (code >= 0)
+        met[code]++;
+    if (f)
+        decode_all(f);
+    bcq_close(f);
+    if (code > 104 && code < 200)
+        parse_all(exact + 8, size - 8);
+    free(exact);
+    return 0;
+}
+
+/* ---- mutations of the header */
+
+static uint64_t state = 1;
+
+static uint32_t roll(uint32_t n) /* 0..n-1 (n > 0) */
+{
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(((state >> 32) * n) >> 32);
+}
+
+static const char *const pieces[] = {
+    "-1", "0", "-0", "1", "8", "9", "16", "17", "255", "2147483647", "2147483648", "4294967296", "9007199254740991",
+    "9007199254740992", "281474976710656", "18446744073709551616", "99999999999999999999", "1.5", "1e9", "true", "null",
+    "[", "]", "{", "}", ",", ":", "\"", "\\\"", "\\\\", "\\u0000", "\\ud800", "\\ud83d\\ude00", "\\u212a", "\\u0301",
+    " ", "\n", "\xff", "\xc3\xa9", "\xed\xa0\x80", "\"F16\"", "\"F32\"", "\"I32\"", "\"U16\"", "\\\"bits\\\":9",
+    "\\\"bits\\\":1", "\\\"perm\\\":true", "\\\"group_size\\\":8", "\\\"nonfinite\\\":true", "\\\"scheme\\\":1",
+    "\\\"bcq\\\"", "\\\"offset\\\"", "\\\"float-zero\\\"", "\\\"stack\\\"", "\\\"segments\\\"", "\\\"shape\\\":[1,8]",
+    "\"shape\":[1]", "\"data_offsets\":[0,0]", "\"dtype\":\"BF16\"", "_bcq_", ".weight", "__metadata__"};
+
+/* at[from..to) becomes `piece`; returns the new size, or the old one where it does not fit. */
+static size_t replace(uint8_t *at, size_t size, size_t largest, size_t from, size_t to, const void *piece, size_t bytes)
+{
+    if (size - (to - from) + bytes > largest)
+        return size;
+    memmove(at + from + bytes, at + to, size - to);
+    memcpy(at + from, piece, bytes);
+    return size - (to - from) + bytes;
+}
+
+static size_t mutate_header(uint8_t *at, size_t size, size_t largest, const uint8_t *other, size_t other_size)
+{
+    uint8_t copy[256];
+    size_t from = roll((uint32_t)size), to = from, n, k;
+    const char *piece = pieces[roll(sizeof pieces / sizeof *pieces)];
+    switch (roll(8)) {
+    case 0:
+        at[from] ^= (uint8_t)(1u << roll(8));
+        return size;
+    case 1:
+        at[from] = (uint8_t)roll(256);
+        return size;
+    case 2: /* a number becomes another */
+    case 3:
+        while (from < size && (at[from] < '0' || at[from] > '9'))
+            from++;
+        for (to = from; to < size && at[to] >= '0' && at[to] <= '9'; to++)
+            ;
+        piece = pieces[roll(21)];
+        return replace(at, size, largest, from, to, piece, strlen(piece));
+    case 4: /* something is left out */
+        n = 1 + roll(roll(4) ? 8 : 64);
+        return replace(at, size, largest, from, n < size - from ? from + n : size, "", 0);
+    case 5: /* something is put in */
+        return replace(at, size, largest, from, from, piece, strlen(piece));
+    case 6: /* something is there twice */
+        n = 1 + roll(sizeof copy - 1);
+        n = n < size - from ? n : size - from;
+        memcpy(copy, at + from, n);
+        k = roll((uint32_t)size);
+        return replace(at, size, largest, k, k, copy, n);
+    default: /* something of another file */
+        n = 1 + roll(sizeof copy - 1);
+        k = roll((uint32_t)other_size);
+        n = n < other_size - k ? n : other_size - k;
+        memcpy(copy, other + k, n);
+        return replace(at, size, largest, from, roll(2) && size - from > n ? from + n : from, copy, n);
+    }
+}
+
+/* A mutation of the file in `data`, in place; its header mostly gets the right length and padding again. */
+static size_t mutate(uint8_t *data, size_t size, size_t largest, const uint8_t *other, size_t other_size)
+{
+    static uint8_t header[LARGEST];
+    uint64_t length = size >= 8 ? bcq__u64(data) : 0;
+    size_t n, rest, i;
+    if (size < 10 || length < 2 || length > size - 8 || largest < size || other_size < 1) {
+        for (i = 0; size && i < 3; i++)
+            data[roll((uint32_t)size)] = (uint8_t)roll(256);
+        return size;
+    }
+    n = (size_t)length;
+    rest = size - 8 - n;
+    largest = largest - 8 - rest < sizeof header ? largest - 8 - rest : sizeof header;
+    if (n > largest)
+        return size;
+    memcpy(header, data + 8, n);
+    for (i = 1 + roll(3); i && n; i--)
+        n = mutate_header(header, n, largest, other, other_size);
+    while (n % 8 && n < largest && roll(50))
+        header[n++] = ' ';
+    memmove(data + 8 + n, data + 8 + (size_t)length, rest);
+    memcpy(data + 8, header, n);
+    for (i = 0; i < 8 && roll(50); i++)
+        data[i] = (uint8_t)((uint64_t)n >> 8 * i);
+    if (rest && !roll(4))
+        data[8 + n + roll((uint32_t)rest)] = (uint8_t)roll(256);
+    if (rest && !roll(40))
+        rest -= roll((uint32_t)rest);
+    return 8 + n + rest;
+}
+
+#ifdef BCQ_LIBFUZZER
+
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t largest);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t largest, unsigned int seed);
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t largest, unsigned int seed)
+{
+    state = seed;
+    roll(2);
+    return roll(3) ? mutate(data, size, largest, data, size) : LLVMFuzzerMutate(data, size, largest);
+}
+
+#else
+
+typedef struct seed_file {
+    uint8_t *data;
+    size_t size;
+} seed_file;
+
+static int read_seed(const char *path, seed_file *seed)
+{
+    FILE *stream = fopen(path, "rb");
+    seed->data = (uint8_t *)malloc(LARGEST);
+    seed->size = stream && seed->data ? fread(seed->data, 1, LARGEST, stream) : 0;
+    if (stream)
+        fclose(stream);
+    return seed->size >= 10 && seed->size < LARGEST / 2;
+}
+
+int main(int argc, char **argv)
+{
+    static uint8_t data[LARGEST];
+    unsigned long runs = argc > 3 ? strtoul(argv[1], NULL, 10) : 0, i;
+    seed_file *seeds = (seed_file *)calloc((size_t)argc, sizeof *seeds);
+    unsigned count = 0, rules = 0;
+    int k;
+    if (!runs || !seeds) {
+        fprintf(stderr, "usage: fuzz RUNS SEED FILES...\n");
+        free(seeds);
+        return 2;
+    }
+    state = strtoull(argv[2], NULL, 10);
+    for (k = 3; k < argc; k++) {
+        if (read_seed(argv[k], seeds + count))
+            count++;
+        else
+            free(seeds[count].data);
+    }
+    for (i = 0; count && i < runs; i++) {
+        const seed_file *one = seeds + roll(count), *other = seeds + roll(count);
+        memcpy(data, one->data, one->size);
+        LLVMFuzzerTestOneInput(data, mutate(data, one->size, sizeof data, other->data, other->size));
+    }
+    for (k = 1; k < 1000; k++)
+        rules += met[k] != 0;
+    printf("%lu runs of %u files: %lu valid, %u rules met\n", i, count, met[0], rules);
+    while (count)
+        free(seeds[--count].data);
+    free(seeds);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,107 @@
+"""Slightly wrong files and folders: the C reader names the same rule first as spec/decoder.py, file by file."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import bcqfmt
+import c_reader
+import samples
+from c_reader import Runner
+from folder_mutations import mutate_folder
+from header_mutations import mutated_file, seeds
+from strategies import EXPLORE
+
+pytestmark = pytest.mark.cc
+
+FILES, FOLDERS, JUDGED = 3000 * EXPLORE, 500 * EXPLORE, 300 * EXPLORE
+SEED = 6 if EXPLORE == 1 else random.SystemRandom().randrange(2**32)
+
+
+def load_decoder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bcq_decoder_beside_c", c_reader.ROOT / "spec" / "decoder.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+decoder = load_decoder()
+
+# Negative numbers in scheme, shape, widths or a recipe: text and schema want integers from 0 on (V208, V701), and so
+# does the C reader; decoder.py passes them on to the rules of their range.
+NEGATIVE = re.compile(rb"[\[:,] ?-[1-9]")
+FROM_ZERO_ON = {(208, 209), (208, 210), (208, 211), (701, 703)}
+
+
+def verdict(read: Any, what: Any) -> int:
+    """The number of the rule that the Python decoder refuses by; 0 where it reads."""
+    try:
+        read(what)
+    except decoder.Refused as refusal:
+        return int(refusal.rule.removeprefix("BCQ-V"))
+    return 0
+
+
+def agree(code: int, other: int, text: bytes) -> bool:
+    """The same rule, but for negative numbers."""
+    return code == other or ((code, other) in FROM_ZERO_ON and NEGATIVE.search(text) is not None)
+
+
+@pytest.fixture(scope="module")
+def files() -> list[bytes]:
+    rng = random.Random(SEED)
+    sources = seeds(sorted((samples.VECTORS / "valid").glob("*.safetensors")), 12_000)
+    assert len(sources) > 20
+    return [mutated_file(rng.choice(sources), rng) for _ in range(FILES)]
+
+
+@pytest.fixture(scope="module")
+def answers(runner: Runner, files: list[bytes]) -> list[int]:
+    """The C reader's verdicts on them."""
+    return [c_reader.opened(answer).code for answer in runner.ask([f"memory\t{data.hex()}" for data in files])]
+
+
+def test_files(files: list[bytes], answers: list[int]) -> None:
+    for data, code in zip(files, answers, strict=True):
+        assert agree(code, verdict(decoder.read_bytes, data), data), (SEED, data)
+    assert len(set(answers)) > 30  # many rules were met, not one of them very often
+
+
+def test_folders(runner: Runner, tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    valid = [entry for entry in samples.vector_index()["valid"] if entry["kind"] == "folder" and not entry.get("setup")]
+    made = []
+    for i in range(FOLDERS):
+        entry = next(e for e in valid if e["id"] == "folder-provenance") if i % 2 else rng.choice(valid)
+        shutil.copytree(samples.VECTORS / entry["path"], tmp_path / str(i))
+        mutate_folder(tmp_path / str(i), rng)
+        made.append(tmp_path / str(i))
+    codes = set()
+    for path, answer in zip(made, runner.ask([f"folder\t{path}" for path in made]), strict=True):
+        found = c_reader.opened(answer)
+        texts = b"".join(file.read_bytes() for file in path.rglob("*") if file.is_file())
+        assert agree(found.code, verdict(decoder.read_folder, path), texts), (SEED, path, found.message)
+        codes.add(found.code)
+    assert len(codes) > 25
+
+
+def test_the_package_judges_alike(files: list[bytes], answers: list[int], tmp_path: Path) -> None:
+    """Valid for one is valid for the other. Where several rules are broken the package may name others of them."""
+    path = tmp_path / "file.safetensors"
+    same = 0
+    for data, code in list(zip(files, answers, strict=True))[:JUDGED]:
+        path.write_bytes(data)
+        rules = {finding.code for finding in bcqfmt.validate(path, deep=True).errors}
+        assert bool(rules) == bool(code), (SEED, data, code, rules)
+        same += f"BCQ-V{code}" in rules or not code
+    assert same >= 0.95 * JUDGED
