@@ -1,0 +1,93 @@
+"""``bcqfmt bench``: how fast the kernels are on this machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.durable import write_file
+from bcqfmt.errors import error
+
+if TYPE_CHECKING:
+    from bcqfmt.integrations.bench_kernels import Row
+
+
+@verb("bench")
+@click.argument("what", type=click.Choice(["kernels"]))
+@click.option("--device", type=click.Choice(["cuda"]), default="cuda", show_default=True, help="Where to measure.")
+@click.option("--sweep", is_flag=True, help="Planes times group sizes instead: time and energy against bytes.")
+@click.option("--lut-gemm", type=click.Path(exists=True), help="A library with the published kernel, to time beside.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Write the figures to this JSON file, and a plot beside it."
+)
+@json_option
+def command(what: str, device: str, sweep: bool, lut_gemm: str | None, out: Path | None, as_json: bool) -> None:
+    """Measure the kernels on this machine's GPU.
+
+    Products with random weights, captured in a CUDA graph, weights rotated past the cache, medians; beside each the
+    time that its bytes take at the bandwidth measured in the same run, and torch's float16 product.
+
+    \b
+    Example:
+      bcqfmt bench kernels --device cuda
+      bcqfmt bench kernels --sweep --out sweep.json
+    """
+    from bcqfmt.kernels.device import require_cuda
+
+    require_cuda()
+    try:
+        from bcqfmt.integrations import bench_kernels
+    except ImportError:
+        raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
+    speed = bench_kernels.bandwidth()
+    rows: list[Row] = []
+    for row in bench_kernels.sweep(speed) if sweep else bench_kernels.products(speed, lut_gemm):
+        rows.append(row)
+        render.say([_line(row)])
+    figures = _figures(speed, rows)
+    if out is not None:
+        from bcqfmt.integrations.bench_plot import plot
+
+        write_file(out, (json.dumps(figures, indent=1) + "\n").encode())
+        write_file(out.with_suffix(".svg"), plot(rows).encode())
+    render.emit_json(figures) if as_json else render.echo(table(rows))
+
+
+def table(rows: list[Row]) -> list[str]:
+    """The rows as a table in Markdown."""
+    head = "| kernel | rows x columns | q | g | batch | us | of the floor | beside |"
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        beside = "; ".join(
+            f"{name} {taken:.1f} us: {taken / row.microseconds:.2f}x" for name, taken in row.peers.items()
+        )
+        if row.joules is not None:
+            beside = f"{row.joules * 1e3:.1f} mJ"
+        lines.append(
+            f"| {row.kernel} | {row.rows} x {row.columns} | {row.bits} | {row.group_size} | {row.batch} "
+            f"| {row.microseconds:.2f} | {100 * row.floor / row.microseconds:.0f} % | {beside} |"
+        )
+    return lines
+
+
+def _line(row: Row) -> str:
+    share = 100 * row.floor / row.microseconds
+    return f"{row.kernel} {row.rows} x {row.columns} q={row.bits} g={row.group_size}: {row.microseconds:.2f} us, {share:.0f} %"
+
+
+def _figures(speed: float, rows: list[Row]) -> dict[str, Any]:
+    import torch
+
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "bandwidth": round(speed),
+        "rows": [row._asdict() for row in rows],
+    }

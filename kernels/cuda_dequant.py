@@ -1,0 +1,241 @@
+"""Planes to dense numbers on the device, bit by bit what the normative decoder gives.
+
+Section 8 of the specification is followed to the letter: binary64, the operations in the order written, none fused
+(`ptx` has them so), one rounding at the end, every NaN the canonical one. Two kernels:
+
+- :func:`elements` takes any weight: one thread per element, or, with ``patch``, one per outlier.
+- :func:`tables` is the fast one, for 16-bit results of at most 4 planes in groups of whole words. A group has at most
+  16 different values, so a thread computes those exactly, once for its 32 columns, and then only looks up: the values'
+  bytes lie in registers and PRMT fetches four at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.launch import Kernel, kernel
+from bcqfmt.kernels.ptx_numba import cuda, types
+
+__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "elements", "tables"]
+
+THREADS = 256
+FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
+PATCHES = {"add": 1, "replace": 2}
+KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+_WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
+
+
+@functools.cache
+def elements(q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int) -> Kernel:
+    """One segment of any weight.
+
+    ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
+    the result; ``patch``: 0 for all elements, else one of :data:`PATCHES`, for the outliers alone. Block (i, j) has the
+    rows j, j + gridDim.y, ...
+    """
+
+    @kernel(
+        f"u32* planes, {numbers}* first, {numbers}* second, i32* perm, i32* indptr, i32* indices, f32* values, "
+        f"{_WORD[result]} dense, u32 rows, u32 columns, u32 start, u32 width, u32 group_size, u32 count",
+        threads=THREADS,
+        blocks=4,
+        variant=repr((q, formula, numbers, logical, result, reordered, patch)),
+    )
+    def dequantize_elements(
+        planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
+        rows: Any, columns: Any, start: Any, width: Any, group_size: Any, count: Any,
+    ) -> None:  # fmt: skip
+        words = ptx.u32((width + 31) >> 5)
+        groups = ptx.div_u32(width + group_size - 1, group_size)
+        thread = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+        threads = ptx.u32(cuda.gridDim.x * cuda.blockDim.x)
+        for row in range(cuda.blockIdx.y, rows, cuda.gridDim.y):
+            begin = ptx.u32(0)
+            end = width
+            if patch:
+                begin = ptx.u32(max(indptr[row], 0))
+                end = ptx.min_u32(ptx.u32(max(indptr[row + 1], 0)), count)
+            for item in range(ptx.u32(begin + thread), end, threads):
+                # -- which element: stored column j of the segment, original column c
+                if patch:
+                    c = ptx.u32(indices[item])
+                    j = c
+                    if reordered and c < columns:
+                        j = ptx.u32(perm[c])  # here the inverse
+                    j = ptx.u32(j - start)
+                else:
+                    j = ptx.u32(item)
+                    c = ptx.u32(start + j)
+                    if reordered:
+                        c = ptx.u32(perm[c])
+                if j < width and c < columns:
+                    group = ptx.div_u32(j, group_size)
+                    at = ptx.u32(row * groups + group)
+                    # -- E
+                    if formula == 3:
+                        exact = ptx.f64(second[at])
+                        for i in range(q):
+                            alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
+                            if planes[ptx.u32((i * rows + row) * words + (j >> 5))] >> (j & 31) & 1:
+                                exact = ptx.add_f64(exact, alpha)
+                            else:
+                                exact = ptx.sub_f64(exact, alpha)
+                    else:
+                        code = ptx.u32(0)
+                        for i in range(q):
+                            bit = planes[ptx.u32((i * rows + row) * words + (j >> 5))] >> (j & 31) & 1
+                            code = ptx.u32(code * 2 + bit)
+                        if formula == 2:
+                            exact = ptx.mul_f64(ptx.f64(first[at]), ptx.f64(code))
+                            exact = ptx.add_f64(exact, ptx.f64(second[at]))
+                        else:
+                            exact = ptx.sub_f64(ptx.f64(code), ptx.f64(second[at]))
+                            if formula == 1:
+                                if logical == 0:
+                                    exact = ptx.f64(ptx.f64_to_f32(exact))
+                                elif logical == 1:
+                                    exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
+                                else:
+                                    exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
+                            exact = ptx.mul_f64(ptx.f64(first[at]), exact)
+                    if patch == 1:
+                        exact = ptx.add_f64(exact, ptx.f64(values[item]))
+                    elif patch == 2:
+                        exact = ptx.f64(values[item])
+                    # -- one rounding
+                    place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(c)
+                    if result == 0:
+                        dense[place] = ptx.f32_bits(ptx.f64_to_f32(exact)) if exact == exact else ptx.u32(0x7FC00000)
+                    elif result == 1:
+                        dense[place] = ptx.f64_to_f16(exact) if exact == exact else ptx.u32(0x7E00)
+                    else:
+                        dense[place] = ptx.f64_to_bf16(exact) if exact == exact else ptx.u32(0x7FC0)
+
+    return dequantize_elements
+
+
+@functools.cache
+def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite: bool) -> Kernel:
+    """One segment with q <= 4, group size a multiple of 32, everything a multiple of 8 columns, no reordering.
+
+    ``finite``: no value can be a NaN. A warp takes 32 words of a row, 1024 columns, a thread one of them; it writes
+    what its threads hold through shared memory, so that a store of the warp is 512 bytes in a row.
+    """
+    codes = 2**q
+    ones = 0x11111111
+    staged = THREADS * 16
+
+    @kernel(
+        f"u32* planes, {numbers}* first, {numbers}* second, u32* dense, u32 rows, u32 columns, u32 start, u32 width, "
+        "u32 words, u32 groups, u32 group_words",
+        threads=THREADS,
+        blocks=4,
+        variant=repr((q, formula, numbers, logical, result, finite)),
+    )
+    def dequantize_tables(
+        planes: Any, first: Any, second: Any, dense: Any, rows: Any, columns: Any, start: Any, width: Any,
+        words: Any, groups: Any, group_words: Any,
+    ) -> None:  # fmt: skip
+        stage = cuda.shared.array(staged, types.uint32)
+        packed = cuda.local.array(8, types.uint32)
+        low = cuda.local.array(4, types.uint32)
+        high = cuda.local.array(4, types.uint32)
+        nibbles = cuda.local.array(4, types.uint32)
+        pairs = cuda.local.array(16, types.uint32)
+        lane = ptx.lane_id()
+        warp = ptx.u32(cuda.threadIdx.x >> 5)
+        base = ptx.u32(ptx.shared_address(stage) + warp * 2048)
+        row = ptx.u32(cuda.blockIdx.x * (cuda.blockDim.x >> 5) + warp)
+        front = ptx.u32(cuda.blockIdx.y * 32)
+        if row < rows:
+            word = ptx.min_u32(front + lane, words - 1)
+            group = ptx.div_u32(word, group_words)
+            at = ptx.u32(row * groups + group)
+            # -- nibble j of nibbles[m] is the code of column 4 j + m
+            for m in range(4):
+                nibbles[m] = ptx.u32(0)
+            for i in range(q):
+                plane = ptx.ldg32(planes, ptx.u32((i * rows + row) * words + word))
+                up = q - 1 - i
+                for m in range(4):
+                    moved = plane >> (m - up) if m >= up else plane << (up - m)
+                    nibbles[m] = ptx.u32(nibbles[m] | moved & (ones << up))
+            # -- the values of all codes, two to a word
+            for i in range(8):
+                packed[i] = ptx.u32(0)
+            for code in range(codes):
+                if formula == 3:
+                    exact = ptx.f64(second[at])
+                    for i in range(q):
+                        alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
+                        if code >> (q - 1 - i) & 1:
+                            exact = ptx.add_f64(exact, alpha)
+                        else:
+                            exact = ptx.sub_f64(exact, alpha)
+                elif formula == 2:
+                    exact = ptx.mul_f64(ptx.f64(first[at]), ptx.f64(code))
+                    exact = ptx.add_f64(exact, ptx.f64(second[at]))
+                else:
+                    exact = ptx.sub_f64(ptx.f64(code), ptx.f64(second[at]))
+                    if formula == 1:
+                        if logical == 0:
+                            exact = ptx.f64(ptx.f64_to_f32(exact))
+                        elif logical == 1:
+                            exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
+                        else:
+                            exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
+                    exact = ptx.mul_f64(ptx.f64(first[at]), exact)
+                if result == 1:
+                    bits = ptx.f64_to_f16(exact)
+                else:
+                    bits = ptx.f64_to_bf16(exact)
+                if not finite and exact != exact:
+                    bits = ptx.u32(0x7E00 if result == 1 else 0x7FC0)
+                packed[code >> 1] = ptx.u32(packed[code >> 1] | bits << (16 * (code & 1)))
+            for i in range(4):  # bytes apart: low[i] has the low bytes of the values of codes 4 i .. 4 i + 3
+                low[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x6420)
+                high[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x7531)
+            # -- look-up; pairs[8 h + 2 j + m / 2] becomes columns 16 h + 4 j + m and + m + 1
+            for h in range(2):
+                for pair in range(2):
+                    left = ptx.u32(nibbles[2 * pair] >> (16 * h))
+                    right = ptx.u32(nibbles[2 * pair + 1] >> (16 * h))
+                    if q < 4:
+                        a = ptx.prmt(low[0], low[1], left)
+                        b = ptx.prmt(high[0], high[1], left)
+                        c = ptx.prmt(low[0], low[1], right)
+                        d = ptx.prmt(high[0], high[1], right)
+                    else:
+                        choose = ptx.u32(left >> 1 & 0x4444 | 0x3210)
+                        left = ptx.u32(left & 0x7777)
+                        a = ptx.prmt(ptx.prmt(low[0], low[1], left), ptx.prmt(low[2], low[3], left), choose)
+                        b = ptx.prmt(ptx.prmt(high[0], high[1], left), ptx.prmt(high[2], high[3], left), choose)
+                        choose = ptx.u32(right >> 1 & 0x4444 | 0x3210)
+                        right = ptx.u32(right & 0x7777)
+                        c = ptx.prmt(ptx.prmt(low[0], low[1], right), ptx.prmt(low[2], low[3], right), choose)
+                        d = ptx.prmt(ptx.prmt(high[0], high[1], right), ptx.prmt(high[2], high[3], right), choose)
+                    e = ptx.prmt(a, b, 0x5140)
+                    f = ptx.prmt(c, d, 0x5140)
+                    pairs[8 * h + pair] = ptx.prmt(e, f, 0x5410)
+                    pairs[8 * h + 2 + pair] = ptx.prmt(e, f, 0x7632)
+                    e = ptx.prmt(a, b, 0x7362)
+                    f = ptx.prmt(c, d, 0x7362)
+                    pairs[8 * h + 4 + pair] = ptx.prmt(e, f, 0x5410)
+                    pairs[8 * h + 6 + pair] = ptx.prmt(e, f, 0x7632)
+            # -- eight columns are 16 bytes; exchanged so that neighbours write neighbours, without bank conflicts
+            for k in range(4):
+                slot = ptx.u32((lane * 4 + (k ^ (lane >> 1 & 3))) * 16)
+                ptx.sts128(base + slot, ptx.u32(0), pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3])
+            ptx.syncwarp()
+            for k in range(4):
+                source = ptx.u32(8 * k + (lane >> 2))
+                slot = ptx.u32((source * 4 + ((lane & 3) ^ (source >> 1 & 3))) * 16)
+                p0, p1, p2, p3 = ptx.lds128(base + slot, ptx.u32(0))
+                column = ptx.u32((front + source) * 32 + (lane & 3) * 8)
+                if column < width:
+                    place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(start + column)
+                    ptx.stg128(dense, place >> ptx.u64(3), p0, p1, p2, p3)
+
+    return dequantize_tables

@@ -1,0 +1,308 @@
+"""The W4A4 product on tensor cores: int4 weights widened to int8 in registers, int32 sums per group of 128 columns.
+
+One source for all batch sizes; a :class:`Tile` says how rows and tokens are shared out. A block owns a tile of rows
+times tokens and walks over its groups: while it multiplies one, the next ones are on their way into shared memory
+(``stages`` buffers, ``cp.async``). Small batches split the groups over several blocks (``slices``) to occupy the GPU:
+each leaves its sums in a workspace, and the block that comes last adds them, always in the order of the slices.
+
+Two tricks. A word of eight codes becomes two words of signed bytes by masking: the codes stand in the upper halves, so
+they count 16 times, and the packed scales are a sixteenth. The int32 accumulators start at the pattern of 1.5 * 2^23:
+read as binary32 they are that number plus the sum, and one fused multiply-add takes the constant off and scales, with
+one rounding because activation scales have 22-bit significands. The result is what `atom_reference` says, to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.launch import Kernel, kernel
+from bcqfmt.kernels.ptx_mma import ldcg128_f32
+from bcqfmt.kernels.ptx_numba import cuda, types
+from bcqfmt.kernels.unroll import static, unrolled
+
+__all__ = ["LARGE", "TILES", "Tile", "w4a4_kernel"]
+
+_MAGIC = 0x4B400000  # 12582912.0
+_UPPER = 0xF0F0F0F0
+_ARGUMENTS = (
+    "u32* words, f32* weight_scale, u32* codes, f32* scale, {y}* y, f32* partials, u32* tickets, "
+    "u32 groups, u32 rows, u32 out, u32 tiles, u32 tokens"
+)
+
+
+class Tile(NamedTuple):
+    """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` (16, 32, 64) x ``tokens`` (multiples of 8)."""
+
+    rows: int
+    tokens: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    blocks: int = 1  # that shall fit on a processor at once
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.warps_m
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.tokens * self.warps_n
+
+    @property
+    def stage(self) -> int:
+        """Bytes of one buffer: weights (the int8 group is the largest), activations, both scales."""
+        return (self.block_rows + self.block_tokens) * (128 + 4)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return self.stage * self.stages
+
+
+# by the tokens they are meant for; measured, see docs/benchmarks
+SMALL, MIDDLE, LARGE = Tile(32, 16, 2, 1, 8, 2), Tile(32, 32, 2, 2, 6, 2), Tile(64, 32, 2, 2, 4, 2)
+TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 128: MIDDLE}
+
+
+def compile_cases() -> dict[str, list[tuple[Tile, str]]]:
+    """What has to compile without spilling."""
+    return {"w4a4_kernel": [*((tile, "F16") for tile in (*TILES.values(), LARGE)), (TILES[8], "F32")]}
+
+
+@functools.cache
+def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
+    """The kernel for one tile and one output type: F16, BF16 or F32.
+
+    Grid: (blocks along tokens, blocks along rows, slices). ``rows``: out rounded up to 32; ``tiles``: tiles of 8
+    tokens. Arrays as in `atom_operands`; y ``[tokens, out]``; partials ``[slices, 8 tiles, rows]`` and tickets (zeros,
+    one for each tile of the grid) are used with more than one slice only.
+    """
+    THREADS, STAGES, STAGE, WM = tile.threads, tile.stages, tile.stage, tile.warps_m
+    BM, BN, MT, NT = tile.block_rows, tile.block_tokens, tile.rows // 16, tile.tokens // 8
+    AT_X, AT_WS, AT_XS = BM * 128, (BM + BN) * 128, (BM + BN) * 128 + BM * 4
+    W_COPIES, X_COPIES, WS_COPIES, S_COPIES = BM * 4, BN * 8, BM // 4, (BM + BN) // 4
+    W_STEPS, X_STEPS = -(-W_COPIES // THREADS), -(-X_COPIES // THREADS)
+    W_EXACT, X_EXACT = W_COPIES % THREADS == 0, X_COPIES % THREADS == 0
+    PAIR = 2 - NT % 2  # token tiles that are multiplied together: more independent products in flight
+    ACC, A_WORDS, B_WORDS, SUMS, SCALES, QUADS = MT * NT * 4, MT * 16, PAIR * 8, PAIR * MT * 4, MT * 2, MT // 2
+    AHEAD, WAIT = STAGES - 1, STAGES - 2
+    PITCH, ROW_QUADS, PLACES = BM + 4, BM // 4, tile.rows * tile.tokens // 128  # of the finished tile
+    CHUNK = min(PLACES, 4)
+    TOTALS, PARTS = CHUNK * 4, CHUNK * 16
+    HALF, BF16 = out_type != "F32", out_type == "BF16"
+
+    def w4a4(
+        words: Any, weight_scale: Any, codes: Any, scale: Any, y: Any, partials: Any, tickets: Any,
+        groups: Any, rows: Any, out: Any, tiles: Any, tokens: Any,
+    ) -> None:  # fmt: skip
+        shared = cuda.shared.array(0, types.uint32)
+        acc = cuda.local.array(ACC, types.float32)
+        a = cuda.local.array(A_WORDS, types.uint32)
+        b = cuda.local.array(B_WORDS, types.uint32)
+        sums = cuda.local.array(SUMS, types.int32)
+        ws = cuda.local.array(SCALES, types.float32)
+        total = cuda.local.array(TOTALS, types.float32)
+        part = cuda.local.array(PARTS, types.float32)
+        for i in range(ACC):
+            acc[i] = ptx.f32(0)
+
+        thread = ptx.u32(cuda.threadIdx.x)
+        lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
+        warp_m, warp_n = ptx.u32(warp % WM), ptx.u32(warp // WM)
+        first_row, first_token = ptx.u32(cuda.blockIdx.y * BM), ptx.u32(cuda.blockIdx.x * BN)
+        slices = ptx.u32(cuda.gridDim.z)
+        first = ptx.u32(ptx.u32(groups * cuda.blockIdx.z) // slices)
+        count = ptx.u32(ptx.u32(ptx.u32(groups * (cuda.blockIdx.z + 1)) // slices) - first)
+        int8_step = ptx.u32(groups - 1 - first)
+        base = ptx.shared_address(shared)
+        end = ptx.u32(base + STAGES * STAGE)
+        filling = base
+        used = base
+
+        from_w = cuda.local.array(W_STEPS, types.uint32)  # sources of this thread's copies, in units of 16 bytes
+        from_x = cuda.local.array(X_STEPS, types.uint32)
+        for i in range(W_STEPS):
+            t = min(ptx.u32((first_row >> 4) + (thread >> 6) + i * THREADS // 64), ptx.u32((rows >> 4) - 1))
+            from_w[i] = ptx.u32(ptx.u32(t * (groups + 1) + first) * 64 + (thread & 63) + i * THREADS % 64)
+        for i in range(X_STEPS):
+            t = min(ptx.u32((first_token >> 3) + (thread >> 6) + i * THREADS // 64), ptx.u32(tiles - 1))
+            from_x[i] = ptx.u32(ptx.u32(t * groups + first) * 64 + (thread & 63) + i * THREADS % 64)
+        if thread < WS_COPIES:
+            from_s = ptx.u32(first * (rows >> 2) + min(ptx.u32((first_row >> 2) + thread), ptx.u32((rows >> 2) - 1)))
+        else:
+            t = min(ptx.u32((first_token >> 2) + thread - WS_COPIES), ptx.u32(tiles * 2 - 1))
+            from_s = ptx.u32(first * (tiles * 2) + t)
+        to_w = ptx.u32((thread >> 6) * 2048 + (thread & 63) * 16)
+
+        for i in range(ptx.u32(count + AHEAD)):
+            step = ptx.u32(i)
+            if step >= AHEAD:
+                ptx.cp_async_wait(WAIT)
+                cuda.syncthreads()
+            if step < count:  # the next group, into the buffer that was used last
+                for i in range(W_STEPS):
+                    if W_EXACT or ptx.u32(i * THREADS + thread) < W_COPIES:
+                        place = ptx.u32(filling + to_w + (i * THREADS // 64 * 2048 + i * THREADS % 64 * 16))
+                        ptx.cp_async16(words, from_w[i], place, 16)
+                        if step == int8_step:
+                            ptx.cp_async16(words, ptx.u32(from_w[i] + 64), ptx.u32(place + 1024), 16)
+                    from_w[i] = ptx.u32(from_w[i] + 64)
+                for i in range(X_STEPS):
+                    if X_EXACT or ptx.u32(i * THREADS + thread) < X_COPIES:
+                        ptx.cp_async16(codes, from_x[i], ptx.u32(filling + thread * 16 + (AT_X + i * THREADS * 16)), 16)
+                    from_x[i] = ptx.u32(from_x[i] + 64)
+                if thread < WS_COPIES:
+                    ptx.cp_async16(weight_scale, from_s, ptx.u32(filling + thread * 16 + AT_WS), 16)
+                    from_s = ptx.u32(from_s + (rows >> 2))
+                elif thread < S_COPIES:
+                    ptx.cp_async16(scale, from_s, ptx.u32(filling + thread * 16 + AT_WS), 16)
+                    from_s = ptx.u32(from_s + tiles * 2)
+                filling = ptx.u32(filling + STAGE)
+                if filling == end:
+                    filling = base
+            ptx.cp_async_commit()
+
+            if step >= AHEAD:
+                at_w = ptx.u32(used + warp_m * (MT * 2048) + lane * 16)
+                at_x = ptx.u32(used + AT_X + warp_n * (NT * 1024) + lane * 16)
+                at_ws = ptx.u32(used + AT_WS + warp_m * (MT * 64) + (lane >> 2) * 16)
+                at_xs = ptx.u32(used + AT_XS + warp_n * (NT * 32) + (lane & 3) * 8)
+                used = ptx.u32(used + STAGE)
+                if used == end:
+                    used = base
+                if step == ptx.u32(int8_step + AHEAD):
+                    for m in range(MT):
+                        for j in range(4):
+                            w = ptx.lds128(at_w, ptx.u32(m * 2048 + j * 512))
+                            for k in range(4):
+                                a[m * 16 + j * 4 + k] = w[k]
+                else:
+                    for m in range(MT):
+                        for h in range(2):
+                            w = ptx.lds128(at_w, ptx.u32(m * 2048 + h * 512))
+                            for k in range(4):
+                                to = m * 16 + h * 8 + (k // 2) * 4 + k % 2
+                                a[to] = ptx.u32(ptx.u32(w[k] << 4) & _UPPER)
+                                a[to + 2] = ptx.u32(w[k] & _UPPER)
+                for k in range(QUADS):
+                    quad = ptx.lds128_f32(at_ws, ptx.u32(k * 128))
+                    for i in range(4):
+                        ws[k * 4 + i] = quad[i]
+
+                for n0 in static(0, NT, PAIR):
+                    for n in range(PAIR):
+                        for h in range(2):
+                            w = ptx.lds128(at_x, ptx.u32((n0 + n) * 1024 + h * 512))
+                            for k in range(4):
+                                b[n * 8 + h * 4 + k] = w[k]
+                    for i in range(SUMS):
+                        sums[i] = _MAGIC
+                    for j in range(4):
+                        for n in range(PAIR):
+                            for m in range(MT):
+                                f, e, s = m * 16 + j * 4, n * 8 + j * 2, (n * MT + m) * 4
+                                d = ptx.mma_s8(
+                                    a[f], a[f + 1], a[f + 2], a[f + 3], b[e], b[e + 1],
+                                    sums[s], sums[s + 1], sums[s + 2], sums[s + 3],
+                                )  # fmt: skip
+                                for k in range(4):
+                                    sums[s + k] = d[k]
+                    for n in range(PAIR):
+                        xs = ptx.lds64_f32(at_xs, ptx.u32((n0 + n) * 32))
+                        for k in range(2):
+                            off = ptx.mul_f32(xs[k], ptx.f32(-12582912.0))
+                            for m in range(MT):
+                                for p in range(2):
+                                    d0 = ptx.bits_f32(ptx.u32(sums[(n * MT + m) * 4 + 2 * p + k]))
+                                    e = (m * NT + n0 + n) * 4 + 2 * p + k
+                                    acc[e] = ptx.fma_f32(ptx.fma_f32(d0, xs[k], off), ws[m * 2 + p], acc[e])
+
+        # The tile goes through shared memory, [token][row], so that neighbouring threads store neighbouring rows.
+        cuda.syncthreads()
+        at = ptx.u32(base + ((warp_n * (NT * 8) + (lane & 3) * 2) * PITCH + warp_m * (MT * 16) + (lane >> 2) * 4) * 4)
+        for n in static(NT):
+            for k in range(2):
+                for r in range(QUADS):
+                    e = (2 * r * NT + n) * 4 + k
+                    ptx.sts128_f32(
+                        at, ptx.u32(((n * 8 + k) * PITCH + r * 32) * 4),
+                        acc[e], acc[e + 2], acc[e + NT * 4], acc[e + NT * 4 + 2],
+                    )  # fmt: skip
+        cuda.syncthreads()
+
+        if slices > 1:
+            for i in range(PLACES):
+                place = ptx.u32(i * THREADS + thread)
+                token, row = ptx.u32(first_token + place // ROW_QUADS), ptx.u32(first_row + place % ROW_QUADS * 4)
+                if token < tiles * 8 and row < rows:
+                    w = ptx.lds128(base, ptx.u32((place // ROW_QUADS * PITCH + place % ROW_QUADS * 4) * 4))
+                    to = ptx.u32(ptx.u32((cuda.blockIdx.z * tiles * 8 + token) * rows + row) >> 2)
+                    ptx.stg128(partials, to, w[0], w[1], w[2], w[3])
+            cuda.threadfence()
+            cuda.syncthreads()
+            if thread == 0:
+                number = ptx.u32(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x)
+                ptx.sts32(base, ptx.u32(0), ptx.atomic_inc(tickets, number, ptx.u32(slices - 1)))
+            cuda.syncthreads()
+            if ptx.lds32(base, ptx.u32(0)) != slices - 1:
+                return
+
+        for first_place in static(0, PLACES, CHUNK):
+            for i in range(CHUNK):
+                place = ptx.u32((first_place + i) * THREADS + thread)
+                v = ptx.lds128_f32(base, ptx.u32((place // ROW_QUADS * PITCH + place % ROW_QUADS * 4) * 4))
+                for k in range(4):
+                    total[i * 4 + k] = v[k] if slices == 1 else ptx.f32(0)
+            if slices > 1:
+                for turn in range(ptx.u32((slices + 3) >> 2)):  # four slices on their way at once, added in order
+                    for z in range(4):
+                        for i in range(CHUNK):
+                            place = ptx.u32((first_place + i) * THREADS + thread)
+                            token = min(ptx.u32(first_token + place // ROW_QUADS), ptx.u32(tiles * 8 - 1))
+                            row = min(ptx.u32(first_row + place % ROW_QUADS * 4), ptx.u32(rows - 4))
+                            which = min(ptx.u32(turn * 4 + z), ptx.u32(slices - 1))
+                            v = ldcg128_f32(partials, ptx.u32(ptx.u32((which * tiles * 8 + token) * rows + row) >> 2))
+                            for k in range(4):
+                                part[(z * CHUNK + i) * 4 + k] = v[k]
+                    for z in range(4):
+                        there = ptx.u32(turn * 4 + z) < slices
+                        for k in range(CHUNK * 4):
+                            more = ptx.add_f32(total[k], part[z * CHUNK * 4 + k])
+                            total[k] = cuda.selp(there, more, total[k])
+            for i in range(CHUNK):
+                place = ptx.u32((first_place + i) * THREADS + thread)
+                token, row = ptx.u32(first_token + place // ROW_QUADS), ptx.u32(first_row + place % ROW_QUADS * 4)
+                if token < tokens and row < out:
+                    to = ptx.u32(token * out + row)
+                    v0, v1, v2, v3 = total[i * 4], total[i * 4 + 1], total[i * 4 + 2], total[i * 4 + 3]
+                    if out & 3 == 0:
+                        if BF16:
+                            ptx.stg64(y, ptx.u32(to >> 2), ptx.pack_bf16(v0, v1), ptx.pack_bf16(v2, v3))
+                        elif HALF:
+                            ptx.stg64(y, ptx.u32(to >> 2), ptx.pack_f16(v0, v1), ptx.pack_f16(v2, v3))
+                        else:
+                            ptx.stg128(
+                                y, ptx.u32(to >> 2),
+                                ptx.f32_bits(v0), ptx.f32_bits(v1), ptx.f32_bits(v2), ptx.f32_bits(v3),
+                            )  # fmt: skip
+                    else:
+                        for k in range(4):
+                            if row + k < out:
+                                if BF16:
+                                    y[ptx.u32(to + k)] = ptx.f32_to_bf16(total[i * 4 + k])
+                                elif HALF:
+                                    y[ptx.u32(to + k)] = ptx.f32_to_f16(total[i * 4 + k])
+                                else:
+                                    y[ptx.u32(to + k)] = total[i * 4 + k]
+
+    declared = _ARGUMENTS.format(y="u16" if HALF else "f32")
+    return kernel(declared, threads=THREADS, blocks=tile.blocks)(w4a4 if ptx.SIMULATED else unrolled(w4a4))

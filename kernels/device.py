@@ -1,0 +1,186 @@
+"""Where arrays live and whether a GPU is there.
+
+Device arrays are torch tensors, known by what they can do: this room never imports torch, it uses the one that made
+the tensor. Under the simulator they are numpy arrays. :func:`describe` tells both in the same words.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bcqfmt.dtypes import logical_name, numpy_dtype
+from bcqfmt.errors import BcqError, error
+
+__all__ = ["Described", "capability", "describe", "empty_like", "require_cuda", "simulated", "stream_of", "upload"]
+
+_TORCH = {
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64",
+}  # fmt: skip
+_NAMES = {
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8",
+    "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32", "int64": "I64",
+}  # fmt: skip
+
+
+class Described(NamedTuple):
+    """What a kernel has to know of an argument; ``device`` is the index of the GPU, -1 on the host."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool
+    address: int
+    device: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+
+@functools.cache
+def simulated() -> bool:
+    """Whether kernels run in Numba's simulator in this process (``NUMBA_ENABLE_CUDASIM=1``)."""
+    from bcqfmt.kernels import ptx_numba
+
+    return ptx_numba.simulated()
+
+
+def require_cuda() -> None:
+    """BCQ-E306 without numba-cuda, BCQ-E551 without a GPU that it can use; nothing in the simulator."""
+    found = _trouble()
+    if found is not None:
+        raise error(found[0], found=found[1], hint=found[2])
+
+
+@functools.cache
+def _trouble() -> tuple[str, str, str | None] | None:
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "BCQ-E306", "numba-cuda is not installed", "pip install 'bcqfmt[cuda]'"
+    if simulated():
+        return None
+    if np.lib.NumpyVersion(np.__version__) >= "2.5.0" and not hasattr(np, "row_stack"):
+        return "BCQ-E306", f"numpy {np.__version__} cannot be used with numba-cuda", "pip install 'numpy<2.5'"
+    try:
+        from bcqfmt.kernels.ptx_numba import cuda
+
+        if not cuda.is_available():
+            reason = " ".join(str(getattr(cuda, "cuda_error", lambda: "")() or "no device").split())
+            return "BCQ-E551", f"Numba finds no GPU ({reason})", None
+        version = cuda.get_current_device().compute_capability
+    except Exception as fault:  # noqa: BLE001 - a broken driver raises whatever it likes
+        return "BCQ-E551", f"the driver fails: {type(fault).__name__}: {' '.join(str(fault).split())}", None
+    if tuple(version) < (8, 0):
+        return "BCQ-E551", f"a GPU of compute capability {version[0]}.{version[1]}; 8.0 is the least", None
+    return None
+
+
+def capability() -> tuple[int, int]:
+    """Compute capability of the current GPU; (8, 0) in the simulator."""
+    require_cuda()
+    if simulated():
+        return 8, 0
+    from bcqfmt.kernels.ptx_numba import cuda
+
+    major, minor = cuda.get_current_device().compute_capability
+    return int(major), int(minor)
+
+
+def processors() -> int:
+    """Multiprocessors of the current GPU; 2 in the simulator."""
+    require_cuda()
+    if simulated():
+        return 2
+    from bcqfmt.kernels.ptx_numba import cuda
+
+    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+
+
+def describe(array: Any) -> Described:
+    """A torch tensor, or a numpy array, in one vocabulary; BCQ-E552 for anything else."""
+    if isinstance(array, np.ndarray):
+        name = _NAMES.get(array.dtype.name, array.dtype.name)
+        return Described(name, array.shape, bool(array.flags.c_contiguous), array.__array_interface__["data"][0], -1)
+    if not is_torch(array):
+        raise error("BCQ-E552", found=f"a {type(array).__name__}", expected="a torch tensor")
+    kind = str(array.dtype).removeprefix("torch.")
+    place = array.device.index or 0 if array.device.type == "cuda" else -1
+    return Described(_NAMES.get(kind, kind), tuple(array.shape), array.is_contiguous(), array.data_ptr(), place)
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An uninitialised array of ``dtype`` ("F32") where ``array`` lives."""
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, numpy_dtype(dtype))
+    return array.new_empty(shape, dtype=getattr(sys.modules["torch"], _TORCH[dtype]))
+
+
+def upload(array: Any, device: Any = None) -> Any:
+    """A numpy array as a device array: a torch tensor on ``device``, or in the simulator the array itself.
+
+    Words (uint32) become int32, 16-bit floats keep their type.
+    """
+    plain = np.ascontiguousarray(array)
+    if simulated() and device is None:
+        return plain
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
+    if not plain.flags.writeable or plain.base is not None:
+        plain = plain.copy()  # torch wants memory that nobody else may change
+    if plain.dtype == np.uint32:
+        tensor = torch.from_numpy(plain.view(np.int32))
+    elif plain.dtype.name == "bfloat16":
+        tensor = torch.from_numpy(plain.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(plain)
+    try:
+        return tensor.to("cuda" if device is None else device)
+    except (RuntimeError, AssertionError) as fault:
+        raise _no_device(fault, device) from None
+
+
+def _no_device(fault: Exception, device: Any) -> BcqError:
+    text = str(fault).strip().splitlines()[0] if str(fault).strip() else type(fault).__name__
+    return error("BCQ-E551", found=f"torch cannot use {device or 'cuda'}: {text}")
+
+
+def stream_of(array: Any) -> int:
+    """The number of torch's current stream on the device of ``array``; asked anew at every launch, for captures."""
+    return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+
+
+def on_host(array: Any) -> Any:
+    """A numpy array that shares the memory of a host tensor; bfloat16 as its bits."""
+    if isinstance(array, np.ndarray):
+        return array
+    if array.dtype == sys.modules["torch"].bfloat16:
+        array = array.view(sys.modules["torch"].int16)
+    return array.detach().numpy()
+
+
+def dtype_name(dtype: Any) -> str:
+    """``F16``, ``BF16`` or ``F32``; BCQ-E552 for any other."""
+    try:
+        name = logical_name(dtype)
+    except BcqError:
+        name = str(dtype)
+    if name not in ("F16", "BF16", "F32"):
+        raise error("BCQ-E552", found=f"dtype {dtype}", expected="float16, bfloat16 or float32")
+    return name

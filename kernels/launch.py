@@ -1,0 +1,183 @@
+"""A kernel: its source, its arguments with their types, and the launch on torch's current stream.
+
+A kernel is declared with one line of text, which is its documentation too::
+
+    @kernel("u32* planes, f32* alpha, f32* y, u32 rows", threads=256, blocks=2)
+    def scale(planes, alpha, y, rows): ...
+
+    scale.launch((rows // 256 + 1,), 256, planes, alpha, y, rows)
+
+Nothing is compiled at import. The first launch on a device compiles for it; :meth:`Kernel.compile` does so for any
+compute capability without a GPU. In the simulator the same source runs as Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.errors import error
+from bcqfmt.kernels import device
+from bcqfmt.kernels.cubins import Loaded
+
+__all__ = ["LIMIT", "Kernel", "check_array", "check_same_device", "kernel"]
+
+LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
+_NUMPY: dict[str, Any] = {
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "i32": np.int32,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+_NUMBA = {"u8": "uint8", "u16": "uint16", "u32": "uint32", "i32": "int32", "f32": "float32", "f64": "float64"}
+
+
+class Kernel:
+    """A kernel's source with everything that it takes to launch it; made by :func:`kernel`."""
+
+    def __init__(
+        self, function: Callable[..., None], declared: str, options: dict[str, Any], variant: str | None
+    ) -> None:
+        self.function = function
+        self.variant = variant
+        self.name = function.__name__
+        self.arguments = [tuple(piece.split()) for piece in declared.split(",")]
+        self.options = options
+        self._ready: dict[int, Loaded] = {}
+        self.__doc__ = function.__doc__
+
+    def signature(self) -> Any:
+        """The Numba signature."""
+        from bcqfmt.kernels.ptx_numba import types
+
+        kinds = [getattr(types, _NUMBA[kind.rstrip("*")]) for kind, _ in self.arguments]
+        return types.void(
+            *(
+                types.CPointer(found) if kind.endswith("*") else found
+                for found, (kind, _) in zip(kinds, self.arguments, strict=True)
+            )
+        )
+
+    def compile(self, capability: tuple[int, int]) -> str:
+        """PTX for a compute capability; needs no GPU."""
+        from bcqfmt.kernels.ptx_numba import cuda
+
+        bounds = self.options["launch_bounds"]
+        text, _ = cuda.compile_ptx(self.function, self.signature(), cc=capability, launch_bounds=bounds)
+        return str(text)
+
+    def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0) -> None:
+        """Run ``grid`` blocks of ``threads`` threads with ``shared`` bytes of dynamic shared memory.
+
+        Arrays are checked by the caller (:func:`check_array`); they are passed by address and must outlive the launch.
+        """
+        if len(arguments) != len(self.arguments):
+            raise TypeError(f"{self.name} takes {len(self.arguments)} arguments, not {len(arguments)}")
+        device.require_cuda()
+        if any(size < 1 for size in grid):
+            return
+        if grid[0] > LIMIT or any(size > 65535 for size in grid[1:]):
+            raise error("BCQ-E554", found=f"{self.name}: a grid of {' x '.join(map(str, grid))} blocks")
+        if device.simulated():
+            self._simulate(grid, threads, arguments, shared)
+            return
+        first = next(a for a, (kind, _) in zip(arguments, self.arguments, strict=True) if kind.endswith("*"))
+        with _on(first):
+            found = self._compiled(first.device.index or 0, shared)
+            values = [a.data_ptr() if hasattr(a, "data_ptr") else a for a in arguments]
+            found.launch(grid, threads, shared, device.stream_of(first), values)
+
+    def prepare(self, array: Any, shared: int = 0) -> None:
+        """Compile and load for the device of ``array``: what has to happen before a CUDA graph is captured."""
+        device.require_cuda()
+        if not device.simulated():
+            with _on(array):
+                self._compiled(array.device.index or 0, shared)
+
+    def _compiled(self, index: int, shared: int) -> Loaded:
+        if index not in self._ready:
+            self._ready[index] = Loaded(self, device.capability())
+        self._ready[index].allow_shared(shared)
+        return self._ready[index]
+
+    def _simulate(self, grid: Sequence[int], threads: int, arguments: Sequence[Any], shared: int) -> None:
+        from bcqfmt.kernels.ptx_numba import cuda
+        from bcqfmt.kernels.simulator import Pointer
+
+        values: list[Any] = []
+        for value, (kind, name) in zip(arguments, self.arguments, strict=True):
+            if kind.endswith("*"):
+                values.append(Pointer(device.on_host(value).reshape(-1).view(_NUMPY[kind[:-1]])))
+            elif kind in ("f32", "f64"):
+                values.append(_NUMPY[kind](value))
+            else:
+                if not 0 <= int(value) <= 0xFFFFFFFF:
+                    raise ValueError(f"{self.name}: {name} = {value}")
+                values.append(int(value))
+        cuda.jit(self.function)[tuple(grid), threads, 0, shared](*values)
+
+
+def kernel(
+    declared: str, *, threads: int, blocks: int = 1, registers: int | None = None, variant: str | None = None
+) -> Callable[[Callable[..., None]], Kernel]:
+    """Declare a kernel: its arguments ("u32* words, f32 scale"), the threads of a block, the blocks a processor holds.
+
+    ``threads`` and ``blocks`` bound the registers that the compiler may use; ``registers`` sets them outright.
+    ``variant`` names everything that the source takes from its surroundings; with it, compiled kernels are kept.
+    """
+    options: dict[str, Any] = {"launch_bounds": (threads, blocks)}
+    if registers is not None:
+        options["max_registers"] = registers
+    return lambda function: Kernel(function, declared, options, variant)
+
+
+def check_array(
+    what: str, array: Any, dtypes: Sequence[str], shape: Sequence[int | None], align: int = 4
+) -> device.Described:
+    """BCQ-E552 unless ``array`` has one of the dtypes, the shape (None: any size), is contiguous and aligned.
+
+    BCQ-E554 above 2^31 - 1 elements. Outside of the simulator it has to be a torch tensor on a GPU.
+    """
+    found = device.describe(array)
+    if not device.simulated() and found.device < 0:
+        raise error(
+            "BCQ-E552",
+            found=f"{what} is on the host",
+            expected="a tensor on a CUDA device",
+            hint="move it there, or multiply on the host with bcqfmt.kernels.cpu",
+        )
+    if found.dtype not in dtypes:
+        raise error("BCQ-E552", found=f"{what} has dtype {found.dtype}", expected=" or ".join(dtypes))
+    wanted = tuple(shape)
+    if len(found.shape) != len(wanted) or any(w not in (None, s) for s, w in zip(found.shape, wanted, strict=True)):
+        shown = ", ".join("any" if w is None else str(w) for w in wanted)
+        raise error("BCQ-E552", found=f"{what} has shape {list(found.shape)}", expected=f"[{shown}]")
+    if not found.contiguous:
+        raise error("BCQ-E552", found=f"{what} is not contiguous", expected="a contiguous tensor: .contiguous()")
+    if found.size and found.address % align:
+        raise error(
+            "BCQ-E552",
+            found=f"{what} starts at an address that is no multiple of {align}",
+            expected="an aligned tensor: .clone() makes one",
+        )
+    if found.size > LIMIT:
+        raise error("BCQ-E554", found=f"{what} has {found.size} elements", expected=f"at most {LIMIT}")
+    return found
+
+
+def check_same_device(**arrays: Any) -> None:
+    """BCQ-E552 unless all arrays (None is skipped) are on one device."""
+    places = {name: device.describe(array).device for name, array in arrays.items() if array is not None}
+    if len(set(places.values())) > 1:
+        shown = ", ".join(f"{name} on {'the host' if i < 0 else f'cuda:{i}'}" for name, i in places.items())
+        raise error("BCQ-E552", found=shown, expected="one device for all")
+
+
+def _on(array: Any) -> Any:
+    """The context in which the array's device is the current one."""
+    return sys.modules["torch"].cuda.device(array.device)

@@ -1,0 +1,245 @@
+"""Products with weights on a GPU: which kernel, in which order, and every check before the launch."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from bcqfmt.errors import BcqError, error
+from bcqfmt.kernels import device
+from bcqfmt.kernels.bit_gemv import BATCH, BitOperand, bit_gemv, bit_operand
+from bcqfmt.kernels.bit_layout import layout_of
+from bcqfmt.kernels.bit_shape import shape_for
+from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.operands import Operand
+from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment, to_device
+
+__all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dequantize", "lut_gemv", "matmul", "path_of"]
+
+BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
+# From this many vectors on, dequantize + matmul is faster than look-ups: (planes, vectors), the first that fits.
+CROSSOVER = ((2, 16), (4, 12), (8, 8))
+_FLOATS = ("F16", "BF16", "F32")
+_PROCESSORS = 132  # of an H200; only how finely the columns are shared out depends on it
+
+
+class MatmulWeight:
+    """A weight on a device in the orders that products need; each is uploaded when it is first used."""
+
+    def __init__(self, operand: Operand, target: Any = None) -> None:
+        """``target``: torch's device, by default the current GPU."""
+        self.operand = operand
+        self._target = target
+
+    @cached_property
+    def linear(self) -> bool:
+        """Whether float32 can hold the numbers that look-ups need; if not, only dequantizing is left."""
+        try:
+            return all(segment.alpha.size and segment.z.size for segment in self.operand.segments) and (
+                self.operand.outliers is None or self.operand.outliers.added is not None
+            )
+        except BcqError:
+            return False
+
+    @cached_property
+    def bits(self) -> BitOperand | None:
+        """For :func:`bit_gemv`; None where the GPU, the group size or outliers leave the look-up kernel alone."""
+        known = self.linear and self.operand.outliers is None and device.capability() >= (9, 0)
+        if not known or any(layout_of(segment) is None for segment in self.operand.segments):
+            return None
+        return bit_operand(self.operand, self._target)
+
+    @cached_property
+    def look_up(self) -> DeviceOperand:
+        """For :func:`lut_gemv`."""
+        return to_device(self.operand, "lut-gemm", self._target)
+
+    @cached_property
+    def exact(self) -> DeviceOperand:
+        """For :func:`dequantize`."""
+        return to_device(self.operand, "canonical", self._target)
+
+
+def path_of(weight: MatmulWeight, vectors: int) -> str:
+    """ "bits", "look-up" or "dequantize": the kernel with which :func:`matmul` multiplies that many vectors."""
+    planes = max(segment.bits for segment in weight.operand.segments)
+    limit = next(limit for bits, limit in CROSSOVER if planes <= bits)
+    if vectors >= limit or not weight.linear:
+        return "dequantize"
+    return "look-up" if weight.bits is None else "bits"
+
+
+def matmul(weight: MatmulWeight, x: Any) -> Any:
+    """``x W^T`` for x (..., in) float16, bfloat16 or float32 on a GPU; the result (..., out) has the dtype of x."""
+    found = device.describe(x)
+    rows, columns = weight.operand.shape
+    if not found.shape or found.shape[-1] != columns:
+        raise error("BCQ-E552", found=f"x of shape {list(found.shape)}", expected=f"[..., {columns}]")
+    lead = found.shape[:-1]
+    vectors = x.reshape(-1, columns)
+    count = vectors.shape[0]
+    path = path_of(weight, count)
+    if count and path == "dequantize":
+        return (vectors @ dequantize(weight.exact, found.dtype).T).reshape(*lead, rows)
+    y = device.empty_like(x, (count, rows), found.dtype)
+    fast = weight.bits if path == "bits" and _fits(weight.bits, found.dtype) else None
+    at_once = BATCH_LIMIT if fast is None else BATCH
+    for start in range(0, count, at_once):
+        part, out = vectors[start : start + at_once], y[start : start + at_once]
+        if fast is None:
+            lut_gemv(weight.look_up, part, out=out)
+        else:
+            bit_gemv(fast, _aligned(part), out=out)
+    return y.reshape(*lead, rows)
+
+
+def _fits(operand: BitOperand | None, dtype: str) -> bool:
+    """Whether the fast kernel can hold vectors of this type and width."""
+    kind = {"F32": 0, "F16": 1, "BF16": 2}.get(dtype, 0)
+    return operand is not None and None not in (
+        shape_for(s.layout, BATCH, kind, kind, reordered=operand.perm is not None, added=True, precise=kind == 0)
+        for s in operand.segments
+    )
+
+
+def _aligned(x: Any) -> Any:
+    """x itself, or a copy that starts at a multiple of 16 bytes."""
+    return x if device.describe(x).address % 16 == 0 else x + 0
+
+
+def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None, mu: int = 8, threads: int | None = None) -> Any:
+    """``x W^T`` by look-up, for x (batch, in) or (in) with batch 1..8, float16, bfloat16 or float32.
+
+    ``out``: (batch, out) float16, bfloat16 or float32, by default a new array in the dtype of x; sums are float32.
+    ``mu``: columns of a table, 8 or 4. ``threads`` of a block, at most 256. Same bits at every call.
+    """
+    device.require_cuda()
+    from bcqfmt.kernels import cuda_lut_gemv as cuda_kernels
+
+    rows, columns = operand.shape
+    if operand.layout != "lut-gemm":
+        raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="lut-gemm")
+    if mu not in (4, 8):
+        raise error("BCQ-E552", found=f"mu={mu}", expected="4 or 8")
+    flat = len(device.describe(x).shape) == 1
+    x = x.reshape(1, -1) if flat else x
+    seen = check_array("x", x, _FLOATS, (None, columns), 2)
+    batch = seen.shape[0]
+    if not 1 <= batch <= BATCH_LIMIT:
+        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{BATCH_LIMIT}; matmul takes any number")
+    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out.reshape(1, -1) if flat else out
+    result = check_array("out", y, _FLOATS, (batch, rows), 2).dtype
+    check_same_device(x=x, out=y, weight=operand.segments[0].planes)
+    block = _block(threads, cuda_kernels.THREADS)
+    splits = [_splits(segment, rows, mu, batch, block) for segment in operand.segments]
+    if sum(splits) * batch * rows > LIMIT:
+        raise error("BCQ-E554", found=f"{sum(splits) * batch * rows} partial sums", expected=f"at most {LIMIT}")
+    partial = device.empty_like(x, (sum(splits), batch, rows), "F32")
+    kind = cuda_kernels.KINDS[seen.dtype]
+    tall = -(-rows // block)
+    for k, segment in enumerate(operand.segments):
+        aligned, reordered = segment.group_size % mu == 0, operand.perm is not None
+        chunks = cuda_kernels.chunks_of(segment.width, segment.group_size, mu)
+        launched = cuda_kernels.gemv(segment.bits, mu, batch, kind, aligned, reordered)
+        launched.launch(
+            (tall, splits[k]), block,
+            segment.planes, segment.first, segment.second, x, operand.perm if reordered else segment.planes, partial,
+            rows, columns, segment.start, segment.width, segment.group_size, -(-segment.group_size // mu), chunks,
+            -(-chunks // cuda_kernels.tables_of(mu, batch)), sum(splits[:k]),
+            shared=cuda_kernels.shared_bytes(mu, batch),
+        )  # fmt: skip
+    outliers = operand.indptr is not None
+    count = device.describe(operand.indices).size if outliers else 0
+    csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
+    cuda_kernels.reduce(batch, kind, cuda_kernels.KINDS[result], outliers).launch(
+        (tall, batch), block, partial, y, x, *csr, rows, columns, sum(splits), count
+    )
+    return y.reshape(-1) if flat and out is None else y if out is None else out
+
+
+def _block(threads: int | None, limit: int) -> int:
+    """Threads of a block: whole warps, as many as the kernels were compiled for by default."""
+    if threads is None:
+        return limit
+    if threads % 32 or not 32 <= threads <= limit:
+        raise error("BCQ-E552", found=f"{threads} threads", expected=f"a multiple of 32 up to {limit}")
+    return threads
+
+
+def _splits(segment: DeviceSegment, rows: int, mu: int, batch: int, threads: int) -> int:
+    """Among how many blocks the tiles of a row are shared out: enough for four blocks a processor."""
+    from bcqfmt.kernels import cuda_lut_gemv as cuda_kernels
+
+    tiles = -(-cuda_kernels.chunks_of(segment.width, segment.group_size, mu) // cuda_kernels.tables_of(mu, batch))
+    wanted = -(-4 * _PROCESSORS // -(-rows // threads))
+    return max(1, min(tiles, wanted, 65535))
+
+
+def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, threads: int | None = None) -> Any:
+    """The dense matrix (out, in) in ``dtype`` (by default the logical one), the bits of the normative decoder.
+
+    ``out``: where to write it, contiguous and 16-byte aligned.
+    """
+    device.require_cuda()
+    from bcqfmt.kernels import cuda_dequant as cuda_kernels
+
+    if operand.layout != "canonical":
+        raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="canonical")
+    name = operand.dtype if dtype is None else device.dtype_name(dtype)
+    rows, columns = operand.shape
+    planes = operand.segments[0].planes
+    if out is None and rows * columns > LIMIT:
+        raise error("BCQ-E554", found=f"{rows * columns} elements", expected=f"at most {LIMIT}")
+    dense = device.empty_like(planes, operand.shape, name) if out is None else out
+    check_array("out", dense, (name,), operand.shape, 16)
+    check_same_device(out=dense, weight=planes)
+    block = _block(threads, cuda_kernels.THREADS)
+    result, logical = cuda_kernels.KINDS[name], cuda_kernels.KINDS[operand.dtype]
+    for segment in operand.segments:
+        formula = cuda_kernels.FORMULAS[segment.formula]
+        numbers = "f64" if segment.numbers == "F64" else "f32"
+        if fits_tables(operand, segment, name):
+            finite = segment.finite and segment.formula != "float-zero"
+            cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite).launch(
+                (-(-rows // (block // 32)), -(-segment.words // 32)), block,
+                segment.planes, segment.first, segment.second, dense, rows, columns, segment.start, segment.width,
+                segment.words, segment.groups, segment.group_size // 32,
+            )  # fmt: skip
+        else:
+            _elements(operand, segment, dense, (formula, numbers, logical, result), 0, block)
+    if operand.indptr is not None and device.describe(operand.indices).size:
+        for segment in operand.segments:
+            numbers = "f64" if segment.numbers == "F64" else "f32"
+            key = (cuda_kernels.FORMULAS[segment.formula], numbers, logical, result)
+            _elements(operand, segment, dense, key, cuda_kernels.PATCHES[operand.mode], block)
+    return dense
+
+
+def fits_tables(operand: DeviceOperand, segment: DeviceSegment, dtype: str) -> bool:
+    """Whether the fast kernel takes the segment."""
+    return (
+        dtype in ("F16", "BF16")
+        and segment.bits <= 4
+        and segment.group_size % 32 == 0
+        and operand.perm is None
+        and segment.words <= 32 * 65535
+        and not (segment.start % 8 or segment.width % 8 or operand.columns % 8)
+    )
+
+
+def _elements(
+    operand: DeviceOperand, segment: DeviceSegment, dense: Any, key: tuple[int, str, int, int], patch: int, block: int
+) -> None:
+    from bcqfmt.kernels import cuda_dequant as cuda_kernels
+
+    formula, numbers, logical, result = key
+    reordered = operand.perm is not None
+    order = (operand.stored if patch else operand.perm) if reordered else segment.planes
+    csr = (operand.indptr, operand.indices, operand.values) if patch else (segment.planes,) * 3
+    count = device.describe(operand.indices).size if patch else 0
+    wide = 1 if patch else -(-segment.width // block)
+    cuda_kernels.elements(segment.bits, formula, numbers, logical, result, reordered, patch).launch(
+        (wide, min(operand.rows, 65535)), 32 if patch else block,
+        segment.planes, segment.first, segment.second, order, *csr, dense, operand.rows, operand.columns,
+        segment.start, segment.width, segment.group_size, count,
+    )  # fmt: skip

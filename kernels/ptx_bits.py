@@ -1,0 +1,114 @@
+"""More instructions in the manner of `ptx`, for the kernel that multiplies bit planes on tensor cores.
+
+===========================  =====================================================================================
+tensor cores                 mma_b1(a0, a1, b0): 16 x 128 by 128 x 8 bits, and + popcount, sums from 0;
+                             mma_b1_wide(a0..a3, b0, b1): 16 x 256 by 256 x 8
+shared memory                sts8(address, offset, word): the lowest byte
+bulk copies, sm_90           bulk_init(barrier) bulk_fence() bulk_expect(barrier, bytes); bulk_copy(p, i, address,
+                             bytes, barrier): 16-byte pieces from piece i on; bulk_wait(barrier, parity), a whole warp
+some warps of a block        barrier_of(id, threads)
+===========================  =====================================================================================
+
+Fragments of ``mma_b1``: lane l has row l // 4 (a0) and l // 4 + 8 (a1), columns 32 (l % 4) .. + 31 of A; column l // 4,
+the same 32 of B; of the sums rows l // 4 (first two) and l // 4 + 8, columns 2 (l % 4) and the next. The wide one has
+columns 128 .. 255 in a2, a3 and b1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bcqfmt.kernels.ptx import SIMULATED
+
+__all__ = [
+    "barrier_of", "bulk_copy", "bulk_expect", "bulk_fence", "bulk_init", "bulk_wait", "mma_b1", "mma_b1_wide", "sts8",
+]  # fmt: skip
+
+if SIMULATED:
+    import numpy as np
+
+    from bcqfmt.kernels.simulator import current, exchange, named_barrier, slot_of
+    from bcqfmt.kernels.simulator_ptx import lane_id
+
+    def mma_b1(*operands: Any) -> tuple[int, ...]:
+        """The four sums of the calling lane."""
+        return _sums(exchange(operands), 2)
+
+    def mma_b1_wide(*operands: Any) -> tuple[int, ...]:
+        """The four sums of the calling lane."""
+        return _sums(exchange(operands), 4)
+
+    def _sums(lanes: list[Any], words: int) -> tuple[int, ...]:
+        row, column = lane_id() // 4, 2 * (lane_id() % 4)
+        return tuple(
+            sum(
+                (int(lanes[4 * row + k][2 * w + i // 2]) & int(lanes[4 * (column + i % 2) + k][words + w])).bit_count()
+                for k in range(4)
+                for w in range(words // 2)
+            )
+            for i in range(4)
+        )
+
+    def sts8(address: int, offset: int, word: int) -> None:
+        """The lowest byte."""
+        slot_of(address + offset, 1)[0] = word & 0xFF
+
+    def _state(barrier: int) -> Any:
+        return slot_of(barrier, 8).view(np.uint32)  # phase, bytes still to come
+
+    def bulk_init(barrier: int) -> None:
+        """Phase 0, nothing expected."""
+        _state(barrier)[:] = 0
+
+    def bulk_fence() -> None:
+        """Barriers are visible at once here."""
+
+    def bulk_expect(barrier: int, size: int) -> None:
+        """So many bytes end the phase."""
+        _state(barrier)[1] += np.uint32(size)
+
+    def bulk_copy(pointer: Any, index: Any, address: int, size: int, barrier: int) -> None:
+        """Copies are immediate here."""
+        start = 16 * int(index)
+        found = pointer.bytes[start : start + size]
+        if found.size != size or size % 16 or address % 16:
+            raise IndexError(f"a copy of {size} bytes from {start} of {pointer.bytes.size} to {address:#x}")
+        for at in range(0, size, 16):
+            slot_of(address + at, 16)[:] = found[at : at + 16]
+        state = _state(barrier)
+        if state[1] < size:
+            raise IndexError(f"{size} bytes where {state[1]} are expected")
+        state[1] -= np.uint32(size)
+        state[0] += np.uint32(state[1] == 0)
+
+    def bulk_wait(barrier: int, parity: int) -> None:
+        """All lanes have issued what they will when the last one comes here."""
+        exchange(None)
+        if int(_state(barrier)[0]) % 2 == parity:
+            raise RuntimeError(f"a wait for copies that nobody started (barrier {barrier:#x})")
+
+    def barrier_of(number: int, threads: int) -> None:
+        """Wait for that many threads at the barrier of that number."""
+        lane = current()
+        lane.block.wait(lane, named_barrier(lane.block, number, threads))
+
+else:
+    from bcqfmt.kernels.ptx_asm import I32, NONE, U32, asm, asm_at
+
+    _B1 = "mma.sync.aligned.%s.row.col.s32.b1.b1.s32.and.popc {$0, $1, $2, $3}, %s, {0, 0, 0, 0};"
+    mma_b1 = asm(_B1 % ("m16n8k128", "{$4, $5}, {$6}"), I32, U32, U32, U32, count=4, effects="warp")
+    mma_b1_wide = asm(_B1 % ("m16n8k256", "{$4, $5, $6, $7}, {$8, $9}"), I32, *(U32,) * 6, count=4, effects="warp")
+    _STS8 = "{ .reg .u32 a; add.u32 a, $0, $1; st.shared.u8 [a], $2; }"
+    sts8 = asm(_STS8, NONE, U32, U32, U32, effects="memory")
+    bulk_init = asm("mbarrier.init.shared.b64 [$0], 1;", NONE, U32, effects="memory")
+    bulk_fence = asm("fence.mbarrier_init.release.cluster;", NONE, effects="memory")
+    bulk_expect = asm("mbarrier.arrive.expect_tx.shared.b64 _, [$0], $1;", NONE, U32, U32, effects="memory")
+    bulk_copy = asm_at(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$3], $1, [$2];",
+        NONE, U32, U32, U32, size=16, effects="memory",
+    )  # fmt: skip
+    bulk_wait = asm(
+        "{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [$0], $1; @!p bra W; }",
+        NONE, U32, U32, effects="memory",
+    )  # fmt: skip
+    barrier_of = asm("bar.sync $0, $1;", NONE, U32, U32, effects="memory")

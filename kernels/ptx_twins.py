@@ -1,0 +1,302 @@
+"""What every instruction computes, in numpy and Python integers; words are plain integers below 2^32.
+
+The simulator runs kernels on these, and `make test-gpu` compares each with the device. Functions of a whole warp take
+the operands of its 32 lanes as arrays with 32 rows and give the results of all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+MASK = 0xFFFFFFFF
+
+
+def u32(x: Any) -> int:
+    """Truncation to 32 bits, of floating-point numbers toward zero first."""
+    return int(x) & MASK
+
+
+def u64(x: Any) -> int:
+    """Truncation to 64 bits."""
+    return int(x) & 0xFFFFFFFFFFFFFFFF
+
+
+def i32(x: Any) -> int:
+    """The low 32 bits as a signed number."""
+    return ((int(x) + 0x80000000) & MASK) - 0x80000000
+
+
+def prmt(a: int, b: int, selector: int) -> int:
+    """Four bytes chosen out of b:a by the nibbles of the selector; its bit 3 replicates the sign bit of the byte."""
+    pool = (u32(b) << 32) | u32(a)
+    result = 0
+    for i in range(4):
+        nibble = selector >> (4 * i) & 15
+        byte = pool >> (8 * (nibble & 7)) & 255
+        if nibble & 8:
+            byte = 255 if byte & 128 else 0
+        result |= byte << (8 * i)
+    return result
+
+
+def lop3(a: int, b: int, c: int, table: int) -> int:
+    """Any function of three bits, bit by bit: bit ``4a + 2b + c`` of the table."""
+    result = 0
+    for index in range(8):
+        if table >> index & 1:
+            x = a if index & 4 else ~a
+            y = b if index & 2 else ~b
+            z = c if index & 1 else ~c
+            result |= x & y & z
+    return result & MASK
+
+
+def funnel_right(low: int, high: int, shift: int) -> int:
+    """Bits ``shift .. shift + 31`` of high:low, the shift modulo 32."""
+    return ((u32(high) << 32 | u32(low)) >> (shift & 31)) & MASK
+
+
+def dp4a(a: int, b: int, c: int) -> int:
+    """c plus the products of four pairs of signed bytes."""
+    return i32(c + sum(_signed8(a >> s) * _signed8(b >> s) for s in (0, 8, 16, 24)))
+
+
+def min_u32(a: int, b: int) -> int:
+    """The smaller word."""
+    return min(u32(a), u32(b))
+
+
+def max_u32(a: int, b: int) -> int:
+    """The larger word."""
+    return max(u32(a), u32(b))
+
+
+def div_u32(a: int, b: int) -> int:
+    """The quotient of two words."""
+    return u32(a) // u32(b)
+
+
+def rem_u32(a: int, b: int) -> int:
+    """The remainder of two words."""
+    return u32(a) % u32(b)
+
+
+def _signed8(x: int) -> int:
+    return ((int(x) + 128) & 255) - 128
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def f32_bits(x: Any) -> int:
+    """The pattern of a binary32."""
+    return int(np.float32(x).view(np.uint32))
+
+
+def bits_f32(word: int) -> np.float32:
+    """The binary32 of a pattern."""
+    return np.uint32(u32(word)).view(np.float32)
+
+
+def f64_bits(x: Any) -> int:
+    """The pattern of a binary64."""
+    return int(np.float64(x).view(np.uint64))
+
+
+def bits_f64(word: int) -> np.float64:
+    """The binary64 of a pattern."""
+    return np.uint64(word).view(np.float64)
+
+
+def lo_f16(word: int) -> np.float32:
+    """The F16 in the low half."""
+    return np.float32(np.uint16(int(word) & 0xFFFF).view(np.float16))
+
+
+def hi_f16(word: int) -> np.float32:
+    """The F16 in the high half."""
+    return lo_f16(int(word) >> 16)
+
+
+def lo_bf16(word: int) -> np.float32:
+    """The BF16 in the low half."""
+    return bits_f32(int(word) << 16)
+
+
+def hi_bf16(word: int) -> np.float32:
+    """The BF16 in the high half."""
+    return bits_f32(int(word) & 0xFFFF0000)
+
+
+f16_to_f32, bf16_to_f32 = lo_f16, lo_bf16
+
+
+def f64_to_f16(x: Any) -> int:
+    """Correctly rounded; a NaN gives 0x7fff."""
+    return 0x7FFF if x != x else int(np.float64(x).astype(np.float16).view(np.uint16))
+
+
+def f64_to_f32(x: Any) -> np.float32:
+    """Correctly rounded."""
+    return np.float32(x)
+
+
+def f64_to_bf16(x: Any) -> int:
+    """Correctly rounded; a NaN gives 0x7fff."""
+    return f32_to_bf16(_odd_f32(np.float64(x)))
+
+
+def f32_to_f16(x: Any) -> int:
+    """Correctly rounded; a NaN gives 0x7fff."""
+    return f64_to_f16(x)
+
+
+def f32_to_bf16(x: Any) -> int:
+    """Correctly rounded; a NaN gives 0x7fff."""
+    if x != x:
+        return 0x7FFF
+    bits = f32_bits(x)
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF
+
+
+def pack_f16(low: Any, high: Any) -> int:
+    """Two F16 in a word."""
+    return f32_to_f16(high) << 16 | f32_to_f16(low)
+
+
+def pack_bf16(low: Any, high: Any) -> int:
+    """Two BF16 in a word."""
+    return f32_to_bf16(high) << 16 | f32_to_bf16(low)
+
+
+def _odd_f32(x: np.float64) -> np.float32:
+    """Truncated to binary32, the last bit set where that loses something."""
+    nearest = np.float32(x)
+    if nearest == x or x != x:
+        return nearest
+    if abs(nearest) > abs(x):
+        nearest = np.nextafter(nearest, np.float32(0))
+    return bits_f32(f32_bits(nearest) | 1)
+
+
+def _odd_sum(a: np.float64, b: np.float64) -> np.float64:
+    """a + b rounded to odd: rounding it again to at most 51 bits is the only rounding."""
+    total = a + b
+    if not np.isfinite(total):
+        return total
+    shadow = total - a
+    lost = (a - (total - shadow)) + (b - shadow)
+    if lost != 0 and not f64_bits(total) & 1:
+        total = np.nextafter(total, np.float64(np.inf if lost > 0 else -np.inf))
+    return total
+
+
+def add_f64(a: Any, b: Any) -> np.float64:
+    """One rounding, never fused."""
+    return np.float64(a) + np.float64(b)
+
+
+def sub_f64(a: Any, b: Any) -> np.float64:
+    """One rounding, never fused."""
+    return np.float64(a) - np.float64(b)
+
+
+def mul_f64(a: Any, b: Any) -> np.float64:
+    """One rounding, never fused."""
+    return np.float64(a) * np.float64(b)
+
+
+def add_f32(a: Any, b: Any) -> np.float32:
+    """One rounding, never fused."""
+    return np.float32(a) + np.float32(b)
+
+
+def sub_f32(a: Any, b: Any) -> np.float32:
+    """One rounding, never fused."""
+    return np.float32(a) - np.float32(b)
+
+
+def mul_f32(a: Any, b: Any) -> np.float32:
+    """One rounding, never fused."""
+    return np.float32(a) * np.float32(b)
+
+
+def fma_f32(a: Any, b: Any, c: Any) -> np.float32:
+    """a * b + c with one rounding."""
+    return np.float32(_odd_sum(np.float64(a) * np.float64(b), np.float64(c)))
+
+
+def hfma2(a: int, b: int, c: int) -> int:
+    """a * b + c of both halves as F16, one rounding each."""
+    return _halves(lambda x, y, z: _odd_sum(x * y, z), a, b, c)
+
+
+def hadd2(a: int, b: int) -> int:
+    """Sums of both halves as F16."""
+    return _halves(_odd_sum, a, b)
+
+
+def hsub2(a: int, b: int) -> int:
+    """Differences of both halves as F16."""
+    return _halves(lambda x, y: _odd_sum(x, -y), a, b)
+
+
+def hmul2(a: int, b: int) -> int:
+    """Products of both halves as F16."""
+    return _halves(lambda x, y: x * y, a, b)
+
+
+def _halves(function: Any, *words: int) -> int:
+    low = function(*(np.float64(lo_f16(w)) for w in words))
+    high = function(*(np.float64(hi_f16(w)) for w in words))
+    return f64_to_f16(high) << 16 | f64_to_f16(low)
+
+
+# -- a whole warp -----------------------------------------------------------------------------------------------------
+
+_GROUP = np.arange(32) // 4
+_MEMBER = np.arange(32) % 4
+
+
+def mma_s8_warp(a: Array, b: Array, c: Array) -> Array:
+    """m16n8k32 of signed bytes: words a (32, 4), b (32, 2), accumulators c (32, 4) int32 -> (32, 4) int32."""
+    left = np.zeros((16, 32), np.int64)
+    right = np.zeros((32, 8), np.int64)
+    for i in range(4):
+        for register in range(4):
+            rows, columns = _GROUP + 8 * (register & 1), 4 * _MEMBER + i + 16 * (register >> 1)
+            left[rows, columns] = _bytes(a[:, register], i)
+        for register in range(2):
+            right[4 * _MEMBER + i + 16 * register, _GROUP] = _bytes(b[:, register], i)
+    return (_accumulators(left @ right) + c).astype(np.int64).astype(np.int32)
+
+
+def mma_f16_warp(a: Array, b: Array, c: Array, convert: Any = lo_f16) -> Array:
+    """m16n8k16 of F16 (or BF16) pairs: a (32, 4), b (32, 2) words, c (32, 4) float32 -> (32, 4) float32.
+
+    The device adds in an order and a precision of its own: equal up to the last bits, not bit by bit.
+    """
+    left = np.zeros((16, 16))
+    right = np.zeros((16, 8))
+    for i in range(2):
+        for register in range(4):
+            rows, columns = _GROUP + 8 * (register & 1), 2 * _MEMBER + i + 8 * (register >> 1)
+            left[rows, columns] = [convert(int(w) >> (16 * i) & 0xFFFF) for w in a[:, register]]
+        for register in range(2):
+            right[2 * _MEMBER + i + 8 * register, _GROUP] = [
+                convert(int(w) >> (16 * i) & 0xFFFF) for w in b[:, register]
+            ]
+    return (_accumulators(left @ right) + c).astype(np.float32)
+
+
+def _accumulators(product: Array) -> Array:
+    """A 16 x 8 matrix as the four accumulators of every lane."""
+    return np.stack([product[_GROUP + 8 * (i >> 1), 2 * _MEMBER + (i & 1)] for i in range(4)], axis=1)
+
+
+def _bytes(words: Array, i: int) -> Array:
+    return (words.astype(np.uint32) >> np.uint32(8 * i)).astype(np.uint8).view(np.int8).astype(np.int64)

@@ -1,0 +1,276 @@
+"""Numba's CUDA simulator, mended: warps, barriers that wake exactly whom they should, shared addresses, jit options.
+
+Numba starts one thread per CUDA thread and polls them. Here the threads hand one token around: one runs until it meets
+a barrier or ends, then the next. That is deterministic, needs no locks, is several times faster, and a barrier that
+not all threads reach is an error instead of a hang. :func:`install` puts it in place of Numba's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Pointer", "exchange", "install", "shared_slot", "slot_of"]
+
+WARP = 32
+
+
+class _Stop(BaseException):
+    """Ends a thread of a block in which another one failed."""
+
+
+class _Lane(threading.Thread):
+    """A simulated CUDA thread; kept for the next block when it is done. Numba reads its indices from here."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.block: Block
+        self.task: Callable[[], None]
+        self.threadIdx: Any = None
+        self.blockIdx: Any = None
+        self.thread_id = 0
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.gate.acquire()
+            with np.errstate(all="ignore"):
+                try:
+                    self.block.check()
+                    self.task()
+                except _Stop:
+                    pass
+                except Exception as fault:  # noqa: BLE001 - whatever it is, the launch reports it
+                    self.block.fail(self, fault)
+            self.block.leave(self)
+
+    def syncthreads(self) -> None:
+        self.block.wait(self, self.block.everyone)
+
+    def syncthreads_count(self, value: Any) -> int:
+        return sum(bool(v) for v in self.block.gather(self, self.block.everyone, value).values())
+
+    def syncthreads_and(self, value: Any) -> int:
+        return int(all(self.block.gather(self, self.block.everyone, value).values()))
+
+    def syncthreads_or(self, value: Any) -> int:
+        return int(any(self.block.gather(self, self.block.everyone, value).values()))
+
+
+class _Barrier:
+    """Threads that wait for one another: of a warp, or of the block."""
+
+    def __init__(self) -> None:
+        self.members = 0
+        self.waiting: list[_Lane] = []
+        self.brought: dict[int, Any] = {}
+        self.taken: dict[int, Any] = {}
+
+
+class Block:
+    """One thread block, with the interface of Numba's ``BlockManager``."""
+
+    _idle: list[_Lane] = []  # noqa: RUF012 - shared by all blocks on purpose
+
+    def __init__(self, function: Callable[..., None], grid_dim: Any, block_dim: Any, debug: bool) -> None:
+        self.function = function
+        self.shape = block_dim
+        self.everyone = _Barrier()
+        self.warps: list[_Barrier] = []
+        self.named: dict[int, _Barrier] = {}
+        self.ready: deque[_Lane] = deque()
+        self.live = 0
+        self.error: Exception | None = None
+        self.done = threading.Lock()
+
+    def run(self, grid_point: Any, *arguments: Any) -> None:
+        """Run all threads of the block to their end; raises what the first failing one raised."""
+        dim3 = _numba("kernelapi").Dim3
+        x, y, z = self.shape
+        self.live = self.everyone.members = x * y * z
+        self.warps = [_Barrier() for _ in range(-(-self.live // WARP))]
+        lanes = []
+        for i in range(self.live):
+            lane = self._idle.pop() if self._idle else _Lane()
+            lane.block, lane.task = self, lambda: self.function(*arguments)
+            lane.blockIdx, lane.threadIdx = dim3(*grid_point), dim3(i % x, i // x % y, i // (x * y))
+            lane.thread_id = i
+            self.warps[i // WARP].members += 1
+            lanes.append(lane)
+        self.ready.extend(lanes)
+        self.done.acquire()
+        self.next()
+        self.done.acquire()
+        self._idle.extend(reversed(lanes))
+        if self.error is not None:
+            raise self.error
+
+    def next(self) -> None:
+        """Hand the token on."""
+        if not self.ready and self.live:
+            self._abort(RuntimeError("a barrier that some threads never reach"))
+        if self.ready:
+            self.ready.popleft().gate.release()
+        else:
+            self.done.release()
+
+    def wait(self, lane: _Lane, barrier: _Barrier) -> None:
+        """Until every living member of the barrier waits there."""
+        self.check()
+        barrier.waiting.append(lane)
+        self._open(barrier)
+        self.next()
+        lane.gate.acquire()
+        self.check()
+
+    def gather(self, lane: _Lane, barrier: _Barrier, value: Any) -> dict[int, Any]:
+        """What every member brought, by thread."""
+        barrier.brought[lane.thread_id] = value
+        self.wait(lane, barrier)
+        return barrier.taken
+
+    def leave(self, lane: _Lane) -> None:
+        """A thread is at its end; others may have waited for nobody else."""
+        self.live -= 1
+        for barrier in (self.everyone, self.warps[lane.thread_id // WARP]):
+            barrier.members -= 1
+            self._open(barrier)
+        self.next()
+
+    def check(self) -> None:
+        """End the calling thread if the block has failed."""
+        if self.error is not None:
+            raise _Stop
+
+    def fail(self, lane: _Lane, fault: Exception) -> None:
+        """Remember the first fault and where it happened, let all others end."""
+        if self.error is None:
+            place = f"block {tuple(lane.blockIdx)} thread {tuple(lane.threadIdx)}"
+            fault.add_note(place)
+            self._abort(fault)
+
+    def _abort(self, fault: Exception) -> None:
+        self.error = self.error or fault
+        for barrier in (self.everyone, *self.warps, *self.named.values()):
+            self.ready.extend(barrier.waiting)
+            barrier.waiting = []
+
+    def _open(self, barrier: _Barrier) -> None:
+        if barrier.waiting and len(barrier.waiting) == barrier.members:
+            self.ready.extend(barrier.waiting)
+            barrier.waiting = []
+            barrier.taken, barrier.brought = barrier.brought, {}
+
+
+def current() -> Any:
+    """The thread that asks."""
+    return threading.current_thread()
+
+
+def exchange(value: Any) -> list[Any]:
+    """The values that the 32 lanes of the calling warp give; None for lanes that have ended."""
+    lane = current()
+    warp = lane.thread_id // WARP
+    found = lane.block.gather(lane, lane.block.warps[warp], value)
+    return [found.get(warp * WARP + i) for i in range(WARP)]
+
+
+def named_barrier(block: Block, number: int, threads: int) -> Any:
+    """The barrier of that number, for so many threads of the block."""
+    barrier = block.named.setdefault(number, _Barrier())
+    barrier.members = threads
+    return barrier
+
+
+class Pointer:
+    """An array as a kernel sees a pointer: elements by index, words as Python integers, no index out of bounds."""
+
+    __slots__ = ("_array", "_count", "_mask", "bytes")
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._count = array.size
+        self._mask = 0 if array.dtype.kind == "f" else (1 << 8 * array.dtype.itemsize) - 1
+        self.bytes = array.view(np.uint8)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._count:
+            raise IndexError(f"read at {index} of {self._count} elements")
+        return self._array[index].item() if self._mask else self._array[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not 0 <= index < self._count:
+            raise IndexError(f"write at {index} of {self._count} elements")
+        if self._mask and self._array.dtype.kind == "u":
+            value = int(value) & self._mask
+        self._array[index] = value
+
+
+# -- shared memory has addresses ----------------------------------------------------------------------------------
+
+_SLOT = 20  # every shared array gets a megabyte of addresses: running over its end is noticed
+
+
+def shared_slot(array: Any) -> int:
+    """The address of a shared array in this launch."""
+    slots = _slots()
+    flat = array.reshape(-1).view(np.uint8)
+    place = flat.__array_interface__["data"][0]
+    for i, known in enumerate(slots):
+        if known.__array_interface__["data"][0] == place:
+            return (i + 1) << _SLOT
+    slots.append(flat)
+    return len(slots) << _SLOT
+
+
+def slot_of(address: int, size: int) -> Any:
+    """The ``size`` bytes at a shared address, as a view; they must be aligned and inside the array."""
+    slots = _slots()
+    slot, offset = (address >> _SLOT) - 1, address & ((1 << _SLOT) - 1)
+    if not 0 <= slot < len(slots) or offset % size or offset + size > slots[slot].size:
+        raise IndexError(f"{size} bytes at shared address {address:#x}: outside of the array, or not aligned")
+    return slots[slot][offset : offset + size]
+
+
+def _slots() -> list[Any]:
+    context = _numba("kernel")._get_kernel_context()
+    if not hasattr(context, "bcq_slots"):
+        context.bcq_slots = []
+    slots: list[Any] = context.bcq_slots
+    return slots
+
+
+def install() -> None:
+    """Replace Numba's block manager and add the warp functions that its simulated ``cuda`` module lacks."""
+    _numba("kernel").BlockManager = Block
+    added = {
+        "syncwarp": lambda self, mask=0: _none(exchange(None)),
+        "shfl_sync": lambda self, mask, value, lane: exchange(value)[lane % WARP],
+        "shfl_xor_sync": lambda self, mask, value, other: exchange(value)[current().thread_id % WARP ^ other],
+        "shfl_down_sync": lambda self, mask, value, by: _down(exchange(value), by),
+        "shfl_up_sync": lambda self, mask, value, by: _down(exchange(value), -by),
+        "ballot_sync": lambda self, mask, value: sum(bool(v) << i for i, v in enumerate(exchange(value))),
+    }
+    for name, function in added.items():
+        setattr(_numba("kernelapi").FakeCUDAModule, name, function)
+
+
+def _down(values: list[Any], by: int) -> Any:
+    lane = current().thread_id % WARP
+    return values[lane + by] if 0 <= lane + by < WARP else values[lane]
+
+
+def _numba(name: str) -> Any:
+    """A module of Numba's simulator."""
+    return importlib.import_module(f"numba.cuda.simulator.{name}")
+
+
+def _none(_: Any) -> None:
+    return None

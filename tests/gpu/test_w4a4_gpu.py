@@ -1,0 +1,132 @@
+"""W4A4 and the INT4 cache on the device at full size: bit by bit where the oracle says every bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sim_atom
+from bcqfmt.dtypes import numpy_dtype
+from bcqfmt.kernels import atom_operands as ao
+from bcqfmt.kernels import atom_reference as ar
+from bcqfmt.kernels import atom_reference_kv as kr
+from bcqfmt.kernels import cuda_kv_attention_launch as kv
+from bcqfmt.kernels import cuda_w4a4_launch as w4
+from bcqfmt.kernels.cuda_w4a4 import LARGE
+from gpu_arrays import to_gpu, twice
+
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def back(tensor: Any) -> Any:
+    """A tensor as numpy, words as such."""
+    host = tensor.cpu()
+    return host.view(torch.int16).numpy().view(numpy_dtype("BF16")) if host.dtype == torch.bfloat16 else host.numpy()
+
+
+def quantized(x: Any, perm: Any) -> tuple[Any, Any]:
+    return ar.quantize_activations(x.astype(np.float32), perm)
+
+
+@pytest.mark.parametrize("kind", list(DTYPES))
+@pytest.mark.parametrize(("tokens", "groups"), [(1, 32), (67, 32), (16, 86), (3, 224)])
+def test_activations(kind: str, tokens: int, groups: int) -> None:
+    rng = np.random.default_rng(tokens)
+    x = sim_atom.activations(tokens, groups, kind)
+    gamma = rng.standard_normal(128 * groups).astype(numpy_dtype(kind))
+    perm = rng.permutation(128 * groups).astype(np.int32)
+    on_gpu = [to_gpu(a) for a in (x, gamma, perm)]
+    for normed in (False, True):
+        if normed:
+            found = w4.rmsnorm_reorder_quant(*on_gpu, eps=1e-5)
+            x = ar.rmsnorm(x, gamma, 1e-5)
+        else:
+            found = w4.quantize_reorder(on_gpu[0], on_gpu[2])
+        words, scale = ao.activation_words(*quantized(x, perm))
+        assert (back(found.codes).view(np.uint32) == words).all()
+        assert (back(found.scale) == scale).all()
+    alone = twice(x.shape, DTYPES[kind], lambda out: w4.rmsnorm(on_gpu[0], on_gpu[1], eps=1e-5, out=out))
+    assert back(alone).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize(("tokens", "out", "groups", "kind"), [
+    (1, 4096, 32, "F16"), (16, 4096, 32, "F16"), (17, 1001, 9, "F32"), (64, 1024, 86, "BF16"), (100, 515, 5, "F16"),
+    (512, 1024, 32, "F16"), (333, 2050, 12, "F32"),
+])  # fmt: skip
+def test_products(tokens: int, out: int, groups: int, kind: str) -> None:
+    weight = sim_atom.atom_weight(out, groups, bits=3 if out % 2 else 4)
+    placed = w4.atom_to_device(ao.pack_w4(weight))
+    x = sim_atom.activations(tokens, groups, "F16")
+    ready = w4.quantize_reorder(to_gpu(x), placed.perm)
+    codes, scale, perm = ao.atom_codes(weight)
+    plan = w4.plan_for(tokens, out, groups)
+    for slices in {1, plan.slices, min(3, groups)}:
+        wanted = ar.group_gemm(*quantized(x, perm), codes, scale, slices).astype(numpy_dtype(kind))
+        for tile in {plan.tile, LARGE if tokens > 32 else plan.tile}:
+            chosen = w4.Plan(tile, slices)
+
+            def run(y: Any, plan: Any = chosen) -> None:
+                w4.w4a4(ready, placed, dtype=kind, out=y, plan=plan)
+
+            assert back(twice((tokens, out), DTYPES[kind], run)).tobytes() == wanted.tobytes(), chosen
+            assert not placed.tickets.any()
+
+
+def test_products_in_a_graph() -> None:
+    placed = w4.atom_to_device(ao.pack_w4(sim_atom.atom_weight(1024, 16)))
+    x = to_gpu(sim_atom.activations(16, 16, "F16"))
+    direct = w4.w4a4(w4.quantize_reorder(x, placed.perm), placed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        caught = w4.w4a4(w4.quantize_reorder(x, placed.perm), placed)
+    caught.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(caught, direct)
+
+
+@pytest.mark.parametrize(("kind", "batch", "heads", "kv_heads", "tokens", "head_dim"), [
+    ("F16", 1, 32, 32, 1024, 128), ("F16", 3, 32, 8, 1000, 128), ("BF16", 2, 12, 1, 300, 64), ("F32", 2, 2, 2, 70, 256),
+    ("F16", 5, 8, 8, 33, 64),
+])  # fmt: skip
+def test_attention(kind: str, batch: int, heads: int, kv_heads: int, tokens: int, head_dim: int) -> None:
+    rng = np.random.default_rng(batch)
+    k, v = (
+        (rng.standard_normal((batch, kv_heads, tokens, head_dim)) + 0.5).astype(numpy_dtype(kind)) for _ in range(2)
+    )
+    q = rng.standard_normal((batch, heads, head_dim)).astype(numpy_dtype(kind))
+    lengths = np.maximum(1, tokens - 37 * np.arange(batch)).astype(np.int32)
+    cache = kv.KvCache.empty(batch, kv_heads, tokens, head_dim, like=to_gpu(q))
+    for part in (cache.keys, cache.values, cache.key_parameters, cache.value_parameters):
+        part.fill_(-1)
+    kv.quantize_kv(cache, to_gpu(k), to_gpu(v), torch.zeros(batch, dtype=torch.int32, device="cuda"))
+    keys, values = kr.quantize_kv(k), kr.quantize_kv(v)
+    for part, wanted in zip(
+        (cache.keys, cache.key_parameters, cache.values, cache.value_parameters),
+        (*kr.cache_words(*keys), *kr.cache_words(*values)),
+        strict=True,
+    ):
+        assert (back(part).view(np.uint32)[:, :, :tokens] == wanted).all()
+    wanted = kr.decode_attention(q, keys, values, lengths, head_dim**-0.5)
+    for splits in (None, 1, 3):
+        found = twice(
+            q.shape,
+            DTYPES[kind],
+            lambda out, n=splits: kv.decode_attention(to_gpu(q), cache, to_gpu(lengths), splits=n, out=out),
+        )
+        error = np.linalg.norm(back(found).astype(np.float64) - wanted) / np.linalg.norm(wanted)
+        assert error < (4e-3 if kind == "BF16" else 1e-3), splits
+
+
+def test_subnormal_halves_reach_the_tensor_cores() -> None:
+    """The cache's codes are multiplied as subnormal F16: 15 * 2^-24 must not be taken for zero."""
+    q, lengths = torch.zeros(1, 1, 64, device="cuda"), torch.full((1,), 32, dtype=torch.int32, device="cuda")
+    cache = kv.KvCache.empty(1, 1, 32, 64, like=q)
+    cache.keys.zero_()
+    cache.values.fill_(-1)
+    for part in (cache.key_parameters, cache.value_parameters):
+        part.fill_(0x3C00)
+    assert (kv.decode_attention(q, cache, lengths) == 15).all()

@@ -1,0 +1,109 @@
+"""The product on binary tensor cores in the simulator, against the float64 product of the normative decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kernel_samples as ks
+import sim_bits
+from bcqfmt import BcqWeight
+from bcqfmt.kernels import reference
+from bcqfmt.kernels.bit_layout import layout_of, pack_numbers, pack_planes
+from bcqfmt.kernels.operands import operand
+from cuda_sim import SimulationError, simulate
+
+pytestmark = pytest.mark.xdist_group("simulator-bit_gemv")
+
+GROUPS = (8, 16, 32, 64, 128, 256, 384, 1000)
+SHAPES = ((17, 264), (16, 300), (33, 256))
+CASES = [
+    (encoding, q, *SHAPES[(i + q) % 3], GROUPS[(3 * i + q) % 8], ("F16", "BF16")[q % 2])
+    for i, encoding in enumerate(ks.ENCODINGS)
+    for q in ((1, 4, 6), (2, 3, 8), (3, 5), (2, 7), (2, 4))[i]
+]
+
+
+def _limit(parts: int) -> float:
+    return 4e-4 if parts == 2 else 3e-6  # x is cut at 2^-15 (2^-22) of the largest of 128, and some are 20 times larger
+
+
+@pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "kind"), CASES)
+def test_every_encoding(encoding: str, q: int, rows: int, columns: int, g: int, kind: str) -> None:
+    weight = ks.weight(encoding, q, rows, columns, min(g, columns), seed=q)
+    x = ks.vectors(1, columns, kind)
+    found = simulate(sim_bits.bits, weight, x, kind)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(2)
+
+
+@pytest.mark.parametrize("g", [8, 32, 64, 128, 512])
+def test_three_parts_are_as_good_as_float32(g: int) -> None:
+    weight = ks.weight("bcq", 2, 16, 512, g)
+    x = ks.vectors(1, 512, "F32")
+    found = simulate(sim_bits.bits, weight, x, "F32", parts=3)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(3)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4])
+def test_several_vectors_tiles_and_slices(batch: int) -> None:
+    weight = ks.weight("affine", 3, 70, 600, 128, perm=True)
+    x = ks.vectors(batch, 600, "F16")
+    found = simulate(sim_bits.bits, weight, x, "F16", slices=3, tiles=2, result="BF16")
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value.astype(np.float64), reference.product(weight, x)) < 4e-3
+
+
+def test_segments_are_added_and_so_is_an_addend() -> None:
+    weight = ks.mixed(19, 48, 96, outliers="")
+    x = ks.vectors(1, 144, "BF16")
+    plus = np.random.default_rng(3).normal(size=(1, 19)).astype(np.float32)
+    found = simulate(sim_bits.bits, weight, x, "BF16", addend=plus)
+    assert reference.relative_error(found.value - plus, reference.product(weight, x)) < _limit(2)
+
+
+def test_the_first_planes_of_a_weight() -> None:
+    weight = ks.weight("bcq", 4, 20, 256, 64)
+    x = ks.vectors(1, 256, "F16")
+    found = simulate(sim_bits.bits, weight, x, "F16", planes=2)
+    expected = x.astype(np.float64) @ weight.dequantize("float64", planes=2).T
+    assert reference.relative_error(found.value, expected) < _limit(2)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, -np.inf])
+def test_what_is_not_finite_makes_everything_nan(value: float) -> None:
+    weight = ks.weight("bcq", 2, 16, 256, 128)
+    x = ks.vectors(1, 256, "F32")
+    x[0, 200] = value
+    found = simulate(sim_bits.bits, weight, x, "F32", parts=3)
+    assert np.isnan(found.value).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_vectors_of_any_size(scale: float) -> None:
+    weight = ks.weight("bcq", 2, 16, 256, 128)
+    x = (ks.vectors(1, 256, "F32").astype(np.float64) * scale).astype(np.float32)
+    found = simulate(sim_bits.bits, weight, x, "F32", parts=3)
+    expected = reference.product(weight, x)
+    assert np.abs(found.value - expected).max() <= 3e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("weight", [ks.weight("bcq", 2, 16, 96, 12), ks.mixed(19, 48, 96)], ids=["group", "outliers"])
+def test_what_has_no_layout_is_refused(weight: BcqWeight) -> None:
+    with pytest.raises(SimulationError, match="BCQ-E553"):
+        simulate(sim_bits.bits, weight, ks.vectors(1, weight.shape[1], "F16"), "F16")
+
+
+@pytest.mark.parametrize("g", [8, 16, 32, 64, 128, 256, 300])
+def test_packing_is_a_permutation(g: int) -> None:
+    segment = operand(ks.weight("bcq", 3, 21, 300, g)).segments[0]
+    layout = layout_of(segment)
+    assert layout is not None
+    planes, numbers = pack_planes(layout, segment.planes), pack_numbers(layout, segment.first, segment.second)
+    assert planes.size * 4 == 2 * layout.chunks * layout.bits * 512
+    assert numbers.size * 4 == 2 * layout.sets * layout.set_bytes
+    filled = np.sort(planes[planes != 0])
+    assert np.array_equal(filled, np.sort(segment.planes[segment.planes != 0]))
+    stored = np.sort(numbers.view(np.float16)[numbers.view(np.float16) != 0]).astype(np.float32)
+    given = np.concatenate([segment.first.reshape(-1), segment.second.reshape(-1)])
+    assert np.array_equal(stored, np.sort(given[given != 0]))

@@ -1,0 +1,98 @@
+"""The compiled decoder gives the bits of the normative one; its rounding is that of `dtypes.round_to`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import kernel_samples as ks
+from bcqfmt import BcqWeight
+from bcqfmt.dtypes import round_to
+from bcqfmt.kernels import cpu
+from strategies import bits_of, examples, tiled_weights, weights
+
+pytestmark = pytest.mark.xdist_group("cpu-kernels")
+CALM: Any = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}  # compiling takes time
+KINDS = ("F16", "BF16", "F32", "F64")
+
+
+def assert_same(weight: BcqWeight, planes: int | None = None) -> None:
+    for index in range(weight.spec.stack):
+        stack = len(weight.shape) == 3
+        matrix = cpu.prepare(weight, planes=planes, index=index if stack else None)
+        for kind in KINDS:
+            expected = weight.dequantize(kind, planes=planes)
+            assert bits_of(matrix.dequantize(kind)) == bits_of(expected[index] if stack else expected)
+
+
+@given(weights(nonfinite=None))
+@settings(examples(60), **CALM)
+def test_any_weight_decodes_to_the_same_bits(pair: tuple[BcqWeight, Any]) -> None:
+    assert_same(pair[0])
+
+
+@given(tiled_weights())
+@settings(examples(20), **CALM)
+def test_tiles_decode_to_the_same_bits(pair: tuple[BcqWeight, Any]) -> None:
+    assert_same(pair[0])
+
+
+@given(weights(encodings=("affine", "bcq"), max_segments=2))
+@settings(examples(30), **CALM)
+def test_the_first_planes_decode_to_the_same_bits(pair: tuple[BcqWeight, Any]) -> None:
+    weight, _ = pair
+    for planes in {1, max(segment.bits for segment in weight.scheme.segments) - 1} - {0}:
+        assert_same(weight, planes)
+
+
+@pytest.mark.parametrize("encoding", ks.ENCODINGS)
+@pytest.mark.parametrize(("q", "g"), [(2, 64), (4, 16), (4, 128), (5, 40), (8, 32), (8, 300)])
+def test_sixteen_at_a_time_and_one_at_a_time_agree(encoding: str, q: int, g: int) -> None:
+    for extras in ({}, {"perm": True, "outliers": "add"}, {"outliers": "replace"}):
+        assert_same(ks.weight(encoding, q, 11, 300, g, dtype="BF16", **extras))
+
+
+def test_a_range_of_rows() -> None:
+    weight = ks.weight("affine", 4, 30, 96, 32, outliers="add")
+    matrix = cpu.prepare(weight)
+    for rows in ((0, 1), (7, 9), (3, 30)):
+        assert np.array_equal(matrix.dequantize(rows=rows), weight.dequantize(rows=rows))
+
+
+def patterns() -> np.ndarray[Any, Any]:
+    """float64 numbers of every kind, and those around the borders of the short types."""
+    rng = np.random.default_rng(0)
+    anything = rng.integers(0, 2**64, 200_000, np.uint64).view(np.float64)
+    near = rng.standard_normal(200_000) * 2.0 ** rng.integers(-160, 140, 200_000)
+    edges = []
+    for low, high, digits in ((-14, 15, 11), (-126, 127, 8), (-126, 127, 24)):
+        for exponent in (low - digits - 1, low - digits, low - 2, low - 1, low, low + 1, 0, high - 1, high, high + 1):
+            unit = 2.0 ** (exponent - digits + 1)
+            steps = np.arange(-8, 9) * unit / 8
+            edges.append(2.0**exponent + steps)
+            edges.append(np.nextafter(2.0**exponent + steps, np.inf))
+            edges.append(np.nextafter(2.0 ** (exponent + 1) - steps, 0))
+    known = np.concatenate([*edges, [0.0, np.inf, np.nan, 5e-324, 1.7e308, 1 + 2**-8 + 2**-40, 65519.99, 65520.0]])
+    return np.concatenate([anything, near, known, -known])
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_rounding_is_correct_for_every_kind_of_number(kind: str) -> None:
+    from bcqfmt.kernels.cpu_scalar import pattern
+
+    which = KINDS.index(kind)
+
+    @numba.njit
+    def every(numbers: Any, found: Any) -> None:
+        for i in range(numbers.size):
+            found[i] = pattern(numbers[i], which)
+
+    numbers = patterns()
+    found = np.empty(numbers.size, np.uint32)
+    every(numbers, found)
+    expected = round_to(numbers, kind)
+    assert np.array_equal(found, expected.view(np.uint32 if kind == "F32" else np.uint16))

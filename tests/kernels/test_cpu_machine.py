@@ -1,0 +1,150 @@
+"""What depends on the machine: instruction sets, memory beside the planes, threads, forks, the cache of kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kernel_samples as ks
+from bcqfmt.kernels import cpu, reference
+from bcqfmt.kernels.cpu_threads import together
+
+pytestmark = pytest.mark.xdist_group("cpu-kernels")
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+_PRODUCTS = """
+import sys
+sys.path.insert(0, {support!r})
+import kernel_samples as ks
+from bcqfmt.kernels import cpu, reference
+assert cpu.target() == {target!r}, cpu.target()
+weight = ks.weight("affine", 3, 19, 600, 128)
+matrix, x = cpu.prepare(weight), ks.vectors(1, 600)
+assert matrix.path() == "tables"
+assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
+assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
+"""
+_GUARDED = """
+import ctypes, mmap, sys
+sys.path.insert(0, {support!r})
+import numpy as np
+import kernel_samples as ks
+from bcqfmt import BcqWeight, StoredTensor
+from bcqfmt.kernels import cpu, reference
+
+page = mmap.PAGESIZE
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+def at_the_edge(array):
+    "A copy that ends where memory ends: what reads beyond it kills the process."
+    size = -(-array.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    whole = np.frombuffer(memory, np.uint8)
+    assert protect(whole.ctypes.data + size, page, 0) == 0
+    copy = whole[size - array.nbytes : size].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+for rows, columns in ((1, 40), (5, 512), (16, 544), (17, 1100), (40, 1024)):
+    weight = ks.weight("affine", 4, rows, columns, 40 if columns == 40 else 32)
+    parts = {{s: StoredTensor.from_array(s, at_the_edge(p.array()), p.dtype) for s, p in weight.parts().items()}}
+    matrix, x = cpu.prepare(BcqWeight("", weight.spec, parts)), at_the_edge(ks.vectors(1, columns))
+    assert np.shares_memory(matrix._tables[0].planes, parts["s0_planes"].array())
+    assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
+    assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
+"""
+
+
+def run(source: str, **environment: str) -> None:
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(cpu.target() == "portable", reason="needs a machine with AVX2")
+def test_machines_without_avx512() -> None:
+    features = "+avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"
+    run(
+        _PRODUCTS.format(support=str(SUPPORT), target="avx2"),
+        NUMBA_CPU_NAME="haswell",
+        NUMBA_CPU_FEATURES=features,
+    )
+
+
+def test_machines_without_permutations() -> None:
+    run(_PRODUCTS.format(support=str(SUPPORT), target="portable"), NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
+def test_nothing_is_read_beyond_the_planes_and_the_input() -> None:
+    run(_GUARDED.format(support=str(SUPPORT)))
+
+
+def test_several_callers_at_once() -> None:
+    weight = ks.weight("affine", 4, 400, 512, 32)
+    matrix = cpu.prepare(weight)
+    inputs = [ks.vectors(1, 512, seed=seed) for seed in range(6)]
+    expected = [matrix.matmul(x, threads=1) for x in inputs]
+    found: list[list[bool]] = [[] for _ in inputs]
+
+    def call(which: int) -> None:
+        for _ in range(20):
+            found[which].append(np.array_equal(matrix.matmul(inputs[which], threads=2), expected[which]))
+
+    callers = [threading.Thread(target=call, args=(which,)) for which in range(len(inputs))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert [all(same) and len(same) == 20 for same in found] == [True] * len(inputs)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded.*fork:DeprecationWarning"
+)  # Python 3.12 on warns; that is the test
+def test_a_child_of_a_process_with_threads() -> None:
+    weight = ks.weight("affine", 4, 400, 512, 32)
+    matrix, x = cpu.prepare(weight), ks.vectors(1, 512)
+    expected = matrix.matmul(x, threads=2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(matrix.matmul(x, threads=2), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert reference.relative_error(expected, reference.product(weight, x)) < 2e-6
+
+
+def test_a_fault_in_one_thread_reaches_the_caller() -> None:
+    begun = threading.Event()
+
+    def work(which: int) -> None:
+        if which:
+            begun.set()
+            raise ZeroDivisionError("in a thread")
+        assert begun.wait(30)
+
+    with pytest.raises(ZeroDivisionError, match="in a thread"):
+        together(work, 2)
+
+
+def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
+    from bcqfmt.kernels import cpu_lanes, cpu_lookup
+    from bcqfmt.kernels.cpu_lut import stamp_of
+
+    assert stamp_of(cpu_lanes) == stamp_of(cpu_lanes) != stamp_of(cpu_lookup)
+
+
+@pytest.mark.skipif("NUMBA_CACHE_DIR" in os.environ, reason="the cache is somewhere else")
+def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:
+    source = "from bcqfmt.kernels.cpu_lut import tile_kernel; tile_kernel(1, 1, True, 1)\n"
+    source += "from bcqfmt.kernels.cpu_decode import decode_kernel; decode_kernel('F32')"
+    for _ in range(2):
+        run(source, NUMBA_CACHE_DIR=str(tmp_path))
+        compiled = sorted(path.name for path in tmp_path.rglob("*.nbc"))
+        assert len(compiled) == 2

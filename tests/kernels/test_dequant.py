@@ -1,0 +1,91 @@
+"""Dense matrices from the simulated device: bit by bit those of the normative decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import kernel_samples as ks
+import sim_kernels
+import strategies
+from bcqfmt import BcqWeight
+from cuda_sim import simulate
+
+pytestmark = pytest.mark.xdist_group("simulator-dequant")
+
+DTYPES = ("F16", "BF16", "F32")
+
+
+def check(weight: BcqWeight, **options: Any) -> None:
+    for dtype, found in zip(DTYPES, simulate(sim_kernels.dequantize, weight, DTYPES, **options), strict=True):
+        expected = weight.dequantize(dtype, planes=options.get("planes"))
+        assert found.value.tobytes() == expected.tobytes(), dtype
+        assert (found.same, found.intact) == (True, True), dtype
+
+
+@pytest.mark.parametrize("encoding", ks.ENCODINGS)
+@pytest.mark.parametrize("q", [1, 2, 3, 4])
+def test_tables(encoding: str, q: int) -> None:
+    shape = {1: (3, 1064, 32), 2: (9, 96, 64), 3: (1, 2048, 1024), 4: (5, 1160, 96)}[q]
+    logical = DTYPES[(q + len(encoding)) % 3]
+    weight = ks.weight(encoding, q, *shape, seed=q, numbers=DTYPES[q % 3], dtype=logical)
+    assert simulate(sim_kernels.fast_segments, weight, "F16") == [True]
+    check(weight)
+
+
+@pytest.mark.parametrize("encoding", ks.ENCODINGS)
+@pytest.mark.parametrize(("q", "columns", "g"), [(5, 64, 32), (8, 33, 9), (3, 72, 8), (4, 65, 32), (6, 100, 100)])
+def test_elements(encoding: str, q: int, columns: int, g: int) -> None:
+    weight = ks.weight(encoding, q, 3, columns, g, seed=q, numbers=DTYPES[q % 3])
+    assert simulate(sim_kernels.fast_segments, weight, "F16") == [False]
+    check(weight)
+
+
+@pytest.mark.parametrize("outliers", ["add", "replace"])
+@pytest.mark.parametrize("perm", [False, True])
+def test_segments_reordering_and_outliers(outliers: str, perm: bool) -> None:
+    check(ks.mixed(7, 48, 96, outliers=outliers, perm=perm))
+
+
+@pytest.mark.parametrize(("encoding", "planes"), [("affine", 2), ("bcq", 3), ("second-order", 1)])
+def test_the_first_planes_only(encoding: str, planes: int) -> None:
+    check(ks.weight(encoding, 4, 4, 64, 32, numbers="F32"), planes=planes)
+
+
+@hypothesis.given(strategies.weights(stack=False, nonfinite=None), st.sampled_from([32, 64]))
+@hypothesis.settings(strategies.examples(60), deadline=None)
+def test_any_weight_with_any_numbers(pair: tuple[BcqWeight, Any], threads: int) -> None:
+    check(pair[0], threads=threads)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(strategies.examples(25), deadline=None)
+def test_tables_with_any_numbers(data: st.DataObject) -> None:
+    """Random patterns among the scales, in shapes that the fast kernel takes: subnormals, zeros, infinities, NaNs."""
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    q = data.draw(st.integers(1, 4))
+    kind = data.draw(st.sampled_from(DTYPES))
+    logical = data.draw(st.sampled_from(DTYPES))
+    encoding = data.draw(st.sampled_from(("affine", "float-zero", "offset", "bcq")))
+    source = strategies.Source(seed, data.draw(st.sampled_from(("any", "special"))), data.draw(st.booleans()))
+    rng = np.random.default_rng(seed)
+
+    def numbers(*shape: int) -> Any:
+        raw = np.array(source.floats(kind, *shape)[2], {"F32": np.uint32}.get(kind, np.uint16))
+        return raw.view(ks.numpy_dtype(kind)).reshape(shape)
+
+    codes = rng.integers(0, 2**q, (2, 96))
+    options: dict[str, Any] = {"group_size": 32, "dtype": ks.numpy_dtype(logical)}
+    if encoding == "affine":
+        weight = BcqWeight.from_affine(codes, numbers(2, 3), rng.integers(0, 2**q + 1, (2, 3)), bits=q, **options)
+    elif encoding == "bcq":
+        weight = BcqWeight.from_bcq(rng.integers(0, 2, (q, 2, 96)), numbers(q, 2, 3), numbers(2, 3), **options)
+    elif encoding == "offset":
+        weight = BcqWeight.from_offset(codes, numbers(2, 3), numbers(2, 3), bits=q, **options)
+    else:
+        weight = BcqWeight.from_float_zero(codes, numbers(2, 3), numbers(2, 3), bits=q, **options)
+    check(weight.allow_nonfinite())

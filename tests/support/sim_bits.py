@@ -1,0 +1,37 @@
+"""What the tests ask of the simulator about the product on binary tensor cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bcqfmt import BcqWeight
+from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
+from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels.operands import operand
+from sim_kernels import Guarded, twice
+
+_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+
+
+def bits(
+    weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", parts: int = 2, slices: int = 2, tiles: int = 1,
+    stages: int = 2, planes: int | None = None, addend: Any = None,
+) -> Guarded:  # fmt: skip
+    """``x W^T`` with small blocks: ``slices`` x ``tiles`` warps."""
+    placed = bit_operand(operand(weight, planes=planes))
+    last = len(placed.segments) - 1
+    shapes = [
+        BitShape(
+            s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, parts, placed.perm is not None,
+            k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
+        )
+        for k, s in enumerate(placed.segments)
+    ]  # fmt: skip
+    held = np.ascontiguousarray(x)
+
+    def run(out: Any) -> None:
+        bit_gemv(placed, held, out=out, addend=addend, shapes=shapes)
+
+    return twice((x.shape[0], weight.spec.out), result, run)

@@ -1,0 +1,82 @@
+"""What the tests ask of the simulator: products and dense matrices, run twice, with guards around every result."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bcqfmt import BcqWeight
+from bcqfmt.dtypes import numpy_dtype
+from bcqfmt.kernels import matmul
+from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.operands_device import to_device
+
+_GUARD = 64  # elements before and after a result
+_PATTERN = 0xA5
+
+
+class Guarded(NamedTuple):
+    """A result; whether a second run gave the same bits; whether the guards are untouched."""
+
+    value: Any
+    same: bool
+    intact: bool
+
+
+def twice(shape: tuple[int, ...], dtype: str, run: Any) -> Guarded:
+    """Run into fresh memory twice."""
+    found, intact = [], True
+    kind = numpy_dtype(dtype)
+    size = int(np.prod(shape))
+    for fill in (0x00, 0xFF):  # nothing may depend on what was there before
+        room = np.full((size + 2 * _GUARD) * kind.itemsize, _PATTERN, np.uint8)
+        inside = room[_GUARD * kind.itemsize : -_GUARD * kind.itemsize]
+        inside[:] = fill
+        run(inside.view(kind).reshape(shape))
+        found.append(inside.view(kind).reshape(shape).copy())
+        outside = np.concatenate([room[: _GUARD * kind.itemsize], room[-_GUARD * kind.itemsize :]])
+        intact &= bool((outside == _PATTERN).all())
+    return Guarded(found[0], found[0].tobytes() == found[1].tobytes(), intact)
+
+
+def lut_gemv(
+    weight: BcqWeight,
+    x: Any,
+    *,
+    result: str = "F32",
+    mu: int = 8,
+    threads: int = 32,
+    planes: int | None = None,
+    index: int | None = None,
+) -> Guarded:
+    """``x W^T`` by the readable look-up kernel."""
+    placed = to_device(operand(weight, planes=planes, index=index), "lut-gemm")
+
+    def run(out: Any) -> None:
+        matmul.lut_gemv(placed, x, out=out, mu=mu, threads=threads)
+
+    return twice((x.shape[0], weight.spec.out), result, run)
+
+
+def dequantize(
+    weight: BcqWeight, dtypes: tuple[str, ...] = ("F16", "BF16", "F32"), *, planes: int | None = None, threads: int = 64
+) -> list[Guarded]:
+    """The dense matrix in several dtypes."""
+    placed = to_device(operand(weight, planes=planes), "canonical")
+
+    def run(out: Any) -> None:
+        matmul.dequantize(placed, out.dtype.name, out=out, threads=threads)
+
+    return [twice(weight.shape, dtype, run) for dtype in dtypes]
+
+
+def fast_segments(weight: BcqWeight, dtype: str) -> list[bool]:
+    """Which segments the fast dequantizer takes."""
+    placed = to_device(operand(weight), "canonical")
+    return [matmul.fits_tables(placed, segment, dtype) for segment in placed.segments]
+
+
+def product(weight: BcqWeight, x: Any) -> Any:
+    """`matmul`, whichever way it chooses."""
+    return matmul.matmul(matmul.MatmulWeight(operand(weight)), x)
