@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from bcqfmt.converters.settings import Settings
 from bcqfmt.errors import escape
 from bcqfmt.modelfile import ModelFile
 from bcqfmt.version import __version__
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "quantized_card"]
 
 _OURS = ("base_model", "base_model_relation", "library_name", "tags", "quantized_by")
 
@@ -23,15 +25,7 @@ def model_card(source_card: bytes | None, name: str, files: list[ModelFile], set
             nbytes += sum(part.nbytes for part in file.parts(weight).values())
             weights += 1
     bits = nbytes * 8 / elements if elements else 0.0
-    front = _front_matter(source_card)
-    front += [
-        f"base_model: {_yaml(name)}",
-        "base_model_relation: quantized",
-        "library_name: bcqfmt",
-        "tags:",
-        "- bcq",
-        "- quantized",
-    ]
+    front = _front(source_card, name)
     shown = escape(name)
     summary = (
         f"Converted without loss from a {escape(settings.method or 'quantized')} checkpoint by bcqfmt {__version__}:"
@@ -60,19 +54,85 @@ def model_card(source_card: bytes | None, name: str, files: list[ModelFile], set
     return "\n".join(lines).encode()
 
 
-def _front_matter(card: bytes | None) -> list[str]:
-    """Lines of the source's front matter, without the keys that we set ourselves."""
+def quantized_card(
+    source_card: bytes | None,
+    name: str,
+    recipes: Sequence[tuple[Mapping[str, Any], int]],
+    nbytes: int,
+    elements: int,
+    figures: Mapping[str, float | None],
+) -> bytes:
+    """A README.md for a model that was quantized here. ``recipes``: method and settings, and for how many weights."""
+    weights = sum(count for _, count in recipes)
+    made = f"Quantized from a dense checkpoint by bcqfmt {__version__}: {weights} weights,"
+    error = figures["relative"]
+    off = "" if error is None else f" The relative error of the weights is {100 * error:.3g} % (Frobenius norm)."
+    lines = [
+        "---",
+        *_front(source_card, name),
+        "---",
+        "",
+        f"# {escape(name)} in BCQ",
+        "",
+        f"{made} {nbytes * 8 / elements:.3f} bits per weight on average.{off}",
+        "",
+        "| weights | method | settings |",
+        "|---|---|---|",
+        *(f"| {count} | `{_cell(recipe['method'])}` | {_settings(recipe['settings'])} |" for recipe, count in recipes),
+        "",
+        "`bcq_quantization.json` has every weight's method and error; `bcqfmt report FOLDER` shows them.",
+        "",
+        "```python",
+        "import bcqfmt",
+        "",
+        'checkpoint = bcqfmt.open("this/folder")',
+        "for name, weight in checkpoint.weights():",
+        "    values = weight.dequantize()   # the quantized values, rounded once to the model's own type",
+        "```",
+        "",
+        "Check it: `bcqfmt validate --deep FOLDER`. Quantizing rounds: the source cannot be restored from this folder.",
+        "",
+    ]
+    return "\n".join(lines).encode()
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_cell(key)} = {_cell(value)}" for key, value in settings.items())
+
+
+def _cell(value: Any) -> str:
+    """Text that is safe in a table of a Markdown page."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return re.sub(r"([\\`|<>*_\[\]])", r"\\\1", escape(text)) if not text.replace("_", "").isalnum() else text
+
+
+def _front(source_card: bytes | None, name: str) -> list[str]:
+    """The lines of the front matter. The base model is what the hub calls ``name``, else the source's own, if any."""
+    base = [f"base_model: {_yaml(name)}"] if "/" in name else _front_matter(source_card, {"base_model"})
+    return [
+        *_front_matter(source_card),
+        *base,
+        *(["base_model_relation: quantized"] if base else []),
+        "library_name: bcqfmt",
+        "tags:",
+        "- bcq",
+        "- quantized",
+    ]
+
+
+def _front_matter(card: bytes | None, wanted: Collection[str] | None = None) -> list[str]:
+    """Lines of the source's front matter: those of the ``wanted`` keys, or of all that we do not set ourselves."""
     if card is None:
         return []
     match = re.match(r"---\r?\n(.*?)\r?\n---", card.decode("utf-8", "replace"), re.DOTALL)
     if match is None:
         return []
     kept: list[str] = []
-    keep = True
+    keep = wanted is None
     for line in match[1].splitlines():
         key = re.match(r"([A-Za-z0-9_-]+)\s*:", line)
         if key is not None:
-            keep = key[1] not in _OURS
+            keep = key[1] not in _OURS if wanted is None else key[1] in wanted
         if keep:
             kept.append(line)
     return kept

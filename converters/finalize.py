@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,18 @@ __all__ = ["finalize"]
 _CARD = "README.md"
 
 
-def finalize(source: SourceCheckpoint, plan: Plan, space: Workspace, settings: Settings, provenance: bool) -> None:
-    """Write everything beside the shards. Every shard must have its record, or nothing is closed."""
+def finalize(
+    source: SourceCheckpoint,
+    plan: Plan,
+    space: Workspace,
+    settings: Settings,
+    provenance: bool,
+    extra: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write everything beside the shards. Every shard must have its record, or nothing is closed.
+
+    ``extra``: more files of the folder, path -> content; they take the place of others of the same name.
+    """
     records = _records(plan, space)
     sources = _source_digests(source, plan, space)
     folder = space.folder
@@ -40,7 +51,8 @@ def finalize(source: SourceCheckpoint, plan: Plan, space: Workspace, settings: S
     if provenance:
         _write_provenance(source, records, sources, verbatim, settings, folder, files)
     features = features_of(spec for file in opened for spec in file.specs.values())
-    for name, data in _folder_files(source, plan, opened, features, verbatim, settings).items():
+    own = _folder_files(source, plan, opened, features, verbatim, settings)
+    for name, data in {**own, **(extra or {})}.items():
         _put(folder, name, data, files)
     weights = {
         name: WeightRecord(spec, file.source.shown, record["weights"][name])

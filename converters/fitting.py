@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bcqfmt.converters.checkpoint import SourceCheckpoint
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.stored import StoredTensor
 
-__all__ = ["columns_per_group", "expect", "gather", "prefixes"]
+__all__ = ["columns_per_group", "expect", "gather", "incomplete", "prefixes"]
+
+_SHOWN = 5  # names in a message
 
 
 def prefixes(source: SourceCheckpoint, suffix: str) -> list[str]:
@@ -25,15 +27,27 @@ def gather(
     tensors = {s: source.tensors[f"{name}.{s}"] for s in suffixes if f"{name}.{s}" in source.tensors}
     missing = [suffix for suffix in required if suffix not in tensors]
     if missing:
-        present = next(iter(tensors))
-        found = f"{present} without {', '.join(missing)}"
-        raise error("BCQ-E603", source.home[f"{name}.{present}"], name, found, "all tensors of the module")
+        raise incomplete(source, name, next(iter(tensors)), required)
     for tensor in tensors.values():
         if 0 in tensor.shape:
             raise error(
                 "BCQ-E604", source.home[tensor.name], tensor.name, f"shape {list(tensor.shape)}", "no empty tensor"
             )
     return tensors
+
+
+def incomplete(source: SourceCheckpoint, name: str, present: str, required: Sequence[str]) -> BcqError:
+    """BCQ-E603 for a module that has the tensor ``present`` and not all ``required`` ones; others like it are named."""
+
+    def missing(module: str) -> list[str]:
+        return [suffix for suffix in required if f"{module}.{suffix}" not in source.tensors]
+
+    found = f"{present} without {', '.join(missing(name))}"
+    lacking = [module for module in prefixes(source, present) if missing(module)]
+    if len(lacking) > 1:
+        shown = escape(", ".join(lacking[:_SHOWN])) + (" ..." if len(lacking) > _SHOWN else "")
+        found += f"; {len(lacking)} modules are incomplete: {shown}"
+    return error("BCQ-E603", source.home[f"{name}.{present}"], name, found, "all tensors of every module")
 
 
 def expect(

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from bcqfmt.converters import words
 from bcqfmt.converters.awq_gemv import is_gemv
 from bcqfmt.converters.checkpoint import SourceCheckpoint
+from bcqfmt.converters.fitting import incomplete
 from bcqfmt.converters.grouping import group_index, permutation
 from bcqfmt.converters.protocol import Converted, Module, Options, Rebuild, Rule
 from bcqfmt.converters.settings import Settings, read_settings
@@ -46,6 +47,8 @@ class Gptq:
         """Modules whose scales are as wide as qweight."""
         settings = read_settings(source)
         found = [self._module(source, settings, name) for name in _prefixes(source, settings)]
+        if found:
+            _compare_readings(source, settings, options.zero_point)
         for bits in sorted({module.settings["bits"] for module in found}):
             chosen = [module for module in found if module.settings["bits"] == bits]
             rule = _zero_rule(settings, bits, chosen, options)
@@ -85,15 +88,8 @@ class Gptq:
 
     def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
         tensors = {s: source.tensors[f"{name}.{s}"] for s in _SUFFIXES if f"{name}.{s}" in source.tensors}
-        missing = [suffix for suffix in ("qzeros", "scales") if suffix not in tensors]
-        if missing:
-            raise error(
-                "BCQ-E603",
-                source.home[f"{name}.qweight"],
-                name,
-                f"qweight without {', '.join(missing)}",
-                "all tensors of the module",
-            )
+        if not {"qzeros", "scales"} <= tensors.keys():
+            raise incomplete(source, name, "qweight", ("qzeros", "scales"))
         own = settings.of(name)
         bits, group = own["bits"], own["group_size"]
         if bits is None or group is None:
@@ -153,9 +149,10 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
     for module in modules:
         s = module.settings
         fields = _zero_fields(module.tensors["qzeros"].array().view(np.uint32), bits, s["n"], s["planar"])
-        ones = ones or bool((fields == 2**bits - 1).any())
+        low, high = int(fields.min(initial=255)), int(fields.max(initial=0))
+        ones = ones or high == 2**bits - 1
         if s["sym"]:
-            fields_seen.update(np.unique(fields).tolist())
+            fields_seen.update((low, high))
     rule = choose_rule(options.zero_point, version, bits, settings.tool, ones)
     middle = 2 ** (bits - 1)
     if options.zero_point == "auto" and rule != "v1-gptqmodel-3bit" and len(fields_seen) == 1:
@@ -169,6 +166,14 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
                 hint="decide with --zero-point v2 or --zero-point v1-nowrap",
             )
     return rule
+
+
+def _compare_readings(source: SourceCheckpoint, settings: Settings, asked: str) -> None:
+    """BCQ-E655 when zero points are read otherwise than the configuration says, because the user asked for it."""
+    says_so = settings.method == "auto-round" or settings.format in ("gptq", "gptq_v2", "gptq_p")
+    version = _zero_version(settings)
+    if asked != "auto" and says_so and (asked == "v2") != (version == "gptq_v2"):
+        source.warn("BCQ-E655", f"--zero-point {asked}; the configuration says {version}")
 
 
 def _zero_version(settings: Settings) -> str:

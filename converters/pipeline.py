@@ -10,12 +10,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bcqfmt.converters.buffers import reused
 from bcqfmt.converters.checkpoint import SourceCheckpoint
+from bcqfmt.converters.complete import carried_out
+from bcqfmt.converters.digests import FileDigests, ManyDigests, even, faster_here
 from bcqfmt.converters.finalize import finalize
 from bcqfmt.converters.plan import Plan, Shard, make_plan
 from bcqfmt.converters.protocol import Layout, Module, Options
@@ -23,13 +27,15 @@ from bcqfmt.converters.registry import find_modules, layouts
 from bcqfmt.converters.remarks import remark
 from bcqfmt.converters.settings import Settings
 from bcqfmt.converters.shard_job import ShardJob
-from bcqfmt.converters.workspace import Workspace
+from bcqfmt.converters.workspace import Workspace, partial_folder
 from bcqfmt.errors import BcqError, Finding, error
 from bcqfmt.files import SourceFile
-from bcqfmt.hashing import hash_file
+from bcqfmt.hashing import hash_file, stream_digests
 from bcqfmt.writer import DEFAULT_SHARD_BYTES, write_shard
 
 __all__ = ["Conversion", "ConvertOptions"]
+
+_WORTH = 1 << 26  # bytes that are worth another compiled loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,8 @@ class Conversion:
     ) -> bool:
         """Convert into ``target``; True when the folder is complete, False after one part of several."""
         workers, part = self.workers, self.options.part
+        if self.is_complete(target):
+            return True
         space = Workspace(
             target, resume=self.options.resume or part is not None, overwrite=self.options.overwrite, part=part
         )
@@ -138,6 +146,11 @@ class Conversion:
         finally:
             space.release()
         return part is None
+
+    def is_complete(self, target: Path) -> bool:
+        """Whether there is nothing to resume: ``target`` is what this plan makes."""
+        asked = self.options.resume and self.options.part is None
+        return asked and not partial_folder(target).exists() and carried_out(target, self.plan, self.modules.values())
 
     def close(self, target: Path) -> None:
         """Close a conversion whose parts are all done."""
@@ -184,19 +197,22 @@ class Conversion:
                 tick(done)
 
         threads = max(1, workers // max(1, len(shards)))
-        jobs: list[Callable[[], None]] = [
-            partial(self._shard, space, shard, threads, beat, shard_done) for shard in shards
-        ]
-        jobs += [partial(self._source_digest, space, path) for path in paths]
         pool = ThreadPoolExecutor(workers)
-        try:
-            futures = [pool.submit(job) for job in jobs]
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            self._raise_first(finished)
-        finally:
-            self._stop.set()
-            pool.shutdown(cancel_futures=True)
-            self._stop.clear()
+        with reused(), self._digests(shards, workers) as many:
+            try:
+                sources = self._source_digests(space, paths, many)
+                jobs: list[Callable[[], None]] = [
+                    partial(self._shard, space, shard, threads, beat, shard_done, many) for shard in shards
+                ]
+                futures = [pool.submit(job) for job in jobs + sources]
+                finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                self._raise_first(finished)
+            finally:
+                self._stop.set()
+                if many is not None:
+                    many.close()
+                pool.shutdown(cancel_futures=True)
+                self._stop.clear()
 
     @staticmethod
     def _raise_first(finished: set[Any]) -> None:
@@ -205,15 +221,29 @@ class Conversion:
         if faults:
             raise (real or faults)[0]
 
-    def _source_digest(self, space: Workspace, path: str) -> None:
-        name = f"source-{list(self.source.models).index(path):05d}"
-        if space.done(name, self.plan) is None:
-            source = self.source.models[path].source
-            space.finish(
-                name,
-                self.plan,
-                {"path": path, "source_size": source.size, "source_sha256": hash_file(source, lambda _: self._heed())},
-            )
+    def _digests(self, shards: list[Shard], workers: int) -> AbstractContextManager[ManyDigests | None]:
+        """Who hashes many streams at once; nobody where that is no gain."""
+        if sum(shard.nbytes for shard in shards) < _WORTH or not faster_here():
+            return nullcontext()
+        return ManyDigests(max(1, workers // 4))
+
+    def _source_digests(self, space: Workspace, paths: list[str], many: ManyDigests | None) -> list[Callable[[], None]]:
+        """The jobs that hash the source's files and write down what they find."""
+        numbers = {path: f"source-{number:05d}" for number, path in enumerate(self.source.models)}
+        models = {path: self.source.models[path].source for path in paths}
+        models = {path: source for path, source in models.items() if space.done(numbers[path], self.plan) is None}
+        if many is None or not even([source.size for source in models.values()]):
+            hashed = {path: partial(hash_file, source, lambda _: self._heed()) for path, source in models.items()}
+        else:
+            futures = {path: many.submit(source, 0, source.size) for path, source in models.items()}
+            many.beside = sum(source.size for source in models.values()) / max(1, self.plan.nbytes)
+            hashed = {path: partial(many.result, future) for path, future in futures.items()}
+
+        def finish(path: str, digest: Callable[[], str]) -> None:
+            record = {"path": path, "source_size": models[path].size, "source_sha256": digest()}
+            space.finish(numbers[path], self.plan, record)
+
+        return [partial(finish, path, digest) for path, digest in hashed.items()]
 
     def _heed(self) -> None:
         if self._stop.is_set():
@@ -226,12 +256,14 @@ class Conversion:
         threads: int,
         beat: Callable[[int], None],
         shard_done: Callable[[str, int], None] | None,
+        many: ManyDigests | None,
     ) -> None:
         record = space.done(shard.file, self.plan)
         if record is None:
             options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
             job = ShardJob(self.source, shard, self.modules, self.layouts, options, self._heed)
-            written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat)
+            digests = stream_digests if many is None else partial(FileDigests, many, job.parts())
+            written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat, digests=digests)
             record = space.finish(shard.file, self.plan, job.record(written))
         else:
             beat(record["size"])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.converters.buffers import read_array
 from bcqfmt.converters.protocol import Rebuild, Rule
 from bcqfmt.converters.registry import rebuilders
+from bcqfmt.converters.words_expected import expecting
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.files import SourceFile, inside
 from bcqfmt.folder import SOURCE
@@ -21,9 +24,10 @@ from bcqfmt.reader import Checkpoint
 from bcqfmt.stored import StoredTensor
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["SourceRebuilder", "apply_rule", "part_rule", "same_bytes"]
+__all__ = ["Piece", "SourceRebuilder", "apply_rule", "as_bytes", "part_rule", "rebuilds", "same_bytes"]
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 
 def part_rule(weight: BcqWeight, rule: Rule) -> Array:
@@ -55,12 +59,30 @@ def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuild]) -> A
     return known[name](weight, rule)
 
 
+class Piece(NamedTuple):
+    """A header, a tensor or a whole small file: its bytes, and for what a rule makes whether they are the expected."""
+
+    name: str
+    size: int
+    chunks: Callable[[], Iterator[Bytes]]
+    equals: Callable[[Array], bool] | None = None
+
+
 class SourceRebuilder:
     """Yields the bytes of every source file of a converted folder."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.folder: Path = checkpoint.path
+        manifest = checkpoint.manifest
+        if manifest is not None and manifest.source is not None and manifest.source["format"] == "dense":
+            raise error(
+                "BCQ-E614",
+                self.folder.name,
+                found="quantized from a dense checkpoint, which rounds",
+                expected="a folder that was converted",
+                hint="keep the source; `bcqfmt export --to dense` writes the quantized values",
+            )
         if not (self.folder / SOURCE).is_dir():
             raise error(
                 "BCQ-E614", self.folder.name, found=f"no {SOURCE}/", expected="a folder converted with provenance"
@@ -76,40 +98,57 @@ class SourceRebuilder:
         found: dict[str, dict[str, Any]] = self.record["files"]
         return found
 
-    def chunks(self, path: str) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of a source file in order."""
+    def pieces(self, path: str) -> Iterator[Piece]:
+        """The pieces of a source file in order."""
         if self.files()[path]["kind"] == "verbatim":
-            yield from self._copy(f"{SOURCE}/files/{path}")
+            yield Piece("", self.files()[path]["size"], partial(self._copy, f"{SOURCE}/files/{path}"))
             return
         place = f"{SOURCE}/headers/{path}.header"
-        raw = b"".join(chunk.tobytes() for chunk in self._copy(place))
-        yield np.frombuffer(raw, np.uint8)
-        header = json.loads(raw[8:])
+        raw = np.concatenate([np.empty(0, np.uint8), *self._copy(place)])
+        yield Piece("", raw.size, lambda: iter((raw,)))
+        header = json.loads(raw[8:].tobytes())
         header.pop("__metadata__", None)
         rules = self.record["tensors"][path]
         for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
             begin, end = header[name]["data_offsets"]
+            number, *weight = rules[name]
+            rule = self.record["rules"][number]
+            if rule["rule"] == "raw":
+                yield Piece(name, end - begin, self._raw_tensors()[f"{path}/{name}"].chunks)
+            elif rule["rule"] == "copy":
+                dense = self.checkpoint[name]
+                assert isinstance(dense, StoredTensor)
+                yield Piece(name, end - begin, dense.chunks)
+            else:
+                found = partial(self._by_rule, weight[0], rule)
+                yield Piece(name, end - begin, found, partial(self._rebuilds, weight[0], rule))
+
+    def chunks(self, path: str) -> Iterator[Bytes]:
+        """The bytes of a source file in order."""
+        for piece in self.pieces(path):
             done = 0
-            for chunk in self.tensor(path, name, rules[name]):
+            for chunk in piece.chunks():
                 done += chunk.size
                 yield chunk
-            if done != end - begin:
-                raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{end - begin}")
+            if done != piece.size:
+                raise error("BCQ-E613", path, piece.name, f"{done} bytes rebuilt", f"{piece.size}")
 
-    def tensor(self, path: str, name: str, entry: list[Any]) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes of one source tensor."""
-        rule = self.record["rules"][entry[0]]
-        if rule["rule"] == "raw":
-            yield from self._raw_tensors()[f"{path}/{name}"].chunks()
-        elif rule["rule"] == "copy":
-            dense = self.checkpoint[name]
-            assert isinstance(dense, StoredTensor)
-            yield from dense.chunks()
-        else:
-            array = apply_rule(self.checkpoint.weight(entry[1]), rule, self._known)
-            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    def _by_rule(self, weight: str, rule: Rule) -> Iterator[Bytes]:
+        yield as_bytes(apply_rule(self._weight(weight), rule, self._known))
 
-    def _copy(self, place: str) -> Iterator[npt.NDArray[np.uint8]]:
+    def _rebuilds(self, weight: str, rule: Rule, expected: Array) -> bool:
+        return rebuilds(self._weight(weight), rule, expected, self._known)
+
+    def _weight(self, name: str) -> BcqWeight:
+        """A weight whose parts are read into memory that is used again."""
+        weight = self.checkpoint.weight(name)
+        parts = {
+            suffix: StoredTensor(part.name, part.dtype, part.shape, make=partial(read_array, part))
+            for suffix, part in weight.parts().items()
+        }
+        return BcqWeight(weight.name, weight.spec, parts)
+
+    def _copy(self, place: str) -> Iterator[Bytes]:
         source = SourceFile(inside(self.folder, place), place)
         for start in range(0, source.size, 1 << 22):
             yield source.read(start, min(1 << 22, source.size - start))
@@ -125,6 +164,22 @@ class SourceRebuilder:
                 for name, e in header.tensors.items()
             }
         return self._raw
+
+
+def rebuilds(weight: BcqWeight, rule: Rule, expected: Array, known: Mapping[str, Rebuild]) -> bool:
+    """Whether ``rule`` gives back the bytes of the source tensor ``expected``."""
+    with expecting(expected) as comparison:
+        rebuilt = apply_rule(weight, rule, known)
+    if comparison.took(rebuilt):
+        return comparison.equal
+    if not comparison.equal:  # what was made of words that are not right is not right either, but let that be shown
+        rebuilt = apply_rule(weight, rule, known)
+    return same_bytes(as_bytes(rebuilt), as_bytes(expected))
+
+
+def as_bytes(array: Array) -> Bytes:
+    """The bytes of an array in order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def same_bytes(left: Array, right: Array) -> bool:

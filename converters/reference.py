@@ -45,25 +45,25 @@ def reference_rows(module: Module, rows: int | None = None) -> Array | None:
 # ------------------------------------------------------------------------------------------------------- layouts
 def _gptq(module: Module, rows: int | None) -> Array:
     s, tensors = module.settings, module.tensors
-    bits, k, n = s["bits"], s["k"], s["n"]
+    bits, k, n = s["bits"], s["k"], rows or s["n"]
     unpack = _planar if s["planar"] else _stream
-    qweight = tensors["qweight"].array()[:, : rows or n]
+    qweight = tensors["qweight"].array()[:, :n]
     codes = unpack(np.ascontiguousarray(qweight.T), bits, k)
-    qzeros = tensors["qzeros"].array().view(np.uint32)
+    qzeros = tensors["qzeros"].array().view(np.uint32)[:, : -(-n // 32) * bits]  # the words of the first n fields
     rule = s["zero_point"]
     if rule == "v1-gptqmodel-3bit":
         qzeros = qzeros + np.resize(np.array(_SWAPPED, np.uint32), qzeros.shape[1])
     elif rule == "v1-carry":
         ones = np.uint32(sum(1 << shift for shift in range(0, 32, bits)))
         qzeros = qzeros + ones
-    zeros = unpack(qzeros, bits, n).astype(np.int64)
+    zeros = unpack(qzeros, bits, n)
     if rule == "v1-nowrap":
         zeros = zeros + 1
     elif rule == "v1-wrap":
         zeros = (zeros + 1) % 2**bits
     g_idx = tensors["g_idx"].array() if "g_idx" in tensors else np.arange(k) // s["group_size"]
-    scales = tensors["scales"].array()[:, : rows or n]
-    return _scaled(codes, scales.T[:, g_idx], zeros.T[: rows or n, g_idx])
+    scales = tensors["scales"].array()[:, :n]
+    return _scaled(codes, scales.T[:, g_idx], zeros.T[:, g_idx])
 
 
 def _gemm(module: Module, rows: int | None) -> Array:
@@ -177,10 +177,10 @@ def _planar(words: Array, bits: int, count: int) -> Array:
 
 
 def _joined(planes: list[Array]) -> Array:
-    total = np.zeros(planes[0].shape, np.int64)
+    total = np.zeros(planes[0].shape, np.uint8)  # codes have at most eight bits
     for i, plane in enumerate(planes):
-        total |= plane.astype(np.int64) << i
-    return total
+        total |= plane << np.uint8(i)
+    return total.astype(np.int64)
 
 
 def _with_groups(numbers: Array, n: int) -> Array:

@@ -15,7 +15,7 @@ from bcqfmt.converters.protocol import Layout, Module, Options, Rebuild
 from bcqfmt.converters.settings import Settings, read_settings, refuse_transforms
 from bcqfmt.errors import error, escape
 
-__all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders"]
+__all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders", "refuse_by_name"]
 
 # name -> module and class; loaded on demand
 LAYOUTS: Final = {
@@ -78,10 +78,12 @@ def rebuilders() -> dict[str, Rebuild]:
 
 def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto") -> tuple[Settings, list[Module]]:
     """All quantized modules of a source. Nothing is guessed: what does not fit is an error that says what it saw."""
-    _refuse_by_name(source)
+    refuse_by_name(source)
     settings = read_settings(source)
     refuse_transforms(settings, source.folder.name)
     known = layouts()
+    if chosen == "dense":
+        raise error("BCQ-E610", source.folder.name, found="asked for as dense", expected="a quantized checkpoint")
     if chosen not in ("auto", *known):
         raise error("BCQ-E302", found=f"layout {escape(chosen)}", expected=f"auto, {', '.join(known)}")
     modules: list[Module] = []
@@ -92,7 +94,8 @@ def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto
     return settings, modules
 
 
-def _refuse_by_name(source: SourceCheckpoint) -> None:
+def refuse_by_name(source: SourceCheckpoint) -> None:
+    """BCQ-E601 for formats that tensor names give away and that are not converted."""
     for name, tensor in source.tensors.items():
         for mark, what in _REFUSED:
             if name.endswith(mark):

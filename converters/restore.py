@@ -10,18 +10,20 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.converters.buffers import new_array, reused
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.protocol import Module, Options
 from bcqfmt.converters.rebuild import SourceRebuilder, same_bytes
 from bcqfmt.converters.reference import reference_rows
 from bcqfmt.converters.registry import find_modules
+from bcqfmt.converters.shard_job import KeptModule
 from bcqfmt.durable import OutputFile, folder_in_progress
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error
 from bcqfmt.files import SourceFile, inside
 from bcqfmt.lookahead import ahead
 from bcqfmt.reader import Checkpoint
@@ -30,7 +32,9 @@ from bcqfmt.weight import BcqWeight
 __all__ = ["Certificate", "restore", "verify"]
 
 _ZEROS = {"qzeros", "scaled_zeros", "weight_zero_point", "zero"}
-_PIECE = 1 << 22
+_PIECE = 1 << 20
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 WORKERS = min(4, os.cpu_count() or 1)  # files at a time; the heavy work releases the interpreter lock
 SAMPLE_ROWS = 64  # of every weight, whose values verify computes a second time unless it is asked for all
 
@@ -50,7 +54,7 @@ def restore(
         def one(path: str, beat: Callable[[int], None]) -> str:
             return _restore_file(rebuilder, path, work / path, beat)
 
-        return _each_file(list(rebuilder.files()), one, tick, workers)
+        return _each(list(rebuilder.files()), one, tick, workers)
 
 
 def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Callable[[int], None]) -> str:
@@ -58,10 +62,10 @@ def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Call
     place.parent.mkdir(parents=True, exist_ok=True)
     output, state = OutputFile(place, record["size"]), hashlib.sha256()
     try:
-        with closing(ahead(_pieces(rebuilder, path))) as stream:
+        with closing(ahead(_cut(rebuilder.chunks(path)))) as stream:
             for chunk in stream:
-                output.write(chunk.data)
                 state.update(chunk.data)
+                output.write(chunk.data)
                 beat(chunk.size)
         if state.hexdigest() != record["sha256"]:
             raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])
@@ -76,13 +80,13 @@ class _Stopped(Exception):
     """Another file failed, or the user interrupted."""
 
 
-def _each_file(
-    paths: list[str],
-    job: Callable[[str, Callable[[int], None]], str],
+def _each(
+    names: list[str],
+    job: Callable[[str, Callable[[int], None]], T],
     tick: Callable[[int], None] | None,
     workers: int,
-) -> dict[str, str]:
-    """``job`` for every path, several at a time; the first real error stops the others."""
+) -> dict[str, T]:
+    """``job`` for every name, several at a time; the first real error stops the others."""
     stop = threading.Event()
 
     def beat(done: int) -> None:
@@ -91,13 +95,13 @@ def _each_file(
         if tick is not None:
             tick(done)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        jobs = {path: pool.submit(job, path, beat) for path in paths}
+    with reused(), ThreadPoolExecutor(max(1, workers)) as pool:
+        jobs = {name: pool.submit(job, name, beat) for name in names}
         try:
             finished, _ = wait(jobs.values(), return_when=FIRST_EXCEPTION)
             for future in finished:
                 future.result()
-            return {path: future.result() for path, future in jobs.items()}
+            return {name: future.result() for name, future in jobs.items()}
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -151,15 +155,23 @@ def verify(
             expected="the same files",
         )
 
-    def one(path: str, beat: Callable[[int], None]) -> str:
+    def bytes_of(path: str, beat: Callable[[int], None]) -> str:
         return _compare_file(source, rebuilder, path, beat)
 
-    found.digests = _each_file(list(rebuilder.files()), one, tick, workers)
+    found.digests = _each(list(rebuilder.files()), bytes_of, tick, workers)
     found.files, found.nbytes = len(found.digests), sum(record["size"] for record in rebuilder.files().values())
     modules = _modules(source, rebuilder)
-    for name, weight in checkpoint.weights():
+    weights = dict(checkpoint.weights())
+
+    def values_of(name: str, beat: Callable[[int], None]) -> int:
+        beat(0)
+        return _compare_values(modules[name], weights[name], rows)
+
+    for name, compared in _each(list(weights), values_of, None, workers).items():
+        weight = weights[name]
         found.weights += 1
-        _compare_values(modules[name], weight, rows, found)
+        found.values += compared
+        found.by_specification += not compared
         found.codes += weight.size
         for k, segment in enumerate(weight.scheme.segments):
             groups = weight.spec.stack * weight.spec.out * weight.spec.groups(k)
@@ -172,11 +184,12 @@ def verify(
     return found
 
 
-def _pieces(rebuilder: SourceRebuilder, path: str) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of a source file, a few megabytes at a time: what waits to be written is a view, not a copy."""
-    for chunk in rebuilder.chunks(path):
+def _cut(chunks: Iterator[Bytes]) -> Iterator[Bytes]:
+    """The same bytes, a little at a time, to be hashed and written while they are in the cache."""
+    for chunk in chunks:
         for start in range(0, chunk.size, _PIECE):
             yield chunk[start : start + _PIECE]
+        del chunk  # the next one may need the memory
 
 
 def _modules(source: SourceCheckpoint, rebuilder: SourceRebuilder) -> dict[str, Module]:
@@ -197,19 +210,21 @@ def _modules(source: SourceCheckpoint, rebuilder: SourceRebuilder) -> dict[str, 
     return found
 
 
-def _compare_values(module: Module, weight: BcqWeight, rows: int | None, found: Certificate) -> None:
+def _compare_values(module: Module, weight: BcqWeight, rows: int | None) -> int:
+    """How many values of a weight were found equal; 0 where the tool's arithmetic does not define them."""
     count = weight.spec.out if rows is None else min(rows, weight.spec.out)
-    expected = reference_rows(module, count)
+    kept = KeptModule(module)
+    expected = reference_rows(kept.module, count)
+    kept.forget()
     if expected is None:
-        found.by_specification += 1
-        return
+        return 0
     values = weight.dequantize(rows=(0, count))
     kind = f"u{values.dtype.itemsize}"
     wrong = np.ascontiguousarray(expected).view(kind) != np.ascontiguousarray(values).view(kind)
     if expected.dtype != values.dtype or (wrong & ~(np.isnan(expected) & np.isnan(values))).any():
         different = int(np.count_nonzero(wrong))
         raise error("BCQ-E613", tensor=weight.name, found=f"{different} values differ", expected="the source's values")
-    found.values += values.size
+    return int(values.size)
 
 
 def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: str, beat: Callable[[int], None]) -> str:
@@ -219,11 +234,8 @@ def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: st
     if real.size != record["size"]:
         raise error("BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}")
     at, state = 0, hashlib.sha256()
-    with closing(ahead(_pieces(rebuilder, path))) as stream:
+    with closing(ahead(_cut(_compared(rebuilder, path, real)))) as stream:
         for chunk in stream:
-            if at + chunk.size > real.size or not same_bytes(real.read(at, chunk.size), chunk):
-                found_at = f"different bytes between {at} and {at + chunk.size}"
-                raise error("BCQ-E613", path, found=found_at, expected="the source's")
             state.update(chunk.data)
             at += chunk.size
             beat(chunk.size)
@@ -231,3 +243,33 @@ def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: st
         raise error("BCQ-E613", path, found=f"{at} bytes, sha256 {state.hexdigest()}", expected=record["sha256"])
     real.close()
     return state.hexdigest()
+
+
+def _compared(rebuilder: SourceRebuilder, path: str, real: SourceFile) -> Iterator[Bytes]:
+    """The bytes of the real file, each found equal to what is rebuilt; BCQ-E613 where they are not."""
+    at = 0
+    for piece in rebuilder.pieces(path):
+        begin = at
+        if piece.equals is not None:
+            at += piece.size
+            expected = new_array((piece.size // 4,), np.uint32) if piece.size % 4 == 0 else np.empty(piece.size, "u1")
+            content = expected.view(np.uint8)
+            if at > real.size:
+                raise _different(path, begin, at)
+            real.read_into(begin, content)
+            if not piece.equals(expected):
+                raise _different(path, begin, at)
+            yield content
+            del expected, content
+            continue
+        for chunk in piece.chunks():
+            if at + chunk.size > real.size or not same_bytes(real.read(at, chunk.size), chunk):
+                raise _different(path, at, at + chunk.size)
+            at += chunk.size
+            yield chunk
+        if at != begin + piece.size:
+            raise error("BCQ-E613", path, piece.name, f"{at - begin} bytes rebuilt", f"{piece.size}")
+
+
+def _different(path: str, begin: int, end: int) -> BcqError:
+    return error("BCQ-E613", path, found=f"different bytes between {begin} and {end}", expected="the source's")

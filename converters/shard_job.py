@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.converters.buffers import read_array, wait_for_room
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.plan import Shard
 from bcqfmt.converters.protocol import Converted, Layout, Module, Options, Rebuild, Rule
-from bcqfmt.converters.rebuild import apply_rule, same_bytes
+from bcqfmt.converters.rebuild import rebuilds
 from bcqfmt.descriptor import digest_of
 from bcqfmt.scheme import part_prefix
 from bcqfmt.shards import Unit
@@ -24,9 +26,30 @@ __all__ = ["ShardJob"]
 
 Array = npt.NDArray[Any]
 
-# Converting holds source, planes and rebuilt words of a weight at once, and is fast beside hashing and writing: workers
-# take turns at it, so that memory does not grow with their number.
+# Converting holds source and planes of a weight at once, and is fast beside hashing and writing: workers take turns at
+# it and wait until there is room, so that memory does not grow with their number.
 _one_at_a_time = threading.Lock()
+_BESIDE = 1 << 26  # bytes of arrays beside twice the largest weight
+
+
+class KeptModule:
+    """A module whose tensors are read from the file once, when first asked for, and kept until told otherwise."""
+
+    def __init__(self, module: Module) -> None:
+        self._arrays: dict[str, Array] = {}
+        self.module = replace(module, tensors={suffix: self._kept(tensor) for suffix, tensor in module.tensors.items()})
+
+    def forget(self) -> None:
+        """Nothing is kept any more; whoever asks reads again."""
+        self._arrays.clear()
+
+    def _kept(self, tensor: StoredTensor) -> StoredTensor:
+        def make() -> Array:
+            if tensor.name not in self._arrays:
+                self._arrays[tensor.name] = read_array(tensor)
+            return self._arrays[tensor.name]
+
+        return StoredTensor(tensor.name, tensor.dtype, tensor.shape, make=make)
 
 
 class ShardJob:
@@ -44,20 +67,31 @@ class ShardJob:
         """``heed`` is called before each weight and raises when the work is to stop."""
         self.shard = shard
         self.source = source
-        self.weights: dict[str, BcqWeight] = {}
+        self._heed = heed
+        self._room = 2 * max((module.nbytes for module in modules.values()), default=0) + _BESIDE
         self.rules: dict[str, tuple[Rule, str | None]] = {}
         self.units: list[Unit] = []
-        for name in shard.weights:
+
+        def converted(name: str) -> BcqWeight:
             heed()
-            module = modules[name]
-            layout = layouts[module.layout]
-            converted = layout.convert(module, options)
-            weight = self._prove(module, converted, layout.rebuilders())
-            self.weights[name] = weight
+            kept = KeptModule(modules[name])
+            layout = layouts[kept.module.layout]
+            try:
+                return self._prove(kept, layout.convert(kept.module, options), layout.rebuilders())
+            finally:
+                kept.forget()
+
+        with ThreadPoolExecutor(options.threads) as pool:
+            self.weights = dict(zip(shard.weights, pool.map(converted, shard.weights), strict=True))
+        for name, weight in self.weights.items():
             self.units.append(Unit(name, {part.name: part for part in weight.parts().values()}, True))
         for name in shard.dense:
             self.rules[name] = ({"rule": "copy"}, None)
             self.units.append(Unit(name, {name: self.source.tensors[name]}, False))
+
+    def parts(self) -> set[str]:
+        """The names of the tensors that weights consist of."""
+        return {name for unit in self.units if unit.is_weight for name in unit.tensors}
 
     def record(self, written: Written) -> dict[str, Any]:
         """What the finalizer needs to know of this shard."""
@@ -75,9 +109,9 @@ class ShardJob:
             "rules": rules,
         }
 
-    def _prove(self, module: Module, converted: Converted, known: Any) -> BcqWeight:
+    def _prove(self, kept: KeptModule, converted: Converted, known: Any) -> BcqWeight:
         """Apply each rule and compare; tensors that do not come out right are archived raw."""
-        weight = converted.weight
+        weight, module = converted.weight, kept.module
         for suffix, rule in converted.rules.items():
             tensor = module.tensors[suffix]
             self.rules[tensor.name] = (rule, module.weight_name)
@@ -85,28 +119,27 @@ class ShardJob:
                 self._compare(weight, rule, tensor, known)
         parts = weight.parts()
         for suffix, part in converted.heavy.items():
-            parts[part] = self._watched(weight, part, converted.rules[suffix], module.tensors[suffix], known)
+            parts[part] = self._watched(weight, part, converted.rules[suffix], kept, suffix, known)
         return BcqWeight(weight.name, weight.spec, parts)
 
-    def _watched(self, weight: BcqWeight, part: str, rule: Rule, tensor: StoredTensor, known: Any) -> StoredTensor:
+    def _watched(
+        self, weight: BcqWeight, part: str, rule: Rule, kept: KeptModule, suffix: str, known: Any
+    ) -> StoredTensor:
         """The part, computed on demand; the first computation also proves the rule that goes back from it."""
         original = weight.parts()[part]
 
         def make() -> Array:
             with _one_at_a_time:
+                wait_for_room(kept.module.nbytes + original.nbytes, self._room, self._heed)
                 array = original.array()
                 computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}
-                self._compare(BcqWeight(weight.name, weight.spec, computed), rule, tensor, known)
+                self._compare(BcqWeight(weight.name, weight.spec, computed), rule, kept.module.tensors[suffix], known)
+                kept.forget()
                 return array
 
         return StoredTensor(part, original.dtype, original.shape, make=make)
 
     def _compare(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: dict[str, Rebuild]) -> None:
-        rebuilt = np.ascontiguousarray(apply_rule(weight, rule, known)).reshape(-1).view(np.uint8)
-        at = 0
-        for chunk in tensor.chunks():  # piece by piece: the source is not held as a whole again
-            if not same_bytes(rebuilt[at : at + chunk.size], chunk):
-                break
-            at += chunk.size
-        if at != rebuilt.size or at != tensor.nbytes:
+        """Archive a tensor raw that the rule does not give back byte for byte."""
+        if not rebuilds(weight, rule, tensor.array(), known):
             self.rules[tensor.name] = ({"rule": "raw"}, None)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.converters.buffers import new_array
+
 __all__ = ["Array", "Codes", "Order", "Words", "blocks_of", "codes_in", "cut", "gemv_fast_in", "gemv_fast_out"]
 __all__ += [
     "inverse",
@@ -95,7 +97,7 @@ def planes_in(planes: Array, k: int | None, bits: int | None = None, multiple: i
 def new_planes(bits: int, n: int, k: int) -> Words:
     """Room for planes."""
     length(k, bits)
-    return np.empty((bits, n, blocks_of(k)), np.uint32)
+    return new_array((bits, n, blocks_of(k)), np.uint32)
 
 
 def new_codes(n: int, k: int) -> Codes:

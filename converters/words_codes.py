@@ -22,6 +22,7 @@ from bcqfmt.converters.words_arrays import (
     whole_blocks,
     words_in,
 )
+from bcqfmt.converters.words_expected import new_words
 from bcqfmt.converters.words_programs import Container
 from bcqfmt.converters.words_runs import Side
 
@@ -85,7 +86,7 @@ def codes_to_slots(codes: Array, bits: int, threads: int = 1) -> Words:
     """The way back of `slots_to_codes`; bits above the slots are zero."""
     codes = codes_in(codes)
     n, k = codes.shape
-    words = np.empty((n, -(-k // _per_word(bits))), np.uint32)
+    words = new_words(n, -(-k // _per_word(bits)))
     runs.run(_bytes(padded(codes), bits), _slots(words, bits, k), threads=threads)
     return words
 
@@ -103,7 +104,7 @@ def codes_to_awq_gemm(codes: Array, threads: int = 1) -> Words:
     """The way back of `awq_gemm_to_codes`; N is a multiple of 8."""
     codes = codes_in(codes, rows=8)
     n, k = codes.shape
-    words = np.empty((k, n // 8), np.uint32)
+    words = new_words(k, n // 8)
     runs.run(runs.codes(padded(codes)).together(8), runs.rows(words, programs.awq(), blocks_of(k)), threads=threads)
     return words
 
@@ -120,7 +121,7 @@ def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
     """The way back of `gemv_fast_to_codes`; N is a multiple of 4."""
     codes = codes_in(codes, rows=4, columns=64)
     n, k = codes.shape
-    words = np.empty((n, k // 8), np.uint32)
+    words = new_words(n, k // 8)
     runs.run(runs.codes(padded(codes)), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
     return gemv_fast_out(words)
 
@@ -133,7 +134,7 @@ def _from_rows(words: Words, container: Container, k: int, threads: int) -> Code
 
 def _to_rows(codes: Codes, bits: int, container: Container, threads: int) -> Words:
     n, k = codes.shape
-    words = np.empty((length(k, bits), n), np.uint32)
+    words = new_words(length(k, bits), n)
     runs.run(runs.codes(padded(codes)), runs.rows(words, container, blocks_of(k)), threads=threads)
     return words
 
@@ -146,7 +147,7 @@ def _from_columns(words: Words, container: Container, k: int, threads: int) -> C
 
 def _to_columns(codes: Codes, bits: int, container: Container, threads: int) -> Words:
     n, k = codes.shape
-    words = np.empty((n, length(k, bits)), np.uint32)
+    words = new_words(n, length(k, bits))
     runs.run(runs.codes(padded(codes)), runs.columns(words, container, blocks_of(k)), threads=threads)
     return words
 

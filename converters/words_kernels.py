@@ -1,173 +1,79 @@
-"""The one compiled loop under every word layout.
+"""The door to numba: how the converters' loops are compiled, and shared among threads.
 
-``shuffle`` copies 32-bit words from one array to another and rearranges their bits on the way. An array is lanes times
-blocks times the words of a block; what happens to the bits is a program (`words_programs`) that a tile of many lanes
-and blocks runs through at once. No layout is known here.
-
-The loop releases the GIL, is compiled at import (explicit signature) and cached by numba: in NUMBA_CACHE_DIR if that is
-set, else beside this file, else in the user's cache folder, else (nothing writable) not at all.
+Loops release the GIL and are cached by numba: in NUMBA_CACHE_DIR if that is set, else beside their file, else in the
+user's cache folder, else (nothing writable) not at all. numba renews a cached loop when its own file changes, so what a
+loop is made of stands in that file too.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numba.extending import intrinsic, register_jitable
 
-__all__ = ["CLEAR", "MOVE", "SWAP", "TAIL", "each_share", "shuffle"]
-
-SWAP, MOVE, CLEAR, TAIL = range(4)
-
-# Indices are unsigned throughout: numba then needs no test for negative ones, and the loops become vector code.
-_0, _1, _2, _3, _4 = (np.uintp(i) for i in range(5))
+__all__ = ["address", "aligned", "compiled", "each_share", "inner", "operation", "types"]
 
 
-def _copy(
-    target: Any,
-    to: Any,
-    to_outer: Any,
-    to_inner: Any,
-    source: Any,
-    at: Any,
-    at_outer: Any,
-    at_inner: Any,
-    outer: Any,
-    inner: Any,
-) -> None:
-    """outer x inner words from one pair of strides to another; one of the inner strides is 1."""
-    done = _0
-    if at_inner == _1 and to_outer == _1:
-        done = outer - outer % _4
-        for i in range(_0, done, _4):  # four rows at once: each column of them is a run in the target
-            x0 = at + i * at_outer
-            x1 = x0 + at_outer
-            x2 = x1 + at_outer
-            x3 = x2 + at_outer
-            for j in range(inner):
-                y = to + i + j * to_inner
-                target[y] = source[x0 + j]
-                target[y + _1] = source[x1 + j]
-                target[y + _2] = source[x2 + j]
-                target[y + _3] = source[x3 + j]
-    for i in range(done, outer):
-        x = at + i * at_outer
-        y = to + i * to_outer
-        if at_inner == _1 and to_inner == _1:
-            for j in range(inner):
-                target[y + j] = source[x + j]
-        elif to_inner == _1:
-            for j in range(inner):
-                target[y + j] = source[x + j * at_inner]
-        else:
-            for j in range(inner):
-                target[y + j * to_inner] = source[x + j]
-
-
-def _shuffle(
-    source: Any,
-    source_lane: Any,
-    source_block: Any,
-    source_words: Any,
-    target: Any,
-    target_lane: Any,
-    target_block: Any,
-    target_words: Any,
-    steps: Any,
-    pairs: Any,
-    tile: Any,
-    chunk: Any,
-    width: Any,
-    depth: Any,
-    blocks: Any,
-    first: Any,
-    stop: Any,
-) -> None:
-    """Lanes first..stop. Rows of ``source_words`` and ``target_words``: offset, row of the tile, in the last block too?
-
-    The tile has rows of ``width`` lanes times ``depth`` blocks; word (lane, block) is item lane * depth + block. Its
-    memory as 64-bit numbers is ``pairs``: a shift shifts two words, and the masks remove what crosses between them.
-    """
-    size = width * depth
-    half = size // _2
-    for lane in range(first, stop, width):
-        lanes = min(width, stop - lane)
-        for block in range(_0, blocks, depth):
-            count = min(depth, blocks - block)
-            ends = block + count == blocks
-            for w in range(source_words.shape[0]):
-                at = source_words[w, 0] + lane * source_lane + block * source_block
-                row = source_words[w, 1] * size
-                some = count
-                if ends and source_words[w, 2] == _0:
-                    some = count - _1
-                    for i in range(lanes):
-                        tile[row + i * depth + some] = 0
-                outer, inner, to_outer, to_inner, at_outer, at_inner = lanes, some, depth, _1, source_lane, source_block
-                if source_lane == _1:
-                    outer, inner, to_outer, to_inner, at_outer, at_inner = some, lanes, _1, depth, source_block, _1
-                _move(tile, row, to_outer, to_inner, source, at, at_outer, at_inner, outer, inner)
-            for start in range(_0, half, chunk):
-                rest = min(chunk, half - start)
-                for p in range(steps.shape[0]):
-                    kind = steps[p, 0]
-                    x = steps[p, 1] * half + start
-                    y = steps[p, 2] * half + start
-                    right = steps[p, 3]
-                    left = steps[p, 4]
-                    mask = steps[p, 5]
-                    if kind == SWAP:
-                        for i in range(rest):
-                            differ = ((pairs[x + i] >> right) ^ pairs[y + i]) & mask
-                            pairs[y + i] ^= differ
-                            pairs[x + i] ^= differ << right
-                    elif kind == MOVE:
-                        for i in range(rest):
-                            pairs[y + i] |= ((pairs[x + i] >> right) << left) & mask
-                    elif kind == CLEAR:
-                        for i in range(rest):
-                            pairs[x + i] = _0
-                    elif ends:  # TAIL: the last block of every lane that is in this chunk
-                        for i in range(lanes):
-                            item = i * depth + count - _1
-                            if start <= item // _2 < start + rest:
-                                tile[steps[p, 1] * size + item] &= np.uint32(mask)
-            for w in range(target_words.shape[0]):
-                to = target_words[w, 0] + lane * target_lane + block * target_block
-                row = target_words[w, 1] * size
-                some = count
-                if ends and target_words[w, 2] == _0:
-                    some = count - _1
-                outer, inner, to_outer, to_inner, at_outer, at_inner = lanes, some, target_lane, target_block, depth, _1
-                if target_lane == _1:
-                    outer, inner, to_outer, to_inner, at_outer, at_inner = some, lanes, target_block, _1, _1, depth
-                _move(target, to, to_outer, to_inner, tile, row, at_outer, at_inner, outer, inner)
-
-
-def _compiled(function: Callable[..., None], *arguments: Any) -> Callable[..., None]:
-    signature = types.void(*arguments)
+def compiled(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A function compiled for these types, now."""
+    signature = result(*arguments)
     try:
-        kernel: Callable[..., None] = numba.njit(signature, nogil=True, cache=True)(function)
+        kernel: Callable[..., Any] = numba.njit(signature, nogil=True, cache=True)(function)
     except RuntimeError:  # numba finds no folder that it could write a cache to
         kernel = numba.njit(signature, nogil=True)(function)
     return kernel
 
 
-_N = types.uint64
-_TABLE = types.Array(_N, 2, "C", readonly=True)
-_WORDS_IN = types.Array(types.uint32, 1, "C", readonly=True)
-_WORDS = types.uint32[::1]
-_move = _compiled(_copy, _WORDS, _N, _N, _N, _WORDS_IN, _N, _N, _N, _N, _N)
-shuffle = _compiled(
-    _shuffle,
-    *(_WORDS_IN, _N, _N, _TABLE),
-    *(_WORDS, _N, _N, _TABLE),
-    *(_TABLE, types.uint64[::1], _WORDS),
-    *(_N,) * 6,
-)
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that compiled ones call."""
+    made: Callable[..., Any] = register_jitable(function)
+    return made
+
+
+def operation(build: Callable[..., Any], result: Any = types.void) -> Any:
+    """A function of 64-bit numbers, addresses among them, whose instructions ``build(builder, *arguments)`` writes.
+
+    Vectors said to LLVM like this fit any processor, and need no vectorizer, which takes most of the time of compiling.
+    """
+
+    def typed(_: Any, *arguments: Any) -> Any:
+        def generate(context: Any, builder: Any, __: Any, values: Any) -> Any:
+            made = build(builder, *values)
+            return context.get_dummy_value() if result is types.void else made
+
+        return result(*(types.uint64,) * len(arguments)), generate
+
+    typed.__name__ = build.__name__
+    vars(typed)["__signature__"] = inspect.signature(build)  # numba wants names; the builder stands for the context
+    return intrinsic(typed)
+
+
+def _address(_: Any, array: Any) -> Any:
+    """Where the first item of an array lies."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, values[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.uint64(array), generate
+
+
+address: Any = intrinsic(_address)
+
+
+def aligned(words: int) -> npt.NDArray[np.uint32]:
+    """Room for words, from a cache line's first byte on."""
+    room = np.empty(words + 16, np.uint32)
+    start = -room.ctypes.data % 64 // 4
+    return room[start : start + words]
 
 
 def each_share(work: Callable[[int, int], None], count: int, grain: int, threads: int) -> None:

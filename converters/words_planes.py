@@ -31,6 +31,7 @@ from bcqfmt.converters.words_arrays import (
     whole_blocks,
     words_in,
 )
+from bcqfmt.converters.words_expected import new_words
 from bcqfmt.converters.words_runs import Side
 
 __all__ = ["anybcq_to_planes", "awq_to_planes", "codes_to_planes", "columns_to_planes", "gemv_fast_to_planes"]
@@ -71,7 +72,7 @@ def planes_to_gptq(
     """The way back of `gptq_to_planes`."""
     planes, k = planes_in(planes, k, bits)
     bits, n, _ = planes.shape
-    words = np.empty((length(k, bits), n), np.uint32)
+    words = new_words(length(k, bits), n)
     _run(runs.planes(planes), runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
     return words
 
@@ -94,7 +95,7 @@ def planes_to_columns(
     """The way back of `columns_to_planes`."""
     planes, k = planes_in(planes, k)
     bits, n, _ = planes.shape
-    words = np.empty((n, length(k, bits)), np.uint32)
+    words = new_words(n, length(k, bits))
     _run(
         runs.planes(planes),
         runs.columns(words, programs.stream(bits), blocks_of(k)),
@@ -124,7 +125,7 @@ def planes_to_planar(
     """The way back of `planar_to_planes`."""
     planes, k = planes_in(planes, k, bits, multiple=32)
     bits, n, _ = planes.shape
-    words = np.empty((length(k, bits), n), np.uint32)
+    words = new_words(length(k, bits), n)
     _run(runs.planes(planes), runs.rows(words, programs.planar(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
     return words
 
@@ -144,7 +145,7 @@ def planes_to_awq(planes: Array, k: int | None = None, threads: int = 1) -> Word
     n = planes.shape[1]
     if n % 8:
         raise ValueError(f"planes of {n} rows; AWQ words hold multiples of 8")
-    words = np.empty((k, n // 8), np.uint32)
+    words = new_words(k, n // 8)
     runs.run(runs.planes(planes).together(8), runs.rows(words, programs.awq(), blocks_of(k)), threads=threads)
     return words
 
@@ -164,7 +165,7 @@ def planes_to_gemv_fast(planes: Array, k: int | None = None, threads: int = 1) -
     n = planes.shape[1]
     if n % 4:
         raise ValueError(f"planes of {n} rows; GEMV-fast words hold multiples of 4")
-    words = np.empty((n, k // 8), np.uint32)
+    words = new_words(n, k // 8)
     runs.run(runs.planes(planes), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
     return gemv_fast_out(words)
 
@@ -173,7 +174,7 @@ def anybcq_to_planes(words: Array, threads: int = 1) -> Words:
     """AnyBCQ [K/32, B, N]: planes already, in another order of axes; plane i stays plane i."""
     words = words_in(words, None, None, None)
     blocks, bits, n = words.shape
-    planes = np.empty((bits, n, blocks), np.uint32)
+    planes = new_planes(bits, n, 32 * blocks)
     source = runs.rows(words.reshape(blocks * bits, n), programs.plane_words(bits), blocks)
     runs.run(source, runs.planes(planes), threads=threads)
     return planes
@@ -183,7 +184,7 @@ def planes_to_anybcq(planes: Array, threads: int = 1) -> Words:
     """The way back of `anybcq_to_planes`."""
     planes, _ = planes_in(planes, None)
     bits, n, blocks = planes.shape
-    words = np.empty((blocks * bits, n), np.uint32)
+    words = new_words(blocks * bits, n)
     runs.run(runs.planes(planes), runs.rows(words, programs.plane_words(bits), blocks), threads=threads)
     return words.reshape(blocks, bits, n)
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.words_kernels import CLEAR, MOVE, SWAP, TAIL
+from bcqfmt.converters.words_shuffle import CLEAR, MOVE, SWAP, TAIL
 
 __all__ = ["Container", "Program", "awq", "byte_words", "gemv_fast", "planar", "plane_words", "program", "sheet"]
 __all__ += ["slots", "stream", "together"]

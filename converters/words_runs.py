@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.converters import words_programs as programs
-from bcqfmt.converters.words_kernels import each_share, shuffle
+from bcqfmt.converters.words_expected import Comparison, comparison_of
+from bcqfmt.converters.words_kernels import aligned, each_share
 from bcqfmt.converters.words_programs import Container, Program
+from bcqfmt.converters.words_shuffle import shuffle
 
 __all__ = ["Side", "codes", "columns", "planes", "rows", "run", "run_in_order"]
 
@@ -23,7 +25,7 @@ Array = npt.NDArray[Any]
 
 _TILE = 1 << 17  # words of a tile: it stays in the second cache
 _CHUNK = 1 << 13  # words that a program runs through at once: they stay in the first cache
-_DEPTH = 60  # blocks of a tile: 240 bytes of a plane, so that stores fill cache lines; no power of 2, which caches hate
+_DEPTH = 64  # blocks of a tile: 256 bytes of a plane, so that stores fill cache lines
 _GRAIN = 16  # lanes: a cache line of words
 _WORTH = 1 << 16  # words that are worth a thread
 _SHEET = 256  # lanes whose columns are put in order at once
@@ -41,6 +43,7 @@ class Side:
     block: int
     word: npt.NDArray[np.int64]
     last: npt.NDArray[np.bool_]
+    comparison: Comparison | None = None  # as a target: its words are compared, not written
 
     def part(self, first: int, stop: int) -> Side:
         """Some of the lanes."""
@@ -65,7 +68,8 @@ def rows(words: Array, container: Container, blocks: int) -> Side:
     each = container.words
     word = np.arange(each)
     last = word < height - (blocks - 1) * each
-    return Side(words.reshape(-1), container, lanes, blocks, 1, each * lanes, word * lanes, last)
+    comparison = comparison_of(words)
+    return Side(words.reshape(-1), container, lanes, blocks, 1, each * lanes, word * lanes, last, comparison)
 
 
 def columns(words: Array, container: Container, blocks: int) -> Side:
@@ -74,7 +78,7 @@ def columns(words: Array, container: Container, blocks: int) -> Side:
     each = container.words
     word = np.arange(each)
     last = word < width - (blocks - 1) * each
-    return Side(words.reshape(-1), container, lanes, blocks, width, each, word, last)
+    return Side(words.reshape(-1), container, lanes, blocks, width, each, word, last, comparison_of(words))
 
 
 def planes(words: Array) -> Side:
@@ -93,23 +97,28 @@ def codes(values: Array, container: Container | None = None) -> Side:
 
 
 def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
-    """Fill the target. ``tail``: codes in the last block if it is not full; bits after them are cleared."""
+    """Fill or compare the target. ``tail``: codes in the last block if it is not full; bits after them are cleared."""
     if not (source.lanes and source.blocks):
         return
     program = _program(source.container, target.container, tail)
     threads = min(threads, 1 + target.words.size // _WORTH)
-    depth = min(_DEPTH, source.blocks)
+    depth = _depth(source.blocks)
     width = min(_TILE // (max(program.rows, 8) * depth), -(-source.lanes // threads))
     width = -(-max(width, 1) // _GRAIN) * _GRAIN
 
+    comparison = target.comparison
+    spare = program.rows if comparison is not None else 0
+
     def work(first: int, stop: int) -> None:
-        pairs = np.empty(program.rows * width * depth // 2, np.uint64)
-        shuffle(
-            *(source.words, source.lane, source.block, _table(source, program.source)),
-            *(target.words, target.lane, target.block, _table(target, program.target)),
-            *(program.steps, pairs, pairs.view(np.uint32)),
-            *(_CHUNK // 2 // program.rows, width, depth, source.blocks, first, stop),
+        tile = aligned((program.rows + (spare > 0)) * width * depth)
+        wrong = shuffle(
+            *(source.words, 4 * source.lane, 4 * source.block, _table(source, program.source)),
+            *(target.words, 4 * target.lane, 4 * target.block, _table(target, program.target)),
+            *(program.steps, tile, _CHUNK // program.rows // 16 * 64),
+            *(width, depth, source.blocks, first, stop, spare),
         )
+        if wrong and comparison is not None:
+            comparison.equal = False
 
     each_share(work, source.lanes, width, threads)
 
@@ -144,5 +153,11 @@ def _program(source: Container, target: Container, tail: int) -> Program:
     return programs.program(source, target, tail)
 
 
+def _depth(blocks: int) -> int:
+    """Blocks of a tile, about as many in every one; whole cache lines where there are several tiles."""
+    tiles = -(-blocks // _DEPTH)
+    return blocks if tiles == 1 else -(-blocks // tiles // _GRAIN) * _GRAIN
+
+
 def _table(side: Side, rows_: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    return np.stack([side.word, rows_, side.last], axis=1).astype(np.uint64)
+    return np.stack([4 * side.word, rows_, side.last], axis=1).astype(np.uint64)

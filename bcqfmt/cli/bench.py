@@ -77,8 +77,8 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    share = 100 * row.floor / row.microseconds
-    return f"{row.kernel} {row.rows} x {row.columns} q={row.bits} g={row.group_size}: {row.microseconds:.2f} us, {share:.0f} %"
+    what = f"{row.kernel} {row.rows} x {row.columns} q={row.bits} g={row.group_size} batch {row.batch}"
+    return f"{what}: {row.microseconds:.2f} us, {100 * row.floor / row.microseconds:.0f} %"
 
 
 def _figures(speed: float, rows: list[Row]) -> dict[str, Any]:

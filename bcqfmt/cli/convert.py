@@ -91,8 +91,12 @@ def command(
             render.say(render.findings(conversion.warnings))
         return
     render.say(forecast.text())
-    forecast.check_disk()
-    complete = _carry_out(conversion, forecast, dst)
+    already = conversion.is_complete(dst)
+    if already:
+        render.say("it is complete already: nothing to do")
+    else:
+        forecast.check_disk()
+    complete = already or _carry_out(conversion, forecast, dst)
     summary = _summary(conversion, forecast, src, dst, time.perf_counter() - start, complete)
     if push is not None:
         from bcqfmt.converters.hub import push as upload
@@ -127,7 +131,9 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
         return Conversion(source.checkpoint, ConvertOptions(**asked, **run, name=source.name))
     except BcqError as fault:
         if fault.code == "BCQ-E610":
-            raise error("BCQ-E610", src, found=fault.finding.found, expected=fault.finding.expected) from None
+            hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
+            found, expected = fault.finding.found, fault.finding.expected
+            raise error("BCQ-E610", src, found=found, expected=expected, hint=hint) from None
         raise
 
 

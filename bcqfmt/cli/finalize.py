@@ -9,7 +9,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.cli.sources import command_line, find_source, keep_apart
-from bcqfmt.errors import escape
+from bcqfmt.errors import error, escape
 
 
 @verb("finalize")
@@ -33,6 +33,9 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
     from bcqfmt.converters.workspace import read_plan
 
     options = read_plan(dst)["options"]
+    if options.get("layout") == "dense":
+        found = "an unfinished run of bcqfmt quantize, which has no parts"
+        raise error("BCQ-E404", str(dst), found=found, hint="go on with it: bcqfmt quantize ... --resume")
     source = find_source(src, revision, offline).checkpoint
     keep_apart(source.folder, dst)
     conversion = Conversion(source, ConvertOptions(**options, overwrite=overwrite))

@@ -24,11 +24,18 @@ VERBS = {
     "inspect": "Show what is in a checkpoint.",
     "validate": "Check a checkpoint against the specification.",
     "convert": "Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.",
+    "calibrate": "Run a model on text and keep statistics of its inputs.",
+    "quantize": "Quantize a dense checkpoint (F16, BF16, F32) to BCQ.",
+    "sweep": "Try bits and group sizes on a model: size against error.",
+    "report": "Sum up a BCQ checkpoint as a table or a web page.",
     "verify": "Prove that a BCQ folder holds all of its source.",
     "restore": "Rebuild the source of a converted folder, byte for byte.",
     "finalize": "Close a conversion that was done in parts.",
     "export": "Write a BCQ checkpoint in another layout, without loss.",
+    "generate": "Generate text with a BCQ checkpoint, on the CPU.",
+    "eval": "Measure a BCQ checkpoint on a text: perplexity, speed.",
     "diff": "Compare two checkpoints, tensor by tensor.",
+    "bench": "Measure the kernels on this machine's GPU.",
     "doctor": "Show what this machine has and lacks, and what fixes it.",
     "demo": "Take a short tour: convert, prove, write, read, break.",
 }
@@ -175,11 +182,11 @@ def json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")(command)
 
 
-def verb(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+def verb(name: str, cls: type[click.Command] = click.Command) -> Callable[[Callable[..., Any]], click.Command]:
     """A verb: a click command with the options that all of them have."""
 
     def wrap(function: Callable[..., Any]) -> click.Command:
-        return click.command(name, short_help=VERBS[name], context_settings=_SETTINGS)(debug_option(function))
+        return click.command(name, cls=cls, short_help=VERBS[name], context_settings=_SETTINGS)(debug_option(function))
 
     return wrap
 

@@ -85,10 +85,11 @@ def test_warnings_come_with_their_codes(run: Run, tmp_path: Path) -> None:
 
 
 def test_dense_sources_get_the_command_to_type(run: Run, tmp_path: Path) -> None:
-    result = run("convert", PEERS / "dense-fp16" / "source", tmp_path / "bcq")
+    source = PEERS / "dense-fp16" / "source"
+    result = run("convert", source, tmp_path / "bcq")
     assert result.exit_code == 2
     assert "BCQ-E610" in result.stderr
-    assert "hint: it has to be quantized first" in result.stderr
+    assert f"hint: quantize it: bcqfmt quantize {source} {tmp_path / 'bcq'} --method rtn" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

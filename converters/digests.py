@@ -1,0 +1,262 @@
+"""SHA-256 of many parts of files: sixteen at a time, where the processor makes that cheaper than one after the other.
+
+A converted weight's digest is over the bytes of its parts, which are hashed with their file as well; and the source's
+files are hashed too. Only the digest of a file that is being written needs its bytes one after the other. Everything
+else is read again, from the page cache, when there are enough streams to fill the lanes of `digests_kernel`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.durable import OutputFile
+
+if TYPE_CHECKING:
+    from bcqfmt.converters.digests_kernel import Lanes
+
+__all__ = ["FileDigests", "ManyDigests", "even", "faster_here"]
+
+_LANES = 16
+_FEW = 7  # streams: fewer are faster one after the other
+_CHUNK = 1 << 18  # bytes of each stream at a time
+_SMALL = 1 << 16  # bytes of a tensor that are hashed on the way
+_SLACK = 1 << 27  # bytes that may be behind
+
+
+class Readable(Protocol):
+    """A file, as far as it is needed here."""
+
+    def read_into(self, offset: int, buffer: npt.NDArray[np.uint8]) -> None:
+        """Fill ``buffer`` with the bytes from ``offset`` on."""
+
+
+def faster_here() -> bool:
+    """Whether this processor has the vectors that make it worth while."""
+    from llvmlite import binding  # type: ignore[import-untyped]
+
+    features = binding.get_host_cpu_features()
+    return bool(features.get("avx512f") and features.get("avx512vl"))
+
+
+def even(sizes: Collection[int]) -> bool:
+    """Whether streams of these sizes keep lanes busy to the end: none is much longer than the others."""
+    return sum(sizes) >= _FEW * max(sizes, default=1)
+
+
+class _Stream:
+    """Bytes of a file that are being hashed."""
+
+    def __init__(self, source: Readable, begin: int, size: int) -> None:
+        self.source, self.at, self.left, self.size = source, begin, size, size
+        self.future: Future[str] = Future()
+        self.state: npt.NDArray[np.uint32] | None = None
+
+    def fill(self, row: npt.NDArray[np.uint8]) -> int:
+        """The next bytes into a row, at the end with what SHA-256 puts there; how many blocks there are."""
+        count = min(_CHUNK, self.left)
+        self.source.read_into(self.at, row[:count])
+        self.at, self.left = self.at + count, self.left - count
+        if self.left:
+            return count // 64
+        blocks = (count + 8) // 64 + 1
+        row[count : 64 * blocks] = 0
+        row[count] = 0x80
+        row[64 * blocks - 8 : 64 * blocks] = np.frombuffer((8 * self.size).to_bytes(8, "big"), np.uint8)
+        return blocks
+
+    def guarded(self, work: Callable[[], int | None]) -> int | None:
+        """``work``, whose error is kept for whoever waits for this stream."""
+        try:
+            return work()
+        except BaseException as fault:  # noqa: BLE001 - raised where the digest is waited for
+            self.left = 0
+            self.future.set_exception(fault)
+            return None
+
+    def alone(self) -> None:
+        """All of it at once, with hashlib."""
+        state, room = hashlib.sha256(), np.empty(min(_CHUNK, self.size), np.uint8)
+        for start in range(self.at, self.at + self.left, _CHUNK):
+            chunk = room[: self.at + self.left - start]
+            self.source.read_into(start, chunk)
+            state.update(chunk.data)
+        self.left = 0
+        self.future.set_result(state.hexdigest())
+
+
+class ManyDigests:
+    """Takes parts of files and hashes them in threads of its own, when there are many or somebody waits."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._streams: list[_Stream] = []
+        self._busy: list[_Stream] = []
+        self._changed = threading.Condition()  # over an RLock: it is taken within itself
+        self._waiting = 0
+        self._closed = False
+        self._behind = 0.0
+        self.beside = 0.0  # bytes of files that should be hashed for every byte that is written
+        self._local = threading.local()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> ManyDigests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No file is read after this; what is not done is cancelled."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for stream in self._streams:
+            stream.future.cancel()
+
+    def submit(self, source: Readable, begin: int, size: int) -> Future[str]:
+        """The digest of ``size`` bytes from ``begin`` on."""
+        stream = _Stream(source, begin, size)
+        with self._changed:
+            self._streams.append(stream)
+            self._changed.notify_all()
+        return stream.future
+
+    def results(self, futures: Iterable[Future[str]]) -> list[str]:
+        """The digests; they are computed now."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
+        try:
+            return [future.result() for future in futures]
+        finally:
+            with self._changed:
+                self._waiting -= 1
+
+    def result(self, future: Future[str]) -> str:
+        """One digest, computed now."""
+        return self.results([future])[0]
+
+    def forget(self, futures: Collection[Future[str]]) -> None:
+        """Nobody wants them any more: after this their file can be closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(stream.future in futures for stream in self._busy))
+            self._streams = [stream for stream in self._streams if stream.future not in futures]
+        for future in futures:
+            future.cancel()
+
+    def keep_up(self, due: float) -> None:
+        """``due`` more bytes should be hashed by now: help, if the threads are behind and the lanes would be full.
+
+        Otherwise all of it would be left to them when everything else is done.
+        """
+        with self._changed:
+            self._behind += due
+        while self._behind > _SLACK and (chosen := self._take()):
+            self._go_on(chosen)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or len(self._streams) >= _LANES or (self._waiting and self._streams)
+                )
+                if self._closed:
+                    return
+                chosen = self._take(_LANES if not self._waiting else 1)
+            self._go_on(chosen)
+
+    def _take(self, least: int = _LANES) -> list[_Stream]:
+        """The streams to go on with; none when there are fewer than ``least``."""
+        with self._changed:
+            if len(self._streams) < least or self._closed:
+                return []
+            self._streams.sort(key=lambda stream: -stream.left)  # long ones first, so that none is left alone
+            chosen, self._streams = self._streams[:_LANES], self._streams[_LANES:]
+            self._busy += chosen
+            return chosen
+
+    def _go_on(self, chosen: list[_Stream]) -> None:
+        if not hasattr(self._local, "lanes"):
+            from bcqfmt.converters.digests_kernel import Lanes
+
+            self._local.lanes = Lanes(_CHUNK + 128)
+        before = sum(stream.left for stream in chosen)
+        _step(self._local.lanes, chosen)
+        with self._changed:
+            self._behind -= before - sum(stream.left for stream in chosen)
+            self._busy = [stream for stream in self._busy if stream not in chosen]
+            self._streams = [stream for stream in chosen if not stream.future.done()] + self._streams
+            self._changed.notify_all()
+
+
+def _step(lanes: Lanes, chosen: list[_Stream]) -> None:
+    """A chunk of every stream, or all of one that has not begun when there are few."""
+    if len(chosen) < _FEW and (fresh := [stream for stream in chosen if stream.state is None]):
+        fresh[0].guarded(fresh[0].alone)
+        return
+    lanes.counts[:] = 0
+    for lane, stream in enumerate(chosen):
+        lanes.states[:, lane] = lanes.start if stream.state is None else stream.state
+        lanes.counts[lane] = stream.guarded(partial(stream.fill, lanes.data[lane])) or 0
+    lanes.advance()
+    for lane, stream in enumerate(chosen):
+        stream.state = lanes.states[:, lane].copy()
+        if not stream.left and not stream.future.done():
+            stream.future.set_result(stream.state.astype(">u4").tobytes().hex())
+
+
+class FileDigests:
+    """The digests of a file that is being written: of the whole on the way, of large tensors from what was written."""
+
+    def __init__(
+        self, many: ManyDigests, wanted: Collection[str], head: bytes, output: OutputFile, sizes: Mapping[str, int]
+    ) -> None:
+        """``wanted``: the tensors whose digests are of interest; ``sizes``: of all tensors, in order."""
+        self._many, self._output = many, output
+        self._whole, self._single, self._at = hashlib.sha256(head), hashlib.sha256(), len(head)
+        self._begin, self._names, self._wanted = len(head), iter(sizes), wanted
+        apart = {name: size for name, size in sizes.items() if name in wanted and size >= _SMALL}
+        self._apart = {name for name, size in apart.items() if _FEW * size <= sum(apart.values())}
+        self._next = next(self._names, "")
+        self._found: dict[str, str] = {}
+        self._futures: dict[str, Future[str]] = {}
+
+    def __enter__(self) -> FileDigests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._many.forget(self._futures.values())
+
+    def update(self, chunk: npt.NDArray[np.uint8]) -> None:
+        """The next bytes."""
+        self._whole.update(chunk.data)
+        self._at += chunk.size
+        if self._next in self._wanted and self._next not in self._apart:
+            self._single.update(chunk.data)
+
+    def end_of_tensor(self, name: str) -> None:
+        """The bytes of a tensor are complete."""
+        if name in self._apart:
+            self._futures[name] = self._many.submit(self._output, self._begin, self._at - self._begin)
+        elif name in self._wanted:
+            self._found[name] = self._single.hexdigest()
+            self._single = hashlib.sha256()
+        size = self._at - self._begin
+        self._many.keep_up(size * (self._many.beside + (name in self._apart)))
+        self._begin, self._next = self._at, next(self._names, "")
+
+    def result(self) -> tuple[str, dict[str, str]]:
+        """Digest of everything, and of each tensor that is wanted."""
+        found = dict(zip(self._futures, self._many.results(self._futures.values()), strict=True))
+        return self._whole.hexdigest(), {**self._found, **found}

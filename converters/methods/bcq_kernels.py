@@ -1,0 +1,213 @@
+"""The compiled search for alpha and z of a group: several starts, each refined in turns, the best kept after rounding.
+
+| start | alpha, z |
+|---|---|
+| greedy | z = 0; plane by plane the mean size of what is left |
+| greedy around the mean | the same for the numbers less their mean z (with a bias only) |
+| rtn | the uniform grid of `rtn` with clipping search, asymmetric and symmetric (with a bias only) |
+| centred | a uniform grid around zero (without a bias only) |
+
+A start and what refinement made of it are both candidates. A candidate is rounded to the types it is stored in, its
+numbers get the nearest of the levels that a reader will see, and then its error counts. So the result is never worse
+than greedy's. It is never worse than that of `rtn` either where alpha and z can hold its grid; the caller compares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.converters.methods.compiling import compiled, inner
+from bcqfmt.converters.methods.floats_kernels import rounded
+from bcqfmt.converters.methods.levels_kernels import (
+    codes_by,
+    copy,
+    fit,
+    gather,
+    levels_of,
+    measure,
+    move_levels,
+    place,
+    prefix_sums,
+)
+from bcqfmt.converters.methods.rtn_kernels import best_grid, total
+
+__all__ = ["STARTS", "solve_rows"]
+
+STARTS = ("greedy", "greedy around the mean", "rtn", "rtn symmetric", "centred")
+_CLEARLY = 1e-9  # far more than cancellation can hide
+_FALLS = 1.0 - 1e-4  # a smaller fall of the error is none: nothing in the result would show it
+
+
+@inner
+def greedy(values: Any, z: Any, alpha: Any, rest: Any, sizes: Any) -> None:
+    """alpha of the greedy start; ``rest`` and ``sizes``: float64 scratch as long as the group."""
+    n = values.size
+    for i in range(n):
+        rest[i] = np.float64(values[i]) - z
+    for plane in range(alpha.size):
+        for i in range(n):
+            sizes[i] = abs(rest[i])
+        step = total(sizes, n) / n
+        alpha[plane] = step
+        for i in range(n):
+            rest[i] -= step if rest[i] >= 0.0 else -step
+
+
+@inner
+def uniform(scale: Any, zero: Any, alpha: Any) -> Any:
+    """alpha of the grid s * (code - zp), in place; returns its z."""
+    q = alpha.size
+    for i in range(q):
+        alpha[i] = abs(scale) * 2.0 ** (q - 2 - i)
+    return scale * (0.5 * ((1 << q) - 1) - zero)
+
+
+@inner
+def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, kinds: Any, work: Any) -> Any:
+    """Alternate least squares and nearest levels while the error falls; alpha in place, returns z."""
+    size = 1 << alpha.size
+    trial = work.trial
+    least = np.inf
+    kept = z
+    for turn in range(rounds + 1):
+        if turn == 0:
+            copy(alpha, trial, alpha.size)
+            levels_of(trial, z, kinds[4], work)
+        else:
+            move_levels(trial, z, work)
+        place(values, work, size)
+        error = gather(work, size, power)
+        if not error < least * _FALLS:
+            break
+        least = error
+        copy(trial, alpha, alpha.size)
+        kept = z
+        if turn < rounds:
+            z = fit(trial, z, bias, work)
+            for i in range(trial.size):  # the other sign turns the plane's bits over, and they are found anew
+                trial[i] = abs(trial[i])
+    return kept
+
+
+@inner
+def offer(values: Any, power: Any, alpha: Any, z: Any, kinds: Any, best: Any, least: Any, work: Any) -> Any:
+    """The candidate's error after rounding; below ``least`` it replaces ``best`` (alpha, then z), largest alpha first.
+
+    kinds: the types of alpha, of z, of the values and of the scales that `rtn` would have, then F64.
+    """
+    q = alpha.size
+    offset = rounded(z, kinds[1])
+    if not np.isfinite(offset):
+        return least
+    stored = work.stored
+    for i in range(q):
+        stored[i] = rounded(abs(alpha[i]), kinds[0])
+        if not np.isfinite(stored[i]):
+            return least
+    for i in range(1, q):  # insertion sort, falling
+        step = stored[i]
+        j = i
+        while j > 0 and stored[j - 1] < step:
+            stored[j] = stored[j - 1]
+            j -= 1
+        stored[j] = step
+    levels_of(stored, offset, kinds[2], work)
+    place(values, work, 1 << q)
+    if gather(work, 1 << q, power) > least + _CLEARLY * (power + least):
+        return least
+    error = measure(values, work, 1 << q)
+    if error < least:
+        copy(stored, best, q)
+        best[q] = offset + 0.0  # no negative zero
+        return error
+    return least
+
+
+@inner
+def grid_error(values: Any, scale: Any, zero: Any, q: Any, kind: Any, work: Any) -> Any:
+    """The squared error on the grid s * (code - zp) whose values are rounded to ``kind``."""
+    size = 1 << q
+    for code in range(size):
+        at = code if scale > 0.0 else size - 1 - code
+        work.levels[at] = rounded(scale * (code - zero), kind)
+    place(values, work, size)
+    return measure(values, work, size)
+
+
+@inner
+def assign(values: Any, codes: Any, best: Any, kind: Any, work: Any) -> None:
+    """The code of the nearest level for numbers in their own order; a tie goes to the lower level."""
+    q = best.size - 1
+    levels_of(best[:q], best[q], kind, work)
+    for k in range((1 << q) - 1):
+        work.spare[k] = 0.5 * (work.levels[k] + work.levels[k + 1])
+    codes_by(values, work.spare, work.labels, q, codes)
+
+
+@inner
+def begin(kind: Any, values: Any, bias: Any, kinds: Any, work: Any) -> Any:
+    """A start: whether it applies, z, and the error of `rtn` where it is one; alpha goes to ``work``."""
+    alpha = work.alpha
+    if kind == 0 or (kind == 1 and bias):
+        z = work.prefix[values.size] / values.size if kind == 1 else 0.0
+        greedy(values, z, alpha, work.rest, work.squares)
+        return True, z, np.inf
+    if kind < 2 or bias != (kind < 4):
+        return False, 0.0, np.inf
+    scale, zero = best_grid(values, alpha.size, kind > 2, True, kinds[3], work.squares)
+    if not np.isfinite(scale):
+        return False, 0.0, np.inf
+    z = uniform(scale, zero, alpha)
+    if not bias:
+        return True, 0.0, np.inf
+    return True, z, grid_error(values, scale, zero, alpha.size, kinds[2], work)
+
+
+@inner
+def solve(values: Any, rounds: Any, bias: Any, kinds: Any, found: Any, work: Any) -> Any:
+    """alpha and z of a sorted group to ``found``; returns its error, that of `rtn`, and the start it comes from."""
+    power = prefix_sums(values, work)
+    found[0] = np.inf
+    least = exact = np.inf
+    origin = 0
+    for kind in range(len(STARTS)):
+        applies, z, grid = begin(kind, values, bias, kinds, work)
+        if not applies:
+            continue
+        exact = min(exact, grid)
+        for refined in range(2):
+            if refined:
+                z = refine(values, power, work.alpha, z, bias, rounds, kinds, work)
+            error = offer(values, power, work.alpha, z, kinds, found, least, work)
+            if error < least:
+                least, origin = error, kind + 128 * refined
+            if least == 0.0:
+                return least, exact, origin
+    return least, exact, origin
+
+
+@compiled
+def solve_rows(
+    weight: Any, ordered: Any, group_size: Any, rounds: Any, bias: Any, kinds: Any, codes: Any, best: Any, errors: Any,
+    uniform_errors: Any, starts: Any, work: Any,
+) -> None:  # fmt: skip
+    """Some rows of a matrix, weight float32 [rows, in].
+
+    ordered: the same with every group sorted. codes: uint8 [rows, in]. best: float64 [rows, G, q + 1], alpha and z,
+    infinite where nothing fits the types. errors: of the result; uniform_errors: of `rtn` (0 without a bias); both
+    float64 [rows, G]. starts: uint8 [rows, G], where the result comes from, + 128 if refined. work: scratch for groups
+    of this size and q.
+    """
+    columns = weight.shape[1]
+    for row in range(weight.shape[0]):
+        for j in range(best.shape[1]):
+            start = j * group_size
+            end = min(start + group_size, columns)
+            least, exact, origin = solve(ordered[row, start:end], rounds, bias, kinds, best[row, j], work)
+            errors[row, j] = least
+            uniform_errors[row, j] = exact if np.isfinite(exact) else 0.0
+            starts[row, j] = origin
+            if np.isfinite(least):
+                assign(weight[row, start:end], codes[row, start:end], best[row, j], kinds[2], work)

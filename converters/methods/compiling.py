@@ -1,0 +1,38 @@
+"""How the loops of the methods are compiled: without the GIL, cached by numba, with IEEE arithmetic.
+
+Nothing is reassociated or contracted, so a result depends neither on the threads nor on the machine's vector length.
+numba renews a cached loop when its own file changes, not when a file does whose functions it calls: after editing one
+of those, `make clean`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from numba.extending import register_jitable
+
+__all__ = ["compiled", "inner"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+}  # division by zero gives infinity or NaN, as in numpy
+
+
+def compiled(function: F) -> F:
+    """A loop that Python calls: compiled when first called, then cached together with all that it calls."""
+    try:
+        made: F = numba.njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # numba finds no folder that it could write a cache to
+        made = numba.njit(**_OPTIONS)(function)
+    return made
+
+
+def inner(function: F) -> F:
+    """A function that compiled loops call, itself plain Python: no time goes into making it callable from there."""
+    made: F = register_jitable(**_OPTIONS)(function)
+    return made

@@ -1,0 +1,302 @@
+"""The compiled steps of binary-coding quantization on one group whose numbers are sorted.
+
+The levels of a group are z +- alpha_0 +- ... In sorted numbers those nearest to a level are a run, so a round costs a
+search per level instead of a look at every number: counts and sums per code come from the runs' ends and prefix sums,
+the least-squares equations from a Walsh-Hadamard transform of these. A code's highest bit is plane 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bcqfmt.converters.methods.compiling import inner
+from bcqfmt.converters.methods.floats_kernels import rounded
+from bcqfmt.converters.methods.rtn_kernels import total
+
+__all__ = [
+    "Work",
+    "by_code",
+    "codes_by",
+    "edge",
+    "fit",
+    "gather",
+    "levels_of",
+    "measure",
+    "move_levels",
+    "new_work",
+    "place",
+    "prefix_sums",
+]
+
+_SINGULAR = 1e-9  # a pivot below this share of its diagonal: the plane adds nothing that the ones before it lack
+
+
+class Work(NamedTuple):
+    """Scratch of one thread for groups of up to n numbers and q planes."""
+
+    prefix: Any  # float64 [n + 1]: sums of the first numbers
+    squares: Any  # float64 [n]
+    rest: Any  # float64 [n]
+    levels: Any  # float64 [2^q], rising
+    labels: Any  # int64 [2^q]: the code of each level
+    edges: Any  # int64 [2^q + 1]: the run of each level
+    counts: Any  # float64 [2^q], by code
+    sums: Any  # float64 [2^q], by code
+    spare: Any  # float64 [2^q]
+    spare_labels: Any  # int64 [2^q]
+    equations: Any  # float64 [q + 1, q + 2]
+    stored: Any  # float64 [q]
+    alpha: Any  # float64 [q]
+    trial: Any  # float64 [q]
+
+
+def new_work(n: int, q: int) -> Work:
+    """Empty scratch."""
+    size = 1 << q
+    return Work(
+        np.zeros(n + 1),
+        np.zeros(n),
+        np.zeros(n),
+        np.zeros(size),
+        np.zeros(size, np.int64),
+        np.zeros(size + 1, np.int64),
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size, np.int64),
+        np.zeros((q + 1, q + 2)),
+        np.zeros(q),
+        np.zeros(q),
+        np.zeros(q),
+    )
+
+
+@inner
+def copy(source: Any, target: Any, count: Any) -> None:
+    """The first items of one vector to another; compiled in a tenth of the time of a slice assignment."""
+    for i in range(count):
+        target[i] = source[i]
+
+
+@inner
+def prefix_sums(values: Any, work: Any) -> Any:
+    """Fill ``prefix`` for sorted float32 numbers; returns the sum of their squares."""
+    running = 0.0
+    power = 0.0
+    work.prefix[0] = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        running += value
+        power += value * value
+        work.prefix[i + 1] = running
+    return power
+
+
+@inner
+def levels_of(alpha: Any, z: Any, kind: Any, work: Any) -> None:
+    """All levels in rising order, each added up in the decoder's order and rounded to ``kind``; alpha >= 0."""
+    levels, labels, spare, spare_labels = work.levels, work.labels, work.spare, work.spare_labels
+    levels[0] = z
+    labels[0] = 0
+    size = 1
+    for i in range(alpha.size):
+        step = alpha[i]
+        for k in range(size):
+            spare[k] = levels[k]
+            spare_labels[k] = labels[k] << 1
+        down = 0
+        up = 0
+        for k in range(2 * size):
+            if up == size or (down < size and spare[down] - step <= spare[up] + step):
+                levels[k] = spare[down] - step
+                labels[k] = spare_labels[down]
+                down += 1
+            else:
+                levels[k] = spare[up] + step
+                labels[k] = spare_labels[up] | 1
+                up += 1
+        size *= 2
+    if kind != 3:
+        for k in range(size):
+            levels[k] = rounded(levels[k], kind)
+
+
+@inner
+def by_code(alpha: Any, z: Any, levels: Any) -> None:
+    """Fill ``levels`` in the order of the codes, each added up in the decoder's order; alpha of any sign."""
+    size = 1
+    levels[0] = z
+    for i in range(alpha.size):
+        step = alpha[i]
+        for k in range(size - 1, -1, -1):
+            base = levels[k]
+            levels[2 * k] = base - step
+            levels[2 * k + 1] = base + step
+        size *= 2
+
+
+@inner
+def move_levels(alpha: Any, z: Any, work: Any) -> None:
+    """The levels for other alphas, not rounded; quick where their order is nearly that of the last levels."""
+    levels, labels, spare = work.levels, work.labels, work.spare
+    by_code(alpha, z, spare)
+    for k in range(1 << alpha.size):
+        label = labels[k]
+        level = spare[label]
+        j = k
+        while j > 0 and levels[j - 1] > level:
+            levels[j] = levels[j - 1]
+            labels[j] = labels[j - 1]
+            j -= 1
+        levels[j] = level
+        labels[j] = label
+
+
+@inner
+def place(values: Any, work: Any, size: Any) -> None:
+    """Fill ``edges``: numbers edges[k]..edges[k+1] are nearest to level k; a tie goes to the lower level.
+
+    Each edge is looked for from where it was.
+    """
+    levels, edges = work.levels, work.edges
+    n = values.size
+    edges[0] = 0
+    edges[size] = n
+    for k in range(1, size):
+        edges[k] = edge(values, n, 0.5 * (levels[k - 1] + levels[k]), edges[k - 1], edges[k])
+
+
+@inner
+def edge(values: Any, n: Any, middle: Any, low: Any, hint: Any) -> Any:
+    """Where sorted numbers ``low..n`` begin to be above ``middle``; near ``hint`` it is found at once."""
+    at = min(max(hint, low), n)
+    step = 1
+    if at < n and values[at] <= middle:
+        at += 1
+        while at + step < n and values[at + step] <= middle:
+            at += step + 1
+            step *= 2
+        high = min(at + step, n)
+    else:
+        high = at
+        while high - step >= low and values[high - step] > middle:
+            high -= step
+            step *= 2
+        at = max(high - step + 1, low)
+    while at < high:
+        half = (at + high) >> 1
+        if values[half] <= middle:
+            at = half + 1
+        else:
+            high = half
+    return at
+
+
+@inner
+def gather(work: Any, size: Any, power: Any) -> Any:
+    """Fill ``counts`` and ``sums`` by code from ``edges``; returns the squared error, exact but for cancellation."""
+    error = power
+    for k in range(size):
+        label = work.labels[k]
+        count = np.float64(work.edges[k + 1] - work.edges[k])
+        added = work.prefix[work.edges[k + 1]] - work.prefix[work.edges[k]]
+        work.counts[label] = count
+        work.sums[label] = added
+        level = work.levels[k]
+        if count > 0.0:  # an infinite level may stand where nothing is near it
+            error += level * (count * level - 2.0 * added)
+    return error
+
+
+@inner
+def fit(alpha: Any, z: Any, bias: Any, work: Any) -> Any:
+    """Least squares for alpha (in place) and z (returned) with the codes of ``gather``; z stays without ``bias``.
+
+    A plane that the ones before it determine keeps its scale.
+    """
+    q = alpha.size
+    size = 1 << q
+    counts, sums, m = work.counts, work.sums, work.equations
+    transform(counts, sums, size)
+    if not bias:
+        for i in range(q):
+            sums[size >> (i + 1)] -= z * counts[size >> (i + 1)]
+    unknowns = q + 1 if bias else q
+    for i in range(unknowns):  # the last unknown is z, whose sign is + in every code
+        own = size >> (i + 1)
+        for j in range(unknowns):
+            m[i, j] = counts[own ^ (size >> (j + 1))]
+        m[i, unknowns] = sums[own]
+    for i in range(unknowns):
+        pivot = m[i, i]
+        if pivot <= _SINGULAR * counts[0]:
+            for j in range(unknowns):
+                m[i, j] = 0.0
+            m[i, i] = 1.0
+            m[i, unknowns] = alpha[i] if i < q else z
+            continue
+        inverse = 1.0 / pivot
+        m[i, i] = inverse
+        for k in range(i + 1, unknowns):
+            factor = m[k, i] * inverse
+            for j in range(i + 1, unknowns + 1):
+                m[k, j] -= factor * m[i, j]
+    for i in range(unknowns - 1, -1, -1):
+        value = m[i, unknowns]
+        for j in range(i + 1, unknowns):
+            value -= m[i, j] * m[j, unknowns]
+        m[i, unknowns] = value * m[i, i]
+    for i in range(q):
+        alpha[i] = m[i, unknowns]
+    return m[q, unknowns] if bias else z
+
+
+@inner
+def transform(counts: Any, sums: Any, size: Any) -> None:
+    """In place: term s becomes the sum over codes c of terms[c] times -1 for every zero bit of c within s."""
+    step = 1
+    while step < size:
+        for i in range(size >> 1):
+            at = i + (i & -step)
+            low, high = counts[at], counts[at + step]
+            counts[at] = low + high
+            counts[at + step] = high - low
+            low, high = sums[at], sums[at + step]
+            sums[at] = low + high
+            sums[at + step] = high - low
+        step *= 2
+
+
+@inner
+def measure(values: Any, work: Any, size: Any) -> Any:
+    """The squared error by ``edges``, number by number: zero where every number is on its level."""
+    squares = work.squares
+    for k in range(size):
+        level = work.levels[k]
+        for i in range(work.edges[k], work.edges[k + 1]):
+            distance = np.float64(values[i]) - level
+            squares[i] = distance * distance
+    return total(squares, values.size)
+
+
+@inner
+def codes_by(values: Any, bounds: Any, labels: Any, q: Any, codes: Any) -> None:
+    """The code of every number in its own order: ``labels`` of the number of rising ``bounds`` that it is above."""
+    size = 1 << q
+    if q <= 4:  # as many passes as there are bounds, in vector code
+        for i in range(values.size):
+            codes[i] = 0
+        for k in range(size - 1):
+            bound = bounds[k]
+            for i in range(values.size):
+                codes[i] += np.uint8(np.float64(values[i]) > bound)
+    else:
+        for i in range(values.size):
+            at = np.int64(0)
+            for bit in range(q - 1, -1, -1):
+                at += np.int64(np.float64(values[i]) > bounds[at + (1 << bit) - 1]) << bit
+            codes[i] = np.uint8(at)
+    for i in range(values.size):
+        codes[i] = labels[codes[i]]

@@ -1,0 +1,58 @@
+"""How sensitive the column groups of a weight are: what decides which of them get four bits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.converters.methods.hessian import damped, hessian_of, inverse_diagonal
+from bcqfmt.converters.methods.protocol import Job
+
+__all__ = ["Sensitivity", "by_hessian", "by_range"]
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+_WHY = "sensitivities come from the Hessian of the layer's inputs"
+
+
+class Sensitivity(NamedTuple):
+    """``kind``: ``hessian`` or ``range``; ``groups`` ``[G]`` of the whole groups; ``columns`` ``[in]``.
+
+    ``columns`` is 1 / [H^-1]_cc^2, by which squared numbers of a column are multiplied; 1 for ``range``.
+    """
+
+    kind: str
+    groups: F64
+    columns: F64
+
+
+def by_hessian(job: Job, weight: F32, group_size: int, dampening: float) -> Sensitivity:
+    """ICCAD'24 equation 9: the sum over a group's columns and all rows of w^2 / [H^-1]_cc^2."""
+    diagonal = inverse_diagonal(damped(hessian_of(job, _WHY), dampening, name=job.name), job.threads, job.name)
+    columns = 1.0 / np.square(diagonal)
+    squares = _column_squares(weight)
+    return Sensitivity("hessian", _group_sums(squares * columns, group_size), columns)
+
+
+def by_range(weight: F32, group_size: int) -> Sensitivity:
+    """Without statistics: the sum over all rows of the squared range (largest minus smallest) of the group."""
+    groups = weight.shape[1] // group_size
+    parts = weight[:, : groups * group_size].reshape(weight.shape[0], groups, group_size)
+    ranges = parts.max(axis=2).astype(np.float64) - parts.min(axis=2)
+    return Sensitivity("range", np.square(ranges).sum(axis=0), np.ones(weight.shape[1]))
+
+
+def _column_squares(weight: F32) -> F64:
+    """Sum of w^2 over rows, ``[in]``, a few rows at a time."""
+    total = np.zeros(weight.shape[1])
+    step = max(1, (1 << 20) // weight.shape[1])
+    for start in range(0, weight.shape[0], step):
+        total += np.square(weight[start : start + step], dtype=np.float64).sum(axis=0)
+    return total
+
+
+def _group_sums(values: F64, group_size: int) -> Any:
+    groups = values.size // group_size
+    return values[: groups * group_size].reshape(groups, group_size).sum(axis=1)

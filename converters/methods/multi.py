@@ -1,0 +1,113 @@
+"""Nested planes for several precisions (AnyBCQ): q planes once, and plane scales of their own for every precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.converters.methods.assembling import bcq_weight
+from bcqfmt.converters.methods.floats_kernels import KINDS
+from bcqfmt.converters.methods.joint_kernels import new_bench
+from bcqfmt.converters.methods.levels_kernels import new_work
+from bcqfmt.converters.methods.matrix import checked
+from bcqfmt.converters.methods.multi_kernels import extend_rows
+from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
+from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
+from bcqfmt.converters.methods.solving import F32, Numbers, Solved, new_numbers, solve, sorted_blocks
+from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.errors import error
+
+__all__ = ["Multi", "MultiSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiSettings:
+    """What can be chosen."""
+
+    bits: int = setting(4, "planes per weight, the highest precision", low=1, high=8)
+    seed: int = setting(2, "the lowest precision, whose planes are those of `bcq`", low=1, high=8)
+    group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
+    bias: bool = setting(True, "a number z per group and precision beside the plane scales")
+    rounds: int = setting(15, "turns of refinement per precision at most", low=0, high=1000)
+    starts: int = setting(8, "starts of the joint search for all precisions; 0: plane by plane only", low=0, high=1000)
+    scale_dtype: str = setting("F16", "type of plane scales and biases", choices=("F16", "BF16", "F32"))
+
+
+class Multi:
+    """``multi``: the first ``seed`` planes and their scale set are what `bcq` gives for that many bits, bit for bit.
+
+    No group's error grows with the precision. The planes above are found one by one (``multi_kernels``), then all
+    together (``joint_kernels``).
+    """
+
+    name = "multi"
+
+    def __init__(self, settings: MultiSettings) -> None:
+        if settings.seed > settings.bits:
+            raise error(
+                "BCQ-E620", found=f"multi: seed = {settings.seed}", expected=f"at most bits, which is {settings.bits}"
+            )
+        self._settings = settings
+
+    @classmethod
+    def parameters(cls) -> tuple[Parameter, ...]:
+        """All settings."""
+        return declared(MultiSettings)
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any]) -> Multi:
+        """The method with these settings."""
+        return cls(built(MultiSettings, given, cls.name))
+
+    def needs_stats(self) -> str | None:
+        """It needs none."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings in force."""
+        return as_dict(self._settings)
+
+    def quantize(self, job: Job) -> Quantized:
+        """A bcq weight with a scale set for each precision from the seed on; notes: the mean squared error of each."""
+        weight, s = checked(job), self._settings
+        seed = solve(job, weight, s.seed, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
+        codes, precisions, errors = self._extended(job, weight, seed)
+        sets = {s.seed + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
+        alpha, z = sets.pop(s.bits)
+        made = bcq_weight(
+            codes, alpha, z, group_size=seed.group_size, dtype=job.dtype, scale_sets=sets, threads=job.threads
+        )
+        mse = {str(s.seed + i): float(sums) / weight.size for i, sums in enumerate(errors.sum(axis=0))}
+        return Quantized(made, {"mse_by_precision": mse})
+
+    def _extended(self, job: Job, weight: F32, seed: Solved) -> tuple[Any, list[Numbers], npt.NDArray[np.float64]]:
+        """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``."""
+        s, size, (rows, groups) = self._settings, seed.group_size, seed.numbers.z.shape
+        more = s.bits - s.seed
+        precisions = [new_numbers(s.seed + i, rows, groups, seed.stored) for i in range(1, more + 1)]
+        errors = np.empty((rows, more + 1))
+        codes = np.empty(weight.shape, np.uint8)
+        kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
+
+        def work(first: int, stop: int) -> None:
+            scratch, bench = new_work(size, s.bits), new_bench(s.seed, s.bits)
+            for block, ordered in sorted_blocks(weight, size, first, stop):
+                found = np.zeros((len(ordered), groups, more + 1, s.bits + 1))
+                for i in range(s.seed):
+                    found[:, :, 0, i] = seed.numbers.alpha[i, block]
+                found[:, :, 0, s.bits] = seed.numbers.z[block]
+                own = np.zeros((len(ordered), groups, more + 1))
+                extend_rows(
+                    weight[block], ordered, size, s.rounds, s.bias, s.starts, kinds, s.seed, codes[block], found, own,
+                    scratch, bench,
+                )  # fmt: skip
+                for i, one in enumerate(precisions, 1):
+                    one.fill(job, block, found[:, :, i], seed.stored)
+                errors[block] = own.sum(axis=1)
+
+        each_share(work, rows, 1, job.threads)
+        return codes, [seed.numbers, *precisions], errors

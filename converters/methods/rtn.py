@@ -1,0 +1,78 @@
+"""Round-to-nearest: uniform quantization, one scale and one zero point per group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.converters.methods.assembling import affine_weight
+from bcqfmt.converters.methods.floats_kernels import KINDS
+from bcqfmt.converters.methods.matrix import checked, groups_of, refuse_overflow
+from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
+from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
+from bcqfmt.converters.methods.rtn_kernels import quantize_rows
+from bcqfmt.converters.words_kernels import each_share
+
+__all__ = ["Rtn", "RtnSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RtnSettings:
+    """What can be chosen."""
+
+    bits: int = setting(4, "bits per weight", low=1, high=8)
+    group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
+    symmetric: bool = setting(False, "the same zero point, 2^(bits-1), for all groups")
+    clip: str = setting(
+        "none", "`search`: per group the shrunken range of least squared error", choices=("none", "search")
+    )
+    scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
+
+
+class Rtn:
+    """``rtn``; the rules for scales and zero points are in ``rtn_kernels``."""
+
+    name = "rtn"
+
+    def __init__(self, settings: RtnSettings) -> None:
+        self._settings = settings
+
+    @classmethod
+    def parameters(cls) -> tuple[Parameter, ...]:
+        """All settings."""
+        return declared(RtnSettings)
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any]) -> Rtn:
+        """The method with these settings."""
+        return cls(built(RtnSettings, given, cls.name))
+
+    def needs_stats(self) -> str | None:
+        """It needs none."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings in force."""
+        return as_dict(self._settings)
+
+    def quantize(self, job: Job) -> Quantized:
+        """An affine weight; groups of zeros and groups of one value have the results that ``rtn_kernels`` names."""
+        weight, s = checked(job), self._settings
+        rows, columns = weight.shape
+        size, count = groups_of(columns, s.group_size)
+        codes = np.empty(weight.shape, np.uint8)
+        scale, zero = np.empty((rows, count), np.float32), np.empty((rows, count), np.uint8)
+        kind, search = KINDS[s.scale_dtype], s.clip == "search"
+
+        def work(first: int, stop: int) -> None:
+            quantize_rows(weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, first, stop)
+
+        each_share(work, rows, 1, job.threads)
+        refuse_overflow(job, scale, "scale", s.scale_dtype)
+        made = affine_weight(
+            codes, scale, zero, bits=s.bits, group_size=size, stored=s.scale_dtype, dtype=job.dtype, threads=job.threads
+        )
+        return Quantized(made, {})

@@ -1,0 +1,118 @@
+"""Planes of a whole matrix by the compiled search: groups sorted block by block, rows shared among threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.converters.methods.bcq_kernels import STARTS, solve_rows
+from bcqfmt.converters.methods.floats_kernels import KINDS
+from bcqfmt.converters.methods.levels_kernels import new_work
+from bcqfmt.converters.methods.matrix import groups_of, refuse_overflow
+from bcqfmt.converters.methods.protocol import Job
+from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.dtypes import numpy_dtype, round_to
+
+__all__ = ["Numbers", "Solved", "new_numbers", "solve", "sorted_blocks"]
+
+F32 = npt.NDArray[np.float32]
+
+_BLOCK = 1 << 18  # numbers sorted at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """alpha ``[p, out, G]`` and z ``[out, G]`` in the types that they are stored in."""
+
+    alpha: npt.NDArray[Any]
+    z: npt.NDArray[Any]
+
+    def fill(self, job: Job, rows: slice, found: npt.NDArray[np.float64], stored: tuple[str, str]) -> None:
+        """Take over some rows; found: float64 ``[rows, G, any]``, alphas first, z last, infinite where none fits."""
+        refuse_overflow(job, found[:, :, 0], "plane scale", stored[0], rows.start)
+        for i in range(len(self.alpha)):
+            self.alpha[i, rows] = round_to(found[:, :, i], stored[0])
+        self.z[rows] = round_to(found[:, :, -1], stored[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The planes of a matrix: codes uint8 ``[out, in]`` (highest bit: plane 0) and their numbers."""
+
+    codes: npt.NDArray[np.uint8]
+    numbers: Numbers
+    errors: npt.NDArray[np.float64]  # [out], squared, measured on rounded values
+    starts: dict[str, int]  # how many groups come from which start
+    stored: tuple[str, str]  # types of alpha and z
+    group_size: int
+
+
+def solve(job: Job, weight: F32, bits: int, group_size: int, *, bias: bool, rounds: int, dtype: str) -> Solved:
+    """The best planes found for ``weight``, with numbers in type ``dtype``.
+
+    Where the matrix as a whole would come out worse than with `rtn`, because z has too few bits for its grid (weights
+    that were quantized before), z and if need be alpha are stored in F32, which has enough.
+    """
+    for stored in dict.fromkeys([(dtype, dtype), (dtype, "F32"), ("F32", "F32")]):
+        solved, uniform_error = _solved(job, weight, bits, group_size, bias, rounds, stored, dtype)
+        if not bias or float(solved.errors.sum()) <= uniform_error:
+            break
+    return solved
+
+
+def new_numbers(planes: int, rows: int, groups: int, stored: tuple[str, str]) -> Numbers:
+    """To be filled in."""
+    return Numbers(
+        np.empty((planes, rows, groups), numpy_dtype(stored[0])), np.empty((rows, groups), numpy_dtype(stored[1]))
+    )
+
+
+def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tuple[slice, F32]]:
+    """Rows ``first..stop`` in blocks that fit the cache, each with the numbers of every group in rising order."""
+    columns = weight.shape[1]
+    whole = columns // size * size
+    step = max(1, _BLOCK // columns)
+    for start in range(first, stop, step):
+        rows = slice(start, min(start + step, stop))
+        block = weight[rows]
+        ordered = np.empty_like(block)
+        ordered[:, :whole] = np.sort(block[:, :whole].reshape(len(block), -1, size), axis=-1).reshape(len(block), whole)
+        ordered[:, whole:] = np.sort(block[:, whole:], axis=-1)
+        yield rows, ordered
+
+
+def _solved(
+    job: Job, weight: F32, bits: int, group_size: int, bias: bool, rounds: int, stored: tuple[str, str], dtype: str
+) -> tuple[Solved, float]:
+    size, groups = groups_of(weight.shape[1], group_size)
+    rows = weight.shape[0]
+    codes = np.empty(weight.shape, np.uint8)
+    numbers = new_numbers(bits, rows, groups, stored)
+    errors, uniform = np.empty(rows), np.empty(rows)
+    starts: Counter[int] = Counter()
+    kinds = np.array([KINDS[kind] for kind in (*stored, job.dtype, dtype, "F64")])
+
+    def work(first: int, stop: int) -> None:
+        scratch = new_work(size, bits)
+        for block, ordered in sorted_blocks(weight, size, first, stop):
+            found = np.empty((len(ordered), groups, bits + 1))
+            own, other = np.empty((len(ordered), groups)), np.empty((len(ordered), groups))
+            origin = np.empty((len(ordered), groups), np.uint8)
+            solve_rows(
+                weight[block], ordered, size, rounds, bias, kinds, codes[block], found, own, other, origin, scratch
+            )
+            numbers.fill(job, block, found, stored)
+            errors[block], uniform[block] = own.sum(axis=1), other.sum(axis=1)
+            starts.update(origin.reshape(-1).tolist())
+
+    each_share(work, rows, 1, job.threads)
+    return Solved(codes, numbers, errors, _named(starts), stored, size), float(uniform.sum())
+
+
+def _named(starts: Counter[int]) -> dict[str, int]:
+    return {STARTS[kind % 128] + ", refined" * (kind >= 128): starts[kind] for kind in sorted(starts)}

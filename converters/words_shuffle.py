@@ -1,0 +1,245 @@
+"""The one compiled loop under every word layout.
+
+``shuffle`` copies 32-bit words from one array to another and rearranges their bits on the way. An array is lanes times
+blocks times the words of a block; what happens to the bits is a program (`words_programs`) that a tile of many lanes
+and blocks runs through at once. No layout is known here. The loop is compiled when this file is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+
+from bcqfmt.converters.words_kernels import address, compiled, inner, operation, types
+
+__all__ = ["CLEAR", "MOVE", "SWAP", "TAIL", "copy_run", "shuffle", "turn"]
+
+SWAP, MOVE, CLEAR, TAIL = range(4)
+
+# Unsigned throughout: mixed with signed numbers they would become floats.
+_0, _1, _4, _8, _64 = (np.uint64(i) for i in (0, 1, 4, 8, 64))
+
+_BIT, _BYTE, _WORD, _LONG = (ir.IntType(bits) for bits in (1, 8, 32, 64))
+_EIGHT = ir.VectorType(_WORD, 8)
+_LINE = ir.VectorType(_LONG, 8)
+_UNPACK = ((0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15))
+_PAIRS = ((0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+_HALVES = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+
+
+def _build_turn(builder: Any, to: Any, to_step: Any, at: Any, at_step: Any) -> None:
+    """8 x 8 words: word j of row i becomes word i of row j; rows are ``step`` bytes apart."""
+
+    def row(first: Any, step: Any, i: int) -> Any:
+        return builder.add(first, builder.mul(step, _LONG(i)))
+
+    r = [_load(builder, row(at, at_step, i), _EIGHT) for i in range(8)]
+    r = [_pick(builder, r[i], r[i + 1], chosen) for i in (0, 2, 4, 6) for chosen in _UNPACK]
+    r = [_pick(builder, r[i], r[i + 2], chosen) for i in (0, 1, 4, 5) for chosen in _PAIRS]
+    r = [_pick(builder, r[i], r[i + 4], chosen) for chosen in _HALVES for i in range(4)]
+    for i, value in enumerate(r):
+        _store(builder, value, row(to, to_step, i))
+
+
+def _build_copy_run(builder: Any, to: Any, at: Any, size: Any) -> None:
+    """So many bytes."""
+    pointer = _BYTE.as_pointer()
+    copy = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, _LONG])
+    builder.call(copy, [_at(builder, to, _BYTE), _at(builder, at, _BYTE), size, _BIT(0)])
+
+
+def _build_copy_word(builder: Any, to: Any, at: Any) -> None:
+    """One word."""
+    _store(builder, _load(builder, at, _WORD), to)
+
+
+def _build_mask_word(builder: Any, to: Any, mask: Any) -> None:
+    """One word keeps the bits of the mask."""
+    _store(builder, builder.and_(_load(builder, to, _WORD), builder.trunc(mask, _WORD)), to)
+
+
+def _build_swap(builder: Any, x: Any, y: Any, right: Any, mask: Any) -> None:
+    """64 bytes of two rows: ``mask << right`` of x changes places with ``mask`` of y."""
+    a, b, by = _load(builder, x, _LINE), _load(builder, y, _LINE), _all(builder, right)
+    odd = builder.and_(builder.xor(builder.lshr(a, by), b), _all(builder, mask))
+    _store(builder, builder.xor(b, odd), y)
+    _store(builder, builder.xor(a, builder.shl(odd, by)), x)
+
+
+def _build_move(builder: Any, x: Any, y: Any, right: Any, left: Any, mask: Any) -> None:
+    """64 bytes of x, shifted and masked, are added to y."""
+    a = builder.shl(builder.lshr(_load(builder, x, _LINE), _all(builder, right)), _all(builder, left))
+    _store(builder, builder.or_(_load(builder, y, _LINE), builder.and_(a, _all(builder, mask))), y)
+
+
+def _build_clear(builder: Any, x: Any) -> None:
+    """64 bytes become zero."""
+    _store(builder, ir.Constant(_LINE, [0] * 8), x)
+
+
+def _build_differ(builder: Any, x: Any, y: Any) -> Any:
+    """The bits in which two times 64 bytes differ, all eight numbers together."""
+    odd = builder.xor(_load(builder, x, _LINE), _load(builder, y, _LINE))
+    for width in (4, 2, 1):
+        lower, upper = (_pick(builder, odd, odd, range(first, first + width)) for first in (0, width))
+        odd = builder.or_(lower, upper)
+    return builder.extract_element(odd, _WORD(0))
+
+
+def _at(builder: Any, place: Any, kind: Any) -> Any:
+    return builder.inttoptr(place, kind.as_pointer())
+
+
+def _load(builder: Any, place: Any, kind: Any) -> Any:
+    return builder.load(_at(builder, place, kind), align=4)
+
+
+def _store(builder: Any, value: Any, place: Any) -> None:
+    builder.store(value, _at(builder, place, value.type), align=4)
+
+
+def _pick(builder: Any, x: Any, y: Any, chosen: Any) -> Any:
+    order = list(chosen)
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_WORD, len(order)), order))
+
+
+def _all(builder: Any, number: Any) -> Any:
+    """Eight times the same number."""
+    first = builder.insert_element(ir.Constant(_LINE, ir.Undefined), number, _WORD(0))
+    return _pick(builder, first, first, [0] * 8)
+
+
+turn, copy_run = operation(_build_turn), operation(_build_copy_run)
+_copy_word, _mask_word = operation(_build_copy_word), operation(_build_mask_word)
+_swap, _move, _clear = operation(_build_swap), operation(_build_move), operation(_build_clear)
+_differ = operation(_build_differ, types.uint64)
+
+
+@inner
+def _words(
+    to: Any, to_outer: Any, to_inner: Any, at: Any, at_outer: Any, at_inner: Any, outer: Any, inner: Any
+) -> None:
+    """outer x inner words from one pair of strides (in bytes) to another."""
+    rows = _0
+    columns = _0
+    if (at_outer == _4 and to_inner == _4) or (to_outer == _4 and at_inner == _4):  # turned: eight by eight
+        rows = outer - outer % _8
+        columns = inner - inner % _8
+        to_row = to_outer if to_inner == _4 else to_inner
+        at_row = at_outer if at_inner == _4 else at_inner
+        for j in range(_0, columns, _8):
+            for i in range(_0, rows, _8):
+                turn(to + i * to_outer + j * to_inner, to_row, at + i * at_outer + j * at_inner, at_row)
+    straight = at_inner == _4 and to_inner == _4
+    for i in range(outer):
+        x = at + i * at_outer
+        y = to + i * to_outer
+        if straight:
+            copy_run(y, x, inner * _4)
+        else:
+            for j in range(columns if i < rows else _0, inner):
+                _copy_word(y + j * to_inner, x + j * at_inner)
+
+
+def _shuffle(
+    source: Any,
+    source_lane: Any,
+    source_block: Any,
+    source_words: Any,
+    target: Any,
+    target_lane: Any,
+    target_block: Any,
+    target_words: Any,
+    steps: Any,
+    tile: Any,
+    chunk: Any,
+    width: Any,
+    depth: Any,
+    blocks: Any,
+    first: Any,
+    stop: Any,
+    spare: Any,
+) -> Any:
+    """Lanes first..stop. Rows of ``source_words`` and ``target_words``: offset, row of the tile, in the last block too?
+
+    All distances are in bytes. The tile has rows of ``width`` lanes times ``depth`` blocks; word (lane, block) is item
+    lane * depth + block. Steps take 64 bytes at a time as numbers of 64 bits: a shift shifts two words, and the masks
+    remove what crosses between them. ``chunk`` bytes of every row, a multiple of 64, run through all steps.
+
+    With a ``spare`` row (not 0) nothing is stored: the target's words are compared with what would be, by way of that
+    row. What is given back is 0 if they are the same.
+    """
+    get = address(source)
+    put = address(target)
+    here = address(tile)
+    line = depth * _4
+    size = width * line
+    wrong = _0
+    for lane in range(first, stop, width):
+        lanes = min(width, stop - lane)
+        for block in range(_0, blocks, depth):
+            count = min(depth, blocks - block)
+            ends = block + count == blocks
+            for w in range(source_words.shape[0]):
+                at = get + source_words[w, 0] + lane * source_lane + block * source_block
+                row = here + source_words[w, 1] * size
+                some = count
+                if ends and source_words[w, 2] == _0:
+                    some = count - _1
+                    for i in range(lanes):
+                        _mask_word(row + i * line + some * _4, _0)
+                _words(row, line, _4, at, source_lane, source_block, lanes, some)
+            for start in range(_0, size, chunk):
+                rest = min(chunk, size - start)
+                for p in range(steps.shape[0]):
+                    kind = steps[p, 0]
+                    x = here + steps[p, 1] * size + start
+                    y = here + steps[p, 2] * size + start
+                    right = steps[p, 3]
+                    left = steps[p, 4]
+                    mask = steps[p, 5]
+                    if kind == SWAP:
+                        for i in range(_0, rest, _64):
+                            _swap(x + i, y + i, right, mask)
+                    elif kind == MOVE:
+                        for i in range(_0, rest, _64):
+                            _move(x + i, y + i, right, left, mask)
+                    elif kind == CLEAR:
+                        for i in range(_0, rest, _64):
+                            _clear(x + i)
+                    elif ends:  # TAIL: the last block of every lane that is in this chunk
+                        for i in range(count * _4 - _4, lanes * line, line):
+                            if start <= i < start + rest:
+                                _mask_word(x + i - start, mask)
+            for w in range(target_words.shape[0]):
+                to = put + target_words[w, 0] + lane * target_lane + block * target_block
+                row = here + target_words[w, 1] * size
+                some = count
+                if ends and target_words[w, 2] == _0:
+                    some = count - _1
+                if spare == _0:
+                    _words(to, target_lane, target_block, row, line, _4, lanes, some)
+                    continue
+                other = here + spare * size
+                if some < depth or lanes < width:  # the target has no words for the rest
+                    copy_run(other, row, size)
+                _words(other, line, _4, to, target_lane, target_block, lanes, some)
+                for i in range(_0, size, _64):
+                    wrong |= _differ(row + i, other + i)
+    return wrong
+
+
+_N = types.uint64
+_TABLE = types.Array(_N, 2, "C", readonly=True)
+_WORDS_IN = types.Array(types.uint32, 1, "C", readonly=True)
+_WORDS = types.uint32[::1]
+shuffle = compiled(
+    _shuffle,
+    _N,
+    *(_WORDS_IN, _N, _N, _TABLE),
+    *(_WORDS, _N, _N, _TABLE),
+    *(_TABLE, _WORDS),
+    *(_N,) * 7,
+)
