@@ -97,9 +97,8 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
         final = k == len(operand.segments) - 1
         target = y if final else device.empty_like(x, (batch, rows), "F32")
         kind = _KINDS[result] if final else 0
-        shape = (
-            _shape(operand, segment, batch, _KINDS[seen.dtype], kind, held is not None) if shapes is None else shapes[k]
-        )
+        precise, added = "F32" in (seen.dtype, result), held is not None
+        shape = shapes[k] if shapes else _shape(operand, segment, batch, _KINDS[seen.dtype], kind, added, precise)
         if shape.slices > segment.layout.chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
         launched = bit_gemv_kernel(shape)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.bit_layout import BitLayout
 
-__all__ = ["SHARED_LIMIT", "BitShape", "shape_for"]
+__all__ = ["SHARED_LIMIT", "BitShape", "examples", "shape_for"]
 
 SHARED_LIMIT = 227 * 1024  # of a block on sm_90
 
@@ -68,3 +68,13 @@ def shape_for(
         if shape.shared_bytes <= SHARED_LIMIT:
             return shape
     return None
+
+
+def examples() -> list[BitShape]:
+    """Groups of every kind, both formulas, one and four vectors: what has to compile without spilling."""
+    return [
+        BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2),
+        BitShape(BitLayout(2, 4096, 32, "bcq", "F16"), 1, 1, 1, 2),
+        BitShape(BitLayout(4, 4096, 4096, "affine", "F32"), 1, 0, 0, 3),
+        BitShape(BitLayout(3, 4096, 128, "affine", "F16"), 4, 2, 2, 2, reordered=True, added=True, tiles=1),
+    ]

@@ -7,11 +7,10 @@ go from memory into the tensor cores as they are: no table, no unpacking, no mul
 what is rounded is x (to 2^-15 of the largest of its 128 neighbours with two parts, 2^-22 with three; subnormal float32
 numbers count as zero), and the products with the scales, in float32.
 
-A lane of a warp gets counts for rows r and r + 8 and for some of the planes of x. Two integers per plane pair, shifted
-and added, give its share of ``sum(b * x)``, in units of 2^(e + position of its lowest plane). With signs s = 2b - 1 the
-sum is ``2 * share - C`` where C is the same share of sum(x), known beforehand; the integer starts at the pattern of
-1.5 * 2^23 minus C, so that reading it as float32 costs one subtraction instead of a conversion. Lanes with other planes
-(or other groups, where a group is shorter than 128 columns) are added up at the end of a tile.
+A lane of a warp gets counts for rows r and r + 8 and for some of the planes of x; shifted and added they give its share
+of ``sum(b * x)``. With signs s = 2b - 1 the sum is ``2 * share - C``, C being the same share of sum(x), known beforehand:
+the integer starts at the pattern of 1.5 * 2^23 minus C, so reading it as float32 costs one subtraction. Lanes with other
+planes (or other groups, where a group is shorter than 128 columns) are added up at the end of a tile.
 
 A block holds x as bits for all columns in shared memory, made by all of its threads while the first weights are on
 their way. Its warps take the chunks of a tile in turn (``slices`` of them, ``rows`` tiles side by side); every warp has
@@ -26,8 +25,7 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels.bit_shape import BitShape, examples
 from bcqfmt.kernels.bit_steps import MAGIC, PATTERN, WIDEN, bit_turner, fetcher, number_pairs, sums_as_floats
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_bits import barrier_of, bulk_fence, bulk_init, bulk_wait, mma_b1, mma_b1_wide, sts8
@@ -321,11 +319,5 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles: groups of every kind, both formulas, one and four vectors."""
-    shapes = [
-        BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2),
-        BitShape(BitLayout(2, 4096, 32, "bcq", "F16"), 1, 1, 1, 2),
-        BitShape(BitLayout(4, 4096, 4096, "affine", "F32"), 1, 0, 0, 3),
-        BitShape(BitLayout(3, 4096, 128, "affine", "F16"), 4, 2, 2, 2, reordered=True, added=True, tiles=1),
-    ]
-    return {"bit_gemv_kernel": [(shape,) for shape in shapes]}
+    """What `tests/kernels/compile_check.py` compiles."""
+    return {"bit_gemv_kernel": [(shape,) for shape in examples()]}
