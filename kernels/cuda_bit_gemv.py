@@ -7,16 +7,15 @@ go from memory into the tensor cores as they are: no table, no unpacking, no mul
 what is rounded is x (to 2^-15 of the largest of its 128 neighbours with two parts, 2^-22 with three; subnormal float32
 numbers count as zero), and the products with the scales, in float32.
 
-A lane of a warp gets counts for rows r and r + 8 and for some of the planes of x; shifted and added they give its share
-of ``sum(b * x)``. With signs s = 2b - 1 the sum is ``2 * share - C``, C being the same share of sum(x), known beforehand:
-the integer starts at the pattern of 1.5 * 2^23 minus C, so reading it as float32 costs one subtraction. Lanes with other
+A lane of a warp gets counts for rows r and r + 8 and for some of the planes of x; shifted and added they are its share
+of ``sum(b * x)``. With signs s = 2b - 1 the sum is ``2 * share - C``, C the same share of sum(x), known beforehand: the
+integer starts at the pattern of 1.5 * 2^23 minus C, so reading it as float32 costs one subtraction. Lanes with other
 planes (or other groups, where a group is shorter than 128 columns) are added up at the end of a tile.
 
 A block holds x as bits for all columns in shared memory, made by all of its threads while the first weights are on
-their way. Its warps take the chunks of a tile in turn (``slices`` of them, ``rows`` tiles side by side); every warp has
-a ring of ``stages`` buffers of its own, filled by bulk copies. Sums of the slices are added in a fixed order, so two
-runs give the same bits. Blocks start at different chunks of their rows: equal strides would meet on the same memory
-channels.
+their way. Its warps take the chunks of a tile in turn (``slices``, with ``tiles`` side by side); each has a ring of
+``stages`` buffers, filled by bulk copies. Slices are added in a fixed order, so two runs give the same bits. Blocks
+start at different chunks of their rows: equal strides would meet on the same memory channels.
 """
 
 from __future__ import annotations
@@ -35,10 +34,12 @@ from bcqfmt.kernels.unroll import static, unrolled
 __all__ = ["bit_gemv_kernel", "compile_cases"]
 
 _ONES = 0xFFFFFFFF
-_ARGUMENTS = (
-    "u32* planes, u32* numbers, {x}* x, i32* perm, f32* addend, {y}* y, "
-    "u32 rows, u32 tiles, u32 columns, u32 start, u32 rotation"
-)
+
+
+def _declared(kind: int, out: int) -> str:
+    x, y = "u32" if kind == 0 else "u16", "f32" if out == 0 else "u16"
+    pointers = f"u32* planes, u32* numbers, {x}* x, i32* perm, f32* addend, {y}* y"
+    return f"{pointers}, u32 rows, u32 tiles, u32 columns, u32 start, u32 rotation"
 
 
 @functools.cache
@@ -73,9 +74,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     fetch, turn_bits = fetcher(layout), bit_turner()
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
-    declared = _ARGUMENTS.format(x="u32" if kind == 0 else "u16", y="f32" if out == 0 else "u16")
-
-    @kernel(declared, threads=threads, variant=repr(shape))
+    @kernel(_declared(kind, out), threads=threads, variant=repr(shape))
     @unrolled
     def bit_gemv(
         planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any,
@@ -110,7 +109,6 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                     for w in static(4):
                         early[i * x_words + e * 4 + w] = four[w]
         ptx.syncwarp()
-
         next_tile, next_chunk, slot, bar = tile, mine, ring, bars
         for _ in static(stages):
             if lane == 0 and next_tile < tiles:
@@ -168,7 +166,6 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                         at = ptx.u32(base + t_base + (entry * passes + p) * 64 + ((column >> 3) & 3) * 16)
                         ptx.sts_f32(at, ptx.u32(8), unit_value)
         cuda.syncthreads()
-
         sign = -1 if t % sharers == sharers - 1 else 1
         factor = ptx.bits_f32(ptx.u32((127 + (t % sharers) * held) << 23))
         xlane = ptx.u32(base + (((r8 >> 1) % sharers * 2 + (r8 & 1)) * 4 + t) * 4)
@@ -195,7 +192,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                         share = ptx.i32(share + (counts[1] << (2 * m + 1)) * (sign if m == pairs - 1 else 1))
                     if r8 == 0:
                         entry = ptx.u32(tlane + ((b * chunks * halves + s) * passes + p) * 64)
-                        first_value = ptx.u32(start_value - share) if bcq else ptx.u32(start_value)
+                        first_value = ptx.u32(start_value - (share if bcq else 0))
                         ptx.sts64(entry, ptx.u32(0), first_value, ptx.f32_bits(ptx.f32(share)))
                 s = ptx.u32(s + warps)
         cuda.syncthreads()
