@@ -23,7 +23,7 @@ __all__ = ["Row", "bandwidth", "products", "shapes_to_compile", "sweep"]
 
 _AROUND = 260_000_000  # bytes of weights that follow one another
 LARGE, SMALL = ((28672, 8192), (49152, 12288)), ((4096, 4096), (11008, 4096))
-SWEEP = [(q, g) for q in (1, 2, 3, 4, 6, 8) for g in (32, 64, 128, 12288)]
+SWEEP = [(q, g) for q in (1, 2, 4, 8) for g in (32, 128, 12288)]
 
 
 class Row(NamedTuple):
