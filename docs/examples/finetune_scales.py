@@ -41,7 +41,7 @@ def main(out: Path, steps: int = 200) -> dict[str, float]:
     """Quantize, save, load, tune, save, load again; the loss before, after, and of what was loaded again."""
     torch.manual_seed(0)
     teacher = network()
-    x, fresh = torch.randn(512, 64), torch.randn(512, 64)
+    x, fresh = torch.randn(2048, 64), torch.randn(512, 64)
     with torch.no_grad():
         wanted, expected = teacher(x), teacher(fresh)
 
@@ -54,7 +54,7 @@ def main(out: Path, steps: int = 200) -> dict[str, float]:
     with bcqfmt.open(start) as checkpoint:
         load_linears(student, checkpoint, dense=True, trainable_scales=True)
     learned = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learned, lr=3e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(learned, lr=1e-3, weight_decay=0.0)
     found = {"before": nn.functional.mse_loss(student(fresh), expected).item()}
     for _ in range(steps):
         loss = nn.functional.mse_loss(student(x), wanted)

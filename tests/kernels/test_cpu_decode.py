@@ -30,7 +30,7 @@ def assert_same(weight: BcqWeight, planes: int | None = None) -> None:
 
 
 @given(weights(nonfinite=None))
-@settings(examples(60), **CALM)
+@settings(examples(40), **CALM)
 def test_any_weight_decodes_to_the_same_bits(pair: tuple[BcqWeight, Any]) -> None:
     assert_same(pair[0])
 
@@ -42,7 +42,7 @@ def test_tiles_decode_to_the_same_bits(pair: tuple[BcqWeight, Any]) -> None:
 
 
 @given(weights(encodings=("affine", "bcq"), max_segments=2))
-@settings(examples(30), **CALM)
+@settings(examples(20), **CALM)
 def test_the_first_planes_decode_to_the_same_bits(pair: tuple[BcqWeight, Any]) -> None:
     weight, _ = pair
     for planes in {1, max(segment.bits for segment in weight.scheme.segments) - 1} - {0}:

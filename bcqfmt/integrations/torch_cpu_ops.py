@@ -1,0 +1,195 @@
+"""Products with BCQ weights as torch operators that take the parts as they are stored.
+
+- ``torch.ops.bcqfmt.linear(x, parts, spec, planes, index)``: ``x W^T``, with a gradient for x
+- ``torch.ops.bcqfmt.values(parts, spec, planes, index, dtype)``: the dense matrix, bit for bit (section 8)
+
+``parts``: the tensors of the parts, sorted by suffix; ``spec``: `torch_module_parts.text_of`; ``planes``: the first
+ones only, 0 for all; ``index``: which matrix of a stack, 0 otherwise. On the CPU the kernels of `bcqfmt.kernels.cpu`
+run, with as many threads as torch has; on a GPU those of `bcqfmt.kernels.matmul`. What they need besides the planes is
+prepared at the first call and kept until the memory of a part is changed or freed. Both operators know their result
+without running (fake tensors, ``torch.compile``). Importing this module registers them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from bcqfmt.dtypes import logical_name
+from bcqfmt.errors import error
+from bcqfmt.integrations.torch_module_parts import borrowed, spec_of, suffixes, weight_of
+from bcqfmt.kernels import cpu
+
+__all__ = ["linear", "prepared_count", "values"]
+
+_Weak: Any = reductions.StorageWeakRef
+_BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
+
+
+class _Kept:
+    """What was prepared for parts: valid while their memory is neither freed, nor moved, nor written to."""
+
+    def __init__(self, parts: Sequence[Tensor], state: tuple[tuple[int, int], ...], made: Any) -> None:
+        self.memory = [_Weak(part.untyped_storage()) for part in parts]
+        self.state = state
+        self.made = made
+
+    def freed(self) -> bool:
+        return any(memory.expired() for memory in self.memory)
+
+
+_kept: dict[tuple[Any, ...], _Kept] = {}
+_lock = threading.Lock()
+_FEW = 64
+
+
+def prepared_count() -> int:
+    """How many weights are kept prepared; those whose memory was freed are dropped first."""
+    with _lock:
+        return _drop_freed()
+
+
+def _drop_freed() -> int:
+    for key in [key for key, kept in _kept.items() if kept.freed()]:
+        del _kept[key]
+    return len(_kept)
+
+
+def _prepared(parts: Sequence[Tensor], spec: str, planes: int, index: int, make: Callable[..., Any]) -> Any:
+    """``make(parts, spec, planes or None, index or None)``, once for as long as the parts stay what they are."""
+    # a storage that is weakly referenced keeps its address, so a key cannot come to mean another one's memory
+    key = (planes, index, spec, *(part.untyped_storage()._cdata for part in parts))
+    state = tuple((part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts)
+    kept = _kept.get(key)
+    if kept is not None and kept.state == state:
+        return kept.made
+    if len(parts) != len(suffixes(spec)):
+        raise error("BCQ-E552", found=f"{len(parts)} parts", expected=", ".join(suffixes(spec)))
+    made = make(parts, spec, planes or None, index if len(spec_of(spec).shape) == 3 else None)
+    with _lock:
+        _kept[key] = _Kept(parts, state, made)
+        if (
+            len(_kept) & (len(_kept) - 1) == 0 and len(_kept) >= _FEW
+        ):  # at powers of two: cheap for any number of weights
+            _drop_freed()
+    return made
+
+
+def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> cpu.CpuMatrix:
+    return cpu.prepare(borrowed(spec, parts), planes=planes, index=index)
+
+
+def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> Any:
+    from bcqfmt.kernels import matmul, operands
+
+    host = dict(zip(suffixes(spec), (part.cpu() for part in parts), strict=True))
+    return matmul.MatmulWeight(
+        operands.operand(weight_of(spec_of(spec), host), planes=planes, index=index), parts[0].device
+    )
+
+
+def _check(x: Tensor, spec: str, parts: Sequence[Tensor]) -> None:
+    columns = spec_of(spec).columns
+    if x.dim() < 1 or x.shape[-1] != columns or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise error(
+            "BCQ-E552",
+            found=f"x of shape {list(x.shape)} and {x.dtype}",
+            expected=f"[..., {columns}], float32, float16 or bfloat16",
+        )
+    if not parts or parts[0].device != x.device:
+        raise error("BCQ-E552", found=f"x on {x.device}, {len(parts)} parts on another", expected="one device")
+
+
+def _linear_cpu(x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int) -> Tensor:
+    _check(x, spec, parts)
+    matrix: cpu.CpuMatrix = _prepared(parts, spec, planes, index, _on_cpu)
+    rows, columns = matrix.shape
+    vectors = x.detach().reshape(-1, columns)
+    threads = torch.get_num_threads()
+    if matrix.path(vectors.shape[0]) == "tables":
+        y = torch.from_numpy(matrix.matmul(vectors.float().numpy(), threads=threads))
+    else:
+        y = _by_values(matrix, vectors, threads)
+    return y.to(x.dtype).reshape(*x.shape[:-1], rows)
+
+
+def _by_values(matrix: cpu.CpuMatrix, vectors: Tensor, threads: int) -> Tensor:
+    """Many vectors: some rows at a time decoded, to bfloat16 for bfloat16 inputs, else to float32, and multiplied."""
+    rows, columns = matrix.shape
+    kind = torch.bfloat16 if vectors.dtype == torch.bfloat16 else torch.float32
+    inputs = vectors.to(kind)
+    y = inputs.new_empty(inputs.shape[0], rows)
+    step = max(1, _BLOCK // columns)
+    block = torch.empty(min(step, rows), columns, dtype=kind)
+    for top in range(0, rows, step):
+        piece = block[: min(step, rows - top)]
+        _decode(matrix, top, piece, threads)
+        y[:, top : top + len(piece)] = inputs @ piece.T
+    return y
+
+
+def _decode(matrix: cpu.CpuMatrix, first_row: int, out: Tensor, threads: int) -> None:
+    kind = logical_name(out.dtype)
+    patterns = out.view({1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}[out.element_size()]).numpy()
+    matrix.decode_into(kind, first_row, patterns, threads=threads)
+
+
+def _values_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+    matrix: cpu.CpuMatrix = _prepared(parts, spec, planes, index, _on_cpu)
+    out = torch.empty(matrix.shape, dtype=dtype)
+    _decode(matrix, 0, out, torch.get_num_threads())
+    return out
+
+
+def _linear_cuda(x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int) -> Tensor:
+    from bcqfmt.kernels import matmul
+
+    _check(x, spec, parts)
+    found: Tensor = matmul.matmul(_prepared(parts, spec, planes, index, _on_gpu), x.detach().contiguous())
+    return found
+
+
+def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+    from bcqfmt.kernels import matmul
+
+    found: Tensor = matmul.dequantize(_prepared(parts, spec, planes, index, _on_gpu).exact, logical_name(dtype))
+    return found
+
+
+def _linear_fake(x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], spec_of(spec).out))
+
+
+def _values_fake(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+    return parts[0].new_empty(spec_of(spec).shape[-2:], dtype=dtype)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, parts, ctx.spec, ctx.planes, ctx.index = inputs
+    ctx.dtype = x.dtype
+    ctx.save_for_backward(*parts)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    matrix = values(ctx.saved_tensors, ctx.spec, ctx.planes, ctx.index, gradient.dtype)
+    return gradient @ matrix, [None] * len(ctx.saved_tensors), None, None, None
+
+
+torch.library.define("bcqfmt::linear", "(Tensor x, Tensor[] parts, str spec, int planes, int index) -> Tensor")
+torch.library.define("bcqfmt::values", "(Tensor[] parts, str spec, int planes, int index, ScalarType dtype) -> Tensor")
+for _name, _on, _function in (
+    ("linear", "CPU", _linear_cpu), ("linear", "CUDA", _linear_cuda), ("values", "CPU", _values_cpu),
+    ("values", "CUDA", _values_cuda),
+):  # fmt: skip
+    torch.library.impl(f"bcqfmt::{_name}", _on, _function)
+torch.library.register_fake("bcqfmt::linear", _linear_fake)
+torch.library.register_fake("bcqfmt::values", _values_fake)
+torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setup)
+
+linear: Any = torch.ops.bcqfmt.linear.default
+values: Any = torch.ops.bcqfmt.values.default

@@ -1,0 +1,101 @@
+"""Threads that share one piece of work, and the memory that a thread works in.
+
+Kernels release the GIL and take the next tile from a counter, so work is spread evenly however late a thread starts;
+which thread did what never shows in the result.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.errors import error
+
+__all__ = ["aligned", "available", "scratch", "together"]
+
+_LINE = 64  # bytes of a cache line, and of a vector register
+
+
+class _State:
+    """The pool of this process."""
+
+    pool: ThreadPoolExecutor | None = None
+    size = 0
+    lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    _State.pool, _State.size, _State.lock = None, 0, threading.Lock()  # a child has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def available() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def together(work: Callable[[int], None], threads: int) -> None:
+    """``work(i)`` for i in 0..threads-1 at the same time; ``work(0)`` here.
+
+    One call has to be able to do all of it: those that have not begun when it is done are dropped.
+    """
+    if threads < 1:
+        raise error("BCQ-E552", found=f"{threads} threads", expected="at least 1")
+    if threads == 1:
+        work(0)
+        return
+    pool = _pool(threads - 1)
+    others = [pool.submit(work, i) for i in range(1, threads)]
+    try:
+        work(0)
+    finally:
+        started = [other for other in others if not other.cancel()]
+        for other in started:
+            other.result()
+
+
+def _pool(size: int) -> ThreadPoolExecutor:
+    with _State.lock:
+        if _State.pool is None or _State.size < size:
+            _State.pool, _State.size = ThreadPoolExecutor(size, "bcqfmt"), size
+        return _State.pool
+
+
+class _Memory(threading.local):
+    """What a thread keeps: the memory of every name, and the views of it that were asked for."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, npt.NDArray[Any]] = {}
+        self.views: dict[tuple[str, tuple[int, ...]], npt.NDArray[Any]] = {}
+
+
+_memory = _Memory()
+
+
+def scratch(name: str, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+    """An array of the calling thread's own, the same memory at every call with that name; what was left is in it."""
+    found = _memory.views.get((name, shape))
+    if found is None:
+        count = math.prod(shape)
+        if name not in _memory.held or _memory.held[name].size < count:
+            _memory.held[name] = aligned(count, dtype)
+            _memory.views.clear()
+        found = _memory.views[name, shape] = _memory.held[name][:count].reshape(shape)
+    return found
+
+
+def aligned(count: int, dtype: Any) -> npt.NDArray[Any]:
+    """An array that begins at a cache line; zeros."""
+    kind = np.dtype(dtype)
+    raw = np.zeros(count * kind.itemsize + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + count * kind.itemsize].view(kind)

@@ -1,0 +1,189 @@
+"""Products on the CPU: BCQ against torch's own, same machine, same run.
+
+    python tests/benchmarks/cpu_kernels.py [--quick] [--threads N] [--json FILE]
+
+y = W x for one vector, W 4096 x 4096 and 11008 x 4096, BCQ at 2 and 4 bit (affine, groups of 128): against torch's fp32
+and bf16 `mv`, bf16 `linear`, and its int4 kernel (`_weight_int4pack_mm_for_cpu`, bf16, groups of 128). Then batches.
+Every call takes the next of several copies of a weight, 256 MB of them, so that no cache holds it from the call before;
+a second table repeats one copy. Contenders take turns, some calls each; ratios are taken turn by turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
+
+import numpy as np
+import torch
+from measure import Result, machine, rounded, spread
+
+from bcqfmt import BcqWeight
+from bcqfmt.kernels import cpu, reference
+
+SHAPES = ((4096, 4096), (11008, 4096))
+GROUP = 128
+SPREAD = 256 << 20  # bytes of copies
+GOAL = 2.0  # times as fast as fp32 mv
+
+Call = Callable[[], object]
+
+
+def weight_of(rows: int, columns: int, bits: int, rng: np.random.Generator, *, bcq: bool = False) -> BcqWeight:
+    """Random codes, scales as quantizers make them."""
+    scale = (rng.random((rows, columns // GROUP)) * 0.01 + 0.001).astype(np.float16)
+    if bcq:
+        signs = rng.integers(0, 2, (bits, rows, columns), np.uint8)
+        alpha = np.stack([scale * np.float16(2.0**-i) for i in range(bits)])
+        return BcqWeight.from_bcq(signs, alpha, scale, group_size=GROUP)
+    codes = rng.integers(0, 2**bits, (rows, columns), np.uint8)
+    zero = rng.integers(0, 2**bits, scale.shape)
+    return BcqWeight.from_affine(codes, scale, zero, group_size=GROUP, bits=bits)
+
+
+def copies(weight: BcqWeight, count: int) -> list[cpu.CpuMatrix]:
+    """The same weight prepared several times, each with planes of its own."""
+    made = []
+    for _ in range(count):
+        parts = {suffix: part.array().copy() for suffix, part in weight.parts().items()}
+        stored = {s: type(p).from_array(s, parts[s], p.dtype) for s, p in weight.parts().items()}
+        made.append(cpu.prepare(BcqWeight("", weight.spec, stored)))
+    return made
+
+
+def contenders(rows: int, columns: int, batch: int, threads: int, spread_: int) -> dict[str, Call]:
+    """Name -> a call that multiplies with the next copy."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((batch, columns)).astype(np.float32))
+    short, one = x.bfloat16(), batch == 1
+    found: dict[str, Call] = {}
+
+    def add(name: str, size: int, make: Callable[[int], list[Any]], call: Callable[[Any], object]) -> None:
+        cycle = itertools.cycle(make(max(1, -(-spread_ // size))))
+        found[name] = lambda: call(next(cycle))
+
+    dense = torch.from_numpy(rng.standard_normal((rows, columns)).astype(np.float32))
+    linear = torch.nn.functional.linear
+    add(
+        "torch fp32", 4 * rows * columns, lambda n: [dense.clone() for _ in range(n)],
+        (lambda w: torch.mv(w, x[0])) if one else (lambda w: linear(x, w)),
+    )  # fmt: skip
+    if one:
+        add(
+            "torch bf16 mv", 2 * rows * columns, lambda n: [dense.bfloat16() for _ in range(n)],
+            lambda w: torch.mv(w, short[0]),
+        )  # fmt: skip
+    add(
+        "torch bf16 linear", 2 * rows * columns, lambda n: [dense.bfloat16() for _ in range(n)],
+        lambda w: linear(short, w),
+    )  # fmt: skip
+    codes = torch.from_numpy(rng.integers(0, 16, (rows, columns), np.int32))
+    numbers = torch.ones(columns // GROUP, rows, 2, dtype=torch.bfloat16)
+    add(
+        "torch int4", rows * columns // 2,
+        lambda n: [torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1) for _ in range(n)],
+        lambda w: torch.ops.aten._weight_int4pack_mm_for_cpu(short, w, GROUP, numbers),
+    )  # fmt: skip
+    vectors = x.numpy()
+    for bits, bcq in ((2, False), (4, False), (4, True)):
+        weight = weight_of(rows, columns, bits, rng, bcq=bcq)
+        error = reference.relative_error(cpu.prepare(weight).matmul(vectors), reference.product(weight, vectors))
+        assert error < 1e-5, error
+        add(
+            f"BCQ {'bcq ' if bcq else ''}{bits} bit", weight.nbytes, lambda n, w=weight: copies(w, n),
+            lambda m: m.matmul(vectors, threads=threads),
+        )  # fmt: skip
+    return found
+
+
+def take_turns(calls: dict[str, Call], turns: int, each: int = 8) -> dict[str, list[float]]:
+    """The fastest of ``each`` calls in milliseconds, turn by turn: what other processes do to a call is left out."""
+    for call in calls.values():
+        call()
+        call()
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            call()  # lets the threads of the one before go to sleep
+            times = []
+            for _ in range(each):
+                begun = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - begun)
+            found[name].append(min(times) * 1000)
+    return found
+
+
+def products(quick: bool = False, threads: int = 2) -> list[Result]:
+    """One vector: every shape, copies and a single weight."""
+    results = []
+    torch.set_num_threads(threads)
+    turns = 3 if quick else 15
+    for rows, columns in SHAPES[: 1 if quick else 2]:
+        for spread_ in (0,) if quick else (SPREAD, 0):
+            times = take_turns(contenders(rows, columns, 1, threads, spread_), turns)
+            how = "copies in turn" if spread_ else "one weight again and again"
+            for name, took in times.items():
+                goals = []
+                if name in ("BCQ 2 bit", "BCQ 4 bit"):
+                    goals = [("torch fp32", GOAL), ("torch bf16 mv", 1.0), ("torch int4", 1.0)]
+                ratios = {
+                    base: [a / b for a, b in zip(times[base], took, strict=True)] for base in times if base != name
+                }
+                met = all(statistics.median(ratios[base]) >= least for base, least in goals) if goals else None
+                shown = ", ".join(
+                    f"{statistics.median(r):.2f}x {base}" for base, r in ratios.items() if "torch" in base
+                )
+                results.append(
+                    Result(
+                        f"{name}, {rows} x {columns}, one vector, {threads} threads, {how}",
+                        f"{spread(took, '.3f')} ms; {shown}",
+                        "; ".join(f"at least {least:g}x {base}" for base, least in goals),
+                        met,
+                        {"ms": rounded(took)},
+                    )
+                )
+    return results
+
+
+def batches(quick: bool = False, threads: int = 2) -> list[Result]:
+    """Several vectors at once."""
+    results = []
+    for batch in (2, 8) if quick else (2, 4, 8, 16, 32, 64):
+        times = take_turns(contenders(*SHAPES[0], batch, threads, 0), 3 if quick else 7, 4)
+        shown = ", ".join(f"{name} {statistics.median(took):.2f}" for name, took in times.items())
+        values = {name: rounded(took) for name, took in times.items()}
+        results.append(Result(f"4096 x 4096, {batch} vectors, {threads} threads, ms", shown, values=values))
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one shape, few turns")
+    parser.add_argument("--threads", type=int, default=cpu.available())
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    print(f"look-ups: {cpu.target()}, threads: {options.threads}, torch {torch.__version__}")
+    results = []
+    for bench in (products, batches):
+        for result in bench(options.quick, options.threads):
+            results.append(result)
+            print(f"{result.verdict:12}{result.what}\n{'':12}{result.measured}", flush=True)
+    if options.json is not None:
+        record = {"machine": machine(), "results": [result.as_dict() for result in results]}
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    missed = sum(result.met is False for result in results)
+    print(f"{len(results)} figures, {missed} goals missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""BcqLinear on a GPU: the same values as on the CPU, moves there and back, one graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import kernel_samples as ks
+from bcqfmt import BcqWeight
+from bcqfmt.integrations.torch import BcqLinear
+from bcqfmt.kernels import reference
+
+WEIGHTS = {"plain": ks.weight("affine", 4, 96, 512, 128), "mixed": ks.mixed(40, 192, 64)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("batch", [1, 8, 40])
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
+def test_products_on_a_gpu(weight: BcqWeight, batch: int, dtype: torch.dtype) -> None:
+    bias = torch.randn(weight.spec.out)
+    layer = BcqLinear.from_weight(weight, bias).cuda()
+    x = torch.randn(batch, 1, weight.spec.columns, device="cuda", dtype=dtype)
+    y = layer(x)
+    assert (y.dtype, y.device.type, y.shape) == (dtype, "cuda", (batch, 1, weight.spec.out))
+    expected = reference.product(weight, x[:, 0].float().cpu().numpy()) + bias.numpy()
+    bound = {torch.float32: 2e-3, torch.float16: 3e-3, torch.bfloat16: 2e-2}[
+        dtype
+    ]  # dense float32 products may use TF32
+    assert reference.relative_error(y[:, 0].float().cpu().numpy(), expected) < bound
+
+
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
+def test_values_and_moves(weight: BcqWeight) -> None:
+    layer = BcqLinear.from_weight(weight)
+    for place in ("cuda", "cpu", "cuda"):
+        layer.to(place)
+        assert np.array_equal(layer.values().cpu().numpy(), weight.dequantize())
+        assert layer.to_weight().digest() == weight.digest()
+
+
+def test_one_graph_and_a_gradient() -> None:
+    weight = WEIGHTS["plain"]
+    layer = BcqLinear.from_weight(weight).cuda()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 512, device="cuda", requires_grad=True)
+    y = compiled(x)
+    assert torch.equal(y, layer(x))
+    y.sum().backward()
+    assert x.grad is not None
+    expected = torch.ones(4, 96).double() @ torch.from_numpy(weight.dequantize("float64"))
+    assert reference.relative_error(x.grad.cpu().numpy(), expected.numpy()) < 2e-3
