@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import bcqfmt
-import bcqfmt.integrations.transformers  # noqa: F401 - registers quant_method bcq
+import bcqfmt.integrations.transformers  # registers quant_method bcq
 from bcqfmt.converters.export import export
 from dense_samples import quantize
 
@@ -46,9 +46,7 @@ def dense_model(
     model = model_class(config_class(**{**_COMMON, **more, **config})).to(getattr(torch, dtype))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.1)
-            elif parameter.numel() and not bool(parameter.any()):  # biases start at zero
+            if parameter.dim() > 1 or not bool(parameter.any()):  # biases start at zero
                 parameter.normal_(0, 0.1)
     with quiet():
         model.save_pretrained(folder, save_original_format=original)
@@ -77,7 +75,7 @@ def load(folder: Path, **options: Any) -> Any:
 
 def logits(model: Any, length: int = 24, rows: int = 2) -> torch.Tensor:
     """What it says about some tokens."""
-    ids = torch.arange(rows * length).reshape(rows, length) * 7 % VOCABULARY
+    ids = torch.arange(rows * length).reshape(rows, length) * 7 % model.config.vocab_size
     with torch.inference_mode():
         found: torch.Tensor = model(input_ids=ids).logits
     return found

@@ -1,0 +1,121 @@
+"""`bcqfmt eval`: figures that a second computation agrees with."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bcqfmt.integrations import transformers_run
+from conversions import convert
+from peers import PEERS
+from tiny_models import as_dense, bcq_model, dense_model
+from verbs import Run
+
+SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("peer")
+    convert(SOURCE, place / "bcq")
+    as_dense(place / "dense", place / "bcq")
+    return place / "bcq"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog, and then again. " * 12)
+    return path
+
+
+def test_against_the_exact_dense_export(run: Run, model: Path, text: Path) -> None:
+    options = [
+        "--text",
+        text,
+        "--context",
+        "32",
+        "--max-tokens",
+        "200",
+        "--reference",
+        model.parent / "dense",
+        "--json",
+    ]
+    exact = json.loads(run("eval", model, *options, "--exact").stdout)
+    assert exact["divergence"] == exact["largest_divergence"] == 0
+    assert exact["top1"] == 1
+    assert exact["perplexity"] == exact["reference_perplexity"]
+    kernels = json.loads(run("eval", model, *options).stdout)
+    assert 0 <= kernels["divergence"] <= 1e-4
+    assert kernels["top1"] >= 0.995
+    assert kernels["tokens"] == exact["tokens"]
+
+
+def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:
+    loaded = transformers_run.load(model, dtype="float32")
+    ids = loaded.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"][:50]
+    total, count = 0.0, 0
+    for window in (ids[:20], ids[20:40], ids[40:]):
+        with torch.inference_mode():
+            logits = loaded.model(input_ids=torch.tensor([window])).logits[0].double().numpy()
+        for row, token in zip(logits[:-1], window[1:], strict=True):
+            total += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
+            count += 1
+    found = transformers_run.evaluate(loaded, text.read_text(), context=20, most=50)
+    assert found.tokens == count == 47
+    assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-9)
+    assert found.divergence is None
+
+
+def test_divergence_is_what_numpy_computes(model: Path, text: Path) -> None:
+    fine, coarse = (transformers_run.load(model, dtype="float32", exact=True, planes=p) for p in (None, 2))
+    ids = torch.tensor([fine.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"][:30]])
+    with torch.inference_mode():
+        p, q = (torch.softmax(m.model(input_ids=ids).logits[0, :-1].double(), -1).numpy() for m in (fine, coarse))
+    apart = (p * np.log(p / q)).sum(-1)
+    found = transformers_run.evaluate(coarse, text.read_text(), fine, context=30, most=30)
+    assert found.divergence == pytest.approx(apart.mean(), rel=1e-6)
+    assert found.largest_divergence == pytest.approx(apart.max(), rel=1e-6)
+    assert found.top1 == (p.argmax(-1) == q.argmax(-1)).mean()
+    assert found.divergence is not None
+    assert found.divergence > 1e-6
+
+
+def test_the_screen(run: Run, model: Path, text: Path) -> None:
+    result = run("eval", model, "--text", text, "--context", "32", "--max-tokens", "64")
+    assert result.exit_code == 0
+    first, *rest = result.stdout.splitlines()
+    assert first == str(model)
+    assert [line.split()[0] for line in rest] == ["perplexity", "speed"]
+    assert "over 62 tokens, windows of 32" in rest[0]
+
+
+def test_bad_input(run: Run, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "short.txt").write_text("")
+    for file, code, words in (
+        (tmp_path / "none.txt", 3, "BCQ-E101"),
+        (tmp_path / "latin.txt", 3, "byte 3 is no UTF-8"),
+        (tmp_path / "short.txt", 2, "a text of 0 tokens"),
+    ):
+        result = run("eval", model, "--text", file, "--context", "32")
+        assert result.exit_code == code
+        assert words in result.stderr
+    long = run("eval", model, "--text", tmp_path / "latin.txt", "--context", "1")
+    assert long.exit_code == 2
+
+
+def test_a_context_beyond_the_model_is_refused(run: Run, model: Path, text: Path) -> None:
+    result = run("eval", model, "--text", text, "--context", "129")
+    assert result.exit_code == 2
+    assert "expected at most 128" in result.stderr
+
+
+def test_a_reference_without_a_tokenizer_is_refused(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    bare = bcq_model(tmp_path / "bare", dense_model(tmp_path / "dense"))
+    result = run("eval", model, "--text", text, "--reference", bare, "--context", "32")
+    assert result.exit_code == 3
+    assert "BCQ-E102" in result.stderr

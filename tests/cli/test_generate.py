@@ -1,0 +1,86 @@
+"""`bcqfmt generate`: text, the same every time, and clear words when something is missing."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bcqfmt.cli import generate as verb
+from conversions import convert
+from peers import PEERS
+from tiny_models import as_dense
+from verbs import Run
+
+SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
+PROMPT = "abc"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("peer")
+    convert(SOURCE, place / "bcq")
+    as_dense(place / "dense", place / "bcq")
+    return place / "bcq"
+
+
+def test_it_prints_the_prompt_and_what_follows(run: Run, model: Path) -> None:
+    first = run("generate", model, "--prompt", PROMPT, "--max-new-tokens", "8", "--dtype", "float32")
+    assert first.exit_code == 0, first.stderr
+    assert first.stdout.startswith(PROMPT)
+    assert "8 tokens in " in first.stderr
+    again = run("generate", model, "--prompt", PROMPT, "--max-new-tokens", "8", "--dtype", "float32")
+    assert again.stdout == first.stdout
+
+
+def test_exact_text_is_the_text_of_the_dense_export(run: Run, model: Path) -> None:
+    from bcqfmt.integrations import transformers_run
+
+    result = run("generate", model, "--prompt", PROMPT, "--max-new-tokens", "12", "--exact", "--json")
+    value = json.loads(result.stdout)
+    assert result.exit_code == 0
+    dense = transformers_run.load(model.parent / "dense")
+    text, tokens, _ = transformers_run.generate(dense, PROMPT, most=12)
+    assert (value["text"], value["tokens"]) == (text, tokens)
+    assert value["prompt"] == PROMPT
+
+
+def test_what_it_is_not_given_or_cannot_do(run: Run, model: Path, tmp_path: Path) -> None:
+    assert run("generate", model).exit_code == 2  # no prompt
+    missing = run("generate", tmp_path / "nothing", "--prompt", "x")
+    assert (missing.exit_code, "BCQ-E101" in missing.stderr) == (3, True)
+    foreign = run("generate", SOURCE, "--prompt", "x")
+    assert (foreign.exit_code, "BCQ-V201" in foreign.stderr) == (5, True)
+    empty = run("generate", model, "--prompt", "")
+    assert (empty.exit_code, "a prompt without tokens" in empty.stderr) == (2, True)
+    long = run("generate", model, "--prompt", PROMPT, "--max-new-tokens", "4000")
+    assert (long.exit_code, "expected at most 128" in long.stderr) == (2, True)
+
+
+def test_a_folder_without_a_tokenizer_is_told_so(run: Run, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "m" / name).unlink()
+    result = run("generate", tmp_path / "m", "--prompt", PROMPT)
+    assert result.exit_code == 3
+    assert "BCQ-E102" in result.stderr
+    assert "tokenizer" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["generate", "eval"])
+def test_without_the_extra_it_says_what_to_install(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (tmp_path / "text.txt").write_text("abc")
+    options = ["--prompt", "x"] if name == "generate" else ["--text", tmp_path / "text.txt"]
+    result = run(name, model, *options)
+    assert result.exit_code == 2
+    assert "BCQ-E306" in result.stderr
+    assert "pip install 'bcqfmt[transformers]'" in result.stderr
+
+
+def test_types_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in verb.DTYPES if name != "auto")
