@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from bcqfmt.errors import BcqError, error
 
 __all__ = ["OutputFile", "folder_in_progress", "output_path", "refuse_other_things", "sync_folder", "write_file"]
@@ -30,7 +33,7 @@ class OutputFile:
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
             self._descriptor = os.open(self._temporary, flags, 0o666)
             if size:
                 _reserve(self._descriptor, size)
@@ -54,6 +57,24 @@ class OutputFile:
             self._sync_behind()
         except OSError as fault:
             raise _failed(self.path, fault) from fault
+
+    def read_into(self, offset: int, buffer: npt.NDArray[np.uint8]) -> None:
+        """Fill ``buffer`` (uint8, contiguous) with bytes that were written, from ``offset`` on."""
+        view = buffer.data
+        try:
+            while view:
+                done = os.preadv(self._descriptor, [view], offset)
+                if not done:
+                    raise error("BCQ-E402", str(self.path), found=f"byte {offset}, just written, is not there")
+                view, offset = view[done:], offset + done
+        except OSError as fault:
+            raise _failed(self.path, fault) from fault
+
+    def sync_soon(self) -> None:
+        """Send to the disk what is there, while the caller goes on; a little is not worth it."""
+        if self._unsynced >= _SYNC_EVERY // 8:
+            self._unsynced = _SYNC_EVERY
+            self._sync_behind()
 
     def _sync_behind(self) -> None:
         """Send large files to the disk while they grow: otherwise all of it waits for the last fsync."""

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.durable import OutputFile
 from bcqfmt.files import ByteSource
 from bcqfmt.header import Header
 
-__all__ = ["StreamDigests", "hash_file", "hash_tensors"]
+__all__ = ["Digests", "MakeDigests", "StreamDigests", "hash_file", "hash_tensors", "stream_digests"]
 
 _CHUNK = 1 << 22
+_PIECE = 1 << 19
 _WINDOW = 4  # chunks in flight
 _SMALL = 1 << 16
 Bytes = npt.NDArray[np.uint8]
@@ -30,8 +33,13 @@ Progress = Callable[[int], object] | None
 def hash_file(source: ByteSource, progress: Progress = None) -> str:
     """SHA-256 of a whole file; ``progress`` is told the bytes done since the last call."""
     state = hashlib.sha256()
-    for chunk in _chunks(source, progress):
+    room = np.empty(min(_PIECE, source.size), np.uint8)  # read and hashed while it is in the cache
+    for start in range(0, source.size, _PIECE):
+        chunk = room[: source.size - start]
+        source.read_into(start, chunk)
         state.update(chunk.data)
+        if progress is not None:
+            progress(chunk.size)
     return state.hexdigest()
 
 
@@ -54,6 +62,29 @@ def hash_tensors(
             for job in pair:
                 job.result()
     return whole.hexdigest(), tensors.result()
+
+
+class Digests(Protocol):
+    """The digests of a file that is being written: of the whole, and of tensors in it."""
+
+    def update(self, chunk: Bytes) -> None:
+        """The next bytes; they must not change any more."""
+
+    def end_of_tensor(self, name: str) -> None:
+        """The bytes of a tensor are complete."""
+
+    def result(self) -> tuple[str, dict[str, str]]:
+        """Digest of everything, and of each tensor."""
+
+
+# (first bytes of the file, the file, sizes of its tensors in order) -> digests
+MakeDigests = Callable[[bytes, OutputFile, Mapping[str, int]], AbstractContextManager[Digests]]
+
+
+def stream_digests(head: bytes, output: OutputFile, sizes: Mapping[str, int]) -> AbstractContextManager[Digests]:
+    """Every digest, computed by hashlib."""
+    del output, sizes
+    return StreamDigests(head)
 
 
 class StreamDigests:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 __all__ = ["ahead"]
 
 T = TypeVar("T")
-_DEPTH = 4
+_DEPTH = 16
 _END: Any = object()
 
 

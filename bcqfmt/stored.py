@@ -104,6 +104,13 @@ class StoredTensor:
         out.flags.writeable = False
         return out
 
+    def read_into(self, out: npt.NDArray[np.uint8]) -> None:
+        """All bytes into memory that is there already: uint8, one-dimensional, ``nbytes`` long."""
+        if self._source is None:
+            out[:] = self._bytes(0, self.nbytes)
+        else:
+            self._fill(0, out)
+
     def map(self) -> Array:
         """A read-only memory map of the bytes: no copy at all, but the process dies if the file shrinks meanwhile."""
         if self._source is None:

@@ -17,7 +17,7 @@ from bcqfmt.descriptor import Descriptor, descriptor_json, digest_of, parse_weig
 from bcqfmt.durable import OutputFile, folder_in_progress, output_path, write_file
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST
-from bcqfmt.hashing import StreamDigests
+from bcqfmt.hashing import MakeDigests, stream_digests
 from bcqfmt.header import header_bytes, layout
 from bcqfmt.lookahead import ahead
 from bcqfmt.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
@@ -32,6 +32,7 @@ from bcqfmt.weight import BcqWeight
 __all__ = ["DEFAULT_SHARD_BYTES", "Written", "save", "write_shard", "write_tensors"]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
+_PIECE = 1 << 20  # hashed and written while it is in the cache
 Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
 
 
@@ -140,15 +141,17 @@ def write_shard(
     ignorable: Mapping[str, Any] | None = None,
     tick: Callable[[int], None] | None = None,
     proof: Callable[[Path], None] | None = None,
+    digests: MakeDigests = stream_digests,
 ) -> Written:
     """One BCQ file of some units; ``tick`` is told the bytes written since the last call and may raise to stop.
 
-    ``proof`` is called with the finished temporary file and raises when it must not get its name.
+    ``proof`` is called with the finished temporary file and raises when it must not get its name. ``digests``: who
+    computes them.
     """
     tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
     specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
     descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
-    return write_tensors(path, tensors, {"format": "pt", "bcqfmt": descriptor_json(descriptor)}, tick, proof)
+    return write_tensors(path, tensors, {"format": "pt", "bcqfmt": descriptor_json(descriptor)}, tick, proof, digests)
 
 
 def write_tensors(
@@ -157,14 +160,16 @@ def write_tensors(
     metadata: Mapping[str, str],
     tick: Callable[[int], None] | None = None,
     proof: Callable[[Path], None] | None = None,
+    digests: MakeDigests = stream_digests,
 ) -> Written:
     """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time."""
     entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
     output = OutputFile(path, size)
+    sizes = {name: tensors[name].nbytes for name in entries}
     try:
-        with StreamDigests(head) as sums, closing(ahead(_chunks(tensors, list(entries)))) as stream:
+        with digests(head, output, sizes) as sums, closing(ahead(_chunks(tensors, list(entries)))) as stream:
             output.write(head)
             for name, chunk in stream:
                 if chunk is None:
@@ -174,21 +179,24 @@ def write_tensors(
                 output.write(chunk.data)
                 if tick is not None:
                     tick(chunk.size)
-            whole, digests = sums.result()
+            output.sync_soon()  # the disk works while digests are finished
+            whole, of_tensors = sums.result()
         if proof is not None:
             proof(output.temporary)
         output.commit()
     except BaseException:
         output.discard()
         raise
-    return Written(FileRecord(size, whole), digests)
+    return Written(FileRecord(size, whole), of_tensors)
 
 
 def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Iterator[tuple[str, Any]]:
     """(name, bytes) of every tensor in order; (name, None) closes each."""
     for name in order:
-        for chunk in tensors[name].chunks():
+        chunk = None
+        for chunk in tensors[name].chunks(_PIECE):
             yield name, chunk
+        chunk = None  # the next tensor may need the memory
         yield name, None
 
 

@@ -108,7 +108,7 @@ def _cell(value: Any) -> str:
 
 def _front(source_card: bytes | None, name: str) -> list[str]:
     """The lines of the front matter. The base model is what the hub calls ``name``, else the source's own, if any."""
-    base = [f"base_model: {_yaml(name)}"] if "/" in name else _front_matter(source_card, {"base_model"})
+    base = [f"base_model: {_yaml(name)}"] if "/" in name else _base(source_card)
     return [
         *_front_matter(source_card),
         *base,
@@ -118,6 +118,13 @@ def _front(source_card: bytes | None, name: str) -> list[str]:
         "- bcq",
         "- quantized",
     ]
+
+
+def _base(card: bytes | None) -> list[str]:
+    """The lines that name the source's base model, unless it is a path on somebody's disk."""
+    lines = _front_matter(card, {"base_model"})
+    names = [line.removeprefix("base_model:").strip().removeprefix("- ").strip("\"' ") for line in lines]
+    return lines if all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in names if name) else []
 
 
 def _front_matter(card: bytes | None, wanted: Collection[str] | None = None) -> list[str]:

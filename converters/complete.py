@@ -20,7 +20,6 @@ from bcqfmt.manifest import Manifest
 from bcqfmt.provenance import source_record
 from bcqfmt.reader import Checkpoint
 from bcqfmt.reader import open as open_checkpoint
-from bcqfmt.stored import StoredTensor
 from bcqfmt.version import __version__
 
 __all__ = ["carried_out"]

@@ -145,7 +145,8 @@ def _prefixes(source: SourceCheckpoint, settings: Settings) -> list[str]:
 def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Options) -> str:
     """One rule for all modules of a width; mislabelled symmetric files are told, not guessed at."""
     version = _zero_version(settings)
-    ones, fields_seen = False, set()
+    ones = False
+    fields_seen: set[int] = set()
     for module in modules:
         s = module.settings
         fields = _zero_fields(module.tensors["qzeros"].array().view(np.uint32), bits, s["n"], s["planar"])

@@ -20,14 +20,17 @@ _CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint h
 
 @verb("inspect")
 @click.argument("path")
-@click.option("--modules", is_flag=True, help="Also list every quantized weight.")
+@click.option(
+    "--modules", is_flag=True, help="Also list every quantized weight, of other formats as convert sees it."
+)
 @click.option("--tensor", metavar="NAME", help="Show one tensor: its parts, where they lie, its values.")
 @json_option
 def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:
     """Show what is in a checkpoint.
 
     PATH is a BCQ folder or file, any other safetensors folder or file, or the id of a model on the hub. Only headers
-    are read (on the hub by range requests), unless --tensor asks for values.
+    are read (on the hub by range requests), unless --tensor asks for values, or --modules for a GPTQ checkpoint, whose
+    zero points are looked at.
 
     \b
     Example:
@@ -43,7 +46,13 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
         render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
         return
     summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
-    render.emit_json(summary.as_dict()) if as_json else render.echo(_glance(summary))
+    found, lines = summary.as_dict(), _glance(summary)
+    if modules and summary.foreign and Path(path).is_dir():
+        from bcqfmt.cli.seen_modules import module_rows, module_table
+
+        found["modules"], why = module_rows(Path(path))
+        lines += ["", *(module_table(found["modules"]) if not why else [f"not converted: {why}"])]
+    render.emit_json(found) if as_json else render.echo(lines)
 
 
 def _on_hub(path: str) -> bool:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
     from bcqfmt.converters.pipeline import Conversion
 
-__all__ = ["Forecast", "nearest"]
+__all__ = ["Forecast", "nearest", "scheme_words"]
 
 _BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
 
@@ -59,7 +59,7 @@ class Forecast:
         count: Counter[tuple[str, str]] = Counter()
         nbytes: Counter[tuple[str, str]] = Counter()
         for module in self.conversion.modules.values():
-            key = (module.layout, _scheme(module.settings, remote=self.remote is not None))
+            key = (module.layout, scheme_words(module.settings, remote=self.remote is not None))
             count[key] += 1
             nbytes[key] += module.nbytes
         return [(layout, scheme, count[layout, scheme], nbytes[layout, scheme]) for layout, scheme in sorted(count)]
@@ -129,7 +129,7 @@ class Forecast:
         return [f"plan: {escape(plan.options['name'])} -> {escape(str(self.target))}", *render.fields(pairs)]
 
 
-def _scheme(settings: dict[str, Any], *, remote: bool) -> str:
+def scheme_words(settings: dict[str, Any], *, remote: bool = False) -> str:
     """A module's settings in words."""
     words = [f"{settings['bits']} bit", f"groups of {settings['group_size']}"]
     words += [settings[key] for key in ("variant", "packing") if settings.get(key)]

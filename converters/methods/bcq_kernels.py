@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.converters.methods.compiling import compiled, inner
-from bcqfmt.converters.methods.floats_kernels import rounded
+from bcqfmt.converters.methods.floats_kernels import HALVES, QUANTA, rounded
 from bcqfmt.converters.methods.levels_kernels import (
     codes_by,
     copy,
@@ -36,7 +36,7 @@ from bcqfmt.converters.methods.rtn_kernels import best_grid, total
 __all__ = ["STARTS", "solve_rows"]
 
 STARTS = ("greedy", "greedy around the mean", "rtn", "rtn symmetric", "centred")
-_CLEARLY = 1e-9  # far more than cancellation can hide
+_NOISE = 1e-12  # of the numbers' squares: far more than cancellation can hide
 _FALLS = 1.0 - 1e-4  # a smaller fall of the error is none: nothing in the result would show it
 
 
@@ -66,10 +66,13 @@ def uniform(scale: Any, zero: Any, alpha: Any) -> Any:
 
 @inner
 def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, kinds: Any, work: Any) -> Any:
-    """Alternate least squares and nearest levels while the error falls; alpha in place, returns z."""
+    """Alternate least squares and nearest levels while the error falls; alpha in place.
+
+    Returns z, the error before and the error after.
+    """
     size = 1 << alpha.size
     trial = work.trial
-    least = np.inf
+    least = first = np.inf
     kept = z
     for turn in range(rounds + 1):
         if turn == 0:
@@ -79,6 +82,8 @@ def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, 
             move_levels(trial, z, work)
         place(values, work, size)
         error = gather(work, size, power)
+        if turn == 0:
+            first = error
         if not error < least * _FALLS:
             break
         least = error
@@ -88,11 +93,11 @@ def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, 
             z = fit(trial, z, bias, work)
             for i in range(trial.size):  # the other sign turns the plane's bits over, and they are found anew
                 trial[i] = abs(trial[i])
-    return kept
+    return kept, first, least
 
 
 @inner
-def offer(values: Any, power: Any, alpha: Any, z: Any, kinds: Any, best: Any, least: Any, work: Any) -> Any:
+def offer(values: Any, alpha: Any, z: Any, kinds: Any, best: Any, least: Any, work: Any) -> Any:
     """The candidate's error after rounding; below ``least`` it replaces ``best`` (alpha, then z), largest alpha first.
 
     kinds: the types of alpha, of z, of the values and of the scales that `rtn` would have, then F64.
@@ -115,8 +120,6 @@ def offer(values: Any, power: Any, alpha: Any, z: Any, kinds: Any, best: Any, le
         stored[j] = step
     levels_of(stored, offset, kinds[2], work)
     place(values, work, 1 << q)
-    if gather(work, 1 << q, power) > least + _CLEARLY * (power + least):
-        return least
     error = measure(values, work, 1 << q)
     if error < least:
         copy(stored, best, q)
@@ -147,45 +150,74 @@ def assign(values: Any, codes: Any, best: Any, kind: Any, work: Any) -> None:
 
 
 @inner
+def shift(alpha: Any, z: Any, kinds: Any) -> Any:
+    """How far rounding can move a level at most: that of alpha, of z, and of the level itself."""
+    total = abs(z)
+    moved = HALVES[kinds[1]] * abs(z) + QUANTA[kinds[1]]
+    for i in range(alpha.size):
+        total += alpha[i]
+        moved += HALVES[kinds[0]] * alpha[i] + QUANTA[kinds[0]]
+    return moved + HALVES[kinds[2]] * (total + moved) + QUANTA[kinds[2]]
+
+
+@inner
+def least_after(error: Any, moved: Any, power: Any, n: Any) -> Any:
+    """The least squared error of n numbers once every level has moved by up to ``moved`` (triangle inequality)."""
+    length = np.sqrt(max(error - _NOISE * power, 0.0)) - np.sqrt(np.float64(n)) * moved
+    return length * length if length > 0.0 else 0.0
+
+
+@inner
 def begin(kind: Any, values: Any, bias: Any, kinds: Any, work: Any) -> Any:
-    """A start: whether it applies, z, and the error of `rtn` where it is one; alpha goes to ``work``."""
+    """A start: whether it applies, z, and the grid of `rtn` where it is one (else s = 0); alpha goes to ``work``."""
     alpha = work.alpha
     if kind == 0 or (kind == 1 and bias):
         z = work.prefix[values.size] / values.size if kind == 1 else 0.0
         greedy(values, z, alpha, work.rest, work.squares)
-        return True, z, np.inf
+        return True, z, 0.0, 0.0
     if kind < 2 or bias != (kind < 4):
-        return False, 0.0, np.inf
+        return False, 0.0, 0.0, 0.0
     scale, zero = best_grid(values, alpha.size, kind > 2, True, kinds[3], work.squares)
     if not np.isfinite(scale):
-        return False, 0.0, np.inf
+        return False, 0.0, 0.0, 0.0
     z = uniform(scale, zero, alpha)
     if not bias:
-        return True, 0.0, np.inf
-    return True, z, grid_error(values, scale, zero, alpha.size, kinds[2], work)
+        return True, 0.0, 0.0, 0.0
+    return True, z, scale, zero
 
 
 @inner
 def solve(values: Any, rounds: Any, bias: Any, kinds: Any, found: Any, work: Any) -> Any:
-    """alpha and z of a sorted group to ``found``; returns its error, that of `rtn`, and the start it comes from."""
+    """alpha and z of a sorted group to ``found``; returns its error, that of `rtn`, and the start it comes from.
+
+    What rounding cannot bring below the best so far is not tried. The error of `rtn` is exact where it is below that
+    of the result, else some number between the two; without a bias that of the result.
+    """
     power = prefix_sums(values, work)
     found[0] = np.inf
     least = exact = np.inf
     origin = 0
     for kind in range(len(STARTS)):
-        applies, z, grid = begin(kind, values, bias, kinds, work)
+        applies, z, scale, zero = begin(kind, values, bias, kinds, work)
         if not applies:
             continue
-        exact = min(exact, grid)
-        for refined in range(2):
-            if refined:
-                z = refine(values, power, work.alpha, z, bias, rounds, kinds, work)
-            error = offer(values, power, work.alpha, z, kinds, found, least, work)
+        copy(work.alpha, work.start, work.alpha.size)
+        moved = shift(work.start, z, kinds)
+        refined_z, first, last = refine(values, power, work.alpha, z, bias, rounds, kinds, work)
+        if least_after(last, shift(work.alpha, refined_z, kinds), power, values.size) < least:
+            error = offer(values, work.alpha, refined_z, kinds, found, least, work)
             if error < least:
-                least, origin = error, kind + 128 * refined
-            if least == 0.0:
-                return least, exact, origin
-    return least, exact, origin
+                least, origin = error, kind + 128
+        limit = least_after(first, moved, power, values.size)
+        if limit < least:
+            error = offer(values, work.start, z, kinds, found, least, work)
+            if error < least:
+                least, origin = error, kind
+        if scale != 0.0:
+            if limit < least:
+                limit = grid_error(values, scale, zero, work.alpha.size, kinds[2], work)
+            exact = min(exact, limit)
+    return least, exact if np.isfinite(exact) else least, origin
 
 
 @compiled
@@ -196,7 +228,7 @@ def solve_rows(
     """Some rows of a matrix, weight float32 [rows, in].
 
     ordered: the same with every group sorted. codes: uint8 [rows, in]. best: float64 [rows, G, q + 1], alpha and z,
-    infinite where nothing fits the types. errors: of the result; uniform_errors: of `rtn` (0 without a bias); both
+    infinite where nothing fits the types. errors: of the result; uniform_errors: of `rtn`, see ``solve``; both
     float64 [rows, G]. starts: uint8 [rows, G], where the result comes from, + 128 if refined. work: scratch for groups
     of this size and q.
     """
@@ -207,7 +239,7 @@ def solve_rows(
             end = min(start + group_size, columns)
             least, exact, origin = solve(ordered[row, start:end], rounds, bias, kinds, best[row, j], work)
             errors[row, j] = least
-            uniform_errors[row, j] = exact if np.isfinite(exact) else 0.0
+            uniform_errors[row, j] = exact
             starts[row, j] = origin
             if np.isfinite(least):
                 assign(weight[row, start:end], codes[row, start:end], best[row, j], kinds[2], work)

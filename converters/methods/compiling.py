@@ -33,6 +33,9 @@ def compiled(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """A function that compiled loops call, itself plain Python: no time goes into making it callable from there."""
-    made: F = register_jitable(**_OPTIONS)(function)
+    """A function that compiled loops call, itself plain Python: no time goes into making it callable from there.
+
+    It becomes part of its caller: to pass a dozen scratch arrays would cost more than most of these functions do.
+    """
+    made: F = register_jitable(forceinline=True, **_OPTIONS)(function)
     return made

@@ -50,6 +50,7 @@ class Work(NamedTuple):
     stored: Any  # float64 [q]
     alpha: Any  # float64 [q]
     trial: Any  # float64 [q]
+    start: Any  # float64 [q]
 
 
 def new_work(n: int, q: int) -> Work:
@@ -67,6 +68,7 @@ def new_work(n: int, q: int) -> Work:
         np.zeros(size),
         np.zeros(size, np.int64),
         np.zeros((q + 1, q + 2)),
+        np.zeros(q),
         np.zeros(q),
         np.zeros(q),
         np.zeros(q),

@@ -44,7 +44,7 @@ def square_sums(weight: F32, quantized: BcqWeight, threads: int = 1) -> tuple[fl
         own = order[start : start + width]
 
         def work(first: int, stop: int, a: Any = (own, codes, levels, segment.group_size)) -> None:
-            group_errors(weight, *a, power, noise, first, stop)
+            group_errors(weight, a[0], a[1], a[2], a[3], power, noise, first, stop)
 
         each_share(work, rows, 8, threads)
         start += width

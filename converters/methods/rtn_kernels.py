@@ -22,8 +22,8 @@ from bcqfmt.converters.methods.floats_kernels import QUANTA, rounded
 
 __all__ = ["best_grid", "grid", "quantize_rows", "total"]
 
-_STEP = 0.05  # the clipping search tries 1, 0.95, ... 0.2 of the group's range, then half a step beside the best
-_LAST = 16
+_COARSE = 9  # the clipping search tries 1, 0.9, ... 0.2 of the group's range, then 0.05 and 0.025 beside the best
+_TRIES = 13
 _HALF = 6755399441055744.0  # 1.5 * 2^52: adding and subtracting it rounds a small float64 to an integer, ties to even
 
 
@@ -117,13 +117,16 @@ def best_grid(values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, sq
         return scale, zero
     least = error_on(values, scale, zero, bits, squares)
     best = centre = 0.0
-    for turn in range(_LAST + 2):
-        if turn == _LAST:
-            centre = best
-        steps = turn + 1.0 if turn < _LAST else centre + (turn - _LAST - 0.5)
+    for turn in range(1, _TRIES):
+        steps = np.float64(turn)
+        if turn >= _COARSE:
+            near = turn - _COARSE  # 0 and 1 half a step below and above, 2 and 3 a quarter
+            if near & 1 == 0:
+                centre = best
+            steps = centre + ((near & 1) - 0.5) * (1.0 if near < 2 else 0.5)
         if steps < 0.0:
             continue
-        factor = 1.0 - steps * _STEP
+        factor = 1.0 - steps * 0.1
         other, shifted = grid(low * factor, high * factor, bits, symmetric, kind)
         error = error_on(values, other, shifted, bits, squares)
         if error < least:

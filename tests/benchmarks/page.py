@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-TITLES = {"format": "The format's core", "conversion": "Conversion"}
+TITLES = {"format": "The format's core", "conversion": "Conversion", "quantizing": "Quantizing"}
 
 _CONVERSION = """## How it is measured
 
@@ -18,6 +18,23 @@ out. compressed-tensors' `pack_to_int32` is measured beside it where that packag
 The copy is `cp -r --reflink=never` and `sync -f`. A conversion reads the source twice (to convert, to hash), goes back
 from the new planes to the source's words to compare them, writes once, and hashes three times: the source's bytes, the
 new file's, and every weight's. Three SHA-256 passes on two cores are its ceiling: two thirds of one SHA-256's speed.
+"""
+
+_QUANTIZING = """## How it is measured
+
+One weight of 4096 x 4096, normal numbers rounded to F16. Loops are compiled before the clock runs; what compiling costs
+has rows of its own.
+
+**rtn.** One thread; the variants run in turn, after one round to warm up. A figure is the median of the rounds, in
+brackets the lowest and the highest. Input counts as F16, two bytes per weight.
+
+**bcq.** `published_bcq.py` is the published algorithm for torch, written anew: greedy start, conjugate gradients on all
+groups at once, bisection in the sorted sums. It has no bias, so `bcq` is measured without one too; with a bias `bcq`
+looks for more and starts from more places. All of them get every core. torch runs once, `bcq` before and after it.
+
+**multi.** Mean squared error at p planes over that of p planes of their own: found by `bcq`, which starts from several
+places, and without a bias also by the published algorithm, which does not get as far. The first two planes are those of
+2-bit `bcq`, bit for bit, which bounds what the others can do; the smaller the groups, the more.
 """
 
 _NOTES = """## How it is measured
@@ -71,4 +88,5 @@ def page(record: dict[str, Any]) -> str:
     lines += ["| what | measured | goal | verdict |", "|---|---|---|---|"]
     for row in record["results"]:
         lines.append(f"| {row['what']} | {row['measured']} | {row['goal'] or '-'} | {row['verdict']} |")
-    return "\n".join([*lines, "", _CONVERSION if record["name"] == "conversion" else _NOTES])
+    notes = {"conversion": _CONVERSION, "quantizing": _QUANTIZING}
+    return "\n".join([*lines, "", notes.get(record["name"], _NOTES)])

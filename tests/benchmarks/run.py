@@ -15,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
 
 import conversion
+import quantizing
 import words
 from benches import BENCHES as CORE
 from benches import Options
@@ -34,8 +35,13 @@ def convert(options: Options, work: Path) -> list[Result]:
     return conversion.convert(options.quick, work)
 
 
-BENCHES = {**CORE, "packers": packers, "convert": convert}
-PAGES = {"format": list(CORE), "conversion": ["packers", "convert"]}
+def quantize(options: Options, work: Path) -> list[Result]:
+    """The methods for dense weights."""
+    return quantizing.quantizing(options.quick)
+
+
+BENCHES = {**CORE, "packers": packers, "convert": convert, "quantize": quantize}
+PAGES = {"format": list(CORE), "conversion": ["packers", "convert"], "quantizing": ["quantize"]}
 
 
 def main() -> int:

@@ -1,37 +1,44 @@
 """Word packers on a 4096 x 11008 layer, both ways: against memcpy of the same bytes and against a peer's packer.
 
-    python tests/benchmarks/words.py [--quick] [--threads N]
+    [BCQFMT_PEER_PYTHON=/path/to/python] python tests/benchmarks/words.py [--quick] [--threads N]
 
-Ratios are taken round by round in one run. compressed-tensors is measured where it is installed, else a figure from
-another machine (0.057 s with version 0.19.0 on two Neoverse-N1 cores) stands in its place, without a goal.
+Ratios are taken round by round in one run. The peers, compressed-tensors and GPTQModel, run in a Python of their own
+(`peer_packing.py`): BCQFMT_PEER_PYTHON, or this one. Where one of them is not installed a figure from another machine
+(two Neoverse-N1 cores) stands in its place, without a goal.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
 
 import numpy as np
-from measure import Result, interleave, rounded, spread
+from measure import Result, Times, interleave, rounded, spread
 
 ROWS, COLUMNS = 4096, 11008
-GOAL = 5.0  # times as fast as compressed-tensors' pack_to_int32
-RECORDED = 0.057
+# peer -> what it does, how many times as fast the packers shall be, and its seconds elsewhere
+PEERS = {
+    "compressed-tensors": ("compressed-tensors' pack_to_int32", 5.0, 0.057),
+    "gptqmodel": ("GPTQModel's pack", 35.0, 0.435),
+}
 LIMIT = 3.0  # seconds of compilation in a process that has no cache
 
 _START = """
 import os, sys, time
 import numpy
 begun = time.perf_counter()
-from bcqfmt.converters import words
+from bcqfmt.converters import digests_kernel, words
 codes = numpy.zeros((8, 64), numpy.uint8)
 order = numpy.arange(64)
 words.planes_to_gptq(words.codes_to_planes(codes, 4, order))
@@ -96,12 +103,11 @@ def packers(quick: bool = False, threads: int = 2) -> list[Result]:
         "codes to planes": (3 * size, lambda: words.codes_to_planes(codes, 4, threads=threads)),
     }
     copies = {total: _copy(total) for total, _ in things.values()}
-    peer = _peer(codes)
-    timed = {name: thing for name, (_, thing) in things.items()}
-    timed |= {f"copy {total}": copy for total, copy in copies.items()}
-    if peer:
-        timed["peer"] = peer
-    times = interleave(timed, 5 if quick else 11)
+    with Peers(n, k) as peers:
+        timed = {name: thing for name, (_, thing) in things.items()}
+        timed |= {f"copy {total}": copy for total, copy in copies.items()}
+        timed |= {name: partial(peers.pack, name) for name in peers.names}
+        times = interleave(timed, 5 if quick else 11)
     results = []
     for name, (total, _) in things.items():
         milliseconds = [1000 * seconds for seconds in times.seconds[name]]
@@ -111,23 +117,62 @@ def packers(quick: bool = False, threads: int = 2) -> list[Result]:
             f"{spread(milliseconds, '.1f')} ms; {statistics.median(share):.2f} of memcpy of input + output",
             values={"milliseconds": rounded(milliseconds), "of memcpy": rounded(share)},
         )
-        if name == "GPTQ 4 bit to planes" and not quick:
-            faster = times.ratios("peer", name) if peer else [RECORDED * 1000 / value for value in milliseconds]
-            beside = "pack_to_int32" if peer else f"pack_to_int32 elsewhere ({RECORDED} s)"
-            result.measured += f"; {spread(faster, '.1f')} times as fast as compressed-tensors' {beside}"
-            result.goal = f">= {GOAL:g} times as fast as compressed-tensors' pack_to_int32"
-            result.met = statistics.median(faster) >= GOAL if peer else None
-            result.values["of peer"] = rounded(faster)
         results.append(result)
-    if peer:
-        results.append(Result("compressed-tensors pack_to_int32", f"{1000 * times.median('peer'):.1f} ms"))
+        if name == "GPTQ 4 bit to planes" and not quick:
+            results += [_against(peers, peer, times, name) for peer in PEERS]
     return results
+
+
+def _against(peers: Peers, peer: str, times: Times, name: str) -> Result:
+    """One peer beside the packer ``name``."""
+    what, goal, elsewhere = PEERS[peer]
+    here = peer in peers.names
+    faster = times.ratios(peer, name) if here else [elsewhere / seconds for seconds in times.seconds[name]]
+    took = f"{1000 * times.median(peer):.1f} ms" if here else f"{1000 * elsewhere:.0f} ms elsewhere"
+    version = peers.versions.get(peer, "")
+    return Result(
+        f"{name}, against {what}" + (f" {version}" if here else ""),
+        f"{spread(faster, '.1f')} times as fast; it takes {took}" + ("" if here else f" ({version or 'not here'})"),
+        f"at least {goal:g} times as fast",
+        statistics.median(faster) >= goal if here else None,
+        {"times": rounded(faster), "seconds of the peer": rounded(times.seconds.get(peer, []))},
+    )
+
+
+class Peers:
+    """The process that has the other packers."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        python = os.environ.get("BCQFMT_PEER_PYTHON", sys.executable)
+        script = Path(__file__).with_name("peer_packing.py")
+        self._process = subprocess.Popen(
+            [python, str(script), str(rows), str(columns)], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._process.stdout is not None
+        first = self._process.stdout.readline()
+        said = json.loads(first) if first else {"packers": [], "versions": {}}
+        self.names: list[str] = said["packers"]
+        self.versions: dict[str, str] = said["versions"]
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def pack(self, name: str) -> float:
+        """Pack once; the seconds, as the peer's process counts them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
 
 
 def compilation() -> list[Result]:
     """Import and first call of the packers in a new process, without and with numba's cache."""
-    import os
-
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
         seconds = [
@@ -136,7 +181,7 @@ def compilation() -> list[Result]:
         ]
     return [
         Result(
-            "packers, import and first calls, nothing cached",
+            "packers and digests, import and first calls, nothing cached",
             f"{seconds[0]:.2f} s",
             f"<= {LIMIT:g} s",
             seconds[0] <= LIMIT,
@@ -148,16 +193,6 @@ def compilation() -> list[Result]:
 def _copy(total: int) -> Callable[[], object]:
     source, target = np.ones(total // 4, np.uint32), np.ones(total // 4, np.uint32)
     return lambda: np.copyto(target, source)
-
-
-def _peer(codes: Any) -> Callable[[], object] | None:
-    try:
-        import torch
-        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-    except ImportError:
-        return None
-    signed = torch.from_numpy(codes.astype(np.int8) - np.int8(8))
-    return lambda: pack_to_int32(signed, 4)
 
 
 def main() -> int:

@@ -343,3 +343,15 @@ def test_push(hub: HubServer, run: Run, tmp_path: Path, monkeypatch: pytest.Monk
     result = run("convert", SOURCE, tmp_path / "bcq", "--push", "me/model", "--private", "--create-pr")
     assert asked == [(tmp_path / "bcq", "me/model", True, True)]
     assert "pushed: https://hub/x" in result.stdout
+
+
+def test_resuming_what_is_complete_says_so(run: Run, tmp_path: Path) -> None:
+    source = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
+    assert run("convert", source, tmp_path / "bcq").exit_code == 0
+    again = run("convert", source, tmp_path / "bcq", "--resume")
+    assert again.exit_code == 0
+    assert "complete already" in again.stderr
+    assert "7 weights" in again.stdout
+    other = run("convert", source, tmp_path / "bcq", "--resume", "--no-provenance")
+    assert other.exit_code == 7
+    assert "BCQ-E401" in other.stderr

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import bcqfmt
+from conversions import gptq_folder
 from verbs import DOWN, NORM, UP, Run, tensors
 
 
@@ -207,3 +208,27 @@ def test_hostile_names_are_shown_escaped(run: Run, tmp_path: Path) -> None:
 
 def test_modules_and_tensor_exclude_each_other(run: Run, folder: Path) -> None:
     assert run("inspect", folder, "--modules", "--tensor", UP).exit_code == 2
+
+
+def test_modules_of_another_format_are_those_that_convert_would_take(run: Run, tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source", layers=3)
+    text = run("inspect", source, "--modules").stdout
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["model.layers.1.proj"]).split()
+    assert row[1:3] == ["64x128", "gptq"]
+    assert "4 bit, groups of 32, zero points v2" in " ".join(row)
+    found = json.loads(run("inspect", source, "--modules", "--json").stdout)
+    assert [entry["name"] for entry in found["modules"]] == [f"model.layers.{i}.proj" for i in range(3)]
+    assert found["modules"][0]["tensors"] == ["g_idx", "qweight", "qzeros", "scales"]
+    assert found["modules"][0]["files"] == ["model.safetensors"]
+    assert "model.layers.1.proj" not in run("inspect", source).stdout
+    assert "modules" not in json.loads(run("inspect", source, "--json").stdout)
+
+
+def test_modules_of_what_is_not_converted_come_with_the_reason(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "dense").mkdir()
+    save_file({"a.weight": np.ones((4, 4), np.float16)}, tmp_path / "dense" / "model.safetensors")
+    (tmp_path / "dense" / "config.json").write_text("{}")
+    result = run("inspect", tmp_path / "dense", "--modules")
+    assert result.exit_code == 0
+    assert "not converted: BCQ-E610" in result.stdout
+    assert json.loads(run("inspect", tmp_path / "dense", "--modules", "--json").stdout)["modules"] == []

@@ -145,6 +145,27 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     proved(source, tmp_path / "bcq", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "card", "expected"),
+    [
+        ("me/my-model", None, ['base_model: "me/my-model"', "base_model_relation: quantized"]),
+        ("me/my-model", "base_model: other/one", ['base_model: "me/my-model"', "base_model_relation: quantized"]),
+        ("", "base_model: other/one", ["base_model: other/one", "base_model_relation: quantized"]),
+        ("", 'base_model:\n- "a/b"\n- c/d', ["base_model:", '- "a/b"', "- c/d", "base_model_relation: quantized"]),
+        ("", "base_model: /home/me/model", []),
+        ("", "base_model: model", []),
+        ("", None, []),
+    ],
+)
+def test_the_base_model_is_never_a_folder(tmp_path: Path, name: str, card: str | None, expected: list[str]) -> None:
+    source = gptq_folder(tmp_path / "source", layers=1)
+    if card is not None:
+        (source / "README.md").write_text(f"---\nlicense: mit\n{card}\n---\nText\n")
+    convert(source, tmp_path / "bcq", name=name)
+    lines = (tmp_path / "bcq/README.md").read_text().split("---")[1].split("library_name")[0].split("\n")
+    assert [line for line in lines if line and line != "license: mit"] == expected
+
+
 def test_umask_decides_the_modes(converted: Path) -> None:
     modes = {path.stat().st_mode & 0o777 for path in converted.rglob("*") if path.is_file()}
     probe = converted.parent / "probe"

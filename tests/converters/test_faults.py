@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -469,3 +470,97 @@ def test_a_zero_point_rule_can_be_chosen(rule: str, tmp_path: Path) -> None:
     source = bad_source(tmp_path / "source", BAD["48 all bits set, tool unknown"][0])
     convert(source, tmp_path / "bcq", zero_point=rule)
     proved(source, tmp_path / "bcq", tmp_path)
+
+
+def test_all_incomplete_modules_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    tensors: dict[str, Array] = {}
+    for number in range(9):
+        layer = gptq_layer(rng, 64, 128, 32)
+        for suffix in {0: ["qzeros"], 1: ["scales", "qzeros"]}.get(number % 3, []):
+            del layer[suffix]
+        tensors |= {f"layers.{number}.{suffix}": array for suffix, array in layer.items()}
+    with pytest.raises(BcqError) as caught:
+        convert(made_up(tmp_path / "source", tensors, GPTQ).folder, tmp_path / "bcq")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E603", 4)
+    named = "layers.0, layers.1, layers.3, layers.4, layers.6 ..."
+    assert f"qweight without qzeros; 6 modules are incomplete: {named}" in str(caught.value)
+    only = {name: array for name, array in tensors.items() if name.startswith(("layers.1.", "layers.2."))}
+    with pytest.raises(BcqError, match="qweight without qzeros, scales; expected"):
+        convert(made_up(tmp_path / "one", only, GPTQ).folder, tmp_path / "bcq")
+
+
+@pytest.mark.parametrize(
+    ("asked", "stated", "warned"),
+    [
+        ("v2", "gptq_v2", False),
+        ("v2", "gptq", True),
+        ("v1-carry", "gptq", False),
+        ("v1-nowrap", "gptq_v2", True),
+        ("auto", "gptq_v2", False),
+        ("v2", None, False),
+    ],
+)
+def test_a_reading_that_contradicts_the_configuration_is_told(
+    tmp_path: Path, asked: str, stated: str | None, warned: bool
+) -> None:
+    source = gptq_folder(tmp_path / "source", layers=2, checkpoint_format=stated)
+    conversion = convert(source, tmp_path / "bcq", zero_point=asked)
+    found = [(finding.code, finding.severity) for finding in conversion.warnings]
+    assert found == ([("BCQ-E655", "warning")] if warned else [])
+    if warned:
+        assert conversion.warnings[0].found == f"--zero-point {asked}; the configuration says {stated}"
+    proved(source, tmp_path / "bcq", tmp_path)
+
+
+# --------------------------------------------------------------------------------------- nothing left to be resumed
+def test_resuming_what_is_complete_changes_nothing(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
+    target = tmp_path / "bcq"
+    convert(source, target, max_shard_size=SIZE)
+    before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    for workers in (1, 2):
+        conversion = Conversion(open_source(source), ConvertOptions(max_shard_size=SIZE, resume=True, workers=workers))
+        assert conversion.is_complete(target)
+        assert conversion.run(target)
+    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+    assert tree(target) == plain
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"max_shard_size": SIZE * 2},
+        {"provenance": False},
+        {"zero_point": "v1-nowrap"},
+        {"resume": False},
+        "another source",
+        "another side file",
+        "another program",
+        "a damaged manifest",
+    ],
+    ids=str,
+)
+def test_resuming_onto_something_else_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Any
+) -> None:
+    target, origin = tmp_path / "bcq", source
+    convert(source, target, max_shard_size=SIZE)
+    if isinstance(other, str):
+        origin = tmp_path / "origin"
+        shutil.copytree(source, origin)
+    if other == "another source":
+        gptq_folder(tmp_path / "made", layers=8, n=32)
+        (tmp_path / "made" / "model.safetensors").replace(origin / "model.safetensors")
+    elif other == "another side file":
+        (origin / "tokenizer.json").write_text("{ }")
+    elif other == "another program":
+        monkeypatch.setattr("bcqfmt.converters.complete.__version__", "0.0.0")
+    elif other == "a damaged manifest":
+        (target / "bcq_manifest.json").write_text("{")
+    before = tree(target)
+    options = {"max_shard_size": SIZE, "resume": True, **(other if isinstance(other, dict) else {})}
+    with pytest.raises(BcqError, match="it is there already") as caught:
+        convert(origin, target, **options)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E401", 7)
+    assert tree(target) == before

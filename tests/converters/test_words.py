@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt.converters import words, words_kernels, words_runs
+from bcqfmt.converters.words_expected import expecting
 from bcqfmt.packing import pack_planes, unpack_codes
 
 Array = np.ndarray[Any, Any]
@@ -202,6 +205,24 @@ def check(layout: Layout, bits: int, n: int, k: int, seed: int, *threads: int) -
         if layout.to_planes and layout.from_planes:
             assert np.array_equal(layout.to_planes(source, bits, k, count), stored)
             assert np.array_equal(layout.from_planes(dirty, k, count), clean)
+        if layout is not LAYOUTS["planes"]:  # which are compared with nothing
+            check_comparison(partial(layout.pack, got, bits, count), clean, seed)
+        if layout.from_planes:
+            check_comparison(partial(layout.from_planes, dirty, k, count), clean, seed)
+
+
+def check_comparison(pack: Callable[[], Array], right: Array, seed: int) -> None:
+    """Compared in place, words are equal or not, and stay what they are."""
+    wrong = right.copy()
+    wrong.reshape(-1).view(np.uint8)[seed % right.nbytes] ^= 1 << seed % 8
+    for expected in (right.copy(), wrong):
+        kept = expected.copy()
+        with expecting(expected) as comparison:
+            made = pack()
+        assert comparison.took(made) == (right.dtype.itemsize == 4)
+        if comparison.took(made):
+            assert comparison.equal == (expected is not wrong)
+        assert np.array_equal(expected, kept)
 
 
 @given(st.sampled_from(CASES), st.integers(1, 40), st.integers(1, 170), st.integers(0, 2**32), st.booleans())
@@ -233,6 +254,33 @@ def test_nothing_stays_nothing(n: int, k: int) -> None:
         codes = layout.unpack(source, bits, k, 2)
         assert codes.shape == (n, k)
         assert layout.pack(codes, bits, 2).shape == source.shape
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([2, 3, 4, 8]))
+@settings(max_examples=40, deadline=None)
+def test_reordered_columns_are_compared_too(n: int, k: int, seed: int, bits: int) -> None:
+    perm = np.random.default_rng(seed).permutation(k)
+    source = random_words((ceil(k * bits, 32), n), np.uint32, seed)
+    planes_ = words.gptq_to_planes(source, bits, k, perm=perm)
+    back = words.planes_to_gptq(planes_, bits, k, perm=perm)
+    check_comparison(lambda: words.planes_to_gptq(planes_, bits, k, perm=perm), back, seed)
+
+
+def test_only_what_can_be_compared_in_place_is() -> None:
+    """Memory that is read-only, of another size or not in order is never taken for the result."""
+    planes_ = np.zeros((4, 8, 2), np.uint32)
+    right = words.planes_to_gptq(planes_)
+    locked = right.copy()
+    locked.flags.writeable = False
+    for expected in (locked, right[:, :4].copy(), np.asfortranarray(right), right.astype(np.uint64)):
+        with expecting(expected) as comparison:
+            made = words.planes_to_gptq(planes_)
+        assert not comparison.took(made)
+        assert np.array_equal(made, right)
+    with expecting(right) as comparison:
+        assert not comparison.took(right.T)
+    with ThreadPoolExecutor(1) as pool, expecting(right) as comparison:
+        assert not comparison.took(pool.submit(words.planes_to_gptq, planes_).result())
 
 
 # ---------------------------------------------------------------------------------------------------------- HQQ
@@ -447,10 +495,9 @@ PROBE = """
 import sys, bcqfmt
 assert 'numba' not in sys.modules
 import numpy as np
-from bcqfmt.converters import words, words_kernels, words_runs
+from bcqfmt.converters import words, words_shuffle
 words.codes_to_planes(np.zeros((2, 64), np.uint8), 4, np.arange(64))
-kernels = (words_kernels.shuffle, words_kernels._move)
-print(sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels))
+print(sum(words_shuffle.shuffle.stats.cache_hits.values()))
 """
 
 
@@ -468,14 +515,14 @@ def test_kernels_are_cached_where_there_is_room(tmp_path: Path) -> None:
         return int(done.stdout)
 
     assert hits() == 0
-    assert len(list((tmp_path / "cache").rglob("words_kernels*.nbi"))) == 2
-    assert hits() == 2
+    assert len(list((tmp_path / "cache").rglob("words_shuffle*.nbi"))) == 1
+    assert hits() == 1
 
 
 def test_kernels_run_where_there_is_no_room_at_all() -> None:
     scope: dict[str, Any] = {}
     exec(compile("def double(x):\n    x[0] *= 2\n", "<nowhere>", "exec"), scope)  # numba cannot place its cache
-    double = words_kernels._compiled(scope["double"], words_kernels._WORDS)
+    double = words_kernels.compiled(scope["double"], words_kernels.types.void, words_kernels.types.uint32[::1])
     x = np.array([21], np.uint32)
     double(x)
     assert x[0] == 42

@@ -1,0 +1,213 @@
+"""Sixteen digests at a time against hashlib, whatever the lengths, and a conversion that uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import CancelledError
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bcqfmt.converters import digests, pipeline
+from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.digests import FileDigests, ManyDigests, even
+from bcqfmt.converters.digests_kernel import LANES, Lanes
+from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.errors import BcqError, error
+from bcqfmt.stored import StoredTensor
+from bcqfmt.writer import write_tensors
+from conversions import convert, gptq_folder, proved, tree
+
+Array = np.ndarray[Any, Any]
+EDGES = [0, 1, 3, 55, 56, 57, 63, 64, 65, 119, 120, 127, 128, 129, 1000]
+
+
+class Memory:
+    """Bytes that are read like a file."""
+
+    def __init__(self, data: bytes, fault: BaseException | None = None) -> None:
+        self.data, self.fault = data, fault
+
+    def read_into(self, offset: int, buffer: Array) -> None:
+        if self.fault is not None:
+            raise self.fault
+        assert offset + buffer.size <= len(self.data)
+        buffer[:] = np.frombuffer(self.data, np.uint8, buffer.size, offset)
+
+
+def data(size: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 5000)), min_size=1, max_size=50),
+    *(st.integers(1, 20), st.integers(0, 40), st.integers(1, 3), st.sampled_from([0, 7])),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_number_of_streams_of_any_length(sizes: list[int], blocks: int, begin: int, threads: int, few: int) -> None:
+    contents = [data(begin + size, i) for i, size in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "_CHUNK", 64 * blocks)
+        patch.setattr(digests, "_FEW", few)
+        with ManyDigests(threads) as many:
+            futures = [many.submit(Memory(content), begin, size) for content, size in zip(contents, sizes, strict=True)]
+            assert many.results(futures) == [sha256(content[begin:]) for content in contents]
+
+
+def test_a_stream_of_many_steps() -> None:
+    contents = [data(1_000_000 + 13 * i, i) for i in range(20)]
+    with ManyDigests() as many:
+        futures = [many.submit(Memory(content), 0, len(content)) for content in contents]
+        assert many.results(reversed(futures)) == [sha256(content) for content in reversed(contents)]
+
+
+def test_it_begins_by_itself_when_the_lanes_are_full() -> None:
+    contents = [data(1000, i) for i in range(LANES)]
+    with ManyDigests() as many:
+        futures = [many.submit(Memory(content), 0, 1000) for content in contents]
+        assert [future.result(timeout=60) for future in futures] == [sha256(content) for content in contents]
+
+
+def test_lanes_stay_as_they_are_where_nothing_is_added() -> None:
+    lanes = Lanes(256)
+    lanes.data[:] = np.arange(256, dtype=np.uint8)
+    lanes.states[:] = lanes.start[:, None]
+    lanes.counts[:] = np.arange(LANES) % 5
+    lanes.advance()
+    for lane in range(LANES):
+        same = [other for other in range(LANES) if other % 5 == lane % 5]
+        assert (lanes.states[:, same] == lanes.states[:, [lane]]).all()
+    assert (lanes.states[:, 0] == lanes.start).all()
+    assert len({lanes.states[:, lane].tobytes() for lane in range(5)}) == 5
+    lanes.counts[3] = 5
+    with pytest.raises(ValueError, match="room"):
+        lanes.advance()
+
+
+@pytest.mark.parametrize("count", [1, LANES])
+def test_a_fault_stays_with_its_stream(count: int) -> None:
+    fault = error("BCQ-E103", "model.safetensors", found="changed")
+    with ManyDigests() as many:
+        wrong = many.submit(Memory(b"", fault), 0, 1000)
+        futures = [many.submit(Memory(data(1000, i)), 0, 1000) for i in range(count)]
+        assert many.results(futures) == [sha256(data(1000, i)) for i in range(count)]
+        with pytest.raises(BcqError, match="BCQ-E103"):
+            many.result(wrong)
+
+
+def test_what_is_not_done_is_cancelled() -> None:
+    with ManyDigests() as many:
+        future = many.submit(Memory(data(10, 0)), 0, 10)
+        forgotten = many.submit(Memory(b"", AssertionError()), 0, 10)
+        many.forget([forgotten])
+    for cancelled in (future, forgotten):
+        with pytest.raises(CancelledError):
+            cancelled.result()
+
+
+def test_a_file_is_not_read_once_it_is_forgotten() -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Memory):
+        def read_into(self, offset: int, buffer: Array) -> None:
+            reading.set()
+            go_on.wait()
+            super().read_into(offset, buffer)
+
+    slow = Slow(data(10, 0))
+    with ManyDigests() as many:
+        futures = [many.submit(slow, 0, 10) for _ in range(LANES)]
+        reading.wait()
+        waiter = threading.Thread(target=many.forget, args=(futures,))
+        waiter.start()
+        assert waiter.is_alive()  # while it is being read
+        go_on.set()
+        waiter.join()
+
+
+def test_streams_that_fill_the_lanes_to_the_end() -> None:
+    assert even([10] * 8)
+    assert even([1, *[10] * 7])
+    assert not even([10] * 6)
+    assert not even([100, *[10] * 8])
+    assert not even([])
+
+
+# ------------------------------------------------------------------------------------------------------ in a file
+def test_a_written_file_has_the_same_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i:02d}": rng.integers(0, 256, size, np.uint8) for i, size in enumerate([*EDGES, *[70_001] * 9])}
+    tensors = {name: StoredTensor.from_array(name, array) for name, array in arrays.items()}
+    plain = write_tensors(tmp_path / "plain", tensors, {})
+    for small in (0, 1 << 16):
+        monkeypatch.setattr(digests, "_SMALL", small)
+        for wanted in (set(arrays), {"w00", "w03", "w20"}, set()):
+            with ManyDigests() as many:
+                written = write_tensors(tmp_path / "many", tensors, {}, digests=partial(FileDigests, many, wanted))
+            assert written.record == plain.record
+            assert written.tensors == {name: plain.tensors[name] for name in wanted}
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "many").read_bytes()
+
+
+def test_a_write_that_fails_forgets_its_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_SMALL", 0)
+    tensors = {f"w{i}": StoredTensor.from_array(f"w{i}", np.zeros(5000, np.uint8)) for i in range(20)}
+
+    def stop(done: int) -> None:
+        ticks.append(done)
+        if len(ticks) == 18:
+            raise KeyboardInterrupt
+
+    ticks: list[int] = []
+    with ManyDigests() as many, pytest.raises(KeyboardInterrupt):
+        write_tensors(tmp_path / "x", tensors, {}, stop, digests=partial(FileDigests, many, set(tensors)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("few", [0, 7])
+def test_a_conversion_makes_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    source = gptq_folder(tmp_path / "source", layers=20)
+    convert(source, tmp_path / "plain", max_shard_size=60_000, workers=2)
+    used: list[int] = []
+    advance = Lanes.advance
+
+    def counted(lanes: Lanes) -> None:
+        used.append(int(np.count_nonzero(lanes.counts)))
+        advance(lanes)
+
+    monkeypatch.setattr(Lanes, "advance", counted)
+    monkeypatch.setattr(pipeline, "_WORTH", 0)
+    monkeypatch.setattr(pipeline, "faster_here", lambda: True)
+    monkeypatch.setattr(pipeline, "even", lambda _: True)
+    monkeypatch.setattr(digests, "_SMALL", 0)
+    monkeypatch.setattr(digests, "_FEW", few)
+    convert(source, tmp_path / "many", max_shard_size=60_000, workers=2)
+    assert tree(tmp_path / "many") == tree(tmp_path / "plain")
+    assert used
+    proved(source, tmp_path / "many", tmp_path)
+
+
+def test_a_source_that_changes_is_found_out_by_the_lanes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = gptq_folder(tmp_path / "source", layers=8)
+    monkeypatch.setattr(pipeline, "_WORTH", 0)
+    monkeypatch.setattr(pipeline, "faster_here", lambda: True)
+    monkeypatch.setattr(pipeline, "even", lambda _: True)
+
+    def touch(_: int) -> None:
+        path = source / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+
+    with pytest.raises(BcqError) as caught:
+        Conversion(open_source(source), ConvertOptions(max_shard_size=20_000)).run(tmp_path / "bcq", touch)
+    assert caught.value.code == "BCQ-E103"
+    assert not (tmp_path / "bcq").exists()
