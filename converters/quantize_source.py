@@ -58,6 +58,8 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
 
     ``data``: also compare samples of the numbers, for which the source has to be here.
     """
+    if stats is not None and data:
+        stats.check(source)
     for name in choice.weights:
         reason = choice.method_of(name).needs_stats()
         if reason is not None and (stats is None or name not in stats.inputs):
@@ -65,8 +67,6 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
             raise error("BCQ-E623", source.home[name], name, f"{given}{reason.rstrip('.')}", "--stats FILE")
     if stats is None:
         return
-    if data:
-        stats.check(source)
     for name in choice.weights:
         seen, columns = stats.of(name, hessian=False), source.tensors[name].shape[-1]
         if seen is not None and seen.square_sum.shape != (columns,):

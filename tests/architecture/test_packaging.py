@@ -107,6 +107,7 @@ def test_every_package_folder_is_listed() -> None:
     assert folder_of == {
         "bcqfmt": "bcqfmt",
         "bcqfmt.converters": "converters",
+        "bcqfmt.converters.methods": "converters/methods",
         "bcqfmt.kernels": "kernels",
     }
 
