@@ -20,9 +20,7 @@ _CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint h
 
 @verb("inspect")
 @click.argument("path")
-@click.option(
-    "--modules", is_flag=True, help="Also list every quantized weight, of other formats as convert sees it."
-)
+@click.option("--modules", is_flag=True, help="Also list every quantized weight, of other formats as convert sees it.")
 @click.option("--tensor", metavar="NAME", help="Show one tensor: its parts, where they lie, its values.")
 @json_option
 def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:

@@ -28,10 +28,10 @@ def plot(rows: Sequence[Row]) -> str:
             _HEIGHT - _BOTTOM - (math.log10(y) - up[0]) / (up[1] - up[0]) * (_HEIGHT - _BOTTOM - 20),
         )
 
+    size = f'width="{_WIDTH}" height="{_HEIGHT}"'
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
+        f'<rect {size} fill="white"/>',
     ]
     rate = rows[0].bytes / rows[0].floor
     ends = [place(10 ** across[0], 10 ** across[0] * 1e6 / rate), place(10 ** across[1], 10 ** across[1] * 1e6 / rate)]

@@ -36,7 +36,7 @@ class TextModel:
         self._torch, model_class, tokenizer_class = _world()
         try:
             tokenizer = tokenizer_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as fault:  # noqa: BLE001 - other people's loaders raise anything on bad files
+        except Exception as fault:
             raise _unusable(folder, "its tokenizer cannot be loaded", fault) from fault
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most_tokens]
         self._windows = [ids[i : i + context] for i in range(0, len(ids), context) if len(ids[i : i + context]) > 1]
@@ -46,7 +46,7 @@ class TextModel:
             self._model = model_class.from_pretrained(
                 folder, dtype=self._torch.float32, local_files_only=True, trust_remote_code=False
             ).eval()
-        except Exception as fault:  # noqa: BLE001
+        except Exception as fault:
             raise _unusable(folder, "it cannot be loaded by transformers", fault) from fault
         self._parameters: dict[str, Any] = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters())}
         self._folder = folder

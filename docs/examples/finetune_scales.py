@@ -74,4 +74,4 @@ def main(out: Path, steps: int = 200) -> dict[str, float]:
 
 if __name__ == "__main__":
     for name, value in main(Path(sys.argv[1])).items():
-        print(f"loss {name:9}{value:.5f}")  # noqa: T201 - what a reader runs it for
+        print(f"loss {name:9}{value:.5f}")
