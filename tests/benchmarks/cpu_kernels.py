@@ -1,11 +1,12 @@
 """Products on the CPU: BCQ against torch's own, same machine, same run.
 
-    python tests/benchmarks/cpu_kernels.py [--quick] [--threads N] [--json FILE]
+    python tests/benchmarks/cpu_kernels.py [--quick] [--threads N] [--cpu-time] [--json FILE]
 
 y = W x for one vector, W 4096 x 4096 and 11008 x 4096, BCQ at 2 and 4 bit (affine, groups of 128): against torch's fp32
 and bf16 `mv`, bf16 `linear`, and its int4 kernel (`_weight_int4pack_mm_for_cpu`, bf16, groups of 128). Then batches.
 Every call takes the next of several copies of a weight, 256 MB of them, so that no cache holds it from the call before;
 a second table repeats one copy. Contenders take turns, some calls each; ratios are taken turn by turn.
+``--cpu-time`` counts the processor time of one thread instead of wall time: what other processes do hardly shows in it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SPREAD = 256 << 20  # bytes of copies
 GOAL = 2.0  # times as fast as fp32 mv
 
 Call = Callable[[], object]
+Clock = Callable[[], float]
 
 
 def weight_of(rows: int, columns: int, bits: int, rng: np.random.Generator, *, bcq: bool = False) -> BcqWeight:
@@ -104,7 +106,7 @@ def contenders(rows: int, columns: int, batch: int, threads: int, spread_: int) 
     return found
 
 
-def take_turns(calls: dict[str, Call], turns: int, each: int = 8) -> dict[str, list[float]]:
+def take_turns(calls: dict[str, Call], turns: int, clock: Clock, each: int = 8) -> dict[str, list[float]]:
     """The fastest of ``each`` calls in milliseconds, turn by turn: what other processes do to a call is left out."""
     for call in calls.values():
         call()
@@ -115,21 +117,21 @@ def take_turns(calls: dict[str, Call], turns: int, each: int = 8) -> dict[str, l
             call()  # lets the threads of the one before go to sleep
             times = []
             for _ in range(each):
-                begun = time.perf_counter()
+                begun = clock()
                 call()
-                times.append(time.perf_counter() - begun)
+                times.append(clock() - begun)
             found[name].append(min(times) * 1000)
     return found
 
 
-def products(quick: bool = False, threads: int = 2) -> list[Result]:
+def products(quick: bool = False, threads: int = 2, clock: Clock = time.perf_counter) -> list[Result]:
     """One vector: every shape, copies and a single weight."""
     results = []
     torch.set_num_threads(threads)
     turns = 3 if quick else 15
     for rows, columns in SHAPES[: 1 if quick else 2]:
         for spread_ in (0,) if quick else (SPREAD, 0):
-            times = take_turns(contenders(rows, columns, 1, threads, spread_), turns)
+            times = take_turns(contenders(rows, columns, 1, threads, spread_), turns, clock)
             how = "copies in turn" if spread_ else "one weight again and again"
             for name, took in times.items():
                 goals = []
@@ -154,11 +156,12 @@ def products(quick: bool = False, threads: int = 2) -> list[Result]:
     return results
 
 
-def batches(quick: bool = False, threads: int = 2) -> list[Result]:
+def batches(quick: bool = False, threads: int = 2, clock: Clock = time.perf_counter) -> list[Result]:
     """Several vectors at once."""
     results = []
+    torch.set_num_threads(threads)
     for batch in (2, 8) if quick else (2, 4, 8, 16, 32, 64):
-        times = take_turns(contenders(*SHAPES[0], batch, threads, 0), 3 if quick else 7, 4)
+        times = take_turns(contenders(*SHAPES[0], batch, threads, 0), 3 if quick else 7, clock, 4)
         shown = ", ".join(f"{name} {statistics.median(took):.2f}" for name, took in times.items())
         values = {name: rounded(took) for name, took in times.items()}
         results.append(Result(f"4096 x 4096, {batch} vectors, {threads} threads, ms", shown, values=values))
@@ -169,16 +172,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one shape, few turns")
     parser.add_argument("--threads", type=int, default=cpu.available())
+    parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    print(f"look-ups: {cpu.target()}, threads: {options.threads}, torch {torch.__version__}")
+    threads, clock = (1, time.thread_time) if options.cpu_time else (options.threads, time.perf_counter)
+    print(f"look-ups: {cpu.target()}, threads: {threads}, {clock.__name__}, torch {torch.__version__}")
     results = []
     for bench in (products, batches):
-        for result in bench(options.quick, options.threads):
+        for result in bench(options.quick, threads, clock):
             results.append(result)
             print(f"{result.verdict:12}{result.what}\n{'':12}{result.measured}", flush=True)
     if options.json is not None:
-        record = {"machine": machine(), "results": [result.as_dict() for result in results]}
+        record = {
+            "machine": machine(),
+            "threads": threads,
+            "clock": clock.__name__,
+            "results": [result.as_dict() for result in results],
+        }
         options.json.write_text(json.dumps(record, indent=2) + "\n")
     missed = sum(result.met is False for result in results)
     print(f"{len(results)} figures, {missed} goals missed")
