@@ -1,6 +1,6 @@
 """Products on the CPU: BCQ against torch's own, same machine, same run.
 
-    python tests/benchmarks/cpu_kernels.py [--quick] [--threads N] [--cpu-time] [--json FILE]
+    python tests/benchmarks/cpu_kernels.py [--quick] [--threads N] [--cpu-time] [--only products] [--json FILE]
 
 y = W x for one vector, W 4096 x 4096 and 11008 x 4096, BCQ at 2 and 4 bit (affine, groups of 128): against torch's fp32
 and bf16 `mv`, bf16 `linear`, and its int4 kernel (`_weight_int4pack_mm_for_cpu`, bf16, groups of 128). Then batches.
@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,8 @@ def take_turns(calls: dict[str, Call], turns: int, clock: Clock, each: int = 8) 
     return found
 
 
-def products(quick: bool = False, threads: int = 2, clock: Clock = time.perf_counter) -> list[Result]:
+def products(quick: bool = False, threads: int = 2, clock: Clock = time.perf_counter) -> Iterator[Result]:
     """One vector: every shape, copies and a single weight."""
-    results = []
     torch.set_num_threads(threads)
     turns = 3 if quick else 15
     for rows, columns in SHAPES[: 1 if quick else 2]:
@@ -144,41 +143,37 @@ def products(quick: bool = False, threads: int = 2, clock: Clock = time.perf_cou
                 shown = ", ".join(
                     f"{statistics.median(r):.2f}x {base}" for base, r in ratios.items() if "torch" in base
                 )
-                results.append(
-                    Result(
-                        f"{name}, {rows} x {columns}, one vector, {threads} threads, {how}",
-                        f"{spread(took, '.3f')} ms; {shown}",
-                        "; ".join(f"at least {least:g}x {base}" for base, least in goals),
-                        met,
-                        {"ms": rounded(took)},
-                    )
+                yield Result(
+                    f"{name}, {rows} x {columns}, one vector, {threads} threads, {how}",
+                    f"{spread(took, '.3f')} ms; {shown}",
+                    "; ".join(f"at least {least:g}x {base}" for base, least in goals),
+                    met,
+                    {"ms": rounded(took)},
                 )
-    return results
 
 
-def batches(quick: bool = False, threads: int = 2, clock: Clock = time.perf_counter) -> list[Result]:
+def batches(quick: bool = False, threads: int = 2, clock: Clock = time.perf_counter) -> Iterator[Result]:
     """Several vectors at once."""
-    results = []
     torch.set_num_threads(threads)
     for batch in (2, 8) if quick else (2, 4, 8, 16, 32, 64):
         times = take_turns(contenders(*SHAPES[0], batch, threads, 0), 3 if quick else 7, clock, 4)
         shown = ", ".join(f"{name} {statistics.median(took):.2f}" for name, took in times.items())
         values = {name: rounded(took) for name, took in times.items()}
-        results.append(Result(f"4096 x 4096, {batch} vectors, {threads} threads, ms", shown, values=values))
-    return results
+        yield Result(f"4096 x 4096, {batch} vectors, {threads} threads, ms", shown, values=values)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one shape, few turns")
     parser.add_argument("--threads", type=int, default=cpu.available())
+    parser.add_argument("--only", choices=("products", "batches"))
     parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     threads, clock = (1, time.thread_time) if options.cpu_time else (options.threads, time.perf_counter)
     print(f"look-ups: {cpu.target()}, threads: {threads}, {clock.__name__}, torch {torch.__version__}")
     results = []
-    for bench in (products, batches):
+    for bench in [bench for bench in (products, batches) if options.only in (None, bench.__name__)]:
         for result in bench(options.quick, threads, clock):
             results.append(result)
             print(f"{result.verdict:12}{result.what}\n{'':12}{result.measured}", flush=True)

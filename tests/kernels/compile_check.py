@@ -53,6 +53,8 @@ TABLE: dict[str, list[tuple[Any, ...]]] = {
     "cuda_rmsnorm.activation_kernel": [("F16", True, True), ("BF16", False, True), ("F32", True, False)],
     "cuda_w4a4.w4a4_kernel": [(_small_tile, "F16"), (_large_tile, "F32")],
 }  # fmt: skip
+# kernels that need more than sm_80: bulk copies
+LEAST = {"cuda_bit_gemv": 90}
 # what may not stand in the PTX of a module's kernels, and why
 UNWANTED = {"cuda_lut_gemv": (r"\.f64", "binary64 arithmetic: Numba widened a mixture of signed and unsigned numbers")}
 
@@ -158,6 +160,7 @@ def main() -> int:
         if name.startswith(options.only)
         for variant in range(len(variants))
         for arch in options.arch.split(",")
+        if int(arch) >= LEAST.get(name.partition(".")[0], 80)
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
         for (name, variant, arch), found in zip(jobs, pool.map(compiled, jobs), strict=True):
