@@ -118,7 +118,7 @@ def best_grid(values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, sq
     least = error_on(values, scale, zero, bits, squares)
     best = centre = 0.0
     for turn in range(1, _TRIES):
-        steps = np.float64(turn)
+        steps = float(turn)
         if turn >= _COARSE:
             near = turn - _COARSE  # 0 and 1 half a step below and above, 2 and 3 a quarter
             if near & 1 == 0:
