@@ -152,12 +152,12 @@ def assign(values: Any, codes: Any, best: Any, kind: Any, work: Any) -> None:
 @inner
 def shift(alpha: Any, z: Any, kinds: Any) -> Any:
     """How far rounding can move a level at most: that of alpha, of z, and of the level itself."""
-    reach = abs(z)
+    total = abs(z)
     moved = HALVES[kinds[1]] * abs(z) + QUANTA[kinds[1]]
     for i in range(alpha.size):
-        reach += alpha[i]
+        total += alpha[i]
         moved += HALVES[kinds[0]] * alpha[i] + QUANTA[kinds[0]]
-    return moved + HALVES[kinds[2]] * (reach + moved) + QUANTA[kinds[2]]
+    return moved + HALVES[kinds[2]] * (total + moved) + QUANTA[kinds[2]]
 
 
 @inner

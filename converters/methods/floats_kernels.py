@@ -14,7 +14,7 @@ KINDS: Final = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}
 LARGEST: Final = {"F16": 65504.0, "BF16": 3.3895313892515355e38, "F32": 3.4028234663852886e38}
 
 QUANTA: Final = np.array([2.0**-24, 2.0**-133, 2.0**-149])  # by kind: the smallest number above zero
-HALVES: Final = np.array([2.0**-11, 2.0**-8, 2.0**-24])  # by kind: the largest relative error in rounding
+HALVES: Final = np.array([2.0**-11, 2.0**-8, 2.0**-24])  # by kind: the largest relative error of a normal number
 # by kind: bits of binary64's significand that are dropped, smallest normal number, first number that becomes infinity
 _DROPPED = np.array([42, 45, 29], np.int64)
 _NORMAL = np.array([2.0**-14, 2.0**-126, 2.0**-126])

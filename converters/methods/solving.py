@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ def _solved(
     codes = np.empty(weight.shape, np.uint8)
     numbers = new_numbers(bits, rows, groups, stored)
     errors, uniform = np.empty(rows), np.empty(rows)
-    starts = np.empty((rows, groups), np.uint8)
+    starts: Counter[int] = Counter()
     kinds = np.array([KINDS[kind] for kind in (*stored, job.dtype, dtype, "F64")])
 
     def work(first: int, stop: int) -> None:
@@ -101,28 +102,17 @@ def _solved(
         for block, ordered in sorted_blocks(weight, size, first, stop):
             found = np.empty((len(ordered), groups, bits + 1))
             own, other = np.empty((len(ordered), groups)), np.empty((len(ordered), groups))
+            origin = np.empty((len(ordered), groups), np.uint8)
             solve_rows(
-                weight[block],
-                ordered,
-                size,
-                rounds,
-                bias,
-                kinds,
-                codes[block],
-                found,
-                own,
-                other,
-                starts[block],
-                scratch,
+                weight[block], ordered, size, rounds, bias, kinds, codes[block], found, own, other, origin, scratch
             )
             numbers.fill(job, block, found, stored)
             errors[block], uniform[block] = own.sum(axis=1), other.sum(axis=1)
+            starts.update(origin.reshape(-1).tolist())
 
     each_share(work, rows, 1, job.threads)
     return Solved(codes, numbers, errors, _named(starts), stored, size), float(uniform.sum())
 
 
-def _named(starts: npt.NDArray[np.uint8]) -> dict[str, int]:
-    kinds, counts = np.unique(starts, return_counts=True)
-    names = [STARTS[kind % 128] + ", refined" * (kind >= 128) for kind in kinds]
-    return {name: int(count) for name, count in zip(names, counts, strict=True)}
+def _named(starts: Counter[int]) -> dict[str, int]:
+    return {STARTS[kind % 128] + ", refined" * (kind >= 128): starts[kind] for kind in sorted(starts)}

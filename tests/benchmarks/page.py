@@ -12,15 +12,12 @@ Things that are compared run in turn in one process, after one round to warm up;
 A figure is the median of the rounds, in brackets the lowest and the highest. All files are in the page cache.
 
 **Packers.** One 4-bit layer of 11008 x 4096, two threads. The floor is `np.copyto` of as many bytes as go in and come
-out. compressed-tensors' `pack_to_int32` and GPTQModel's `pack` run beside it, in a Python that has them:
-`BCQFMT_PEER_PYTHON=/path/to/python make bench BENCH_ARGS='--page conversion'`.
+out. compressed-tensors' `pack_to_int32` is measured beside it where that package is installed.
 
 **`convert`, `verify`, `restore`.** Random words in the GPTQ layout, four output shards, two workers, fsync included.
 The copy is `cp -r --reflink=never` and `sync -f`. A conversion reads the source twice (to convert, to hash), goes back
 from the new planes to the source's words to compare them, writes once, and hashes three times: the source's bytes, the
-new file's, and every weight's. Only the new file's digest needs its bytes one after the other. The other two are taken
-from the page cache, sixteen streams at a time, on processors with AVX-512 (`bcqfmt doctor` tells): that halves the cost
-of a byte. Elsewhere all three are hashlib's, and two thirds of one SHA-256's speed is the ceiling on two cores.
+new file's, and every weight's. Three SHA-256 passes on two cores are its ceiling: two thirds of one SHA-256's speed.
 """
 
 _QUANTIZING = """## How it is measured
