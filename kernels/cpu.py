@@ -192,7 +192,7 @@ class CpuMatrix:
                 _: int, s: operands.OperandSegment = segment, plan: Any = plan, numbers: Any = numbers,
                 counter: Any = counter, codes: int = words * 32,
             ) -> None:  # fmt: skip
-                size = (s.width + LANES,)
+                size = (decode.room(s.bits, s.group_size, s.groups),)
                 exact = scratch("exact", size, np.float64)
                 final = scratch("final " + kind, size, np.uint64 if kind == "F64" else np.uint32)
                 kernel(

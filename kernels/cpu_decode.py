@@ -18,13 +18,12 @@ from bcqfmt.kernels.cpu_lanes import LANES, Emit, claim, intrinsic, ir, types
 from bcqfmt.kernels.cpu_lut import compiled, stamp_of
 from bcqfmt.kernels.cpu_scalar import nearest, pattern, pattern64
 
-__all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel"]
+__all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "room"]
 
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
 LOGICAL = {"F16": 0, "BF16": 1, "F32": 2}
 PATTERNS: dict[str, Any] = {"F16": np.uint16, "BF16": np.uint16, "F32": np.uint32, "F64": np.uint64}
 
-_ROWS = 8  # rows that a thread takes at a time
 _CODES = np.arange(256, dtype=np.float64)
 _0, _1, _8, _16, _32 = (np.uint64(i) for i in (0, 1, 8, 16, 32))
 
@@ -122,6 +121,11 @@ def _row_values(
 row_values = numba.njit(error_model="numpy")(_row_values)
 
 
+def room(bits: int, group_size: int, groups: int) -> int:
+    """Values of a row that are worked out beforehand, and sixteen more because so many are read at once."""
+    return (groups << bits if 1 << bits <= group_size else 0) + LANES
+
+
 @functools.cache
 def decode_kernel(kind: str) -> Any:
     """The loop over rows of one segment, for values of type ``kind`` (F16, BF16, F32, F64) as patterns of their bits.
@@ -130,7 +134,7 @@ def decode_kernel(kind: str) -> Any:
     logical dtype, 1 if outliers replace; planes uint32 (bits * rows * words); first, second float64 (flat); perm int32
     (in, or none); out (rows of it, in) patterns, of whose columns those of the segment are filled; outliers of all rows
     (indptr, indices, stored column of every column: int32; values float64); codes uint8 (words * 32), exact
-    float64 and final (width + 16 of each) of the thread's own.
+    float64 and final (`room` of each) of the thread's own.
     """
     stamp = stamp_of(cpu_lanes, cpu_lookup, cpu_scalar)
     which, double = list(PATTERNS).index(kind), kind == "F64"
@@ -146,7 +150,7 @@ def decode_kernel(kind: str) -> Any:
         kinds = _1 << bits  # of elements in a group
         count, columns, plane = np.uint64(out.shape[0]), np.uint64(out.shape[1]), rows * groups
         while stamp:
-            top = claim(counter) * _8
+            top = claim(counter) * _8  # eight rows at a time
             if top >= count:
                 break
             for o in range(top, min(top + _8, count)):

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
@@ -50,10 +51,20 @@ def test_the_first_planes_decode_to_the_same_bits(pair: tuple[BcqWeight, Any]) -
 
 
 @pytest.mark.parametrize("encoding", ks.ENCODINGS)
-@pytest.mark.parametrize(("q", "g"), [(2, 64), (4, 16), (4, 128), (5, 40), (8, 32), (8, 300)])
+@pytest.mark.parametrize(("q", "g"), [(2, 64), (4, 16), (4, 128), (5, 40), (8, 32), (8, 270)])
 def test_sixteen_at_a_time_and_one_at_a_time_agree(encoding: str, q: int, g: int) -> None:
     for extras in ({}, {"perm": True, "outliers": "add"}, {"outliers": "replace"}):
         assert_same(ks.weight(encoding, q, 11, 300, g, dtype="BF16", **extras))
+
+
+@given(st.integers(1, 8), st.integers(8, 600), st.integers(1, 5), st.integers(1, 600))
+def test_the_values_of_a_row_have_room(q: int, g: int, whole: int, rest: int) -> None:
+    """As many as there are codes for every group, the short last one too, and sixteen are read from any of them on."""
+    from bcqfmt.kernels.cpu_decode import room
+
+    groups = -(-(whole * g + min(rest, g)) // g)
+    if 2**q <= g:
+        assert room(q, g, groups) >= max(groups * 2**q, (groups - 1) * 2**q + 16)
 
 
 def test_a_range_of_rows() -> None:

@@ -59,6 +59,18 @@ for rows, columns in ((1, 40), (5, 512), (16, 544), (17, 1100), (40, 1024)):
     assert np.shares_memory(matrix._tables[0].planes, parts["s0_planes"].array())
     assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
     assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
+
+# the memory that a thread works in, at the edge as well
+from bcqfmt.kernels import cpu_threads
+cpu_threads.aligned = lambda count, dtype: at_the_edge(np.zeros(count, dtype))
+cpu_threads._memory.held.clear()
+cpu_threads._memory.views.clear()
+for q, rows, columns, g in ((4, 5, 544, 32), (8, 3, 280, 270), (4, 3, 40, 17), (2, 20, 300, 8), (1, 3, 90, 16)):
+    weight = ks.weight("affine", q, rows, columns, g)
+    matrix, x = cpu.prepare(weight), ks.vectors(1, columns)
+    if q == 4:
+        assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
+    assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 """
 
 
