@@ -1,5 +1,4 @@
-"""Bridges to other libraries, one file each; a bridge imports its library only inside its functions.
+"""Bridges to other libraries: torch, transformers, vLLM; a bridge is imported by those who want it.
 
-Importing this package costs nothing and needs nothing beyond the core. It holds no model classes yet: layers
-for torch, transformers and vLLM come after the kernels.
+Importing this package costs nothing and needs nothing beyond the core.
 """
