@@ -1,15 +1,20 @@
-"""What a report on a BCQ checkpoint says: sizes, bits, and errors where `bcqfmt quantize` has recorded them."""
+"""What a report on a BCQ checkpoint says: sizes, bits, where it came from, and errors.
+
+Errors are those that `bcqfmt quantize` has recorded, or those measured against a dense model. What was converted from
+another layout has none against its source: the conversion rebuilt and compared every tensor.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bcqfmt.converters.quantize_record import QuantizationRecord, read_record
 from bcqfmt.converters.quantize_weight import Sums
+from bcqfmt.converters.report_source import SourceFacts, source_facts
 from bcqfmt.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.reader import Checkpoint
 from bcqfmt.shards import natural
@@ -20,7 +25,7 @@ __all__ = ["DenseRow", "Report", "WeightRow", "make_report"]
 
 @dataclass(slots=True)
 class WeightRow:
-    """One quantized weight; the errors are None where nothing is recorded, or infinite."""
+    """One quantized weight; the errors are None where nothing is known, or where they are infinite (``endless``)."""
 
     name: str
     kind: str
@@ -33,6 +38,7 @@ class WeightRow:
     mse: float | None = None
     relative: float | None = None
     sqnr_db: float | None = None
+    endless: bool = False
 
     @property
     def size(self) -> int:
@@ -65,11 +71,13 @@ class Report:
     recipes: list[dict[str, Any]] = field(default_factory=list)
     total: dict[str, Any] = field(default_factory=dict)
     kinds: list[dict[str, Any]] = field(default_factory=list)
+    origin: SourceFacts = field(default_factory=SourceFacts)
+    against: str = ""  # the dense model that errors were measured against; empty: they are the recorded ones
 
     @property
     def has_errors(self) -> bool:
-        """Whether errors were recorded."""
-        return bool(self.recipes)
+        """Whether errors are known."""
+        return bool(self.recipes or self.against)
 
     def worst(self) -> list[WeightRow]:
         """The weights, those furthest off first; the largest first where no error is known."""
@@ -82,8 +90,11 @@ class Report:
         return {"generator": {"name": "bcqfmt", "version": __version__}, **asdict(self)}
 
 
-def make_report(checkpoint: Checkpoint) -> Report:
-    """Read the headers of a BCQ folder or file, and the record of its quantization where there is one."""
+def make_report(checkpoint: Checkpoint, measured: Mapping[str, Sums] | None = None, against: str = "") -> Report:
+    """Read the headers of a BCQ folder or file, and the record of its quantization where there is one.
+
+    ``measured``: errors found by :func:`bcqfmt.converters.report_measure.measure`, in place of the recorded ones.
+    """
     record = read_record(checkpoint.path) if checkpoint.path.is_dir() else None
     parts: dict[str, int] = dict.fromkeys(PART_KINDS, 0)
     weights = []
@@ -94,7 +105,10 @@ def make_report(checkpoint: Checkpoint) -> Report:
             name, kind_of(name), list(weight.shape), weight.dtype, scheme_text(weight.scheme), weight.nbytes,
             weight.bits_per_weight,
         )  # fmt: skip
-        weights.append(_with_errors(row, record))
+        weights.append(row)
+    sums = _sums(weights, record) if measured is None else dict(measured)
+    for row in weights:
+        _add_errors(row, record, sums, recorded=measured is None)
     reasons = record.dense if record is not None else {}
     dense = [
         DenseRow(name, tensor.dtype, list(tensor.shape), tensor.nbytes, reasons.get(name, ""))
@@ -102,18 +116,20 @@ def make_report(checkpoint: Checkpoint) -> Report:
     ]
     weights.sort(key=lambda row: natural(row.name))
     dense.sort(key=lambda row: natural(row.name))
-    source = checkpoint.manifest.source if checkpoint.manifest is not None else None
+    origin = source_facts(checkpoint.manifest)
     return Report(
         name=_name(checkpoint.path),
         version=checkpoint.version,
-        source=source["format"] if source is not None else "",
+        source=origin.format,
         features=checkpoint.features,
         parts={kind: size for kind, size in parts.items() if size},
         weights=weights,
         dense=dense,
         recipes=record.recipes if record is not None else [],
-        total=_total(weights, dense, record),
-        kinds=_kinds(weights, record),
+        total=_total(weights, dense, sums),
+        kinds=_kinds(weights, sums),
+        origin=origin,
+        against=against,
     )
 
 
@@ -123,15 +139,28 @@ def kind_of(name: str) -> str:
     return ".".join(words[-2:]) if len(words) > 1 and "expert" in words[-2] else words[-1] if words else name
 
 
-def _with_errors(row: WeightRow, record: QuantizationRecord | None) -> WeightRow:
+def _sums(rows: Iterable[WeightRow], record: QuantizationRecord | None) -> dict[str, Sums]:
+    """What is recorded of these weights, if it is of their shape."""
+    found = {}
+    for row in rows:
+        entry = record.weights.get(row.name) if record is not None else None
+        if entry is not None and entry["shape"] == row.shape:
+            found[row.name] = Sums(entry["power"], entry["noise"], row.size)
+    return found
+
+
+def _add_errors(row: WeightRow, record: QuantizationRecord | None, sums: Mapping[str, Sums], recorded: bool) -> None:
     entry = record.weights.get(row.name) if record is not None else None
     if entry is not None and entry["shape"] == row.shape:
         row.recipe = entry["recipe"]
-        row.mse, row.relative, row.sqnr_db = entry["mse"], entry["relative"], entry["sqnr_db"]
-    return row
+    if row.name not in sums:
+        return
+    own = entry if recorded and entry is not None else _figures([row], sums)
+    row.mse, row.relative, row.sqnr_db = own["mse"], own["relative"], own["sqnr_db"]
+    row.endless = math.isinf(sums[row.name].noise)
 
 
-def _total(weights: list[WeightRow], dense: list[DenseRow], record: QuantizationRecord | None) -> dict[str, Any]:
+def _total(weights: list[WeightRow], dense: list[DenseRow], measured: Mapping[str, Sums]) -> dict[str, Any]:
     size, nbytes = sum(row.size for row in weights), sum(row.bytes for row in weights)
     others, other_bytes = sum(math.prod(row.shape) for row in dense), sum(row.bytes for row in dense)
     return {
@@ -143,34 +172,35 @@ def _total(weights: list[WeightRow], dense: list[DenseRow], record: Quantization
         "dense_bytes": other_bytes,
         "bits_per_weight": nbytes * 8 / size if size else None,
         "overall_bits": (nbytes + other_bytes) * 8 / (size + others) if size + others else None,
-        **_figures(weights, record),
+        **_figures(weights, measured),
     }
 
 
-def _kinds(weights: list[WeightRow], record: QuantizationRecord | None) -> list[dict[str, Any]]:
+def _kinds(weights: list[WeightRow], measured: Mapping[str, Sums]) -> list[dict[str, Any]]:
     """The same by kind of layer."""
     found = []
     for kind in sorted({row.kind for row in weights}, key=natural):
         rows = [row for row in weights if row.kind == kind]
         size, nbytes = sum(row.size for row in rows), sum(row.bytes for row in rows)
         counts = {"kind": kind, "weights": len(rows), "parameters": size, "bytes": nbytes}
-        found.append({**counts, "bits_per_weight": nbytes * 8 / size, **_figures(rows, record)})
+        found.append({**counts, "bits_per_weight": nbytes * 8 / size, **_figures(rows, measured)})
     return found
 
 
-def _figures(rows: Iterable[WeightRow], record: QuantizationRecord | None) -> dict[str, Any]:
+def _figures(rows: Iterable[WeightRow], measured: Mapping[str, Sums]) -> dict[str, Any]:
+    """Of several weights together; a weight whose error is infinite is told apart and does not drown the others."""
     sums = Sums(0.0, 0.0, 0)
     for row in rows:
-        if record is not None and row.recipe is not None:
-            entry = record.weights[row.name]
-            sums += Sums(entry["power"], entry["noise"], row.size)
+        own = measured.get(row.name)
+        if own is not None and math.isfinite(own.noise):
+            sums += own
     return dict(sums.figures()) if sums.size else {"mse": None, "relative": None, "sqnr_db": None}
 
 
 def _off(row: WeightRow) -> float:
-    """How far off, for sorting: no error recorded is -1, an infinite one comes first."""
+    """How far off, for sorting: an error that is not known is -1, an infinite one comes first."""
     if row.mse is None:
-        return -1.0
+        return math.inf if row.endless else -1.0
     return math.inf if row.relative is None and row.mse else row.relative or 0.0
 
 

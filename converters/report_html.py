@@ -31,8 +31,9 @@ dt{color:var(--soft);font-size:.8rem} dd{margin:0;font-size:1.15rem;font-variant
 .wide{overflow-x:auto} table{border-collapse:collapse;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:600}
-th:first-child,td:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere}
-td code{display:inline-block;min-width:14rem}
+th:first-child,td:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:9rem}
+td code{display:inline-block;min-width:14rem} td small{display:block;color:var(--soft)}
+.wide .plot{min-width:34rem}
 code{font:.86em ui-monospace,monospace} summary{cursor:pointer;color:var(--soft)}
 """
 
@@ -43,6 +44,7 @@ def report_html(report: Report) -> bytes:
         f"<h1>{_text(report.name)}</h1>",
         f"<p>{_lead(report)}</p>",
         _facts(report),
+        *_section("Source and result", *_origin(report)),
         *_error_plot(report),
         *_section("Size by part", _parts(report)),
         *_section("Kinds of layers", _kind_bars(report), _kind_table(report)),
@@ -71,6 +73,7 @@ def _lead(report: Report) -> str:
 def _facts(report: Report) -> str:
     total = report.total
     covered = 100 * total["quantized_parameters"] / total["parameters"] if total["parameters"] else 0.0
+    origin = report.origin
     facts = [
         ("weights", f"{total['weights']:,}"),
         ("bits per weight", _digits(total["bits_per_weight"], 3)),
@@ -78,9 +81,37 @@ def _facts(report: Report) -> str:
         ("size", _size(total["weight_bytes"] + total["dense_bytes"])),
         ("parameters quantized", f"{math.floor(covered * 100) / 100:.2f} %"),
     ]
+    if origin.converted:
+        facts.append(("error against the source", "none"))
     if report.has_errors:
-        facts += [("relative error", _percent(total["relative"])), ("SQNR", _decibels(total["sqnr_db"]))]
+        label = "error against the dense model" if report.against else "relative error"
+        facts += [(label, _percent(total["relative"])), ("SQNR", _decibels(total["sqnr_db"]))]
     return "<dl>" + "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in facts) + "</dl>"
+
+
+def _origin(report: Report) -> list[str]:
+    """Of a conversion: what it was, what it weighs now, and why nothing is lost."""
+    origin = report.origin
+    if not origin.converted:
+        return []
+    proof = (
+        "Every tensor of the source was rebuilt from these parts and compared, bit for bit, when it was converted."
+        f" <code>bcqfmt verify</code> proves it, <code>bcqfmt restore</code> gives all {len(origin.files):,} files back"
+        if origin.restorable
+        else "Codes, scales and zero points are those of the source. It was converted without what restores the files"
+    )
+    total = report.total
+    sizes = [
+        ("source", origin.nbytes),
+        ("BCQ folder", origin.folder),
+        ("its weights", total["weight_bytes"]),
+        ("its dense tensors", total["dense_bytes"]),
+        ("to restore the source", origin.archive),
+    ]
+    rows = [(label, float(size), _size(size)) for label, size in sizes if size]
+    files = [[f"<code>{_text(path)}</code>", _size(size)] for path, size in sorted(origin.files.items())][:_ROWS]
+    every = f"<details><summary>files of the source</summary>{_table(['file', 'size'], files)}</details>"
+    return [f"<p>{proof}.</p>", f"<div class=wide>{bars('Source and result', rows)}</div>", every]
 
 
 def _error_plot(report: Report) -> list[str]:
@@ -102,9 +133,9 @@ def _error_plot(report: Report) -> list[str]:
     labels = ("layer" if numbered else "weight", "SQNR (dB)")
     series = [Series(kind, marks) for kind, marks in grouped.items()]
     plot = scatter("Signal to quantization noise of every weight", series, labels)
-    return _section(
-        "Error of every weight", f"<p>Higher is better; a bit is worth about 6 dB.</p><div class=wide>{plot}</div>"
-    )
+    beside = f" Measured against the dense model <code>{_text(report.against)}</code>." if report.against else ""
+    text = f"<p>Higher is better; a bit is worth about 6 dB.{beside}</p>"
+    return _section("Error of every weight", f"{text}<div class=wide>{plot}</div>")
 
 
 def _parts(report: Report) -> str:
@@ -141,7 +172,7 @@ def _recipes(report: Report) -> str:
 
 
 def _weights(report: Report) -> list[str]:
-    header = ["weight", "shape", "scheme", "bits", "size", *(_ERRORS if report.has_errors else ())]
+    header = ["weight", "shape", "bits", "size", *(_ERRORS if report.has_errors else ())]
     rows = [_weight_cells(row, report.has_errors) for row in report.worst()[:_ROWS]]
     more = len(report.weights) - len(rows)
     note = [f"<p>{more:,} more are in the JSON file.</p>"] if more > 0 else []
@@ -149,8 +180,10 @@ def _weights(report: Report) -> list[str]:
 
 
 def _weight_cells(row: WeightRow, errors: bool) -> list[str]:
-    cells = [f"<code>{_text(row.name)}</code>", _shape(row.shape), _text(row.scheme), _digits(row.bits_per_weight, 3)]
-    return [*cells, _size(row.bytes), *(_errors(row.mse, row.relative, row.sqnr_db) if errors else [])]
+    named = f"<code>{_text(row.name)}</code><small>{_text(row.scheme)}</small>"
+    cells = [named, _shape(row.shape), _digits(row.bits_per_weight, 3)]
+    figures = ["infinite", "-", "-"] if row.endless else _errors(row.mse, row.relative, row.sqnr_db)
+    return [*cells, _size(row.bytes), *(figures if errors else [])]
 
 
 def _dense(report: Report) -> str:

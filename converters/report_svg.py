@@ -15,7 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 44
 _COLOURS = 8
 # hues that stay apart for colour-blind readers, on white and on black
 STYLE = """
-.plot{--ink:#1b1f24;--soft:#6a737d;--grid:#e3e6ea;--front:#c2410c;font:12px system-ui,sans-serif;max-width:100%}
+.plot{--ink:#1b1f24;--soft:#6a737d;--grid:#e3e6ea;--front:#c2410c;font:12px system-ui,sans-serif}
+.plot{max-width:100%;height:auto}
 .plot text{fill:var(--ink)} .plot .soft{fill:var(--soft)} .plot .grid{stroke:var(--grid)}
 .plot .axis{stroke:var(--soft)} .plot .front{stroke:var(--front);fill:none;stroke-width:2}
 .plot .line{fill:none;stroke-width:1.2;opacity:.55}
@@ -121,9 +122,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], width: int = 760) -
     for i, (label, number, shown) in enumerate(rows):
         top, length = 4 + 24 * i, 470 * number / largest
         parts.append(f'<text x="150" y="{top + 14}" text-anchor="end">{_text(label, 24)}</text>')
-        parts.append(
-            f'<rect class="k{i % _COLOURS}" x="158" y="{top + 2}" width="{max(1.0, length):.1f}" height="16"/>'
-        )
+        parts.append(f'<rect class="k0" x="158" y="{top + 2}" width="{max(1.0, length):.1f}" height="16"/>')
         parts.append(f'<text class="soft" x="{166 + length:.1f}" y="{top + 14}">{_text(shown)}</text>')
     return _svg(title, width, height, parts)
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from bcqfmt.cli import render
 from bcqfmt.errors import BcqError, error, escape
@@ -37,10 +38,18 @@ VERBS = {
     "diff": "Compare two checkpoints, tensor by tensor.",
     "bench": "Measure the kernels on this machine's GPU.",
     "doctor": "Show what this machine has and lacks, and what fixes it.",
+    "completion": "Print a script that lets a shell complete bcqfmt.",
     "demo": "Take a short tour: convert, prove, write, read, break.",
 }
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Place(click.types.StringParamType):
+    """An argument that may be a path or a hub id: text, which a shell completes like a path."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
 
 
 class Terminated(BaseException):
@@ -66,6 +75,11 @@ class Group(click.Group):
         """The table of verbs, without loading them."""
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The verbs, without loading them, and the options."""
+        verbs = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -186,15 +200,41 @@ def verb(name: str, cls: type[click.Command] = click.Command) -> Callable[[Calla
     """A verb: a click command with the options that all of them have."""
 
     def wrap(function: Callable[..., Any]) -> click.Command:
-        return click.command(name, cls=cls, short_help=VERBS[name], context_settings=_SETTINGS)(debug_option(function))
+        made = click.command(name, cls=cls, short_help=VERBS[name], context_settings=_SETTINGS)(debug_option(function))
+        for param in made.params:
+            if isinstance(param, click.Argument) and param.type is click.STRING:
+                param.type = _Place()
+        return made
 
     return wrap
 
 
+def _show_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    """``--version``, as text or, for scripts and bug reports, with what it runs on."""
+    if not asked:
+        return
+    if not ctx.params.get("as_json"):
+        render.echo(f"bcqfmt {__version__}")
+        ctx.exit()
+    import platform
+    from importlib.metadata import version
+
+    from bcqfmt.descriptor import VERSION
+
+    packages = {name: version(name) for name in ("numpy", "safetensors", "ml_dtypes", "numba", "click")}
+    render.emit_json({
+        "bcqfmt": __version__, "format": VERSION, "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}", "packages": packages,
+    })  # fmt: skip
+    ctx.exit()
+
+
 @click.group(cls=Group, subcommand_metavar="VERB ...", context_settings=_SETTINGS)
-@click.version_option(__version__, "--version", message="bcqfmt %(version)s")
+@click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
+@click.option("--json", "as_json", is_flag=True, is_eager=True, help="With --version: print JSON.")
 @debug_option
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, as_json: bool) -> None:
     """Quantized language-model weights as bit planes, in safetensors files (format BCQ 1.0).
 
     Results go to stdout, messages to stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 input missing, 4 malformed, 5 valid
@@ -205,6 +245,8 @@ def cli() -> None:
       bcqfmt inspect model/
       bcqfmt validate --deep model/
     """
+    if as_json:
+        raise click.UsageError("--json goes after the verb, or with --version.", ctx)
 
 
 def main() -> NoReturn:

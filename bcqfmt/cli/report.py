@@ -16,32 +16,36 @@ from bcqfmt.errors import error, escape
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report import Report, WeightRow
+    from bcqfmt.reader import Checkpoint
 
 
 @verb("report")
 @click.argument("bcq", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it.")
+@click.option("--against", metavar="MODEL", help="Measure errors against this dense model, a folder or a hub id.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the N weights that are furthest off.")
 @json_option
-def command(bcq: Path, out: Path | None, overwrite: bool, top: int | None, as_json: bool) -> None:
+def command(bcq: Path, out: Path | None, against: str | None, overwrite: bool, top: int | None, as_json: bool) -> None:
     """Sum up a BCQ checkpoint as a table or a web page.
 
-    BCQ is a folder or a file. Sizes and bits of every weight; its error too, worst first, if `bcqfmt quantize` wrote
-    it. The page needs no network and no script, and the JSON file beside it has the same numbers.
+    BCQ is a folder or a file. Sizes and bits of every weight, and where it came from; errors too, worst first, if
+    `bcqfmt quantize` wrote it or if --against names the dense model that was quantized. The page needs no network and
+    no script, and the JSON file beside it has the same numbers.
 
     \b
     Example:
       bcqfmt report model-bcq/
       bcqfmt report model-bcq/ --out report.html
+      bcqfmt report model-bcq/ --against model-dense/ --top 10
     """
     import bcqfmt
     from bcqfmt.converters.report import make_report
 
     if out is not None:
-        check_report_path(out, bcq, overwrite)
+        check_report_path(out, bcq, overwrite, against or "")
     with bcqfmt.open(bcq) as checkpoint:
-        made = make_report(checkpoint)
+        made = make_report(checkpoint) if against is None else _measured(checkpoint, against)
     written = [] if out is None else write_report(made, out)
     if as_json:
         render.emit_json({"reports": written, **made.as_dict()})
@@ -49,6 +53,24 @@ def command(bcq: Path, out: Path | None, overwrite: bool, top: int | None, as_js
     lines = [f"report: {escape(path)}" for path in written]
     shown = [] if written and top is None else [*table(made, top), ""]
     render.echo([*shown, f"{escape(str(bcq))}: {total_line(made)}", *lines])
+
+
+def _measured(checkpoint: Checkpoint, against: str) -> Report:
+    """The report with errors against a dense model; what has no counterpart there is told."""
+    from bcqfmt.cli.progress import Progress
+    from bcqfmt.cli.sources import find_source
+    from bcqfmt.converters.report import make_report
+    from bcqfmt.converters.report_measure import measure
+
+    dense = find_source(against, None, offline=False)
+    weights = dict(checkpoint.weights())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with Progress("measuring", sum(weight.nbytes for weight in weights.values()), len(weights)) as progress:
+        found = measure(checkpoint, dense.checkpoint, min(4, cores), progress.tick)
+    left = [name for name in weights if name not in found]
+    if left:
+        render.say(f"not in {escape(against)}: {render.count(len(left), 'weight')}, {escape(left[0])} for one")
+    return make_report(checkpoint, found, dense.name)
 
 
 def check_report_path(path: Path, bcq: Path, overwrite: bool, source: str = "") -> None:
@@ -110,7 +132,7 @@ def _cells(row: WeightRow, errors: bool) -> list[str]:
     cells = [escape(row.name, 512), "x".join(map(str, row.shape)), f"{row.bits_per_weight:.3f}", render.size(row.bytes)]
     if not errors:
         return cells
-    mse = "-" if row.mse is None else f"{row.mse:.3g}"
+    mse = "infinite" if row.endless else "-" if row.mse is None else f"{row.mse:.3g}"
     return [*cells, mse, _percent(row.relative), _decibels(row.sqnr_db, row.mse)]
 
 

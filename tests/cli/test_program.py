@@ -22,6 +22,22 @@ def test_version(run: Run) -> None:
     assert run("--version").stdout == f"bcqfmt {bcqfmt.__version__}\n"
 
 
+@pytest.mark.parametrize("args", [("--version", "--json"), ("--json", "--version")])
+def test_version_as_json(run: Run, args: tuple[str, str]) -> None:
+    found = json.loads(run(*args).stdout)
+    assert found["bcqfmt"] == bcqfmt.__version__
+    assert found["format"] == "1.0"
+    assert found["packages"]["numpy"] == np.__version__
+    assert {"python", "platform"} <= found.keys()
+
+
+def test_json_before_the_verb_is_refused(run: Run, folder: Path) -> None:
+    """It would look as if the verb printed JSON, and it does not."""
+    result = run("--json", "inspect", folder)
+    assert result.exit_code == 2
+    assert "--json goes after the verb" in json.loads(result.stdout)["error"]["found"]
+
+
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_lists_the_verbs(run: Run, option: str) -> None:
     result = run(option)
