@@ -69,8 +69,11 @@ def path_of(weight: MatmulWeight, vectors: int) -> str:
     return "look-up" if weight.bits is None else "bits"
 
 
-def matmul(weight: MatmulWeight, x: Any) -> Any:
-    """``x W^T`` for x (..., in) float16, bfloat16 or float32 on a GPU; the result (..., out) has the dtype of x."""
+def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
+    """``x W^T`` for x (..., in) float16, bfloat16 or float32 on a GPU; the result (..., out) has the dtype of x.
+
+    ``path``: by default what :func:`path_of` says.
+    """
     found = device.describe(x)
     rows, columns = weight.operand.shape
     if not found.shape or found.shape[-1] != columns:
@@ -78,7 +81,7 @@ def matmul(weight: MatmulWeight, x: Any) -> Any:
     lead = found.shape[:-1]
     vectors = x.reshape(-1, columns)
     count = vectors.shape[0]
-    path = path_of(weight, count)
+    path = path_of(weight, count) if path is None else path
     if count and path == "dequantize":
         return (vectors @ dequantize(weight.exact, found.dtype).T).reshape(*lead, rows)
     y = device.empty_like(x, (count, rows), found.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
 @click.argument("what", type=click.Choice(["kernels"]))
 @click.option("--device", type=click.Choice(["cuda"]), default="cuda", show_default=True, help="Where to measure.")
 @click.option("--sweep", is_flag=True, help="Planes times group sizes instead: time and energy against bytes.")
+@click.option(
+    "--only",
+    type=click.Choice(["products", "mixed", "dequantize", "crossover"]),
+    multiple=True,
+    help="Measure only this; may be repeated. By default products, mixed and dequantize.",
+)
 @click.option("--lut-gemm", type=click.Path(exists=True), help="A library with the published kernel, to time beside.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write the figures to this JSON file, and a plot beside it."
 )
 @json_option
-def command(what: str, device: str, sweep: bool, lut_gemm: str | None, out: Path | None, as_json: bool) -> None:
+def command(
+    what: str, device: str, sweep: bool, only: tuple[str, ...], lut_gemm: str | None, out: Path | None, as_json: bool
+) -> None:
     """Measure the kernels on this machine's GPU.
 
     Products with random weights, captured in a CUDA graph, weights rotated past the cache, medians; beside each the
@@ -47,7 +56,7 @@ def command(what: str, device: str, sweep: bool, lut_gemm: str | None, out: Path
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
     speed = bench_kernels.bandwidth()
     rows: list[Row] = []
-    for row in bench_kernels.sweep(speed) if sweep else bench_kernels.products(speed, lut_gemm):
+    for row in bench_kernels.sweep(speed) if sweep else _measured(only, speed, lut_gemm):
         rows.append(row)
         render.say([_line(row)])
     figures = _figures(speed, rows)
@@ -57,6 +66,20 @@ def command(what: str, device: str, sweep: bool, lut_gemm: str | None, out: Path
         write_file(out, (json.dumps(figures, indent=1) + "\n").encode())
         write_file(out.with_suffix(".svg"), plot(rows).encode())
     render.emit_json(figures) if as_json else render.echo(table(rows))
+
+
+def _measured(only: tuple[str, ...], speed: float, lut_gemm: str | None) -> Iterator[Row]:
+    from bcqfmt.integrations import bench_kernels, bench_matmul, bench_mixed
+
+    chosen = only or ("products", "mixed", "dequantize")
+    if "products" in chosen:
+        yield from bench_kernels.products(speed, lut_gemm)
+    if "mixed" in chosen:
+        yield from bench_mixed.mixed_products(speed)
+    if "dequantize" in chosen:
+        yield from bench_matmul.dequantized(speed)
+    if "crossover" in chosen:
+        yield from bench_matmul.crossover(speed)
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -70,14 +93,14 @@ def table(rows: list[Row]) -> list[str]:
         if row.joules is not None:
             beside = f"{row.joules * 1e3:.1f} mJ"
         lines.append(
-            f"| {row.kernel} | {row.rows} x {row.columns} | {row.bits} | {row.group_size} | {row.batch} "
+            f"| {row.kernel} | {row.rows} x {row.columns} | {row.bits:g} | {row.group_size} | {row.batch} "
             f"| {row.microseconds:.2f} | {100 * row.floor / row.microseconds:.0f} % | {beside} |"
         )
     return lines
 
 
 def _line(row: Row) -> str:
-    what = f"{row.kernel} {row.rows} x {row.columns} q={row.bits} g={row.group_size} batch {row.batch}"
+    what = f"{row.kernel} {row.rows} x {row.columns} q={row.bits:g} g={row.group_size} batch {row.batch}"
     return f"{what}: {row.microseconds:.2f} us, {100 * row.floor / row.microseconds:.0f} %"
 
 

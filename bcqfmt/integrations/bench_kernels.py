@@ -19,9 +19,9 @@ from bcqfmt.kernels import bit_gemv
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import shape_for
 
-__all__ = ["Row", "bandwidth", "products", "shapes_to_compile", "sweep"]
+__all__ = ["AROUND", "Row", "bandwidth", "cublas", "products", "replayed", "shapes_to_compile", "sweep"]
 
-_AROUND = 260_000_000  # bytes of weights that follow one another
+AROUND = 260_000_000  # bytes of weights that follow one another
 LARGE, SMALL = ((28672, 8192), (49152, 12288)), ((4096, 4096), (11008, 4096))
 SWEEP = [(q, g) for q in (1, 2, 4, 8) for g in (32, 128, 12288)]
 
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     kernel: str
     rows: int
     columns: int
-    bits: int
+    bits: float
     group_size: int
     batch: int
     microseconds: float
@@ -87,7 +87,7 @@ def products(speed: float, lut_gemm: str | None = None) -> Iterator[Row]:
     for formula, q, rows, columns, g, batch in _cases():
         key = (rows, columns, batch)
         if key not in dense:
-            dense[key] = _cublas(rows, columns, batch)
+            dense[key] = cublas(rows, columns, batch)
         peers = {"cuBLAS fp16": dense[key]}
         if q == 4 and g == 128 and batch == 1:
             peers["tinygemm int4"] = _tinygemm(rows, columns)
@@ -125,7 +125,7 @@ def _product(
     groups, tiles = -(-columns // g), -(-rows // 16)
     numbers = 2 * (q + 1) if formula == "bcq" else 2 + q / 8
     nbytes = int(rows * columns * q / 8 + rows * groups * numbers + 2 * batch * (rows + columns))
-    count = max(2, min(60, _AROUND * 8 // (rows * columns * q) + 1))
+    count = max(2, min(60, AROUND * 8 // (rows * columns * q) + 1))
     weights = []
     for _ in range(count):
         planes = torch.randint(
@@ -145,8 +145,9 @@ def _product(
     return Row(f"bits, {formula}", rows, columns, q, g, batch, taken, nbytes / speed * 1e6, peers, nbytes, None, joules)
 
 
-def _cublas(rows: int, columns: int, batch: int) -> float:
-    count = max(2, min(16, _AROUND // (rows * columns * 2) + 1))
+def cublas(rows: int, columns: int, batch: int) -> float:
+    """Microseconds of torch's float16 product."""
+    count = max(2, min(16, AROUND // (rows * columns * 2) + 1))
     weights = [torch.randn(rows, columns, device="cuda", dtype=torch.float16) for _ in range(count)]
     x = torch.randn(columns, batch, device="cuda", dtype=torch.float16)
     x = x[:, 0].contiguous() if batch == 1 else x
@@ -154,7 +155,7 @@ def _cublas(rows: int, columns: int, batch: int) -> float:
 
 
 def _tinygemm(rows: int, columns: int) -> float:
-    count = max(2, min(32, _AROUND * 2 // (rows * columns) + 1))
+    count = max(2, min(32, AROUND * 2 // (rows * columns) + 1))
     packed = []
     for _ in range(count):
         codes = torch.randint(0, 255, (rows, columns // 2), device="cuda", dtype=torch.uint8)
@@ -167,7 +168,7 @@ def _tinygemm(rows: int, columns: int) -> float:
 def _published(library: str, q: int, rows: int, columns: int, g: int) -> float:
     """The published kernel with its own defaults: tiles of 32 columns, results cleared before."""
     function = ctypes.CDLL(library).lutgemm_bias
-    count = max(2, min(40, _AROUND * 8 // (rows * columns * q) + 1))
+    count = max(2, min(40, AROUND * 8 // (rows * columns * q) + 1))
     shape = (columns // 32, q, rows)
     planes = [torch.randint(-(2**31), 2**31 - 1, shape, device="cuda", dtype=torch.int32) for _ in range(count)]
     alpha = torch.randn(columns // g, q, rows, device="cuda", dtype=torch.float16)

@@ -1,0 +1,110 @@
+"""Times of the product with 2/4-bit weights: with and without outliers, with and without overlap, and as two launches.
+
+Shapes are those of `mixed24`: three quarters of the columns at 2 bits with second-order scales, one at 4 bits, channels
+reordered. The floor counts every byte that moves: units, perm, outliers, x and y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from bcqfmt.integrations.bench_kernels import AROUND, Row, cublas, replayed
+from bcqfmt.kernels import mixed
+from bcqfmt.kernels.cuda_outliers import csr_outliers
+from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, ROWS, TWO_BYTES, TWO_COLUMNS
+
+__all__ = ["SHAPES", "SHARES", "mixed_products", "random_weight"]
+
+SHAPES = ((28672, 8192), (11008, 4096), (4096, 4096))
+SHARES = (0.0, 0.002, 0.005, 0.015)
+
+
+def mixed_products(speed: float) -> Iterator[Row]:
+    """One vector; outliers of 0, 0.2, 0.5 and 1.5 %, in the same launch and in one of their own."""
+    for rows, columns in SHAPES:
+        dense = {"cuBLAS fp16": cublas(rows, columns, 1)}
+        for share in SHARES:
+            yield from _with_outliers(rows, columns, share, speed, dense)
+
+
+def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: dict[str, float]) -> Iterator[Row]:
+    count = max(2, int(AROUND / (rows * columns * 0.36)) + 1)
+    made = [random_weight(rows, columns, share) for _ in range(count)]
+    weights, apart = [weight for weight, _ in made], [csr for _, csr in made]
+    x = torch.randn(1, columns, device="cuda", dtype=torch.float16)
+    y = torch.empty(1, rows, device="cuda", dtype=torch.float16)
+    nbytes = weights[0].nbytes + 2 * (rows + columns)
+    name = f"mixed, {100 * share:g} % outliers" if share else "mixed"
+
+    def row(kernel: str, taken: float) -> Row:
+        bits = round(8 * nbytes / (rows * columns), 2)
+        return Row(kernel, rows, columns, bits, 16, 1, taken, nbytes / speed * 1e6, peers, nbytes)
+
+    def fused(i: int) -> None:
+        mixed.mixed_gemv(weights[i % count], x, y)
+
+    def waiting(i: int) -> None:
+        mixed.mixed_gemv(weights[i % count], x, y, overlap=False)
+
+    yield row(name, replayed(fused, 2 * count))
+    if share in (0.0, 0.002):
+        yield row(f"{name}, no overlap", replayed(waiting, 2 * count))
+    if share:
+        bare = [_without_outliers(weight) for weight in weights]
+
+        def both(i: int) -> None:
+            mixed.mixed_gemv(bare[i % count], x, y)
+            indptr, indices, values = apart[i % count]
+            csr_outliers(y, indptr, indices, values, x)
+
+        yield row(f"{name}, two launches", replayed(both, 2 * count))
+
+
+def _without_outliers(weight: mixed.MixedOperand) -> mixed.MixedOperand:
+    return mixed.MixedOperand(
+        shape=weight.shape, twos=weight.twos, fours=weight.fours, units=weight.units, perm=weight.perm
+    )
+
+
+def random_weight(rows: int, columns: int, share: float) -> tuple[mixed.MixedOperand, Any]:
+    """Random codes with small finite scales on the GPU, and the outliers as (indptr, indices, values), or None."""
+    tiles, twos, fours = -(-rows // ROWS), columns * 3 // 4 // TWO_COLUMNS, columns // 4 // FOUR_COLUMNS
+    gpu: Any = {"device": "cuda"}
+    units = torch.randint(0, 256, (tiles, twos * TWO_BYTES + fours * FOUR_BYTES), dtype=torch.uint8, **gpu)
+    two = units[:, : twos * TWO_BYTES].view(tiles, twos, TWO_BYTES)
+    two[:, :, 1216:1248] = (torch.rand(tiles, twos, 16, **gpu) * 0.01).half().view(torch.uint8)
+    two[:, :, 1248:] &= 15
+    four = units[:, twos * TWO_BYTES :].view(tiles, fours, FOUR_BYTES)
+    four[:, :, 1024:1056] = (torch.rand(tiles, fours, 16, **gpu) * 0.01).half().view(torch.uint8)
+    extra, apart = _outliers(rows, columns, share) if share else ({}, None)
+    made = mixed.MixedOperand(
+        shape=(rows, columns),
+        twos=twos,
+        fours=fours,
+        units=units.view(-1).view(torch.int32),
+        perm=torch.randperm(columns, **gpu).to(torch.int16).view(torch.int32),
+        **extra,
+    )
+    return made, apart
+
+
+def _outliers(rows: int, columns: int, share: float) -> tuple[dict[str, Any], Any]:
+    gpu: Any = {"device": "cuda"}
+    tiles = -(-rows // ROWS)
+    counts = torch.binomial(torch.full((rows,), float(columns), **gpu), torch.tensor(share, **gpu))
+    indptr = torch.zeros(tiles * ROWS + 1, dtype=torch.int32, **gpu)
+    indptr[1 : rows + 1] = counts.int().cumsum(0)
+    indptr[rows + 1 :] = indptr[rows]
+    total = int(indptr[rows])
+    indices = torch.randint(0, columns, (total,), dtype=torch.int32, **gpu)
+    values = torch.randn(total, **gpu).half()
+    entries = torch.zeros(-(-total // 4) * 4, dtype=torch.int32, **gpu)
+    entries[:total] = indices | values.view(torch.int16).int() << 16
+    bounds = indptr.cpu().numpy().astype(np.int64)
+    rooms = tuple(int(np.diff(bounds[:: ROWS // slices]).max()) * 4 + 16 for slices in (1, 2, 4, 8, 16))
+    extra = {"indptr": indptr, "entries": entries, "count": total, "entry": 4, "rooms": rooms}
+    return extra, (indptr[: rows + 1].contiguous(), indices, values)

@@ -1,0 +1,92 @@
+"""y += S x for CSR outliers, a launch of its own: for weights whose product has none fused, and to compare with.
+
+A warp per row: its lanes take the entries of the row in turn, and shuffles add them up in a fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from bcqfmt.errors import error
+from bcqfmt.kernels import device, ptx
+from bcqfmt.kernels.bit_steps import WIDEN
+from bcqfmt.kernels.launch import Kernel, check_array, check_same_device, kernel
+from bcqfmt.kernels.ptx_numba import cuda
+from bcqfmt.kernels.unroll import static, unrolled
+
+__all__ = ["compile_cases", "csr_outliers", "csr_outliers_kernel"]
+
+_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+_TYPES = ("f32", "u16", "u16")
+_WARPS = 8
+
+
+def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
+    """What ``make kernels-check`` compiles."""
+    return {"csr_outliers_kernel": [(1, 1, 1), (0, 2, 0)]}
+
+
+@functools.cache
+def csr_outliers_kernel(kind: int, values_kind: int, out: int) -> Kernel:
+    """``kind``, ``values_kind``, ``out``: types of x, of the values and of y; 0 float32, 1 float16, 2 bfloat16."""
+    widen_x = WIDEN[kind] if kind else ptx.f32
+    widen_value = WIDEN[values_kind] if values_kind else ptx.f32
+    widen_y = WIDEN[out] if out else ptx.f32
+    narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
+    declared = (
+        f"i32* indptr, i32* indices, {_TYPES[values_kind]}* values, {_TYPES[kind]}* x, {_TYPES[out]}* y, "
+        "u32 rows, u32 columns, u32 count, u32 vectors"
+    )
+
+    @kernel(declared, threads=32 * _WARPS, variant=repr((kind, values_kind, out)))
+    @unrolled
+    def csr_outliers(
+        indptr: Any, indices: Any, values: Any, x: Any, y: Any, rows: Any, columns: Any, count: Any, vectors: Any
+    ) -> None:
+        lane = ptx.u32(cuda.threadIdx.x & 31)
+        row = ptx.u32(cuda.blockIdx.x * _WARPS + (cuda.threadIdx.x >> 5))
+        if row < rows:
+            begin = min(ptx.u32(indptr[row]), count)
+            end = min(ptx.u32(indptr[ptx.u32(row + 1)]), count)
+            for b in range(vectors):
+                total = ptx.f32(0.0)
+                k = ptx.u32(begin + lane)
+                while k < end:
+                    column = min(ptx.u32(indices[k]), ptx.u32(columns - 1))
+                    found = widen_x(x[ptx.u32(b * columns + column)])
+                    total = ptx.fma_f32(widen_value(values[k]), found, total)
+                    k = ptx.u32(k + 32)
+                for m in static(5):
+                    total = ptx.f32(total + ptx.shfl_xor_f32(total, ptx.u32(16 >> m)))
+                if lane == 0 and begin < end:
+                    place = ptx.u32(b * rows + row)
+                    value = ptx.f32(widen_y(y[place]) + total)
+                    if out == 0:
+                        y[place] = value
+                    else:
+                        y[place] = narrow(value)
+
+    return csr_outliers
+
+
+def csr_outliers(y: Any, indptr: Any, indices: Any, values: Any, x: Any) -> Any:
+    """``y += S x``: y (batch, out), x (batch, in), S in CSR: indptr (out + 1) and indices int32, values; floats of any
+    of the three types. The indices must be those of a checked weight. Same bits at every call; gives y.
+    """
+    device.require_cuda()
+    seen = check_array("x", x, tuple(_KINDS), (None, None), 2)
+    batch, columns = seen.shape
+    target = check_array("y", y, tuple(_KINDS), (batch, None), 2)
+    rows = target.shape[1]
+    check_array("indptr", indptr, ("I32",), (rows + 1,))
+    count = check_array("indices", indices, ("I32",), (None,)).size
+    kind = check_array("values", values, tuple(_KINDS), (count,), 2).dtype
+    check_same_device(x=x, y=y, indptr=indptr, indices=indices, values=values)
+    if columns < 1:
+        raise error("BCQ-E552", found="x of no columns", expected="at least one")
+    if count and batch:
+        csr_outliers_kernel(_KINDS[seen.dtype], _KINDS[kind], _KINDS[target.dtype]).launch(
+            (-(-rows // _WARPS),), 32 * _WARPS, indptr, indices, values, x, y, rows, columns, count, batch
+        )
+    return y

@@ -1,0 +1,191 @@
+"""Products with 2/4-bit weights (`mixed24`): the weight on a device, the launch with its checks.
+
+::
+
+    operand = mixed_operand(weight)                                     # BCQ-E553 where the kernel cannot take it
+    y = mixed_gemv(operand, x)                                          # x (1, in) or (2, in)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.dtypes import round_to
+from bcqfmt.errors import error
+from bcqfmt.kernels import device
+from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
+from bcqfmt.kernels.mixed_numbers import segments_of
+from bcqfmt.kernels.mixed_shape import PREFERRED, SLICES, MixedShape, MixedSpace, space_for
+from bcqfmt.kernels.operands import Outliers, operand
+from bcqfmt.weight import BcqWeight
+
+__all__ = ["BATCH", "MixedOperand", "mixed_gemv", "mixed_operand", "packed_entries", "shape_for"]
+
+BATCH = 2  # vectors of one launch
+_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+_COLUMNS = 65535  # reordered columns are 16-bit numbers
+_POWERS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class MixedOperand:
+    """A matrix (out, in) for :func:`mixed_gemv`.
+
+    ``units``, ``perm``, ``indptr`` and ``entries`` are flat int32: what `mixed_layout` says, two 16-bit columns in a
+    word for every padded stored column, CSR with rows padded to tiles, packed outliers. ``entry``: bytes of an outlier,
+    0 without any; ``rooms``: most bytes of outliers of a warp when 1, 2, 4, 8 or 16 warps share a tile.
+    """
+
+    shape: tuple[int, int]
+    twos: int
+    fours: int
+    units: Any
+    perm: Any
+    indptr: Any = None
+    entries: Any = None
+    count: int = 0
+    entry: int = 0
+    rooms: tuple[int, ...] = (0, 0, 0, 0, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        words = (self.units, self.perm, self.indptr, self.entries)
+        return sum(4 * device.describe(array).size for array in words if array is not None)
+
+
+def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = None) -> MixedOperand:
+    """A weight of a 2-bit segment with second-order scales, a 4-bit segment, or both, on a device.
+
+    Groups of 16 columns with scale codes of at most 4 bits, second-order numbers for 16 rows (or multiples); 4-bit
+    groups are multiples of 128 or the whole segment, with F16 scales; both layouts, with or without perm and outliers.
+    Everything else is refused with BCQ-E553. ``index``: which matrix of a stack. Reads and checks the whole weight.
+    """
+    plain = weight.to_canonical()
+    whole = operand(plain, index=index)
+    two, four = segments_of(plain, index or 0)
+    rows, columns = whole.shape
+    if columns > _COLUMNS:
+        raise error("BCQ-E553", tensor=weight.name, found=f"{columns} columns", expected=f"at most {_COLUMNS}")
+    units = pack_units(two, four)
+    if units.size > LIMIT:
+        raise error("BCQ-E554", tensor=weight.name, found=f"{units.size} words", expected=f"at most {LIMIT}")
+    widths = [0 if part is None else part.codes.shape[1] for part in (two, four)]
+    twos, fours = -(-widths[0] // TWO_COLUMNS), -(-widths[1] // FOUR_COLUMNS)
+    order = np.arange(columns) if whole.perm is None else whole.perm
+    places = np.full(twos * TWO_COLUMNS + fours * FOUR_COLUMNS, columns, np.uint16)  # beyond the last: zeros
+    places[: widths[0]] = order[: widths[0]]
+    places[twos * TWO_COLUMNS :][: widths[1]] = order[widths[0] :]
+    extra: dict[str, Any] = {}
+    if whole.outliers is not None and whole.outliers.count:
+        extra = _outliers(whole.outliers, rows, target)
+    return MixedOperand(
+        shape=whole.shape,
+        twos=twos,
+        fours=fours,
+        units=device.upload(units, target),
+        perm=device.upload(places.view(np.uint32), target),
+        **extra,
+    )
+
+
+def packed_entries(columns: Any, values: Any) -> tuple[npt.NDArray[np.uint32], int]:
+    """Outliers as words, and the bytes of one: column and float16 (4), or where that loses something, float32 (8).
+
+    Padded with zeros to whole pieces of 16 bytes.
+    """
+    exact = values.astype(np.float64)
+    with np.errstate(over="ignore"):
+        short = round_to(exact, "F16")
+    if np.array_equal(short.astype(np.float64), exact, equal_nan=True):
+        size, made = 4, columns.astype(np.uint32) | short.view(np.uint16).astype(np.uint32) << np.uint32(16)
+    else:
+        pairs = [columns.astype(np.uint32), values.astype(np.float32).view(np.uint32)]
+        size, made = 8, np.stack(pairs, axis=1).reshape(-1)
+    return np.concatenate([made, np.zeros(-made.size % 4, np.uint32)]), size
+
+
+def _outliers(outliers: Outliers, rows: int, target: Any) -> dict[str, Any]:
+    entries, entry = packed_entries(outliers.indices, outliers.added)
+    indptr = np.full(-(-rows // ROWS) * ROWS + 1, outliers.count, np.uint32)
+    indptr[: rows + 1] = outliers.indptr
+    rooms = []
+    for slices in _POWERS:
+        bounds = indptr[:: ROWS // slices].astype(np.int64)
+        rooms.append(int(np.max(bounds[1:] - bounds[:-1])) * entry + 16)
+    return {
+        "indptr": device.upload(indptr, target),
+        "entries": device.upload(entries, target),
+        "count": outliers.count,
+        "entry": entry,
+        "rooms": tuple(rooms),
+    }
+
+
+def mixed_gemv(
+    operand: MixedOperand, x: Any, out: Any = None, *, overlap: bool = True, shape: MixedShape | None = None
+) -> Any:
+    """``x W^T`` for x (batch, in) with batch 1 or 2, float16, bfloat16 or float32, on a GPU of capability 9.0.
+
+    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is on its way
+    while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
+    every call.
+    """
+    device.require_cuda()
+    if not device.simulated() and device.capability() < (9, 0):
+        major, minor = device.capability()
+        raise error("BCQ-E551", found=f"a GPU of compute capability {major}.{minor}", expected="9.0")
+    from bcqfmt.kernels.cuda_mixed_gemv import mixed_gemv_kernel
+
+    rows, columns = operand.shape
+    seen = check_array("x", x, tuple(_KINDS), (None, columns), align=16)
+    batch = seen.shape[0]
+    if not 1 <= batch <= BATCH:
+        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{BATCH}; matmul takes any number")
+    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out
+    result = check_array("out", y, tuple(_KINDS), (batch, rows)).dtype
+    check_same_device(x=x, out=y, weight=operand.units)
+    if shape is None:
+        shape = shape_for(operand, batch, _KINDS[seen.dtype], _KINDS[result])
+    shape = shape._replace(overlap=overlap and shape.overlap)
+    if shape.deep not in (1, 2) or operand.twos % shape.deep or operand.fours % shape.deep:
+        raise error("BCQ-E552", found=f"{shape.deep} units at a time", expected="1, or 2 where both kinds are even")
+    if shape.slices not in _POWERS or shape.slices > (operand.twos + operand.fours) // shape.deep:
+        raise error("BCQ-E552", found=f"{shape.slices} warps a tile", expected="1, 2, 4, 8 or 16, no more than units")
+    space = _space(operand, shape)
+    if space is None:
+        found = f"{columns} columns, {batch} vectors"
+        raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
+    tiles = -(-rows // ROWS)
+    without = operand.indptr is None
+    mixed_gemv_kernel(shape).launch(
+        (min(device.processors(), tiles),), shape.threads,
+        operand.units, operand.perm, x, operand.perm if without else operand.indptr,
+        operand.perm if without else operand.entries, y, rows, tiles, columns, operand.twos, operand.fours,
+        operand.count, space.stages, space.room, shared=space.shared_bytes,
+    )  # fmt: skip
+    return y
+
+
+def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape:
+    """The shape of a product, the first of those that were measured to be best and fit."""
+    units = operand.twos + operand.fours
+    even = operand.twos % 2 == 0 and operand.fours % 2 == 0
+    for slices, tiles, deep, stages in PREFERRED:
+        shape = MixedShape(batch, kind, out, operand.entry, slices, tiles, deep=deep)
+        fits = slices <= units // deep and (deep == 1 or (even and batch * shape.parts == 1))
+        space = _space(operand, shape) if fits else None
+        if space is not None and space.stages >= stages:
+            return shape
+    slices = max(power for power in _POWERS if power <= min(SLICES, units))
+    return MixedShape(batch, kind, out, operand.entry, slices, 1)
+
+
+def _space(operand: MixedOperand, shape: MixedShape) -> MixedSpace | None:
+    room = operand.rooms[_POWERS.index(shape.slices)]
+    return space_for(shape, operand.twos, operand.fours, operand.shape[1], room)

@@ -1,0 +1,42 @@
+"""Two more instructions in the manner of `ptx`.
+
+===========================  =====================================================================================
+shared memory                lds16(address, offset) -> word: 16 bits, the upper half is 0
+tensor cores                 mma_u8: m16n8k32 like ``ptx.mma_s8``, but A's bytes are unsigned
+===========================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bcqfmt.kernels.ptx import SIMULATED
+
+__all__ = ["lds16", "mma_u8"]
+
+if SIMULATED:
+    import numpy as np
+
+    from bcqfmt.kernels.simulator import slot_of
+    from bcqfmt.kernels.simulator_ptx import mma_s8
+
+    def lds16(address: int, offset: int) -> int:
+        """16 bits, the upper half is 0."""
+        return int(slot_of(address + offset, 2).view(np.uint16)[0])
+
+    def mma_u8(*operands: Any) -> tuple[int, ...]:
+        """The four sums of the calling lane: twice the upper seven bits, once the lowest."""
+        words, rest = [int(word) for word in operands[:4]], operands[4:6]
+        halves = [word >> 1 & 0x7F7F7F7F for word in words]
+        twice = mma_s8(*halves, *rest, 0, 0, 0, 0)
+        once = mma_s8(*(word & 0x01010101 for word in words), *rest, *operands[6:])
+        return tuple(2 * more + less for more, less in zip(twice, once, strict=True))
+
+else:
+    from bcqfmt.kernels.ptx_asm import I32, U32, asm
+
+    _LDS16 = "{ .reg .u32 a; .reg .u16 h; add.u32 a, $1, $2; ld.shared.u16 h, [a]; cvt.u32.u16 $0, h; }"
+    lds16 = asm(_LDS16, U32, U32, U32, effects="memory")
+    _MMA = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+    _MMA += "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    mma_u8 = asm(_MMA, I32, *(U32,) * 6, *(I32,) * 4, count=4, effects="warp")
