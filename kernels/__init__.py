@@ -6,13 +6,21 @@ every kernel is measured against it. Code here works on weights in memory, never
 its simulator only when something is launched.
 
 ==============================  =====================================================================================
-`operands`                      a checked weight as arrays: ``operand(weight)``; `operands_lut_gemm`: the published
-                                kernel's own arrays, there and back
-`reference`                     the float64 product
+`operands` `reference`          a checked weight as arrays, ``operand(weight)``; the float64 product to compare with.
+                                `operands_lut_gemm`: the published kernel's own arrays, there and back
 `matmul`                        ``lut_gemv``, ``dequantize``, ``matmul`` on torch tensors: checks, choices, launches
 `operands_device`               operands on a device, in the orders that kernels read
-`cuda_lut_gemv` `cuda_dequant`  kernels for any weight
-`launch` `device`               how kernels are declared and launched; where arrays live
-`ptx` and `simulator`           instructions that Numba lacks; the same kernels without a GPU
+`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_outliers` adds outliers in a launch of its own
+`bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_steps`
+                                `cuda_bit_gemv`
+`mixed`                         2/4-bit weights with second-order scales and outliers: `mixed_*` `cuda_mixed_gemv`
+`cuda_w4a4_launch`              Atom's W4A4 product with its operands and oracle: `cuda_w4a4` `cuda_rmsnorm`
+                                `atom_operands` `atom_reference`
+`cuda_kv_attention_launch`      attention over an INT4 cache: `cuda_kv_attention` `cuda_kv_attention_cache`
+                                `atom_reference_kv`
+`cpu`                           products and the normative decoder, compiled for the CPU: `cpu_*`
+`launch` `device` `cubins`      how kernels are declared, compiled, kept and launched; where arrays live
+`ptx` `simulator` `unroll`      instructions that Numba lacks (`ptx_*`) and their twins; the same kernels without a GPU
+                                (`simulator_ptx`); loops written out before compiling
 ==============================  =====================================================================================
 """

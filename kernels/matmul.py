@@ -11,14 +11,19 @@ from bcqfmt.kernels.bit_gemv import BATCH, BitOperand, bit_gemv, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
 from bcqfmt.kernels.bit_shape import shape_for
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.mixed import BATCH as MIXED_BATCH
+from bcqfmt.kernels.mixed import MixedOperand, mixed_gemv, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment, to_device
+from bcqfmt.scheme import SecondOrder
+from bcqfmt.weight import BcqWeight
 
 __all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dequantize", "lut_gemv", "matmul", "path_of"]
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
-# From this many vectors on, dequantize + matmul is faster than look-ups: (planes, vectors), the first that fits.
-CROSSOVER = ((2, 16), (4, 12), (8, 8))
+# From this many vectors on, dequantize + matmul is faster than anything else: (planes, vectors), the first that fits;
+# measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
+CROSSOVER = ((2, 16), (4, 12), (8, 64))
 _FLOATS = ("F16", "BF16", "F32")
 _PROCESSORS = 132  # of an H200; only how finely the columns are shared out depends on it
 
@@ -26,10 +31,13 @@ _PROCESSORS = 132  # of an H200; only how finely the columns are shared out depe
 class MatmulWeight:
     """A weight on a device in the orders that products need; each is uploaded when it is first used."""
 
-    def __init__(self, operand: Operand, target: Any = None) -> None:
-        """``target``: torch's device, by default the current GPU."""
+    def __init__(self, operand: Operand, target: Any = None, weight: BcqWeight | None = None) -> None:
+        """``target``: torch's device, by default the current GPU. ``weight``: what the operand was made of; without it
+        there is no :func:`mixed_gemv`.
+        """
         self.operand = operand
         self._target = target
+        self._weight = weight
 
     @cached_property
     def linear(self) -> bool:
@@ -40,6 +48,19 @@ class MatmulWeight:
             )
         except BcqError:
             return False
+
+    @cached_property
+    def mixed(self) -> MixedOperand | None:
+        """For :func:`mixed_gemv`; None unless it takes the weight (2/4 bits, second-order scales) and the GPU."""
+        second = any(isinstance(s.scale, SecondOrder) for s in self._weight.scheme.segments) if self._weight else False
+        if self._weight is None or not second or not self.linear or device.capability() < (9, 0):
+            return None
+        try:
+            return mixed_operand(self._weight, self._target)
+        except BcqError as refusal:
+            if refusal.code != "BCQ-E553":
+                raise
+            return None
 
     @cached_property
     def bits(self) -> BitOperand | None:
@@ -61,11 +82,13 @@ class MatmulWeight:
 
 
 def path_of(weight: MatmulWeight, vectors: int) -> str:
-    """ "bits", "look-up" or "dequantize": the kernel with which :func:`matmul` multiplies that many vectors."""
+    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
     planes = max(segment.bits for segment in weight.operand.segments)
     limit = next(limit for bits, limit in CROSSOVER if planes <= bits)
     if vectors >= limit or not weight.linear:
         return "dequantize"
+    if weight.mixed is not None:
+        return "mixed"
     return "look-up" if weight.bits is None else "bits"
 
 
@@ -86,10 +109,13 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
         return (vectors @ dequantize(weight.exact, found.dtype).T).reshape(*lead, rows)
     y = device.empty_like(x, (count, rows), found.dtype)
     fast = weight.bits if path == "bits" and _fits(weight.bits, found.dtype) else None
-    at_once = BATCH_LIMIT if fast is None else BATCH
+    both = weight.mixed if path == "mixed" and takes(weight.mixed, found.dtype) else None
+    at_once = MIXED_BATCH if both is not None else BATCH_LIMIT if fast is None else BATCH
     for start in range(0, count, at_once):
         part, out = vectors[start : start + at_once], y[start : start + at_once]
-        if fast is None:
+        if both is not None:
+            mixed_gemv(both, _aligned(part), out)
+        elif fast is None:
             lut_gemv(weight.look_up, part, out=out)
         else:
             bit_gemv(fast, _aligned(part), out=out)

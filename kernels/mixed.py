@@ -24,7 +24,7 @@ from bcqfmt.kernels.mixed_shape import PREFERRED, SLICES, MixedShape, MixedSpace
 from bcqfmt.kernels.operands import Outliers, operand
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["BATCH", "MixedOperand", "mixed_gemv", "mixed_operand", "packed_entries", "shape_for"]
+__all__ = ["BATCH", "MixedOperand", "mixed_gemv", "mixed_operand", "packed_entries", "shape_for", "takes"]
 
 BATCH = 2  # vectors of one launch
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
@@ -170,6 +170,14 @@ def mixed_gemv(
         operand.count, space.stages, space.room, shared=space.shared_bytes,
     )  # fmt: skip
     return y
+
+
+def takes(operand: MixedOperand | None, dtype: str) -> bool:
+    """Whether there is an operand, and as many vectors of this type as a launch takes fit into shared memory."""
+    kind = _KINDS.get(dtype)
+    return (
+        operand is not None and kind is not None and _space(operand, shape_for(operand, BATCH, kind, kind)) is not None
+    )
 
 
 def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape:

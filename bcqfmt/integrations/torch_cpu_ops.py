@@ -85,12 +85,17 @@ def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int |
 
 
 def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> Any:
+    from bcqfmt.integrations.torch_gpu import gpu_weight
     from bcqfmt.kernels import matmul, operands
 
-    host = dict(zip(suffixes(spec), (part.cpu() for part in parts), strict=True))
-    return matmul.MatmulWeight(
-        operands.operand(weight_of(spec_of(spec), host), planes=planes, index=index), parts[0].device
-    )
+    named = dict(zip(suffixes(spec), parts, strict=True))
+    made = None if planes is not None or index is not None else gpu_weight(spec_of(spec), named)
+    if made is not None:
+        return made
+    host = {suffix: part.cpu() for suffix, part in named.items()}
+    weight = weight_of(spec_of(spec), host)
+    whole = weight if planes is None and index is None else None
+    return matmul.MatmulWeight(operands.operand(weight, planes=planes, index=index), parts[0].device, whole)
 
 
 def _check(x: Tensor, spec: str, parts: Sequence[Tensor]) -> None:

@@ -162,6 +162,12 @@ def batches(quick: bool = False, threads: int = 2, clock: Clock = time.perf_coun
         yield Result(f"4096 x 4096, {batch} vectors, {threads} threads, ms", shown, values=values)
 
 
+def both(quick: bool = False) -> Iterator[Result]:
+    """One vector, then several, with every core."""
+    yield from products(quick, cpu.available())
+    yield from batches(quick, cpu.available())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one shape, few turns")

@@ -1,7 +1,13 @@
-"""Tests that need a GPU: run by ``make test-gpu`` (pytest tests/gpu), skipped over by every other run."""
+"""Tests that need a GPU: run by ``make test-gpu`` (pytest tests/gpu), skipped over by every other run.
+
+``make test-gpu-sanitizer`` runs some of them under compute-sanitizer: every operator once, and wrong indices.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +31,22 @@ def gpu() -> Any:
 
     device.require_cuda()
     return device.capability()
+
+
+@pytest.fixture
+def without_waiting() -> Callable[[], AbstractContextManager[None]]:
+    """``with without_waiting():`` - whatever waits for the device in there fails."""
+    import torch
+
+    @contextmanager
+    def forbidden() -> Iterator[None]:
+        with warnings.catch_warnings():
+            # torch says so once, of the mode itself
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return forbidden

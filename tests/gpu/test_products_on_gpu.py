@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -112,7 +114,7 @@ def test_matmul_by_every_way() -> None:
         assert reference.relative_error(found, reference.product(weight, x)) < 2e-3
 
 
-def test_a_cuda_graph_without_synchronising() -> None:
+def test_a_cuda_graph_without_synchronising(without_waiting: Callable[[], AbstractContextManager[None]]) -> None:
     weight = ks.mixed(512, 768, 256)
     look_up, exact = to_device(operand(weight), "lut-gemm"), to_device(operand(weight), "canonical")
     x = to_gpu(ks.vectors(2, 1024, "F16"))
@@ -124,12 +126,8 @@ def test_a_cuda_graph_without_synchronising() -> None:
         torch_ops.dequantize(exact)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            y, matrix = torch_ops.lut_gemv(x, look_up), torch_ops.dequantize(exact)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with torch.cuda.graph(graph), without_waiting():
+        y, matrix = torch_ops.lut_gemv(x, look_up), torch_ops.dequantize(exact)
     for _ in range(3):
         y.zero_()
         matrix.zero_()
@@ -177,7 +175,7 @@ def test_refused_before_the_launch() -> None:
 
 
 def test_wrong_indices_in_device_memory_are_never_followed() -> None:
-    """Run it under compute-sanitizer too: `make test-gpu` does."""
+    """`make test-gpu-sanitizer` runs this under compute-sanitizer too."""
     from dataclasses import replace
 
     placed = to_device(operand(ks.weight("bcq", 2, 64, 128, 32, perm=True, outliers="add", share=0.1)), "lut-gemm")

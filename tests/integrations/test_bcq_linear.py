@@ -121,7 +121,9 @@ def test_gradients_reach_the_input_and_nothing_else() -> None:
     assert reference.relative_error(x.grad.numpy(), expected.numpy()) < 2e-6
 
 
-@pytest.mark.parametrize(("weight", "batch"), [(plain(5), 2), (plain(5), 14), (rich(), 1)])
+@pytest.mark.parametrize(
+    ("weight", "batch"), [(plain(5), 2), (plain(5), 14), (rich(), 1), (ks.weight("bcq", 3, 5, 70, 32), 1)]
+)
 def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> None:
     x, y, dense = simulate(sim_bcq_linear.products, weight, batch)
     assert y.shape == (batch, 1, weight.spec.out)

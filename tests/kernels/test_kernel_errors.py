@@ -12,6 +12,7 @@ import pytest
 
 import kernel_samples as ks
 import sim_errors
+import sim_mixed
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels import device, launch, matmul
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
@@ -150,3 +151,15 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
             assert matmul.path_of(weight, 4096) == "dequantize"
     odd = matmul.MatmulWeight(operand(ks.weight("bcq", 2, 2, 60, 12)))
     assert matmul.path_of(odd, 1) == "look-up"
+
+
+def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "upload", lambda array, target: array)
+    monkeypatch.setattr(matmul, "bit_operand", lambda operand, target: operand)
+    for capability, way in (((8, 0), "look-up"), ((9, 0), "mixed")):
+        monkeypatch.setattr(device, "capability", lambda found=capability: found)
+        weight = sim_mixed.weight(20, 256, 128, outliers="add")
+        assert matmul.path_of(matmul.MatmulWeight(operand(weight), None, weight), 1) == way
+        assert matmul.path_of(matmul.MatmulWeight(operand(weight)), 1) == "look-up"  # outliers, no weight to look at
+    other = ks.weight("second-order", 2, 40, 64, 8)
+    assert matmul.path_of(matmul.MatmulWeight(operand(other), None, other), 1) == "bits"
