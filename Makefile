@@ -16,10 +16,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-llm test test-gpu check lint types imports c-reader kernels-check wheel docs bench soak clean distclean
+.PHONY: help demo demo-llm test test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
+    report-page matrix bench soak clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.core  ## convert a small GPTQ model, prove the way back, read it, break it, say what happened
 	@$(BIN)/bcqfmt demo
@@ -30,7 +31,7 @@ demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: quantize, export to GPTQ, convert
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
 	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
-check: lint types imports c-reader kernels-check wheel docs  ## everything that is not a test: linters, types, import rules, wheel, docs
+check: lint types imports c-reader kernels-check install-check docs report-page  ## everything that is not a test: linters, types, import rules, wheel, docs
 	@echo "check: all passed"
 
 lint: $(VENV)/.dev
@@ -52,11 +53,25 @@ kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU;
 test-gpu: $(VENV)/.dev  ## the kernels on the GPU of this machine
 	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
+# Without torch's cache every tensor is an allocation of its own: nothing beside it can be touched unnoticed.
+test-gpu-sanitizer: $(VENV)/.dev  ## every operator and wrong indices under compute-sanitizer, which has to be in PATH
+	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 --report-api-errors no \
+	    --target-processes all $(BIN)/pytest tests/gpu -k "never_followed or operator_and_direct_call" $(PYTEST_ARGS)
+
 wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
 	rm -rf build dist
 	$(BIN)/pyproject-build --no-isolation --outdir dist . > build.log 2>&1 || { cat build.log; exit 1; }
 	@rm -f build.log
 	$(BIN)/check-wheel-contents dist/*.whl
+
+install-check: wheel  ## wheel and source archive into a clean environment, also from a clone without symlinks
+	@$(BIN)/python tests/install/clean_install.py dist
+
+report-page: $(VENV)/.test  ## reports in headless Chromium, light and dark, wide and narrow (where it is installed)
+	@$(BIN)/pytest -m soak tests/docs/test_screenshots.py -q
+
+matrix:  ## the core's tests on every Python from 3.11 to 3.13 that this machine has
+	@tests/install/matrix.sh
 
 docs: $(VENV)/.dev  ## the documentation site in docs/_build/html, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -E -q -b html -d docs/_build/doctrees docs docs/_build/html

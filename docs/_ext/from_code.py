@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 import bcqfmt
 from bcqfmt.cli.main import cli
@@ -42,15 +43,33 @@ def cell(text: object) -> str:
 
 
 def verbs() -> str:
-    top = click.Context(cli, info_name="bcqfmt", terminal_width=HELP_WIDTH)
+    """The help of the program and of every verb, with the settings that each of them has when it runs."""
+    top = context_of(cli, "bcqfmt")
     parts = ["## `bcqfmt`\n", fenced(cli.get_help(top))]
     for name in cli.list_commands(top):
         command = cli.get_command(top, name)
-        if command is None or command.hidden:
-            continue
-        context = click.Context(command, info_name=name, parent=top, terminal_width=HELP_WIDTH)
-        parts += [f"## `bcqfmt {name}`\n", fenced(command.get_help(context))]
+        if command is not None and not command.hidden:
+            text = command.get_help(context_of(command, name, top))
+            hidden = [option for option in options(command) if option not in text]
+            if hidden:
+                raise ExtensionError(f"the help of `bcqfmt {name}` does not show {', '.join(hidden)}")
+            parts += [f"## `bcqfmt {name}`\n", fenced(text)]
     return "\n".join(parts)
+
+
+def options(command: click.Command) -> list[str]:
+    """Every way of writing every option that is not hidden."""
+    return [
+        written
+        for param in command.params
+        if isinstance(param, click.Option) and not param.hidden
+        for written in (*param.opts, *param.secondary_opts)
+    ]
+
+
+def context_of(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
+    settings = {**command.context_settings, "terminal_width": HELP_WIDTH, "max_content_width": HELP_WIDTH}
+    return click.Context(command, info_name=name, parent=parent, **settings)
 
 
 def fenced(text: str) -> str:

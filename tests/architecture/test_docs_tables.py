@@ -1,6 +1,7 @@
 """What the documents list is what there is: verbs, make targets, the version."""
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
@@ -32,7 +33,7 @@ def test_readme_lists_every_verb() -> None:
     assert len(rows) == len(set(rows))
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/releasing.md"])
 def test_make_targets_in_documents_exist(document: str) -> None:
     text = read(document)
     named = set(re.findall(r"`make ([a-z-]+)`", text)) | set(
@@ -52,7 +53,23 @@ def test_changelog_has_this_version() -> None:
     assert versions[0] == bcqfmt.__version__
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_the_table_of_kernels_has_every_module() -> None:
+    text = read("kernels/__init__.py")
+    named = re.findall(r"(?<!`)`([a-z0-9_]+\*?)`(?!`)", text[text.index("=====") :])
+    modules = sorted(path.stem for path in (ROOT / "kernels").glob("*.py") if path.stem != "__init__")
+    assert [name for name in modules if not any(fnmatchcase(name, pattern) for pattern in named)] == []
+    assert [pattern for pattern in named if not any(fnmatchcase(name, pattern) for name in modules)] == []
+
+
+@pytest.mark.parametrize("room", ["spec", "spec/c"])
+def test_every_file_of_the_spec_is_in_its_table(room: str) -> None:
+    listed = set(re.findall(r"^\| `([^`]+)` \|", read(f"{room}/README.md").split("\n## ")[0], flags=re.MULTILINE))
+    there = {path.name + "/" * path.is_dir() for path in (ROOT / room).iterdir() if path.name != "__pycache__"}
+    assert listed == there - {"README.md"}
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/releasing.md"])
 def test_links_to_files_lead_somewhere(document: str) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", read(document))
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    home = (ROOT / document).parent
+    assert [target for target in targets if not (home / target).exists()] == []

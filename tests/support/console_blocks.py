@@ -104,6 +104,7 @@ def _lines(text: str) -> list[str]:
 
 def _typed(line: str) -> tuple[int, str]:
     """Exit code and output of a command; simple calls of our own program run in this process, which is much faster."""
+    line = "bcqfmt demo" if line == "make demo" else line  # which is what it runs, once it has set itself up
     words = shlex.split(line, comments=True)
     if words[0] == "bcqfmt" and not SHELL.search(line.partition(" #")[0]):
         result = CliRunner().invoke(cli, words[1:], prog_name="bcqfmt")
