@@ -176,6 +176,10 @@ _TABLE = [
     Code("BCQ-E705", "offline, and not in the cache", 8, "download it once while online"),
     Code("BCQ-E706", "download incomplete or changed", 8, "try again; finished files are not downloaded twice"),
     Code("BCQ-E707", "revision not found on the hub", 8, "check the branch, tag or commit"),
+    # clusters
+    Code("BCQ-E710", "Ray cluster cannot be reached", 8, "start one (ray start --head), or give the address of one that runs: --ray-address HOST:PORT"),
+    Code("BCQ-E711", "a node of the cluster sees another source, or has another bcqfmt", 8, "install the same bcqfmt on every node, and mount SRC and DST under the same paths"),
+    Code("BCQ-E712", "a task on the cluster was lost or failed", 8, "look at the node's memory and logs (ray status), then go on with --resume"),
     # kernels
     Code("BCQ-E551", "no usable CUDA device", 5, "use the CPU kernels, or `bcqfmt doctor` to see what is missing"),
     Code("BCQ-E552", "argument that a kernel cannot take", 2, ""),

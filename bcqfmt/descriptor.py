@@ -226,7 +226,7 @@ def _entry(entry: Any, where: str, extra: set[str]) -> int:
     for key in ("shape", "widths"):
         if key in entry:
             values = expect(entry, key, list, where)
-            if not values or not all(is_int(v) and v >= 0 for v in values):
-                raise Misfit(f"{where}.{key} is not an array of integers")
+            if not all(is_int(v) and v >= 0 for v in values):
+                raise Misfit(f"{where}.{key} is not an array of integers from 0 on")
     one_of(entry, "dtype", FLOATS, where)
     return integer(entry, "scheme", 0, limits.MAX_JSON_INTEGER, where)

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["OutputFile", "folder_in_progress", "output_path", "refuse_other_things", "sync_folder", "write_file"]
+__all__ = [
+    "OutputFile",
+    "folder_in_progress",
+    "make_folders",
+    "output_path",
+    "refuse_other_things",
+    "sync_folder",
+    "write_file",
+]
 
 
 _SYNC_EVERY = 1 << 27
@@ -67,6 +75,13 @@ class OutputFile:
                 if not done:
                     raise error("BCQ-E402", str(self.path), found=f"byte {offset}, just written, is not there")
                 view, offset = view[done:], offset + done
+        except OSError as fault:
+            raise _failed(self.path, fault) from fault
+
+    def duplicate(self) -> int:
+        """A descriptor of the file that is the caller's to close, for reading in compiled code."""
+        try:
+            return os.dup(self._descriptor)
         except OSError as fault:
             raise _failed(self.path, fault) from fault
 
@@ -148,6 +163,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folders(folder: Path) -> None:
+    """A folder and those above it; each name is on disk before anything is put below it."""
+    missing = []
+    try:
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for place in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another thread was first
+                os.mkdir(place)
+            sync_folder(place.parent)
+    except OSError as fault:
+        raise _failed(missing[0] if missing else folder, fault) from fault
 
 
 @contextlib.contextmanager

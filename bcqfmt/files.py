@@ -13,14 +13,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["ByteSource", "SourceFile", "inside", "named", "read_small"]
+__all__ = ["ByteSource", "SourceFile", "cannot_list", "inside", "named", "read_small"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -91,6 +91,15 @@ class SourceFile:
                 raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
             self.bytes_read += size
 
+    def duplicate(self) -> int:
+        """A descriptor of the open file that is the caller's to close, for reading in compiled code."""
+        with self._lock:
+            self._open()
+            try:
+                return os.dup(self._descriptor)
+            except OSError as fault:
+                raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
+
     def check_unchanged(self) -> None:
         """Raise BCQ-E103 when the path no longer leads to the very file that was opened."""
         try:
@@ -142,6 +151,9 @@ class SourceFile:
         except BcqError:
             os.close(descriptor)
             raise
+        except OSError as fault:
+            os.close(descriptor)
+            raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
         self._descriptor = descriptor
         _remember(self)
         return status.st_size
@@ -195,6 +207,11 @@ def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
         return opened.read(0, opened.size).tobytes()
     finally:
         opened.close()
+
+
+def cannot_list(fault: OSError) -> NoReturn:
+    """For ``os.walk``, which passes over a folder that cannot be read: what is in it must not go missing unseen."""
+    raise error("BCQ-E102", str(fault.filename or ""), found=fault.strerror or str(fault)) from fault
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
-from bcqfmt.files import inside, read_small
+from bcqfmt.files import cannot_list, inside, read_small
 from bcqfmt.strict_json import JsonFault, check_limits, parse
 
 __all__ = [
@@ -106,7 +106,7 @@ def check_quantization_config(config: Mapping[str, Any], version: str, sink: Sin
 def file_list(folder: Path) -> list[str]:
     """Every file of the folder as a relative path, sorted; names that begin with a dot at the top are not its own."""
     found = []
-    for top, folders, files in os.walk(folder):
+    for top, folders, files in os.walk(folder, onerror=cannot_list):
         at_root = Path(top) == folder
         if at_root:
             folders[:] = [name for name in folders if not name.startswith(".")]

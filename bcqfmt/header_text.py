@@ -210,4 +210,13 @@ def _no_float(text: str) -> NoReturn:
     raise JsonFault("json", f"{text[:40]} is not an integer")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=_no_float, parse_constant=_no_float)
+def _integer(text: str) -> int:
+    """``-0`` is a floating-point number to the reference reader: two readers must not disagree on a file."""
+    if text == "-0":
+        raise JsonFault("json", "-0 is not an integer of a header")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=unique_keys, parse_int=_integer, parse_float=_no_float, parse_constant=_no_float
+)

@@ -98,13 +98,13 @@ def _check_verbatim(folder: Path, path: str, entry: dict[str, Any], sink: Sink) 
     try:
         inside(folder, place)
         opened = SourceFile(folder / place, place)
+        state = hashlib.sha256()
+        for start in range(0, opened.size, 1 << 22):
+            state.update(opened.read(start, min(1 << 22, opened.size - start)).data)
+        opened.close()
     except BcqError as fault:
         sink(Finding("BCQ-V702", place, "", fault.finding.found, "the archived file"))
         return
-    state = hashlib.sha256()
-    for start in range(0, opened.size, 1 << 22):
-        state.update(opened.read(start, min(1 << 22, opened.size - start)).data)
-    opened.close()
     if opened.size != entry["size"] or state.hexdigest() != entry["sha256"]:
         found = f"{opened.size} bytes, sha256 {state.hexdigest()}"
         sink(Finding("BCQ-V702", place, "", found, f"{entry['size']} bytes, sha256 {entry['sha256']}"))

@@ -48,16 +48,17 @@ def plan_shards(units: Iterable[Unit], max_bytes: int) -> list[list[Unit]]:
     shards: list[list[Unit]] = [[]]
     data = header = count = 0
     for unit in sorted(units, key=lambda unit: (natural(unit.name), unit.name)):
+        nbytes, described = unit.nbytes, unit.header_bytes
         full = (
-            data + unit.nbytes > max_bytes
-            or header + unit.header_bytes > SHARD_HEADER_BYTES
+            data + nbytes > max_bytes
+            or header + described > SHARD_HEADER_BYTES
             or count + len(unit.tensors) > MAX_TENSORS
         )
         if shards[-1] and full:
             shards.append([])
             data = header = count = 0
         shards[-1].append(unit)
-        data, header, count = data + unit.nbytes, header + unit.header_bytes, count + len(unit.tensors)
+        data, header, count = data + nbytes, header + described, count + len(unit.tensors)
     return shards
 
 

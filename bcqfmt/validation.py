@@ -252,7 +252,11 @@ class _Run:
 
     def same_files(self, manifest: Manifest, opened: Mapping[str, ModelFile]) -> None:
         """BCQ-V604, V605 and, when deep, V606."""
-        present = set(file_list(self.path)) - {MANIFEST}
+        try:
+            present = set(file_list(self.path)) - {MANIFEST}
+        except BcqError as fault:
+            self.sink(fault.finding)
+            return
         for name in sorted(present ^ manifest.files.keys()):
             found = "a file that the manifest does not list" if name in present else "missing"
             self.sink(Finding("BCQ-V604", name, "", found, "exactly the listed files"))

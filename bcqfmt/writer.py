@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bcqfmt import checks, limits
 from bcqfmt.descriptor import Descriptor, descriptor_json, digest_of, parse_weights, spec_json
-from bcqfmt.durable import OutputFile, folder_in_progress, output_path, write_file
+from bcqfmt.durable import OutputFile, folder_in_progress, make_folders, output_path, write_file
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST
 from bcqfmt.hashing import MakeDigests, stream_digests
@@ -122,7 +122,7 @@ def _write_folder(
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
     files[CONFIG] = _pretty(config)
     for name, data in sorted(files.items()):
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        make_folders((work / name).parent)
         write_file(work / name, data)
         records[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
     manifest = Manifest(

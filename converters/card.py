@@ -26,9 +26,9 @@ def model_card(source_card: bytes | None, name: str, files: list[ModelFile], set
             weights += 1
     bits = nbytes * 8 / elements if elements else 0.0
     front = _front(source_card, name)
-    shown = escape(name)
+    shown = _words(name)
     summary = (
-        f"Converted without loss from a {escape(settings.method or 'quantized')} checkpoint by bcqfmt {__version__}:"
+        f"Converted without loss from a {_words(settings.method or 'quantized')} checkpoint by bcqfmt {__version__}:"
         f" {weights} weights, {bits:.3f} bits per weight on average."
     )
     lines = [
@@ -72,7 +72,7 @@ def quantized_card(
         *_front(source_card, name),
         "---",
         "",
-        f"# {escape(name)} in BCQ",
+        f"# {_words(name)} in BCQ",
         "",
         f"{made} {nbytes * 8 / elements:.3f} bits per weight on average.{off}",
         "",
@@ -104,6 +104,11 @@ def _cell(value: Any) -> str:
     """Text that is safe in a table of a Markdown page."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return re.sub(r"([\\`|<>*_\[\]])", r"\\\1", escape(text)) if not text.replace("_", "").isalnum() else text
+
+
+def _words(text: str) -> str:
+    """Foreign text inside a Markdown page: no link, no picture, no HTML, no code."""
+    return re.sub(r"([\\`<>\[\]|*])", r"\\\1", escape(text))
 
 
 def _front(source_card: bytes | None, name: str) -> list[str]:
@@ -141,7 +146,7 @@ def _front_matter(card: bytes | None, wanted: Collection[str] | None = None) -> 
         if key is not None:
             keep = key[1] not in _OURS if wanted is None else key[1] in wanted
         if keep:
-            kept.append(line)
+            kept.append(line if line.isprintable() else escape(line, 4096))
     return kept
 
 

@@ -7,13 +7,14 @@ unaligned, have any names and any number of metadata keys, and must come back by
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
-from bcqfmt.files import ByteSource, SourceFile, inside, read_small
+from bcqfmt.files import ByteSource, SourceFile, cannot_list, inside, read_small
 from bcqfmt.folder import CONFIG, MANIFEST, SHARD_NAME
 from bcqfmt.header import Header, read_header
 from bcqfmt.stored import StoredTensor
@@ -77,6 +78,7 @@ def open_source(folder: Path) -> SourceCheckpoint:
         raise error("BCQ-E101", str(folder), found=found, expected="a model folder")
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
+    _check_name(folder.name)
     files = _files(folder)
     models = _models(folder, files)
     tensors: dict[str, StoredTensor] = {}
@@ -101,13 +103,22 @@ def open_source(folder: Path) -> SourceCheckpoint:
     return SourceCheckpoint(folder, models, tensors, home, config, quant, side, foreign)
 
 
+def _check_name(name: str) -> None:
+    """BCQ-E102 for a name that would be written down otherwise in another locale: all of them are UTF-8 here."""
+    utf8 = sys.getfilesystemencoding().lower() == "utf-8"
+    if not name.isascii() and (not utf8 or any("\ud800" <= character <= "\udfff" for character in name)):
+        found = f"a name that {'this locale' if not utf8 else 'UTF-8'} cannot read"
+        raise error("BCQ-E102", name, found=found, hint="set PYTHONUTF8=1; if that does not help, rename it to UTF-8")
+
+
 def _files(folder: Path) -> list[str]:
     """Relative paths of the regular files; version control and download caches are not part of a model."""
     found = []
-    for top, folders, names in os.walk(folder):
+    for top, folders, names in os.walk(folder, onerror=cannot_list):
         folders[:] = sorted(name for name in folders if name not in (".git", ".cache"))
         for name in names:
             path = (Path(top) / name).relative_to(folder).as_posix()
+            _check_name(path)
             inside(folder, path)
             found.append(path)
     return sorted(found)

@@ -26,13 +26,18 @@ __all__ = ["FileDigests", "ManyDigests", "even", "faster_here"]
 
 _LANES = 16
 _FEW = 7  # streams: fewer are faster one after the other
-_CHUNK = 1 << 18  # bytes of each stream at a time
+_CHUNK = 1 << 18  # bytes that hashlib gets at a time
+_STEP = 1 << 22  # bytes of each of sixteen streams at a time
+_ROW = 1 << 16  # bytes of each that are read at once: all rows stay in the second cache
 _SMALL = 1 << 16  # bytes of a tensor that are hashed on the way
 _SLACK = 1 << 27  # bytes that may be behind
 
 
 class Readable(Protocol):
     """A file, as far as it is needed here."""
+
+    def duplicate(self) -> int:
+        """A descriptor that is the caller's to close."""
 
     def read_into(self, offset: int, buffer: npt.NDArray[np.uint8]) -> None:
         """Fill ``buffer`` with the bytes from ``offset`` on."""
@@ -59,27 +64,32 @@ class _Stream:
         self.future: Future[str] = Future()
         self.state: npt.NDArray[np.uint32] | None = None
 
-    def fill(self, row: npt.NDArray[np.uint8]) -> int:
-        """The next bytes into a row, at the end with what SHA-256 puts there; how many blocks there are."""
-        count = min(_CHUNK, self.left)
+    def place(self, lanes: Lanes, lane: int) -> None:
+        """Whole blocks of the next bytes into a lane; its file is to be closed afterwards."""
+        if count := min(self.left, _STEP) // 64:
+            lanes.files[lane], lanes.places[lane], lanes.counts[lane] = self.source.duplicate(), self.at, count
+
+    def fill(self, lanes: Lanes, lane: int) -> None:
+        """The last bytes, less than a block, and what SHA-256 puts after them, into a lane."""
+        row, count = lanes.data[lane], self.left
         self.source.read_into(self.at, row[:count])
-        self.at, self.left = self.at + count, self.left - count
-        if self.left:
-            return count // 64
         blocks = (count + 8) // 64 + 1
         row[count : 64 * blocks] = 0
         row[count] = 0x80
         row[64 * blocks - 8 : 64 * blocks] = np.frombuffer((8 * self.size).to_bytes(8, "big"), np.uint8)
-        return blocks
+        lanes.counts[lane], self.left = blocks, 0
 
-    def guarded(self, work: Callable[[], int | None]) -> int | None:
+    def reread(self) -> None:
+        """What could not be read, with whatever is wrong with it."""
+        self.source.read_into(self.at, np.empty(min(_ROW, self.left), np.uint8))
+
+    def guarded(self, work: Callable[[], None]) -> None:
         """``work``, whose error is kept for whoever waits for this stream."""
         try:
-            return work()
+            work()
         except BaseException as fault:  # noqa: BLE001 - raised where the digest is waited for
             self.left = 0
             self.future.set_exception(fault)
-            return None
 
     def alone(self) -> None:
         """All of it at once, with hashlib."""
@@ -190,7 +200,7 @@ class ManyDigests:
         if not hasattr(self._local, "lanes"):
             from bcqfmt.converters.digests_kernel import Lanes
 
-            self._local.lanes = Lanes(_CHUNK + 128)
+            self._local.lanes = Lanes(_ROW)
         before = sum(stream.left for stream in chosen)
         _step(self._local.lanes, chosen)
         with self._changed:
@@ -205,15 +215,34 @@ def _step(lanes: Lanes, chosen: list[_Stream]) -> None:
     if len(chosen) < _FEW and (fresh := [stream for stream in chosen if stream.state is None]):
         fresh[0].guarded(fresh[0].alone)
         return
-    lanes.counts[:] = 0
     for lane, stream in enumerate(chosen):
         lanes.states[:, lane] = lanes.start if stream.state is None else stream.state
-        lanes.counts[lane] = stream.guarded(partial(stream.fill, lanes.data[lane])) or 0
+    _read(lanes, chosen)
+    lanes.clear()
+    last = [lane for lane, stream in enumerate(chosen) if stream.left < 64 and not stream.future.done()]
+    for lane in last:
+        chosen[lane].guarded(partial(chosen[lane].fill, lanes, lane))
     lanes.advance()
     for lane, stream in enumerate(chosen):
         stream.state = lanes.states[:, lane].copy()
-        if not stream.left and not stream.future.done():
+        if lane in last and not stream.future.done():
             stream.future.set_result(stream.state.astype(">u4").tobytes().hex())
+
+
+def _read(lanes: Lanes, chosen: list[_Stream]) -> None:
+    """Whole blocks of every stream, from its file; one that cannot be read stops the others until the next step."""
+    lanes.clear()
+    try:
+        for lane, stream in enumerate(chosen):
+            stream.guarded(partial(stream.place, lanes, lane))
+        wrong = lanes.advance()
+        for lane, stream in enumerate(chosen):
+            done = int(lanes.places[lane]) - stream.at if lanes.has_file(lane) else 0
+            stream.at, stream.left = stream.at + done, stream.left - done
+    finally:
+        lanes.close()
+    if wrong < len(chosen):
+        chosen[wrong].guarded(chosen[wrong].reread)
 
 
 class FileDigests:

@@ -1,28 +1,32 @@
-"""SHA-256 (FIPS 180-4) of sixteen streams in one compiled loop.
+"""SHA-256 (FIPS 180-4) of sixteen streams in one compiled loop, which reads them from their files as well.
 
 The rounds of one stream wait for each other; those of sixteen do not. On a processor with 512-bit vectors a byte costs
 half of what hashlib takes with the processor's own SHA instructions; on others it is no gain. A vector has a word of
-every stream.
+every stream. Two streams at once with the SHA instructions cost more than that: those of one stream keep the unit busy
+for two thirds of the time, and beside wide vectors, in one loop, they are slower by orders of magnitude.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.converters.words_kernels import address, aligned, compiled, operation, types
+from bcqfmt.converters.words_kernels import address, aligned, compiled, inner, operation, types
 from bcqfmt.converters.words_shuffle import copy_run, turn
 
-__all__ = ["BLOCK", "LANES", "Lanes"]
+__all__ = ["BLOCK", "HERE", "LANES", "Lanes"]
 
 LANES, BLOCK = 16, 64  # streams; bytes of a block
+HERE = _HERE = np.uint64(2**64 - 1)  # no file
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 _LINE = ir.VectorType(_WORD, LANES)
 _SIZE = 4 * LANES
-_0, _4, _8, _16, _64 = (np.uint64(i) for i in (0, 4, 8, 16, 64))
+_0, _4, _8, _16, _24, _48, _64 = (np.uint64(i) for i in (0, 4, 8, 16, 24, 48, 64))
 
 
 def _build_turn_bytes(builder: Any, x: Any) -> None:
@@ -32,32 +36,47 @@ def _build_turn_bytes(builder: Any, x: Any) -> None:
     _store(builder, builder.call(swap, [_load(builder, x, 0)]), x, 0)
 
 
-def _build_schedule(builder: Any, x: Any) -> None:
-    """Word t of the message schedule, for t >= 16; ``x`` is its place, the earlier ones lie before it."""
-    near, far = _load(builder, x, -2), _load(builder, x, -15)
+def _build_rounds(last: bool) -> Any:
+    """Sixteen rounds; unless they are the ``last``, the sixteen words become those of the next rounds."""
+
+    def build(builder: Any, state: Any, words: Any, constants: Any) -> None:
+        a, b, c, d, e, f, g, h = (_load(builder, state, i) for i in range(8))
+        w = [_load(builder, words, t) for t in range(16)]
+        for t in range(16):
+            constant = builder.load(_at(builder, builder.add(constants, _LONG(4 * t)), _WORD), align=4)
+            known = builder.add(w[t], _splat(builder, constant))
+            large1 = _xor(builder, _turned(builder, e, 6), _turned(builder, e, 11), _turned(builder, e, 25))
+            choice = builder.xor(builder.and_(e, builder.xor(f, g)), g)
+            first = builder.add(builder.add(h, known), builder.add(large1, choice))
+            large0 = _xor(builder, _turned(builder, a, 2), _turned(builder, a, 13), _turned(builder, a, 22))
+            majority = builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
+            a, b, c, d, e, f, g, h = (
+                *(builder.add(first, builder.add(large0, majority)), a, b, c),
+                *(builder.add(d, first), e, f, g),
+            )
+            if not last:
+                w[t] = _scheduled(builder, w[t], w[(t + 1) % 16], w[(t + 9) % 16], w[(t + 14) % 16])
+        for i, value in enumerate((a, b, c, d, e, f, g, h)):
+            _store(builder, value, state, i)
+        for t in range(0 if last else 16):
+            _store(builder, w[t], words, t)
+
+    build.__name__ = f"_build_rounds_{last}"
+    return build
+
+
+def _scheduled(builder: Any, oldest: Any, far: Any, middle: Any, near: Any) -> Any:
+    """A word of the message schedule from those 16, 15, 7 and 2 places before it."""
     small1 = _xor(builder, _turned(builder, near, 17), _turned(builder, near, 19), builder.lshr(near, _all(10)))
     small0 = _xor(builder, _turned(builder, far, 7), _turned(builder, far, 18), builder.lshr(far, _all(3)))
-    early = builder.add(_load(builder, x, -16), _load(builder, x, -7))
-    _store(builder, builder.add(builder.add(early, small0), small1), x, 0)
+    return builder.add(builder.add(oldest, middle), builder.add(small0, small1))
 
 
-def _build_rounds(builder: Any, state: Any, words: Any, constants: Any) -> None:
-    """Eight rounds."""
-    a, b, c, d, e, f, g, h = (_load(builder, state, i) for i in range(8))
-    for t in range(8):
-        constant = builder.load(_at(builder, builder.add(constants, _LONG(4 * t)), _WORD), align=4)
-        known = builder.add(_load(builder, words, t), _splat(builder, constant))
-        large1 = _xor(builder, _turned(builder, e, 6), _turned(builder, e, 11), _turned(builder, e, 25))
-        choice = builder.xor(builder.and_(e, builder.xor(f, g)), g)
-        first = builder.add(builder.add(h, known), builder.add(large1, choice))
-        large0 = _xor(builder, _turned(builder, a, 2), _turned(builder, a, 13), _turned(builder, a, 22))
-        majority = builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
-        a, b, c, d, e, f, g, h = (
-            *(builder.add(first, builder.add(large0, majority)), a, b, c),
-            *(builder.add(d, first), e, f, g),
-        )
-    for i, value in enumerate((a, b, c, d, e, f, g, h)):
-        _store(builder, value, state, i)
+def _build_read(builder: Any, file: Any, to: Any, size: Any, offset: Any) -> Any:
+    """How many bytes of a file came; none, or more than asked for, is a failure."""
+    kind = ir.FunctionType(_LONG, [_WORD, _BYTES, _LONG, _LONG])
+    read = builder.module.globals.get("pread") or ir.Function(builder.module, kind, "pread")
+    return builder.call(read, [builder.trunc(file, _WORD), builder.inttoptr(to, _BYTES), size, offset])
 
 
 def _build_finish(builder: Any, state: Any, after: Any, counts: Any, block: Any) -> None:
@@ -112,55 +131,109 @@ _PRIMES = [n for n in range(2, 312) if all(n % d for d in range(2, n))]
 _CONSTANTS = np.array([_fraction(prime, 3) for prime in _PRIMES], np.uint32)
 _START = np.array([_fraction(prime, 2) for prime in _PRIMES[:8]], np.uint32)
 
-_bytes, _schedule = operation(_build_turn_bytes), operation(_build_schedule)
-_rounds, _finish = operation(_build_rounds), operation(_build_finish)
+_bytes, _finish = operation(_build_turn_bytes), operation(_build_finish)
+_read = operation(_build_read, types.uint64)
+_rounds, _last_rounds = operation(_build_rounds(False)), operation(_build_rounds(True))
 
 
-def _advance(states: Any, counts: Any, constants: Any, data: Any, room: Any) -> None:
-    """``counts[i]`` blocks of row i of the data go into column i of the states (8 words)."""
-    state = address(states)
-    words = address(room)
-    after = words + _64 * _64
-    row = np.uint64(data.shape[1])
-    most = _0
-    for lane in range(_16):
-        most = max(most, np.uint64(counts[lane]))
+@inner
+def _fill(row: Any, file: Any, size: Any, offset: Any) -> Any:
+    """Whether ``size`` bytes came from the file."""
+    done = _0
+    while done < size:
+        came = _read(file, row + done, size - done, offset + done)
+        if came == _0 or came > size - done:
+            return False
+        done += came
+    return True
+
+
+@inner
+def _blocks(state: Any, counts: Any, constants: Any, data: Any, row: Any, words: Any, most: Any) -> None:
+    """``counts[i]`` blocks, ``most`` at the most, of row i of the data go into column i of the state."""
+    after = words + _16 * _64
     for block in range(most):
-        at = address(data) + block * _64
+        at = data + block * _64
         for i in range(_0, _16, _8):
             for j in range(_0, _16, _8):
                 turn(words + j * _64 + i * _4, _64, at + i * row + j * _4, row)
         for t in range(_16):
             _bytes(words + t * _64)
-        for t in range(_16, _64):
-            _schedule(words + t * _64)
         copy_run(after, state, _8 * _64)
-        for t in range(_0, _64, _8):
-            _rounds(after, words + t * _64, address(constants) + t * _4)
-        _finish(state, after, address(counts), block)
+        for t in range(_0, _48, _16):
+            _rounds(after, words, constants + t * _4)
+        _last_rounds(after, words, constants + _48 * _4)
+        _finish(state, after, counts, block)
 
 
-_WORDS = types.uint32[::1]
+def _advance(states: Any, files: Any, places: Any, counts: Any, constants: Any, data: Any, room: Any) -> Any:
+    """The first lane that cannot be read, or 16; what is done by then is not in ``places`` and ``counts`` any more.
+
+    The room is for the words of a block, the states after it, and the blocks of each lane.
+    """
+    row = np.uint64(data.shape[1])
+    some = room[_24 * _16 :]
+    while True:
+        most = _0
+        for lane in range(_16):
+            count = min(np.uint64(counts[lane]), row // _64)
+            some[lane] = np.uint32(count)
+            most = max(most, count)
+            if files[lane] != _HERE and not _fill(
+                address(data) + lane * row, files[lane], count * _64, np.uint64(places[lane])
+            ):
+                return lane
+        if most == _0:
+            return _16
+        _blocks(address(states), address(some), address(constants), address(data), row, address(room), most)
+        for lane in range(_16):
+            counts[lane] -= np.uint64(some[lane])
+            places[lane] += np.uint64(some[lane]) * _64
+
+
+_WORDS, _NUMBERS = types.uint32[::1], types.uint64[::1]
 _advance_all = compiled(
     _advance,
-    types.void,
-    *(types.uint32[:, ::1], _WORDS, types.Array(types.uint32, 1, "C", readonly=True), types.uint8[:, ::1], _WORDS),
+    types.uint64,
+    *(types.uint32[:, ::1], _NUMBERS, _NUMBERS, _NUMBERS),
+    *(types.Array(types.uint32, 1, "C", readonly=True), types.uint8[:, ::1], _WORDS),
 )
 
 
 class Lanes:
-    """Room for a block or more of each of sixteen streams: ``data`` uint8 [16, room], ``states`` uint32 [8, 16]."""
+    """Sixteen streams: what to hash of each, and their ``states`` uint32 [8, 16].
+
+    ``counts`` blocks from the byte ``places`` on of the file with the descriptor ``files``, each uint64 [16]; or, where
+    that is HERE, the first blocks of a row of ``data`` uint8 [16, room], which is overwritten otherwise.
+    """
 
     def __init__(self, room: int) -> None:
         """``room``: bytes of a stream at once, a multiple of 64."""
         self.data: npt.NDArray[np.uint8] = aligned(LANES * room // 4).view(np.uint8).reshape(LANES, room)
         self.states: npt.NDArray[np.uint32] = aligned(8 * LANES).reshape(8, LANES)
-        self.counts: npt.NDArray[np.uint32] = np.zeros(LANES, np.uint32)
+        self.files, self.places, self.counts = (np.zeros(LANES, np.uint64) for _ in range(3))
         self.start = _START
-        self._words = aligned((64 + 8) * LANES)
+        self._room = aligned((16 + 8 + 1) * LANES)
 
-    def advance(self) -> None:
-        """The first ``counts[i]`` blocks of row i go into column i of the states, for every i."""
-        if int(self.counts.max()) * BLOCK > self.data.shape[1]:
+    def clear(self) -> None:
+        """Nothing to hash, no files."""
+        self.files[:], self.places[:], self.counts[:] = HERE, 0, 0
+
+    def has_file(self, lane: int) -> bool:
+        """Whether a lane's bytes come from a file."""
+        return bool(self.files[lane] != HERE)
+
+    def close(self) -> None:
+        """Close the files; there are none any more."""
+        for file in self.files[self.files != HERE]:
+            os.close(int(file))
+        self.files[:] = HERE
+
+    def advance(self) -> int:
+        """Hash all of it; the first lane that cannot be read, or 16 if there is none.
+
+        What is done goes from ``counts`` to ``places``, so that one can go on after a failure.
+        """
+        if int(self.counts[self.files == HERE].max(initial=0)) * BLOCK > self.data.shape[1]:
             raise ValueError("more blocks than there is room for")
-        _advance_all(self.states, self.counts, _CONSTANTS, self.data, self._words)
+        return int(_advance_all(self.states, self.files, self.places, self.counts, _CONSTANTS, self.data, self._room))

@@ -25,7 +25,7 @@ from bcqfmt.converters.export_target import Target, dense_unit
 from bcqfmt.converters.export_weights import uniform
 from bcqfmt.converters.registry import rebuilders
 from bcqfmt.dtypes import FLOATS, logical_name
-from bcqfmt.durable import OutputFile, folder_in_progress, write_file
+from bcqfmt.durable import OutputFile, folder_in_progress, make_folders, write_file
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.files import SourceFile, inside, read_small
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list, read_config
@@ -206,10 +206,7 @@ def _write_side_files(work: Path, checkpoint: Checkpoint, texts: dict[str, bytes
 
 def _copy(folder: Path, path: str, work: Path) -> None:
     place = work / path
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise error("BCQ-E402", str(place), found=fault.strerror or str(fault)) from fault
+    make_folders(place.parent)
     with closing(SourceFile(inside(folder, path), path)) as source:
         output = OutputFile(place)
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from bcqfmt.converters.checkpoint import QUANT_FILES, SourceCheckpoint
 from bcqfmt.converters.plan import Plan
 from bcqfmt.converters.settings import Settings
 from bcqfmt.converters.workspace import Workspace
-from bcqfmt.durable import write_file
-from bcqfmt.errors import BcqError, error, refuse
+from bcqfmt.durable import make_folders, write_file
+from bcqfmt.errors import error, refuse
 from bcqfmt.files import SourceFile, inside
 from bcqfmt.folder import CONFIG, INDEX, MANIFEST, SOURCE
 from bcqfmt.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
@@ -73,13 +75,13 @@ def finalize(
 
 
 def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
-    found, missing = [], []
-    for shard in plan.shards:
-        record = space.done(shard.file, plan)
-        if record is None:
-            missing.append(shard.file)
-        else:
-            found.append(record)
+    """The record of every shard. After a run in parts all of them are hashed again, so several at a time."""
+    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    try:
+        records = list(pool.map(lambda shard: space.done(shard.file, plan), plan.shards))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    missing = [shard.file for shard, record in zip(plan.shards, records, strict=True) if record is None]
     if missing:
         raise error(
             "BCQ-E404",
@@ -87,7 +89,7 @@ def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
             found=f"{len(missing)} of {len(plan.shards)} shards are not done: {', '.join(missing[:3])}",
             expected="all of them",
         )
-    return found
+    return [record for record in records if record is not None]
 
 
 def _source_digests(source: SourceCheckpoint, plan: Plan, space: Workspace) -> dict[str, FileRecord]:
@@ -191,16 +193,9 @@ def _folder_files(
 
 def _put(folder: Path, name: str, data: bytes, files: dict[str, FileRecord]) -> None:
     path = folder / name
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise _cannot(path, fault) from fault
+    make_folders(path.parent)
     write_file(path, data)
     files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
-
-
-def _cannot(path: Path, fault: OSError) -> BcqError:
-    return error("BCQ-E402", str(path), found=fault.strerror or str(fault))
 
 
 def _format(plan: Plan, settings: Settings) -> str:

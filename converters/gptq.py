@@ -147,10 +147,10 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
     version = _zero_version(settings)
     ones = False
     fields_seen: set[int] = set()
+    ranges: dict[tuple[int, int, bool], tuple[int, int]] = {}
     for module in modules:
         s = module.settings
-        fields = _zero_fields(module.tensors["qzeros"].array().view(np.uint32), bits, s["n"], s["planar"])
-        low, high = int(fields.min(initial=255)), int(fields.max(initial=0))
+        low, high = _zero_range(module.tensors["qzeros"].array().view(np.uint32), bits, s["n"], s["planar"], ranges)
         ones = ones or high == 2**bits - 1
         if s["sym"]:
             fields_seen.update((low, high))
@@ -167,6 +167,20 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
                 hint="decide with --zero-point v2 or --zero-point v1-nowrap",
             )
     return rule
+
+
+def _zero_range(
+    qzeros: Array, bits: int, n: int, planar: bool, known: dict[tuple[int, int, bool], tuple[int, int]]
+) -> tuple[int, int]:
+    """The least and the greatest zero field. One word all over, as symmetric files have it, is unpacked only once."""
+    word = int(qzeros.flat[0]) if qzeros.size and (qzeros == qzeros.flat[0]).all() else None
+    if word is not None and (word, n, planar) in known:
+        return known[word, n, planar]
+    fields = _zero_fields(qzeros if word is None else qzeros[:1], bits, n, planar)
+    found = int(fields.min(initial=255)), int(fields.max(initial=0))
+    if word is not None:
+        known[word, n, planar] = found
+    return found
 
 
 def _compare_readings(source: SourceCheckpoint, settings: Settings, asked: str) -> None:

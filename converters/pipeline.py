@@ -7,11 +7,12 @@ run by another process without harm.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bcqfmt.converters.buffers import reused
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.complete import carried_out
 from bcqfmt.converters.digests import FileDigests, ManyDigests, even, faster_here
+from bcqfmt.converters.executors import Executor
 from bcqfmt.converters.finalize import finalize
 from bcqfmt.converters.plan import Plan, Shard, make_plan
 from bcqfmt.converters.protocol import Layout, Module, Options
@@ -124,8 +126,12 @@ class Conversion:
         target: Path,
         tick: Callable[[int], None] | None = None,
         shard_done: Callable[[str, int], None] | None = None,
+        executor: Executor | None = None,
     ) -> bool:
-        """Convert into ``target``; True when the folder is complete, False after one part of several."""
+        """Convert into ``target``; True when the folder is complete, False after one part of several.
+
+        ``executor``: an engine that runs the shards elsewhere; threads of this process do without one.
+        """
         workers, part = self.workers, self.options.part
         if self.is_complete(target):
             return True
@@ -134,7 +140,11 @@ class Conversion:
         )
         try:
             if not space.begin(self.plan, self._state()):
-                self._work(space, workers, tick, shard_done)
+                if executor is None:
+                    self._work(space, workers, tick, shard_done)
+                else:
+                    with space.shared():
+                        executor.work(self, space, tick or (lambda _: None), shard_done or (lambda *_: None))
                 self._unchanged()
                 if part is None:
                     finalize(self.source, self.plan, space, self.settings, self.options.provenance)
@@ -146,6 +156,13 @@ class Conversion:
         finally:
             space.release()
         return part is None
+
+    def for_part(self, part: tuple[int, int]) -> Conversion:
+        """The same conversion, of which :meth:`run` does one part only; headers are not read again."""
+        found = copy.copy(self)
+        found.options = replace(self.options, part=part, resume=True)
+        found._stop = threading.Event()
+        return found
 
     def is_complete(self, target: Path) -> bool:
         """Whether there is nothing to resume: ``target`` is what this plan makes."""
@@ -172,7 +189,10 @@ class Conversion:
         """Sizes and times of the model files."""
         found = {}
         for path, model in self.source.models.items():
-            status = model.source.path.stat()
+            try:
+                status = model.source.path.stat()
+            except OSError as fault:
+                raise error("BCQ-E103", path, found=fault.strerror or str(fault)) from fault
             found[path] = [status.st_size, status.st_mtime_ns]
         return found
 
@@ -232,11 +252,12 @@ class Conversion:
         numbers = {path: f"source-{number:05d}" for number, path in enumerate(self.source.models)}
         models = {path: self.source.models[path].source for path in paths}
         models = {path: source for path, source in models.items() if space.done(numbers[path], self.plan) is None}
-        if many is None or not even([source.size for source in models.values()]):
+        local = {path: source for path, source in models.items() if isinstance(source, SourceFile)}
+        if many is None or len(local) < len(models) or not even([source.size for source in local.values()]):
             hashed = {path: partial(hash_file, source, lambda _: self._heed()) for path, source in models.items()}
         else:
-            futures = {path: many.submit(source, 0, source.size) for path, source in models.items()}
-            many.beside = sum(source.size for source in models.values()) / max(1, self.plan.nbytes)
+            futures = {path: many.submit(source, 0, source.size) for path, source in local.items()}
+            many.beside = sum(source.size for source in local.values()) / max(1, self.plan.nbytes)
             hashed = {path: partial(many.result, future) for path, future in futures.items()}
 
         def finish(path: str, digest: Callable[[], str]) -> None:

@@ -5,6 +5,7 @@ It follows from the source and the options that change the output; how many work
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import unicodedata
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Shard:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """What will be written; ``digest`` identifies it."""
 
@@ -52,9 +53,9 @@ class Plan:
             "shards": [{"file": s.file, "weights": list(s.weights), "dense": list(s.dense)} for s in self.shards],
         }
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the plan's canonical JSON."""
+        """SHA-256 of the plan's canonical JSON; every step asks for it."""
         return hashlib.sha256(canonical(self.as_json()).encode("ascii")).hexdigest()
 
     @property

@@ -7,6 +7,7 @@ many threads take part changes no byte.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -228,7 +229,8 @@ class Quantization:
             source.close()
         for key in work.batches:
             for suffix in (".safetensors", ".done.json"):
-                (space.work / f"{key}{suffix}").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # what stays goes with the folder of the work
+                    (space.work / f"{key}{suffix}").unlink()
         tick(sum(self.source.tensors[name].nbytes for name in work.shard.dense))
         shard_done(work.shard.file, written.record.size)
 

@@ -96,10 +96,11 @@ def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto
 
 def refuse_by_name(source: SourceCheckpoint) -> None:
     """BCQ-E601 for formats that tensor names give away and that are not converted."""
+    marks = tuple(mark for mark, _ in _REFUSED)
     for name, tensor in source.tensors.items():
-        for mark, what in _REFUSED:
-            if name.endswith(mark):
-                raise error("BCQ-E601", source.home[name], name, f"this is {what}", "a uniform or binary-coded layout")
+        if name.endswith(marks):
+            what = next(what for mark, what in _REFUSED if name.endswith(mark))
+            raise error("BCQ-E601", source.home[name], name, f"this is {what}", "a uniform or binary-coded layout")
         if name.endswith(".B") and tensor.dtype == "I32" and name.removesuffix("B") + "s" in source.tensors:
             raise error(
                 "BCQ-E601", source.home[name], name, "this is packed for the Marlin kernel", "the plain GPTQ layout"

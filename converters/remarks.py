@@ -42,4 +42,6 @@ def _scattered(module: Module) -> bool:
     if tensor is None:
         return False
     g_idx, groups = tensor.array(), -(-module.settings["k"] // module.settings["group_size"])
-    return bool((np.diff(g_idx.astype(np.int64) % groups) < 0).any())
+    if g_idx.min(initial=0) < 0 or g_idx.max(initial=0) >= groups:
+        g_idx = g_idx.astype(np.int64) % groups
+    return bool((g_idx[1:] < g_idx[:-1]).any())

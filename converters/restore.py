@@ -22,7 +22,7 @@ from bcqfmt.converters.rebuild import SourceRebuilder, same_bytes
 from bcqfmt.converters.reference import reference_rows
 from bcqfmt.converters.registry import find_modules
 from bcqfmt.converters.shard_job import KeptModule
-from bcqfmt.durable import OutputFile, folder_in_progress
+from bcqfmt.durable import OutputFile, folder_in_progress, make_folders
 from bcqfmt.errors import BcqError, error
 from bcqfmt.files import SourceFile, inside
 from bcqfmt.lookahead import ahead
@@ -59,7 +59,7 @@ def restore(
 
 def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Callable[[int], None]) -> str:
     record = rebuilder.files()[path]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(place.parent)
     output, state = OutputFile(place, record["size"]), hashlib.sha256()
     try:
         with closing(ahead(_cut(rebuilder.chunks(path)))) as stream:

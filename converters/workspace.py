@@ -15,12 +15,14 @@ import fcntl
 import json
 import os
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bcqfmt.converters.plan import Plan
 from bcqfmt.durable import output_path, refuse_other_things, sync_folder, write_file
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error
 from bcqfmt.files import SourceFile
 from bcqfmt.folder import MANIFEST
 from bcqfmt.hashing import hash_file
@@ -29,6 +31,7 @@ from bcqfmt.strict_json import canonical
 __all__ = ["Workspace", "partial_folder", "read_plan"]
 
 WORK = ".bcq_work"
+_LATE = 10.0  # seconds after which a file that another machine has written is visible here
 
 
 class Workspace:
@@ -43,19 +46,25 @@ class Workspace:
         self._overwrite = overwrite
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
+        try:
+            with _told(self.folder):
+                self._enter(resume)
+        except BcqError:
+            self.release()
+            raise
+
+    def _enter(self, resume: bool) -> None:
+        """Look at what is there, and lock the folder."""
+        target, part, overwrite = self.target, self._part, self._overwrite
         if os.path.lexists(target) and not overwrite and (not target.is_dir() or any(target.iterdir())):
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
         refuse_other_things(target)
         self._look(resume or overwrite)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.work.mkdir(parents=True, exist_ok=True)
-            self._take_lock("lock", fcntl.LOCK_EX if part is None else fcntl.LOCK_SH)
-            if part is not None:
-                self._take_lock(f"part-{part[0]}-of-{part[1]}.lock", fcntl.LOCK_EX)
-        except OSError as fault:
-            self.release()
-            raise error("BCQ-E402", str(self.folder), found=fault.strerror or str(fault)) from fault
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._take_lock("lock", fcntl.LOCK_EX if part is None else fcntl.LOCK_SH)
+        if part is not None:
+            self._take_lock(f"part-{part[0]}-of-{part[1]}.lock", fcntl.LOCK_EX)
         if overwrite and not resume:
             self._clear()
 
@@ -64,6 +73,10 @@ class Workspace:
 
         ``source``: sizes and times of the source files. True when everything is done but the last rename.
         """
+        with _told(self.folder):
+            return self._begin(plan, source)
+
+    def _begin(self, plan: Plan, source: dict[str, Any]) -> bool:
         text = canonical({**plan.as_json(), "digest": plan.digest}).encode("ascii") + b"\n"
         path, state = self.work / "plan.json", self.work / "source.json"
         if not path.exists():
@@ -91,9 +104,32 @@ class Workspace:
         write_file(state, canonical(source).encode("ascii") + b"\n")
         if self.finished:
             return True
-        for stray in self.folder.rglob(".*.tmp"):
-            stray.unlink()
+        self._sweep()
         return False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Let other processes in, each with the lock of its part; alone again at the end, what they lost swept away."""
+        fcntl.flock(self._locks[0], fcntl.LOCK_SH)
+        yield
+        try:
+            fcntl.flock(self._locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as fault:
+            raise error("BCQ-E403", str(self.folder), found="a task taken for lost is still at work") from fault
+        self._sweep()
+
+    def adopt(self, name: str, plan: Plan) -> dict[str, Any]:
+        """The record of a shard that a task of this very run has done; its digest was taken while it was written."""
+        end = time.monotonic() + _LATE
+        while True:
+            record = self._record(name, plan)
+            path = self.folder / name
+            if record is not None and path.exists() and path.stat().st_size == record["size"]:
+                self._known[name] = record
+                return record
+            if time.monotonic() > end:
+                raise error("BCQ-E404", str(path), found="a task says it is done; there is no record of it here")
+            time.sleep(0.1)
 
     @property
     def finished(self) -> bool:
@@ -104,15 +140,12 @@ class Workspace:
         """The record of a step that is complete, None when it has to be done (again)."""
         if name in self._known:  # done or looked through by this very process
             return self._known[name]
-        path = self.work / f"{name}.done.json"
-        try:
-            record = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+        record = self._record(name, plan)
+        if record is None:
             return None
-        if record.get("plan") != plan.digest:
-            return None
-        if "file" in record and not self._intact(record):
-            return None
+        with _told(self.folder):
+            if "file" in record and not self._intact(record):
+                return None
         self._known[name] = record
         return self._known[name]
 
@@ -152,10 +185,11 @@ class Workspace:
     def discard_if_empty(self) -> None:
         """After a refusal before any shard was done: leave nothing behind."""
         self.release()
-        if self._part is None and self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
-            kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
-            if all(name in ("lock", "plan.json") or name.startswith("source") for name in kept):
-                shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # what cannot be looked at is left there
+            if self._part is None and self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
+                kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
+                if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
+                    shutil.rmtree(self.folder, ignore_errors=True)
 
     def _look(self, allowed: bool) -> None:
         """What is there under the temporary name must be ours, and meant to be touched."""
@@ -189,6 +223,19 @@ class Workspace:
             self.release()
             raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault
 
+    def _record(self, name: str, plan: Plan) -> dict[str, Any] | None:
+        """What is written down about a step of this plan."""
+        try:
+            record: dict[str, Any] = json.loads((self.work / f"{name}.done.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return record if record.get("plan") == plan.digest else None
+
+    def _sweep(self) -> None:
+        """Remove the temporary files of processes that were killed."""
+        for stray in self.folder.rglob(".*.tmp"):
+            stray.unlink()
+
     def _clear(self) -> None:
         for path in self.folder.iterdir():
             if path != self.work:
@@ -206,6 +253,15 @@ class Workspace:
             return hash_file(source) == str(record["sha256"])
         finally:
             source.close()
+
+
+@contextlib.contextmanager
+def _told(place: Path) -> Iterator[None]:
+    """BCQ-E402 for whatever the system refuses."""
+    try:
+        yield
+    except OSError as fault:
+        raise error("BCQ-E402", str(place), found=fault.strerror or str(fault)) from fault
 
 
 def partial_folder(target: Path) -> Path:

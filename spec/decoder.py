@@ -319,12 +319,11 @@ def check_scheme(scheme: Any, rule: str) -> None:
 
 
 def check_weight_entry(entry: Any, more: set[str], rule: str) -> None:
-    """Section 5.1, the table: ranges and lengths are left to V209, V210 and V211."""
+    """Section 5.1, the table: integers from 0 on; ranges and lengths are left to V209, V210 and V211."""
     check_keys(entry, {"scheme", "shape", "dtype"} | more, {"widths"}, rule, "weight entry")
-    low = -MAX_INTEGER
     for numbers in ([entry["scheme"]], entry["shape"], entry.get("widths", [])):
-        good = isinstance(numbers, list) and all(is_int(number, low) for number in numbers)
-        need(good, rule, "scheme, shape or widths of a weight entry are not integers")
+        good = isinstance(numbers, list) and all(is_int(number, 0) for number in numbers)
+        need(good, rule, "scheme, shape or widths of a weight entry are not integers from 0 on")
     need(entry["dtype"] in FLOATS, rule, "dtype of a weight entry is not F16, BF16 or F32")
 
 
@@ -1101,7 +1100,7 @@ def read_source(root: Path) -> dict[str, Any]:
     good = good and all(is_path(path) for path in tensors)
     need(good, rule, "tensors is not an object of objects")
     for recipe in [recipe for table in tensors.values() for recipe in table.values()]:
-        good = isinstance(recipe, list) and len(recipe) in (1, 2) and is_int(recipe[0], -MAX_INTEGER)
+        good = isinstance(recipe, list) and len(recipe) in (1, 2) and is_int(recipe[0], 0)
         need(good and all(isinstance(T, str) for T in recipe[1:]), rule, "a tensor is no [rule] or [rule, T]")
     return source
 
@@ -1134,7 +1133,7 @@ def check_source(root: Path, files: dict[str, Path], dense: set[str], weights: s
         table = source["tensors"].get(path, {})
         need(set(table) == names, "BCQ-V703", f"tensors of {path[:80]!a} are not those of its header")
         for name, (position, *derived_from) in table.items():
-            need(0 <= position < len(source["rules"]), "BCQ-V703", "a rule that does not exist")
+            need(position < len(source["rules"]), "BCQ-V703", "a rule that does not exist")
             rule = source["rules"][position]["rule"]
             if rule in ("copy", "raw"):
                 good = not derived_from and (rule == "raw" or name in dense)

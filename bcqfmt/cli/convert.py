@@ -15,13 +15,15 @@ from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.cli.memory import return_large_blocks
 from bcqfmt.cli.sources import PART, SIZE, Source, command_line, find_source, keep_apart
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import BcqError, error, escape
 
 if TYPE_CHECKING:
     from bcqfmt.cli.planned import Forecast
+    from bcqfmt.converters.executor_ray import RayExecutor
     from bcqfmt.converters.pipeline import Conversion
 
 _LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq")
+_EXECUTORS = ("local", "ray")
 _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 
 
@@ -33,7 +35,9 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 )
 @click.option("--zero-point", type=click.Choice(_ZEROS), default="auto", help="How GPTQ zero points are read.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Largest output file.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Threads, by default one per core, up to four; or tasks.")
+@click.option("--executor", type=click.Choice(_EXECUTORS), default="local", help="Where shards are done: here, on Ray.")
+@click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster, unless RAY_ADDRESS says it, or it is here.")
 @click.option("--memory-limit", type=SIZE, help="Use fewer workers rather than more memory than this.")
 @click.option("--min-coverage", type=click.FloatRange(0, 100), default=0.0, help="Refuse if less (%) is quantized.")
 @click.option("--allow-nonfinite", is_flag=True, help="Keep infinities and NaNs among the scales.")
@@ -42,6 +46,9 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option("--overwrite", is_flag=True, help="Replace DST, and drop an unfinished conversion.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
 @click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
+)
 @click.option("--revision", help="Branch, tag or commit of a hub id.")
 @click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
 @click.option("--push", metavar="REPO", help="Upload the result to this repository on the hub.")
@@ -55,6 +62,9 @@ def command(
     overwrite: bool,
     dry_run: bool,
     part: tuple[int, int] | None,
+    executor: str,
+    ray_address: str | None,
+    report: Path | None,
     revision: str | None,
     offline: bool,
     push: str | None,
@@ -74,15 +84,21 @@ def command(
       bcqfmt convert model-gptq/ model-bcq/
       bcqfmt convert owner/model-awq model-bcq/ --dry-run
       bcqfmt convert model-gptq/ model-bcq/ --resume
+      bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
     _check_usage(resume, overwrite, dry_run, part, push, private or create_pr)
+    _check_engine(executor, ray_address, part)
+    if report is not None:
+        _check_report(report, dst, overwrite, src, whole=not dry_run and part is None)
     from bcqfmt.cli.planned import Forecast
 
+    engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
     source = find_source(src, revision, offline, headers_only=dry_run)
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
-    asked["provenance"], asked["workers"] = not asked.pop("no_provenance"), asked["workers"] or _cores()
+    asked["provenance"] = not asked.pop("no_provenance")
+    asked["workers"] = 1 if executor == "ray" else asked["workers"] or _cores()
     conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
     forecast = Forecast(conversion, dst, source.remote)
     if dry_run:
@@ -96,8 +112,12 @@ def command(
         render.say("it is complete already: nothing to do")
     else:
         forecast.check_disk()
-    complete = already or _carry_out(conversion, forecast, dst)
+    complete = already or _carry_out(conversion, dst, engine)
     summary = _summary(conversion, forecast, src, dst, time.perf_counter() - start, complete)
+    if engine is not None:
+        summary["executor"] = engine.summary()
+    if report is not None:
+        summary["reports"] = _write_report(dst, report)
     if push is not None:
         from bcqfmt.converters.hub import push as upload
 
@@ -124,6 +144,31 @@ def _check_usage(
         split_hub_id(push)
 
 
+def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] | None) -> None:
+    if executor == "ray" and part is not None:
+        raise click.UsageError("--part is for machines without an engine; Ray does all parts.", _context())
+    if executor != "ray" and ray_address is not None:
+        raise click.UsageError("--ray-address goes with --executor ray.", _context())
+
+
+def _check_report(report: Path, dst: Path, overwrite: bool, src: str, *, whole: bool) -> None:
+    if not whole:
+        raise click.UsageError("--report needs a complete conversion.", _context())
+    from bcqfmt.cli.report import check_report_path
+
+    check_report_path(report, dst, overwrite, src)
+
+
+def _context() -> click.Context:
+    return click.get_current_context()
+
+
+def _ray(address: str | None, at_once: int | None) -> RayExecutor:
+    from bcqfmt.converters.executor_ray import RayExecutor
+
+    return RayExecutor(address, at_once, say=render.say)
+
+
 def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: Any) -> Conversion:
     from bcqfmt.converters.pipeline import Conversion, ConvertOptions
 
@@ -137,7 +182,7 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
         raise
 
 
-def _carry_out(conversion: Conversion, forecast: Forecast, dst: Path) -> bool:
+def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) -> bool:
     from bcqfmt.cli.progress import Progress
 
     shards = conversion.plan.shards
@@ -145,7 +190,16 @@ def _carry_out(conversion: Conversion, forecast: Forecast, dst: Path) -> bool:
     mine = shards if part is None else shards[part[0] - 1 :: part[1]]
     with Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress:
         return_large_blocks()
-        return conversion.run(dst, progress.tick, progress.done)
+        return conversion.run(dst, progress.tick, progress.done, engine)
+
+
+def _write_report(dst: Path, path: Path) -> list[str]:
+    import bcqfmt
+    from bcqfmt.cli.report import write_report
+    from bcqfmt.converters.report import make_report
+
+    with bcqfmt.open(dst) as checkpoint:
+        return write_report(make_report(checkpoint), path)
 
 
 def _summary(
@@ -195,6 +249,11 @@ def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
     else:
         index, count = summary["part"]
         lines.append(f"{summary['target']}: part {index} of {count} is done")
+    if "executor" in summary:
+        engine = summary["executor"]
+        used += f" here, {render.size(engine['peak_task_rss_bytes'])} in a task"
+        lines.append(f"ray: {render.count(engine['tasks'], 'task')} on {render.count(engine['nodes'], 'node')}")
+    lines += [f"report: {escape(path)}" for path in summary.get("reports", ())]
     if "pushed" in summary:
         lines.append(f"pushed: {summary['pushed']}")
     then = "prove it" if summary["complete"] else "when all parts are done"

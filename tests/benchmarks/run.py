@@ -9,12 +9,14 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
 
 import conversion
+import planning
 import quantizing
 import words
 from benches import BENCHES as CORE
@@ -35,13 +37,31 @@ def convert(options: Options, work: Path) -> list[Result]:
     return conversion.convert(options.quick, work)
 
 
+def plan(options: Options, work: Path) -> list[Result]:
+    """A model of hundreds of gigabytes, planned."""
+    return planning.plan(options.quick, work)
+
+
 def quantize(options: Options, work: Path) -> list[Result]:
     """The methods for dense weights."""
     return quantizing.quantizing(options.quick)
 
 
-BENCHES = {**CORE, "packers": packers, "convert": convert, "quantize": quantize}
-PAGES = {"format": list(CORE), "conversion": ["packers", "convert"], "quantizing": ["quantize"]}
+def cpu_products(options: Options, work: Path) -> Iterable[Result]:
+    """Products on the CPU beside torch's."""
+    import cpu_kernels  # imports torch, which the other benchmarks do without
+
+    return cpu_kernels.both(options.quick)
+
+
+BENCHES = {**CORE, "packers": packers, "convert": convert, "plan": plan, "quantize": quantize, "cpu": cpu_products}
+PAGES = {
+    "format": list(CORE),
+    "conversion": ["packers", "convert"],
+    "scaling": ["plan"],
+    "quantizing": ["quantize"],
+    "cpu_kernels": ["cpu"],
+}
 
 
 def main() -> int:

@@ -58,6 +58,20 @@ def test_convert_json(run: Run, tmp_path: Path) -> None:
     assert found["bits_per_weight"] == pytest.approx((4.75 * 4 + (4.5 + 1 / 6)) / 5)  # a word of zeros a row
 
 
+def test_convert_writes_a_report(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    asked = ("convert", SOURCE, tmp_path / "bcq", "--report", page)
+    for more in (("--dry-run",), ("--part", "1/2")):
+        assert run(*asked, *more).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+    result = run(*asked)
+    assert result.exit_code == 0
+    assert f"report: {page}" in result.stdout
+    assert page.read_text().startswith("<!doctype html>")
+    assert len(json.loads(page.with_suffix(".json").read_text())["weights"]) == 7
+    assert run(*asked, "--resume").exit_code == 7  # the page is there already
+
+
 def test_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
     result = run("convert", SOURCE, tmp_path / "bcq", "--dry-run")
     assert result.exit_code == 0

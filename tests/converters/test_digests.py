@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 import threading
 from concurrent.futures import CancelledError
 from functools import partial
@@ -20,6 +22,7 @@ from bcqfmt.converters.digests import FileDigests, ManyDigests, even
 from bcqfmt.converters.digests_kernel import LANES, Lanes
 from bcqfmt.converters.pipeline import Conversion, ConvertOptions
 from bcqfmt.errors import BcqError, error
+from bcqfmt.files import SourceFile
 from bcqfmt.stored import StoredTensor
 from bcqfmt.writer import write_tensors
 from conversions import convert, gptq_folder, proved, tree
@@ -29,10 +32,20 @@ EDGES = [0, 1, 3, 55, 56, 57, 63, 64, 65, 119, 120, 127, 128, 129, 1000]
 
 
 class Memory:
-    """Bytes that are read like a file."""
+    """Bytes as a file without a name; with a ``fault``, one whose last bytes cannot be read."""
 
-    def __init__(self, data: bytes, fault: BaseException | None = None) -> None:
-        self.data, self.fault = data, fault
+    def __init__(self, content: bytes, fault: BaseException | None = None) -> None:
+        self.data, self.fault = content, fault
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
+        self._file.write(content)
+
+    def close(self) -> None:
+        self._file.close()
+
+    __del__ = close
+
+    def duplicate(self) -> int:
+        return os.dup(self._file.fileno())
 
     def read_into(self, offset: int, buffer: Array) -> None:
         if self.fault is not None:
@@ -51,13 +64,16 @@ def sha256(content: bytes) -> str:
 
 @given(
     st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 5000)), min_size=1, max_size=50),
-    *(st.integers(1, 20), st.integers(0, 40), st.integers(1, 3), st.sampled_from([0, 7])),
+    *(st.integers(1, 20), st.integers(1, 3), st.integers(0, 40), st.integers(1, 3), st.sampled_from([0, 7])),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_number_of_streams_of_any_length(sizes: list[int], blocks: int, begin: int, threads: int, few: int) -> None:
+def test_any_number_of_streams_of_any_length(
+    sizes: list[int], blocks: int, rows: int, begin: int, threads: int, few: int
+) -> None:
     contents = [data(begin + size, i) for i, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests, "_CHUNK", 64 * blocks)
+        patch.setattr(digests, "_STEP", 64 * blocks)
+        patch.setattr(digests, "_ROW", 128 * rows)
         patch.setattr(digests, "_FEW", few)
         with ManyDigests(threads) as many:
             futures = [many.submit(Memory(content), begin, size) for content, size in zip(contents, sizes, strict=True)]
@@ -80,10 +96,12 @@ def test_it_begins_by_itself_when_the_lanes_are_full() -> None:
 
 def test_lanes_stay_as_they_are_where_nothing_is_added() -> None:
     lanes = Lanes(256)
+    lanes.clear()
     lanes.data[:] = np.arange(256, dtype=np.uint8)
     lanes.states[:] = lanes.start[:, None]
     lanes.counts[:] = np.arange(LANES) % 5
-    lanes.advance()
+    assert lanes.advance() == LANES
+    assert not lanes.counts.any()
     for lane in range(LANES):
         same = [other for other in range(LANES) if other % 5 == lane % 5]
         assert (lanes.states[:, same] == lanes.states[:, [lane]]).all()
@@ -92,6 +110,54 @@ def test_lanes_stay_as_they_are_where_nothing_is_added() -> None:
     lanes.counts[3] = 5
     with pytest.raises(ValueError, match="room"):
         lanes.advance()
+
+
+def test_lanes_go_on_after_one_that_cannot_be_read(tmp_path: Path) -> None:
+    contents = [data(640, i) for i in range(LANES)]
+    files = [Memory(content) for content in contents]
+    lanes = Lanes(128)
+    lanes.clear()
+    lanes.states[:] = lanes.start[:, None]
+    lanes.files[:] = [file.duplicate() for file in files]
+    lanes.counts[:] = 10
+    lanes.counts[5] = 11
+    assert lanes.advance() == 5
+    assert lanes.places[5] == 640
+    lanes.counts[5] = 0
+    assert lanes.advance() == LANES
+    assert (lanes.places == 640).all()
+    lanes.close()
+    lanes.data[:] = 0
+    lanes.data[:, 0], lanes.data[:, 62] = 0x80, 8 * 640 >> 8
+    lanes.counts[:] = 1
+    lanes.advance()
+    assert [lanes.states[:, i].astype(">u4").tobytes().hex() for i in range(LANES)] == [sha256(c) for c in contents]
+
+
+def test_a_file_that_is_too_short_has_a_fault_of_its_own(tmp_path: Path) -> None:
+    for i in range(LANES):
+        (tmp_path / str(i)).write_bytes(data(100_000, i))
+    files = [SourceFile(tmp_path / str(i)) for i in range(LANES)]
+    os.truncate(tmp_path / "3", 70_000)
+    with ManyDigests() as many:
+        futures = [many.submit(file, 0, 100_000) for file in files]
+        right = [future for i, future in enumerate(futures) if i != 3]
+        assert many.results(right) == [sha256(data(100_000, i)) for i in range(LANES) if i != 3]
+        with pytest.raises(BcqError, match="BCQ-E103"):
+            many.result(futures[3])
+
+
+def test_files_are_closed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(data(5000, 0))
+    file = SourceFile(tmp_path / "x")
+    before = len(list(Path("/dev/fd").iterdir()))
+    with ManyDigests() as many:
+        futures = [many.submit(file, 0, 5000) for _ in range(40)]
+        wrong = many.submit(Memory(b"", ValueError()), 0, 70)
+        assert many.results(futures) == [sha256(data(5000, 0))] * 40
+        with pytest.raises(ValueError):  # noqa: PT011 - any
+            many.result(wrong)
+    assert len(list(Path("/dev/fd").iterdir())) <= before + 1  # the unnamed file
 
 
 @pytest.mark.parametrize("count", [1, LANES])
@@ -181,9 +247,9 @@ def test_a_conversion_makes_the_same_folder(tmp_path: Path, monkeypatch: pytest.
     used: list[int] = []
     advance = Lanes.advance
 
-    def counted(lanes: Lanes) -> None:
+    def counted(lanes: Lanes) -> int:
         used.append(int(np.count_nonzero(lanes.counts)))
-        advance(lanes)
+        return advance(lanes)
 
     monkeypatch.setattr(Lanes, "advance", counted)
     monkeypatch.setattr(pipeline, "_WORTH", 0)

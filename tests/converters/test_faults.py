@@ -102,14 +102,6 @@ def test_killed_at_any_moment_then_resumed(
     killed(source, tmp_path, plain, at)
 
 
-@pytest.mark.soak
-def test_killed_two_hundred_times(source: Path, plain: dict[str, str], calls: int, tmp_path: Path) -> None:
-    for turn in range(200):
-        folder = tmp_path / str(turn)
-        folder.mkdir()
-        killed(source, folder, plain, random.Random(turn).randint(1, calls))
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_then_resumed(
     source: Path, plain: dict[str, str], calls: int, tmp_path: Path, number: int, code: int

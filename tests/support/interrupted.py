@@ -1,12 +1,14 @@
 """Run as a program: ``bcqfmt`` with a signal sent to itself at the n-th system call that changes the disk.
 
 ``interrupted.py SIGNAL N ARGS...``; with N = 0 nothing is sent and the number of calls is written to stderr at the end.
+The moment of the signal (the system's monotonic clock) is written to stderr before it is sent.
 """
 
 import os
 import signal
 import sys
 import threading
+import time
 
 from bcqfmt.cli.main import main
 
@@ -23,6 +25,8 @@ def watch(number: int, at: int) -> list[int]:
                 count[0] += 1
                 now = count[0] == at
             if now:
+                sys.stderr.write(f"signalled {time.monotonic()}\n")
+                sys.stderr.flush()
                 os.kill(os.getpid(), number)
             return original(*args, **options)
 

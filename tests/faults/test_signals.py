@@ -1,0 +1,134 @@
+"""A conversion into twenty shards is killed or interrupted at any moment, and resumed to the same bytes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conversions import gptq_folder, tree
+from fault_case import Case
+from soak_figures import record
+from verbs import ROOT, command, environment
+
+SCRIPT = ROOT / "tests" / "support" / "interrupted.py"
+
+
+def interrupted(case: Case, target: Path, number: int, at: int) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run the program with a signal at its ``at``-th change of the disk; (what came of it, when it had ended)."""
+    asked = ["convert", str(case.source), str(target), "--max-shard-size", str(case.size), "--workers", "2"]
+    done = subprocess.run(
+        [sys.executable, "-P", str(SCRIPT), str(int(number)), str(at), *asked],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done, time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def calls(twenty: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many times a whole run changes the disk."""
+    done, _ = interrupted(twenty, tmp_path_factory.mktemp("count") / "bcq", signal.SIGKILL, 0)
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.rpartition("calls ")[2])
+
+
+def killed(case: Case, folder: Path, at: int) -> bool:
+    """Kill, look, resume; whether there was something left to do."""
+    folder.mkdir()
+    done, _ = interrupted(case, folder / "bcq", signal.SIGKILL, at)
+    assert done.returncode in (-signal.SIGKILL, 0), done.stderr
+    unfinished = not (folder / "bcq").exists()
+    case.check_names(folder / "bcq")
+    case.finish(folder / "bcq")
+    shutil.rmtree(folder)
+    return unfinished
+
+
+def test_killed_once(twenty: Case, calls: int, tmp_path: Path) -> None:
+    assert killed(twenty, tmp_path / "a", calls // 2)
+
+
+@pytest.mark.soak
+def test_killed_two_hundred_times(twenty: Case, calls: int, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    unfinished = sum(killed(twenty, tmp_path / str(turn), rng.randint(1, calls)) for turn in range(200))
+    assert unfinished > 150
+    record("sigkill", kills=200, shards=20, left_unfinished=unfinished, byte_identical=200, partial_files=0)
+
+
+@pytest.mark.soak
+def test_signals_at_the_calls_of_twenty_shards(twenty: Case, calls: int, tmp_path: Path) -> None:
+    """SIGINT and SIGTERM: told, ended within two seconds, resumed to the same bytes."""
+    rng, slowest, turns, late = random.Random(1), 0.0, 20, 0
+    for turn in range(turns):
+        number, code = [(signal.SIGINT, 130), (signal.SIGTERM, 143)][turn % 2]
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        done, ended = interrupted(twenty, folder / "bcq", number, rng.randint(1, calls))
+        assert "Traceback" not in done.stderr
+        if (folder / "bcq").exists():  # it came after the last rename
+            assert tree(folder / "bcq") == twenty.plain
+            late += 1
+        else:
+            assert (done.returncode, "BCQ-E901" in done.stderr) == (code, True), done.stderr
+            slowest = max(slowest, ended - float(done.stderr.partition("signalled ")[2].split()[0]))
+        twenty.check_names(folder / "bcq")
+        twenty.finish(folder / "bcq")
+    assert slowest < 2
+    large, slowest_large = large_ones(tmp_path, 20)
+    record(
+        "signals",
+        signals=turns + large,
+        of_which_on_large_shards=large,
+        slowest_end_s=round(max(slowest, slowest_large), 2),
+        byte_identical=turns + large,
+        partial_files=0,
+    )
+
+
+def large_ones(folder: Path, turns: int) -> tuple[int, float]:
+    """The same with twenty weights of 4096 x 4096, by the clock: what runs is compiled code on large arrays."""
+    source = gptq_folder(folder / "large", layers=20, n=4096, k=4096, group_size=128)
+    asked = [source, folder / "large-plain", "--max-shard-size", "9MB", "--workers", "2"]
+    start = time.monotonic()
+    subprocess.run(command("convert", *map(str, asked)), env=environment(), capture_output=True, check=True)
+    whole = time.monotonic() - start
+    plain = tree(folder / "large-plain")
+    assert len([name for name in plain if name.startswith("model-")]) >= 20
+    rng, slowest, hit = random.Random(2), 0.0, 0
+    while hit < turns:
+        number, code = [(signal.SIGINT, 130), (signal.SIGTERM, 143)][hit % 2]
+        target = folder / "large-bcq"
+        words = command("convert", str(source), str(target), *map(str, asked[2:]))
+        with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as running:
+            time.sleep(rng.uniform(0.3, 1) * whole)
+            sent = time.monotonic()
+            running.send_signal(number)
+            _, said = running.communicate(timeout=60)
+            spent = time.monotonic() - sent
+        assert "Traceback" not in said
+        if running.returncode == code and (folder / "large-bcq.partial").exists():
+            hit += 1
+            slowest = max(slowest, spent)
+            assert not target.exists()
+            words.append("--resume")
+            subprocess.run(words, env=environment(), capture_output=True, check=True)
+        elif running.returncode == code:  # before anything was begun
+            assert not target.exists()
+            continue
+        else:
+            assert running.returncode == 0, said
+        assert tree(target) == plain
+        shutil.rmtree(target)
+    assert slowest < 2
+    return hit, slowest

@@ -1,0 +1,54 @@
+"""Two processes on one target: one makes it, the other is told so, and the bytes are those of one alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from conversions import tree
+from fault_case import Case
+from soak_figures import record
+from verbs import command, environment
+
+
+def race(case: Case, folder: Path, *options: str) -> list[str]:
+    """Two at the same time; how each ended: ``made``, or the code it was refused with."""
+    words = command("convert", case.source, folder / "bcq", "--max-shard-size", str(case.size), *options)
+    pair = [subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = []
+    for running in pair:
+        _, said = running.communicate(timeout=300)
+        assert "Traceback" not in said
+        assert running.returncode in (0, 7), said
+        ends.append("made" if running.returncode == 0 else said[said.index("BCQ-") :][:8])
+    case.check_names(folder / "bcq")
+    return ends
+
+
+def test_one_wins(twenty: Case, tmp_path: Path) -> None:
+    ends = race(twenty, tmp_path)
+    assert sorted(ends) in (["BCQ-E401", "made"], ["BCQ-E403", "made"]), ends
+    assert tree(tmp_path / "bcq") == twenty.plain
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+@pytest.mark.soak
+def test_many_races(twenty: Case, tmp_path: Path) -> None:
+    """Also with --resume, --overwrite and after an interruption, where both may succeed, one after the other."""
+    ends: Counter[str] = Counter()
+    turns = 30
+    for turn in range(turns):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        options = [(), ("--resume",), ("--overwrite",)][turn % 3]
+        found = race(twenty, folder, *options)
+        assert "made" in found, found
+        assert set(found) <= {"made", "BCQ-E401", "BCQ-E403"}, found
+        ends.update(found)
+        assert tree(folder / "bcq") == twenty.plain
+        shutil.rmtree(folder)
+    record("two_processes", races=turns, ends=dict(ends), wrong_bytes=0, partial_files=0)

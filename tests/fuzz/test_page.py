@@ -1,0 +1,20 @@
+"""The table in docs/reliability.md is the one that its figures give."""
+
+from __future__ import annotations
+
+import json
+
+import soak_figures
+from soak_figures import FIGURES, RUNS, rendered
+from verbs import ROOT
+
+
+def test_the_table_is_that_of_the_figures() -> None:
+    assert ROOT / "docs" / "reliability.json" == FIGURES
+    page = FIGURES.with_suffix(".md").read_text()
+    assert rendered(page, json.loads(FIGURES.read_text())) == page
+
+
+def test_figures_of_nothing_are_not_invented() -> None:
+    text = soak_figures.table({})
+    assert text.count("not run yet") == len(RUNS)

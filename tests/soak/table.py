@@ -1,0 +1,26 @@
+"""Render the table of docs/reliability.md from docs/reliability.json: ``python tests/soak/table.py``.
+
+``python tests/soak/table.py fuzzing figures.json`` first takes in the figures of a run of tests/soak/fuzz.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from soak_figures import FIGURES, record, rendered
+
+
+def main() -> None:
+    """Take in figures if some are named, then render."""
+    if len(sys.argv) == 3:
+        record(sys.argv[1], **json.loads(Path(sys.argv[2]).read_text()))
+    page = FIGURES.with_suffix(".md")
+    page.write_text(rendered(page.read_text(), json.loads(FIGURES.read_text())))
+
+
+if __name__ == "__main__":
+    main()
