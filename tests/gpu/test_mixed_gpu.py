@@ -52,7 +52,7 @@ def test_shares_of_the_work() -> None:
     placed, on_gpu, expected = mixed.mixed_operand(weight), to_gpu(x), reference.product(weight, x)
     plain = mixed.shape_for(placed, 1, 1, 0)
     for slices, tiles in ((1, 4), (2, 8), (4, 4), (8, 1), (16, 1)):
-        shape = plain._replace(slices=slices, tiles=tiles)
+        shape = plain._replace(slices=slices, tiles=tiles, deep=1)
         found = twice((1, 999), torch.float32, lambda out: mixed.mixed_gemv(placed, on_gpu, out, shape=shape))  # noqa: B023
         assert reference.relative_error(found.cpu().numpy(), expected) < 2e-5
 

@@ -29,7 +29,7 @@ def test_torch_finds_nothing_to_complain_about(name: str) -> None:
     assert len(said) >= 4
 
 
-@pytest.mark.parametrize("name", op_samples.FAST)
+@pytest.mark.parametrize("name", ["bit_gemv", "mixed_gemv", "csr_outliers"])
 def test_the_operator_is_one_node_of_a_traced_program(name: str) -> None:
     inside, outside, nodes = simulate(sim_torch_each.traced, name)
     assert inside == outside
@@ -43,7 +43,7 @@ def test_results_changed_in_place_are_those_of_a_compiled_graph() -> None:
 
 @pytest.mark.parametrize(("name", "which"), [places for places in op_samples.PLACES if places[0] in op_samples.FAST])
 def test_wrong_places_are_never_followed(name: str, which: str) -> None:
-    rows = {"bit_gemv with everything": [(2, 9)], "mixed_gemv with everything": [(2, 5)], "csr_outliers": []}
+    rows = {"bit_gemv with everything": [(2, 9)], "mixed_gemv with everything": [(1, 5)], "csr_outliers": []}
     assert simulate(sim_torch_each.wrong_places, name, which) == rows[name]
 
 

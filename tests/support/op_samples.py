@@ -125,8 +125,8 @@ def mixed_gemv_plain(target: str, large: bool) -> Sample:
 
 def mixed_gemv_everything(target: str, large: bool) -> Sample:
     """2 and 4 bits, reordered, with outliers."""
-    rows, low, high = (300, 1536, 512) if large else (5, 32, 16)
-    return _mixed(sim_mixed.weight(rows, low, high, outliers="add", share=0.05), 2, "BF16", target)
+    rows, low, high, batch = (300, 1536, 512, 2) if large else (5, 32, 16, 1)
+    return _mixed(sim_mixed.weight(rows, low, high, outliers="add", share=0.05), batch, "BF16", target)
 
 
 def _mixed(weight: BcqWeight, batch: int, kind: str, target: str) -> Sample:

@@ -65,7 +65,7 @@ def fused_outliers() -> tuple[list[bytes], list[bytes]]:
 
 
 def any_number_of_tokens() -> tuple[list[bytes], list[bytes]]:
-    """Quantization and product, exported with 9 tokens and run with 17: inside of the program and outside.
+    """Quantization and product, exported with 9 tokens and run with 10: inside of the program and outside.
 
     Up to 8 tokens are one tile, which torch takes for a case of its own.
     """
@@ -75,7 +75,7 @@ def any_number_of_tokens() -> tuple[list[bytes], list[bytes]]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch_ops_atom.w4a4(torch_ops_atom.quantize_reorder(x, weight.perm), weight)
 
-    first, second = (torch.from_numpy(activations(tokens, 2, "F16")) for tokens in (9, 17))
+    first, second = (torch.from_numpy(activations(tokens, 2, "F16")) for tokens in (9, 10))
     dynamic = ({0: torch.export.Dim("tokens", min=9, max=1000)},)
     program = torch.export.export(Layer(), (first,), dynamic_shapes=dynamic)
     return _bytes((program.module()(second),)), _bytes((Layer()(second),))
