@@ -80,8 +80,8 @@ docs: $(VENV)/.dev  ## the documentation site in docs/_build/html, warnings are 
 bench: $(VENV)/.test  ## measure the figures in docs/benchmarks (BENCH_ARGS=... adds options)
 	@$(BIN)/python tests/benchmarks/run.py $(BENCH_ARGS)
 
-soak: $(VENV)/.test  ## the long runs
-	@$(BIN)/pytest -m soak $(PYTEST_ARGS)
+soak: $(VENV)/.soak $(VENV)/signing/.ready  ## the long runs
+	@MODEL_SIGNING=$(CURDIR)/$(VENV)/signing/bin/model_signing $(BIN)/pytest -m soak $(PYTEST_ARGS)
 
 clean:  ## remove what was built, keep the environment
 	rm -rf build dist build.log *.egg-info docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache \
@@ -117,6 +117,16 @@ $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.tools
 	@echo "installing the project and what its tests need (once)" >&2
 	@$(INSTALL) --editable ".[test]"
 	@touch $(VENV)/.core $@
+
+$(VENV)/.soak: pyproject.toml constraints.txt $(VENV)/.tools
+	@$(INSTALL) --editable ".[test,ray]"
+	@touch $(VENV)/.core $(VENV)/.test $@
+
+# it brings 25 packages of its own: they stay apart
+$(VENV)/signing/.ready: constraints.txt | $(BIN)/python
+	@$(BIN)/python -m venv --clear $(VENV)/signing
+	@$(VENV)/signing/bin/python -m pip install --quiet --quiet --constraint constraints.txt model-signing pyopenssl
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.tools
 	@echo "installing the project and its development tools (once)" >&2

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.pipeline import Conversion
     from bcqfmt.converters.workspace import Workspace
 
-__all__ = ["Executor", "Task", "fault_of", "run_task", "tasks_of"]
+__all__ = ["Executor", "Task", "fault_of", "memory_of", "run_task", "tasks_of"]
 
 _BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
 _PER_HEADER_BYTE = 16  # of memory, for what is kept of the source's headers
@@ -60,6 +60,11 @@ class Task:
     version: str = __version__
 
 
+def memory_of(headers: int, largest: int, workers: int = 1) -> int:
+    """Bytes that a process needs: ``headers`` of the source, and the ``largest`` weight twice for every worker."""
+    return _BASE + _PER_HEADER_BYTE * headers + 2 * largest * workers
+
+
 def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
     """A task for every shard of the plan."""
     plan, source = conversion.plan, conversion.source
@@ -70,7 +75,7 @@ def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
     found = []
     for index, shard in enumerate(plan.shards):
         largest = max((conversion.modules[name].nbytes for name in shard.weights), default=0)
-        memory = _BASE + _PER_HEADER_BYTE * headers + 2 * largest
+        memory = memory_of(headers, largest)
         folder = os.path.abspath(source.folder)  # noqa: PTH100 - resolve() would follow a link
         task = Task(folder, str(target), options, index, len(plan.shards), shard.file, shard.nbytes, memory, digest)
         found.append(task)

@@ -65,6 +65,7 @@ def report_html(report: Report) -> bytes:
 
 def _lead(report: Report) -> str:
     origin = {"": "written without its source", "dense": "quantized from a dense checkpoint"}
+    origin["auto"] = "converted without loss"  # from a layout that no configuration names
     said = origin.get(report.source, f"converted without loss from {report.source}")
     features = ", ".join(report.features) or "plain affine"
     return f"BCQ {_text(report.version)}, {_text(said)}; features: {_text(features)}"

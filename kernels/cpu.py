@@ -29,7 +29,8 @@ __all__ = ["TABLE_WORK", "CpuMatrix", "available", "prepare", "target"]
 
 TABLE_WORK = 192  # vectors times planes up to which tables are faster than decoding
 _AT_ONCE = 8  # vectors that go through the tables together
-_SMALL = 1 << 17  # elements times planes below which one thread is faster than two
+_SMALL = 1 << 23  # elements times planes times vectors below which one thread is faster than two
+_RUN = 16  # tiles that a thread takes at a time, less where there would be too few for all threads
 _BLOCK = 1 << 20  # elements decoded at a time for a product
 
 Array = npt.NDArray[Any]
@@ -87,7 +88,9 @@ class CpuMatrix:
                 expected=f"[{self.shape[1]}] or [batch, {self.shape[1]}], float32",
             )
         rows = np.ascontiguousarray(vectors.reshape(-1, self.shape[1]))
-        count = 1 if self.shape[0] * self.shape[1] < _SMALL else available() if threads is None else threads
+        work = self.shape[0] * self.shape[1] * self._bits * len(rows)
+        count = available() if threads is None else threads
+        count = min(count, 1) if work < _SMALL else count
         if self.path(len(rows)) == "values":
             result = self._by_values(rows, count)
         elif len(rows) <= _AT_ONCE:
@@ -122,7 +125,8 @@ class CpuMatrix:
             cpu_lut.table_kernel()(self._inputs(x, s), tables, sums, s.span * 32 // s.pieces)
             kernel = cpu_lut.tile_kernel(s.bits, s.pieces, s.by_plane, 2 if batch % 2 == 0 else 1)
             counter = np.zeros(1, np.uint64)
-            given = (counter, s.planes, out, s.words, s.span, tables, sums, s.numbers, y, k > 0)
+            run = max(1, min(_RUN, y.shape[1] // LANES // (4 * max(1, threads))))
+            given = (counter, run, s.planes, out, s.words, s.span, tables, sums, s.numbers, y, k > 0)
             own = (batch * (s.bits + 1) * LANES,)
 
             def work(_: int, kernel: Any = kernel, given: Any = given, own: tuple[int] = own) -> None:

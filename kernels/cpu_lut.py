@@ -106,8 +106,9 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
 
     ``pieces``: groups in a word, 1 (or less than one), 2 or 4; ``by_plane``: numbers of the second kind above;
     ``vectors``: how many inputs go through a look-up together, 1 or 2; the batch is a multiple of it.
-    Arguments: counter uint64[1]; planes uint32 (bits * rows * words); rows, words, span (words a group) uint64;
-    tables (batch, words * 128), sums (batch, groups), numbers, y (batch, tiles * 16), all float32; more: add to y;
+    Arguments: counter uint64[1]; run uint64, the tiles that a thread takes at a time; planes uint32
+    (bits * rows * words); rows, words, span (words a group) uint64; tables (batch, words * 128), sums (batch, groups),
+    numbers, y (batch, tiles * 16), all float32; more: add to y;
     held uint32 (bits * 256) and totals float32 (batch * (bits + 1) * 16) of the thread's own.
     """
     stamp = stamp_of(cpu_lanes, cpu_lookup)
@@ -120,15 +121,18 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
     state = done + each * _16
 
     def loop(
-        counter: Any, planes: Any, rows: Any, words: Any, span: Any, tables: Any, sums: Any, numbers: Any, y: Any,
-        more: Any, held: Any, totals: Any,
+        counter: Any, run: Any, planes: Any, rows: Any, words: Any, span: Any, tables: Any, sums: Any, numbers: Any,
+        y: Any, more: Any, held: Any, totals: Any,
     ) -> None:  # fmt: skip
         batch, tiles = np.uint64(y.shape[0]), np.uint64(y.shape[1]) // _16
         groups, stride, plane = np.uint64(sums.shape[1]), np.uint64(tables.shape[1]), rows * words
+        tile = ahead = _0
         while stamp:
-            tile = claim(counter)
-            if tile >= tiles:
-                break
+            if tile == ahead:  # some tiles in a row: the next one, which is asked for early, is most often our own
+                tile = claim(counter) * run
+                ahead = min(tile + run, tiles)
+                if tile >= tiles:
+                    break
             top = tile * _16
             count = min(_16, rows - top)
             totals[:] = np.float32(0)
@@ -196,8 +200,9 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
                         y[b, top + r] += totals[place + r]
                     else:
                         y[b, top + r] = totals[place + r]
+            tile += _1
 
     return compiled(
-        loop, types.uint64[::1], _WORDS, _N, _N, _N, _ROWS, _ROWS, _FLOATS, _ROWS, types.boolean, types.uint32[::1],
-        _FLOATS,
+        loop, types.uint64[::1], _N, _WORDS, _N, _N, _N, _ROWS, _ROWS, _FLOATS, _ROWS, types.boolean,
+        types.uint32[::1], _FLOATS,
     )  # fmt: skip

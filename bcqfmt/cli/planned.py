@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcqfmt.cli import render
+from bcqfmt.converters.executors import memory_of
 from bcqfmt.durable import output_path
 from bcqfmt.errors import error, escape
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from bcqfmt.converters.pipeline import Conversion
 
 __all__ = ["Forecast", "nearest", "scheme_words"]
-
-_BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
 
 
 class Forecast:
@@ -34,7 +33,7 @@ class Forecast:
         kept = sides + headers if conversion.options.provenance else 0
         self.output = plan.nbytes + 2 * headers + sides + kept
         self.largest = max((module.nbytes for module in conversion.modules.values()), default=0)
-        self.memory = _BASE + 2 * self.largest * conversion.workers
+        self.memory = memory_of(headers, self.largest, conversion.workers)
         self.present = _size_of(output_path(f"{output_path(target)}.partial"))
         self.free = shutil.disk_usage(nearest(target)).free
 

@@ -6,10 +6,13 @@
 | greedy around the mean | the same for the numbers less their mean z (with a bias only) |
 | rtn | the uniform grid of `rtn` with clipping search, asymmetric and symmetric (with a bias only) |
 | centred | a uniform grid around zero (without a bias only) |
+| rtn, whole range | the grid of `rtn` without clipping search (with a bias and weights only) |
 
 A start and what refinement made of it are both candidates. A candidate is rounded to the types it is stored in, its
 numbers get the nearest of the levels that a reader will see, and then its error counts. So the result is never worse
 than greedy's. It is never worse than that of `rtn` either where alpha and z can hold its grid; the caller compares.
+
+Errors are squared, and where columns have weights, multiplied with them; the search for the clipping of `rtn` is not.
 """
 
 from __future__ import annotations
@@ -35,21 +38,22 @@ from bcqfmt.converters.methods.rtn_kernels import best_grid, total
 
 __all__ = ["STARTS", "solve_rows"]
 
-STARTS = ("greedy", "greedy around the mean", "rtn", "rtn symmetric", "centred")
+STARTS = ("greedy", "greedy around the mean", "rtn", "rtn symmetric", "centred", "rtn, whole range")
 _NOISE = 1e-12  # of the numbers' squares: far more than cancellation can hide
 _FALLS = 1.0 - 1e-4  # a smaller fall of the error is none: nothing in the result would show it
 
 
 @inner
-def greedy(values: Any, z: Any, alpha: Any, rest: Any, sizes: Any) -> None:
-    """alpha of the greedy start; ``rest`` and ``sizes``: float64 scratch as long as the group."""
+def greedy(values: Any, z: Any, alpha: Any, work: Any) -> None:
+    """alpha of the greedy start: weighted means of sizes."""
     n = values.size
+    rest, sizes = work.rest, work.squares
     for i in range(n):
         rest[i] = np.float64(values[i]) - z
     for plane in range(alpha.size):
         for i in range(n):
-            sizes[i] = abs(rest[i])
-        step = total(sizes, n) / n
+            sizes[i] = work.weights[i] * abs(rest[i])
+        step = total(sizes, n) / work.mass[n]
         alpha[plane] = step
         for i in range(n):
             rest[i] -= step if rest[i] >= 0.0 else -step
@@ -161,23 +165,23 @@ def shift(alpha: Any, z: Any, kinds: Any) -> Any:
 
 
 @inner
-def least_after(error: Any, moved: Any, power: Any, n: Any) -> Any:
-    """The least squared error of n numbers once every level has moved by up to ``moved`` (triangle inequality)."""
-    length = np.sqrt(max(error - _NOISE * power, 0.0)) - np.sqrt(np.float64(n)) * moved
+def least_after(error: Any, moved: Any, power: Any, mass: Any) -> Any:
+    """The least error of numbers that weigh ``mass`` when levels move by up to ``moved`` (triangle inequality)."""
+    length = np.sqrt(max(error - _NOISE * power, 0.0)) - np.sqrt(mass) * moved
     return length * length if length > 0.0 else 0.0
 
 
 @inner
-def begin(kind: Any, values: Any, bias: Any, kinds: Any, work: Any) -> Any:
+def begin(kind: Any, values: Any, bias: Any, weighted: Any, kinds: Any, work: Any) -> Any:
     """A start: whether it applies, z, and the grid of `rtn` where it is one (else s = 0); alpha goes to ``work``."""
     alpha = work.alpha
     if kind == 0 or (kind == 1 and bias):
-        z = work.prefix[values.size] / values.size if kind == 1 else 0.0
-        greedy(values, z, alpha, work.rest, work.squares)
+        z = work.prefix[values.size] / work.mass[values.size] if kind == 1 else 0.0
+        greedy(values, z, alpha, work)
         return True, z, 0.0, 0.0
-    if kind < 2 or bias != (kind < 4):
+    if kind < 2 or bias != (kind != 4) or (kind == 5 and not weighted):
         return False, 0.0, 0.0, 0.0
-    scale, zero = best_grid(values, alpha.size, kind > 2, True, kinds[3], work.squares)
+    scale, zero = best_grid(values, alpha.size, kind == 3 or kind == 4, kind != 5, kinds[3], work.squares)
     if not np.isfinite(scale):
         return False, 0.0, 0.0, 0.0
     z = uniform(scale, zero, alpha)
@@ -187,28 +191,29 @@ def begin(kind: Any, values: Any, bias: Any, kinds: Any, work: Any) -> Any:
 
 
 @inner
-def solve(values: Any, rounds: Any, bias: Any, kinds: Any, found: Any, work: Any) -> Any:
+def solve(values: Any, rounds: Any, bias: Any, weighted: Any, kinds: Any, found: Any, work: Any) -> Any:
     """alpha and z of a sorted group to ``found``; returns its error, that of `rtn`, and the start it comes from.
 
     What rounding cannot bring below the best so far is not tried. The error of `rtn` is exact where it is below that
     of the result, else some number between the two; without a bias that of the result.
     """
     power = prefix_sums(values, work)
+    mass = work.mass[values.size]
     found[0] = np.inf
     least = exact = np.inf
     origin = 0
     for kind in range(len(STARTS)):
-        applies, z, scale, zero = begin(kind, values, bias, kinds, work)
+        applies, z, scale, zero = begin(kind, values, bias, weighted, kinds, work)
         if not applies:
             continue
         copy(work.alpha, work.start, work.alpha.size)
         moved = shift(work.start, z, kinds)
         refined_z, first, last = refine(values, power, work.alpha, z, bias, rounds, kinds, work)
-        if least_after(last, shift(work.alpha, refined_z, kinds), power, values.size) < least:
+        if least_after(last, shift(work.alpha, refined_z, kinds), power, mass) < least:
             error = offer(values, work.alpha, refined_z, kinds, found, least, work)
             if error < least:
                 least, origin = error, kind + 128
-        limit = least_after(first, moved, power, values.size)
+        limit = least_after(first, moved, power, mass)
         if limit < least:
             error = offer(values, work.start, z, kinds, found, least, work)
             if error < least:
@@ -222,22 +227,26 @@ def solve(values: Any, rounds: Any, bias: Any, kinds: Any, found: Any, work: Any
 
 @compiled
 def solve_rows(
-    weight: Any, ordered: Any, group_size: Any, rounds: Any, bias: Any, kinds: Any, codes: Any, best: Any, errors: Any,
-    uniform_errors: Any, starts: Any, work: Any,
+    weight: Any, ordered: Any, importance: Any, group_size: Any, rounds: Any, bias: Any, kinds: Any, codes: Any,
+    best: Any, errors: Any, uniform_errors: Any, starts: Any, work: Any,
 ) -> None:  # fmt: skip
     """Some rows of a matrix, weight float32 [rows, in].
 
-    ordered: the same with every group sorted. codes: uint8 [rows, in]. best: float64 [rows, G, q + 1], alpha and z,
+    ordered: the same with every group sorted. importance: float64 of the same shape, the weights of the sorted numbers,
+    or [0, 0] where all count the same. codes: uint8 [rows, in]. best: float64 [rows, G, q + 1], alpha and z,
     infinite where nothing fits the types. errors: of the result; uniform_errors: of `rtn`, see ``solve``; both
     float64 [rows, G]. starts: uint8 [rows, G], where the result comes from, + 128 if refined. work: scratch for groups
     of this size and q.
     """
     columns = weight.shape[1]
+    weighted = importance.size > 0
     for row in range(weight.shape[0]):
         for j in range(best.shape[1]):
             start = j * group_size
             end = min(start + group_size, columns)
-            least, exact, origin = solve(ordered[row, start:end], rounds, bias, kinds, best[row, j], work)
+            if weighted:
+                copy(importance[row, start:end], work.weights, end - start)
+            least, exact, origin = solve(ordered[row, start:end], rounds, bias, weighted, kinds, best[row, j], work)
             errors[row, j] = least
             uniform_errors[row, j] = exact
             starts[row, j] = origin

@@ -23,6 +23,7 @@ __all__ = [
     "dead_columns",
     "factored",
     "hessian_of",
+    "importance_of",
     "inverse_diagonal",
     "inverse_factor",
     "stats_of",
@@ -50,6 +51,13 @@ def stats_of(job: Job, why: str) -> InputStats:
             "BCQ-E624", tensor=job.name, found="square sums below zero or not finite", expected="sums of squares"
         )
     return job.stats
+
+
+def importance_of(stats: InputStats | None) -> F64 | None:
+    """How much an error in a column matters to the layer's output: its mean squared input, damped; None if unknown."""
+    if stats is None or not stats.square_sum.any():
+        return None
+    return np.asarray(stats.square_sum / stats.square_sum.mean() + 0.01)
 
 
 def hessian_of(job: Job, why: str) -> npt.NDArray[Any]:

@@ -2,7 +2,8 @@
 
 The levels of a group are z +- alpha_0 +- ... In sorted numbers those nearest to a level are a run, so a round costs a
 search per level instead of a look at every number: counts and sums per code come from the runs' ends and prefix sums,
-the least-squares equations from a Walsh-Hadamard transform of these. A code's highest bit is plane 0.
+the least-squares equations from a Walsh-Hadamard transform of these. A code's highest bit is plane 0. Numbers may have
+weights, by which their squared errors count; then a "count" is a sum of weights.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _SINGULAR = 1e-9  # a pivot below this share of its diagonal: the plane adds not
 class Work(NamedTuple):
     """Scratch of one thread for groups of up to n numbers and q planes."""
 
-    prefix: Any  # float64 [n + 1]: sums of the first numbers
+    prefix: Any  # float64 [n + 1]: sums of the first numbers, each times its weight
+    mass: Any  # float64 [n + 1]: sums of the first weights
+    weights: Any  # float64 [n]: of the numbers; all 1 unless set
     squares: Any  # float64 [n]
     rest: Any  # float64 [n]
     levels: Any  # float64 [2^q], rising
@@ -58,6 +61,8 @@ def new_work(n: int, q: int) -> Work:
     size = 1 << q
     return Work(
         np.zeros(n + 1),
+        np.zeros(n + 1),
+        np.ones(n),
         np.zeros(n),
         np.zeros(n),
         np.zeros(size),
@@ -84,15 +89,20 @@ def copy(source: Any, target: Any, count: Any) -> None:
 
 @inner
 def prefix_sums(values: Any, work: Any) -> Any:
-    """Fill ``prefix`` for sorted float32 numbers; returns the sum of their squares."""
+    """Fill ``prefix`` and ``mass`` for sorted float32 numbers; returns the weighted sum of their squares."""
     running = 0.0
+    heavy = 0.0
     power = 0.0
     work.prefix[0] = 0.0
+    work.mass[0] = 0.0
     for i in range(values.size):
         value = np.float64(values[i])
-        running += value
-        power += value * value
+        weighted = work.weights[i] * value
+        heavy += work.weights[i]
+        running += weighted
+        power += weighted * value
         work.prefix[i + 1] = running
+        work.mass[i + 1] = heavy
     return power
 
 
@@ -198,11 +208,11 @@ def edge(values: Any, n: Any, middle: Any, low: Any, hint: Any) -> Any:
 
 @inner
 def gather(work: Any, size: Any, power: Any) -> Any:
-    """Fill ``counts`` and ``sums`` by code from ``edges``; returns the squared error, exact but for cancellation."""
+    """Fill ``counts`` and ``sums`` by code from ``edges``; returns the weighted error, exact but for cancellation."""
     error = power
     for k in range(size):
         label = work.labels[k]
-        count = np.float64(work.edges[k + 1] - work.edges[k])
+        count = work.mass[work.edges[k + 1]] - work.mass[work.edges[k]]
         added = work.prefix[work.edges[k + 1]] - work.prefix[work.edges[k]]
         work.counts[label] = count
         work.sums[label] = added
@@ -273,13 +283,13 @@ def transform(counts: Any, sums: Any, size: Any) -> None:
 
 @inner
 def measure(values: Any, work: Any, size: Any) -> Any:
-    """The squared error by ``edges``, number by number: zero where every number is on its level."""
+    """The weighted error by ``edges``, number by number: zero where every number is on its level."""
     squares = work.squares
     for k in range(size):
         level = work.levels[k]
         for i in range(work.edges[k], work.edges[k + 1]):
             distance = np.float64(values[i]) - level
-            squares[i] = distance * distance
+            squares[i] = work.weights[i] * (distance * distance)
     return total(squares, values.size)
 
 

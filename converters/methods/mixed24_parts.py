@@ -11,7 +11,7 @@ from bcqfmt.converters.methods.assembling import affine_weight
 from bcqfmt.converters.methods.floats_kernels import KINDS
 from bcqfmt.converters.methods.gptq import UniformRule
 from bcqfmt.converters.methods.gptq_rounding import compensated_codes
-from bcqfmt.converters.methods.hessian import compensation, damped, hessian_of
+from bcqfmt.converters.methods.hessian import compensation, damped, hessian_of, importance_of
 from bcqfmt.converters.methods.matrix import refuse_overflow
 from bcqfmt.converters.methods.mixed24_bits import split
 from bcqfmt.converters.methods.mixed24_sensitivity import Sensitivity
@@ -87,18 +87,19 @@ def columns_of(job: Job, s: Mixed24Settings, groups: F64) -> Columns:
 
 def choose_outliers(job: Job, s: Mixed24Settings, weight: F32, columns: Columns, sensitivity: Sensitivity) -> Mask:
     """The elements kept apart, ``[out, in]`` in original columns; all of them in 2-bit groups."""
-    part = weight[:, columns.two]
     if s.outlier_choice == "magnitude":
-        scores = np.abs(part)
+        scores = weight[:, columns.two]
+        np.abs(scores, out=scores)
     else:
         fit = _fit(job, s, columns, None)
-        codes = fit.nearest_codes(part)
+        codes = fit.nearest_codes(weight, columns.two)
         weights = sensitivity.columns / sensitivity.columns.max()  # their sizes are those of activations: any
-        scores = np.empty(part.shape, np.float32)
+        scores = np.empty(codes.shape, np.float32)
         for group, start in enumerate(range(0, columns.two.size, s.group_size)):
             run = slice(start, start + s.group_size)
-            missed = part[:, run] - fit.values(codes[:, run], group)
+            missed = weight[:, columns.two[run]] - fit.values(codes[:, run], group)
             scores[:, run] = np.square(missed) * weights[columns.two[run]]
+        del codes, fit
     mask = np.zeros(weight.shape, np.bool_)
     mask[:, columns.two] = largest_scores(scores, int(s.outliers * weight.size))
     return mask
@@ -111,7 +112,7 @@ def round_all(job: Job, s: Mixed24Settings, weight: F32, columns: Columns, mask:
     uniform = UniformRule(4, False, s.clip == "search", KINDS["F16"], job.threads)
     if s.rounding == "gptq":
         return _compensated(job, s, weight, columns, mask, fit, uniform)
-    two = fit.nearest_codes(weight[:, columns.two])
+    two = fit.nearest_codes(weight, columns.two)
     four, scale, zero = _nearest_four(weight[:, columns.four], min(s.four_bit_group_size, columns.four.size), uniform)
     wanted = np.empty(0) if mask is None else weight[mask].astype(np.float64)
     return Rounded(two, four, fit, scale, zero, _dense_at(fit, two, columns, mask), wanted)
@@ -146,18 +147,13 @@ def _fit(job: Job, s: Mixed24Settings, columns: Columns, without: Mask | None) -
     limits = np.full(groups, 2**_SCALE_BITS - 1)
     if s.layout == "aligned64":
         limits[np.arange(groups) % 3 > 0] = 7
+    importance = importance_of(job.stats)
+    if importance is None:
+        importance = np.ones(job.weight.shape[1])
     return SecondOrderFit(
-        job.weight.shape[0], s.group_size, limits, importance=_importance(job)[columns.two], row_step=s.scale_rows,
+        job.weight.shape[0], s.group_size, limits, importance=importance[columns.two], row_step=s.scale_rows,
         search=s.clip == "search", without=without, threads=job.threads,
     )  # fmt: skip
-
-
-def _importance(job: Job) -> F64:
-    """How much an error in a column matters to the layer's output: its mean squared input, damped; 1 if unknown."""
-    if job.stats is None or not job.stats.square_sum.any():
-        return np.ones(job.weight.shape[1])
-    shares = job.stats.square_sum / job.stats.square_sum.mean()
-    return np.asarray(shares + 0.01)
 
 
 def _nearest_four(part: F32, size: int, rule: UniformRule) -> tuple[Codes, F64, F64]:
@@ -205,4 +201,5 @@ def _dense_at(fit: SecondOrderFit, codes: Codes, columns: Columns, mask: Mask | 
     rows, found = np.nonzero(mask)
     place = stored[found]
     group = place // fit.group_size
-    return np.asarray(fit.scales()[rows, group] * (codes[rows, place] - fit.zeros[rows, group]))
+    steps = np.subtract(codes[rows, place], fit.zeros[rows, group], dtype=np.float64)
+    return np.asarray(fit.scales()[rows, group] * steps)

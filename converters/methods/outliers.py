@@ -12,6 +12,7 @@ from bcqfmt.dtypes import round_to
 __all__ = ["Csr", "csr_of", "largest_scores"]
 
 F64 = npt.NDArray[np.float64]
+_BLOCK = 1 << 22  # scores looked at together: of all of them no second copy is made
 
 
 class Csr(NamedTuple):
@@ -25,14 +26,24 @@ class Csr(NamedTuple):
 def largest_scores(scores: npt.NDArray[Any], count: int) -> npt.NDArray[np.bool_]:
     """A mask of the ``count`` largest scores ``[out, n]``; of equal ones the first, by rows. Zeros are never chosen."""
     flat = scores.reshape(-1)
-    count = min(count, int(np.count_nonzero(flat > 0)))
+    blocks = [slice(start, start + _BLOCK) for start in range(0, flat.size, _BLOCK)]
+    count = min(count, sum(int(np.count_nonzero(flat[block] > 0)) for block in blocks))
     chosen = np.zeros(flat.size, np.bool_)
     if count:
-        least = np.partition(flat, flat.size - count)[flat.size - count]
-        above = flat > least
-        chosen[above] = True
-        chosen[np.flatnonzero(flat == least)[: count - int(np.count_nonzero(above))]] = True
+        largest = np.concatenate([_largest(flat[block], count) for block in blocks])
+        least = _largest(largest, count).min()
+        rest = count - int(np.count_nonzero(largest > least))
+        for block in blocks:
+            chosen[block] = flat[block] > least
+            equal = np.flatnonzero(flat[block] == least)[:rest]
+            chosen[block][equal] = True
+            rest -= equal.size
     return chosen.reshape(scores.shape)
+
+
+def _largest(values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """The ``count`` largest, all if there are no more, in any order."""
+    return values if count >= values.size else np.partition(values, values.size - count)[values.size - count :]
 
 
 def csr_of(mask: npt.NDArray[np.bool_], wanted: F64, dense: F64) -> Csr:

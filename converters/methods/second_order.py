@@ -20,8 +20,8 @@ F64 = npt.NDArray[np.float64]
 class SecondOrderFit:
     """Fits group after group, and holds the numbers: a :class:`gptq_rounding.GroupRule`.
 
-    ``units`` float64 ``[ceil(out / row_step), G]`` are the scale_scales (F16 numbers), ``codes`` ``[out, G]`` the scale
-    codes, ``zeros`` ``[out, G]`` the zero points 0..3; the scale of a group is unit * code.
+    ``units`` float64 ``[ceil(out / row_step), G]`` are the scale_scales (F16 numbers), ``codes`` uint8 ``[out, G]`` the
+    scale codes, ``zeros`` uint8 ``[out, G]`` the zero points 0..3; the scale of a group is unit * code.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class SecondOrderFit:
         groups = limits.size
         self.group_size, self.limits, self.row_step = group_size, limits, row_step
         self.units = np.zeros((-(-rows // row_step), groups))
-        self.codes, self.zeros = np.zeros((rows, groups)), np.zeros((rows, groups))
+        self.codes, self.zeros = np.zeros((rows, groups), np.uint8), np.zeros((rows, groups), np.uint8)
         self._importance, self._without, self._search, self._threads = importance, without, search, threads
 
     def __call__(self, group: int, first_row: int, target: F64) -> tuple[F64, F64]:
@@ -62,30 +62,34 @@ class SecondOrderFit:
         """The scales as a reader decodes them, float64 ``[out, G]``."""
         return np.repeat(self.units, self.row_step, axis=0)[: self.codes.shape[0]] * self.codes
 
-    def nearest_codes(self, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Fit every group of a weight ``[out, G * group_size]`` and round to the nearest code of the final scales."""
-        made = np.empty(weight.shape, np.uint8)
+    def nearest_codes(self, weight: npt.NDArray[np.float32], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+        """Fit every group and round to the nearest code of the final scales, ``[out, G * group_size]``.
+
+        ``columns``: those of ``weight`` ``[out, in]`` that the groups are made of. They are copied group by group.
+        """
+        made = np.empty((weight.shape[0], columns.size), np.uint8)
         for group in range(self.limits.size):
-            columns = slice(group * self.group_size, (group + 1) * self.group_size)
-            values = np.ascontiguousarray(weight[:, columns], np.float64)
+            run = slice(group * self.group_size, (group + 1) * self.group_size)
+            values = np.ascontiguousarray(weight[:, columns[run]], np.float64)
             scale, zero = self(group, 0, values)
             steps = np.divide(values, scale[:, None], out=np.zeros_like(values), where=scale[:, None] > 0)
-            made[:, columns] = np.clip(np.rint(steps) + zero[:, None], 0, 3)
+            made[:, run] = np.clip(np.rint(steps) + zero[:, None], 0, 3)
         return made
 
     def values(self, codes: npt.NDArray[np.uint8], group: int) -> F64:
         """What the codes ``[out, group_size]`` of a group decode to in float64, before any rounding."""
         units = np.repeat(self.units[:, group], self.row_step)[: codes.shape[0]]
-        return np.asarray((units * self.codes[:, group])[:, None] * (codes - self.zeros[:, group, None]))
+        steps = np.subtract(codes, self.zeros[:, group, None], dtype=np.float64)
+        return np.asarray((units * self.codes[:, group])[:, None] * steps)
 
     def weight(self, codes: npt.NDArray[np.uint8], bits: int, dtype: str, threads: int = 1) -> BcqWeight:
         """The segment: 2-bit codes, scale codes of ``bits`` bits, F16 scale_scales, packed zeros."""
         plain = affine_weight(
-            codes, np.ones(self.codes.shape), self.zeros, bits=2, group_size=self.group_size, stored="F16", dtype=dtype,
+            codes, np.broadcast_to(np.float16(1), self.codes.shape), self.zeros, bits=2, group_size=self.group_size, stored="F16", dtype=dtype,
             threads=threads,
         )  # fmt: skip
         return plain.with_second_order(
-            self.codes.astype(np.uint8),
+            self.codes,
             round_to(self.units, "F16"),
             np.zeros(self.units.shape, np.uint8),
             bits=bits,

@@ -21,6 +21,7 @@ from bcqfmt.dtypes import numpy_dtype, round_to
 __all__ = ["Numbers", "Solved", "new_numbers", "solve", "sorted_blocks"]
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 _BLOCK = 1 << 18  # numbers sorted at a time
 
@@ -46,20 +47,25 @@ class Solved:
 
     codes: npt.NDArray[np.uint8]
     numbers: Numbers
-    errors: npt.NDArray[np.float64]  # [out], squared, measured on rounded values
+    errors: F64  # [out], squared (times the columns' importance), measured on rounded values
     starts: dict[str, int]  # how many groups come from which start
     stored: tuple[str, str]  # types of alpha and z
     group_size: int
 
 
-def solve(job: Job, weight: F32, bits: int, group_size: int, *, bias: bool, rounds: int, dtype: str) -> Solved:
+def solve(
+    job: Job, weight: F32, bits: int, group_size: int, *, bias: bool, rounds: int, dtype: str,
+    importance: F64 | None = None,
+) -> Solved:  # fmt: skip
     """The best planes found for ``weight``, with numbers in type ``dtype``.
+
+    ``importance``: float64 ``[in]``, what squared errors of a column are multiplied with; None: with 1.
 
     Where the matrix as a whole would come out worse than with `rtn`, because z has too few bits for its grid (weights
     that were quantized before), z and if need be alpha are stored in F32, which has enough.
     """
     for stored in dict.fromkeys([(dtype, dtype), (dtype, "F32"), ("F32", "F32")]):
-        solved, uniform_error = _solved(job, weight, bits, group_size, bias, rounds, stored, dtype)
+        solved, uniform_error = _solved(job, weight, bits, group_size, bias, rounds, stored, dtype, importance)
         if not bias or float(solved.errors.sum()) <= uniform_error:
             break
     return solved
@@ -76,9 +82,7 @@ def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tup
     """Rows ``first..stop`` in blocks that fit the cache, each with the numbers of every group in rising order."""
     columns = weight.shape[1]
     whole = columns // size * size
-    step = max(1, _BLOCK // columns)
-    for start in range(first, stop, step):
-        rows = slice(start, min(start + step, stop))
+    for rows in _blocks(columns, first, stop):
         block = weight[rows]
         ordered = np.empty_like(block)
         ordered[:, :whole] = np.sort(block[:, :whole].reshape(len(block), -1, size), axis=-1).reshape(len(block), whole)
@@ -86,9 +90,34 @@ def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tup
         yield rows, ordered
 
 
+def _weighted_blocks(
+    weight: F32, importance: F64 | None, size: int, first: int, stop: int
+) -> Iterator[tuple[slice, F32, F64]]:
+    """The same with the importance of every sorted number, ``[0, 0]`` if there is none."""
+    if importance is None:
+        for rows, ordered in sorted_blocks(weight, size, first, stop):
+            yield rows, ordered, np.empty((0, 0))
+        return
+    columns = weight.shape[1]
+    for rows in _blocks(columns, first, stop):
+        block = weight[rows]
+        places = np.empty(block.shape, np.intp)
+        for start in range(0, columns, size):
+            run = slice(start, start + size)
+            places[:, run] = start + np.argsort(block[:, run], axis=-1, kind="stable")
+        yield rows, np.take_along_axis(block, places, axis=1), importance[places]
+
+
+def _blocks(columns: int, first: int, stop: int) -> Iterator[slice]:
+    step = max(1, _BLOCK // columns)
+    for start in range(first, stop, step):
+        yield slice(start, min(start + step, stop))
+
+
 def _solved(
-    job: Job, weight: F32, bits: int, group_size: int, bias: bool, rounds: int, stored: tuple[str, str], dtype: str
-) -> tuple[Solved, float]:
+    job: Job, weight: F32, bits: int, group_size: int, bias: bool, rounds: int, stored: tuple[str, str], dtype: str,
+    importance: F64 | None,
+) -> tuple[Solved, float]:  # fmt: skip
     size, groups = groups_of(weight.shape[1], group_size)
     rows = weight.shape[0]
     codes = np.empty(weight.shape, np.uint8)
@@ -99,13 +128,14 @@ def _solved(
 
     def work(first: int, stop: int) -> None:
         scratch = new_work(size, bits)
-        for block, ordered in sorted_blocks(weight, size, first, stop):
+        for block, ordered, weights in _weighted_blocks(weight, importance, size, first, stop):
             found = np.empty((len(ordered), groups, bits + 1))
             own, other = np.empty((len(ordered), groups)), np.empty((len(ordered), groups))
             origin = np.empty((len(ordered), groups), np.uint8)
             solve_rows(
-                weight[block], ordered, size, rounds, bias, kinds, codes[block], found, own, other, origin, scratch
-            )
+                weight[block], ordered, weights, size, rounds, bias, kinds, codes[block], found, own, other, origin,
+                scratch,
+            )  # fmt: skip
             numbers.fill(job, block, found, stored)
             errors[block], uniform[block] = own.sum(axis=1), other.sum(axis=1)
             starts.update(origin.reshape(-1).tolist())

@@ -42,13 +42,14 @@ def attach(model: Any, folder: Path | None, kind: str, source: dict[str, torch.T
             parts = checkpoint.weight(f"{name}.weight").parts()
             width = module.weight.shape[1]
             perm = torch.from_numpy(parts["perm"].array().astype(np.int64)) if "perm" in parts else torch.arange(width)
+            perm = perm.to(module.weight.device)
             rule = record.weights[f"{name}.weight"]["notes"]["activations"]
             assert rule["scale_rule"] == "paper"
             groups = rule["groups"]
             if kind == "outliers":
                 kept = perm[-groups[-1]["columns"] :]
                 with torch.no_grad():
-                    module.weight[:, kept] = source[f"{name}.weight"][:, kept]
+                    module.weight[:, kept] = source[f"{name}.weight"].to(kept.device)[:, kept]
                 groups = [*groups[:-1], {**groups[-1], "bits": 16}]
             module.register_forward_pre_hook(_activations(perm, groups))
             if kind == "kv" and name.endswith((".k_proj", ".v_proj")):
@@ -61,7 +62,7 @@ def rows_and_tokens(module: Any) -> None:
     with torch.no_grad():
         module.weight.copy_(_symmetric(module.weight, 4, width, 1.0, half_scales=True))
     group = {"columns": width, "group_size": width, "bits": 4, "clip": 1.0}
-    module.register_forward_pre_hook(_activations(torch.arange(width), [group]))
+    module.register_forward_pre_hook(_activations(torch.arange(width, device=module.weight.device), [group]))
 
 
 def bits_of(shapes: list[tuple[int, int]], outliers: int) -> float:

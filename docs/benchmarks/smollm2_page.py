@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from smollm2_rows import ROWS, WINDOWS, Row, Verdict, judged
+from smollm2_rows import ROWS, Row, Verdict, judged
 from smollm2_text import HOW, ORIGIN, WHY
 
 __all__ = ["write_page"]
@@ -31,13 +30,11 @@ def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dic
     verdicts = judged(results)
     record = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "command": COMMAND
-        + (f" --windows {conditions['windows']}" if conditions["windows"] != WINDOWS else "")
-        + " --write",
-        "machine": _machine(),
+        "command": _command(conditions),
+        "machine": next(iter(results.values()))["machine"] if results else {},
         "conditions": conditions,
         "rows": [
-            {key: value for key, value in results[row.name].items() if key != "conditions"}
+            {key: value for key, value in results[row.name].items() if key not in ("conditions", "machine")}
             for row in ROWS
             if row.name in results
         ],
@@ -48,15 +45,10 @@ def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dic
     (target / "quality.md").write_text(_page(record, results, verdicts), encoding="utf-8")
 
 
-def _machine() -> dict[str, str]:
-    import numpy as np
-    import torch
-    import transformers
-
-    import bcqfmt
-
-    found = {"Python": sys.version.split()[0], "numpy": np.__version__, "torch": torch.__version__}
-    return {**found, "transformers": transformers.__version__, "bcqfmt": bcqfmt.__version__}
+def _command(conditions: dict[str, Any]) -> str:
+    """What a reader would type to measure the same."""
+    device = "" if conditions["device"] == "cpu" else f" --device {conditions['device']}"
+    return COMMAND + device + (f" --windows {conditions['windows']}" if conditions["windows"] else "") + " --write"
 
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:

@@ -7,11 +7,10 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CALIBRATION", "CONTEXT", "ORDERINGS", "ROWS", "WINDOWS", "Ordering", "Row", "Verdict", "judged"]
+__all__ = ["CALIBRATION", "CONTEXT", "ORDERINGS", "ROWS", "Ordering", "Row", "Verdict", "judged"]
 
 CONTEXT = 512
-WINDOWS = 8
-CALIBRATION = {"rows": 32, "seq": 512, "seed": 0}
+CALIBRATION = {"rows": 128, "seq": 512, "seed": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +22,41 @@ class Row:
     options: tuple[str, ...] = ()
     atom: str = ""  # rows, outliers, all, kv: see smollm2_atom
     folder: str = ""  # a folder that rows share
+    part: str = "weights"  # the table it stands in
+
+    @property
+    def aside(self) -> bool:
+        """Whether it only explains others; these come last."""
+        return self.name.endswith(("-no-v", "-clip", "-g32-weighted"))
 
     @property
     def stats(self) -> bool:
         """Whether the method reads calibration statistics."""
-        return any(word in self.options for word in ("gptq", "atom", "mixed24"))
+        return any(word in self.options for word in ("gptq", "atom", "mixed24", "activations"))
 
 
 def _options(method: str, **given: object) -> tuple[str, ...]:
+    """Words of the command line; a flag has no value."""
     pairs = [(f"--{key.replace('_', '-')}", str(value)) for key, value in given.items()]
-    return ("--method", method, *(word for pair in pairs for word in pair))
+    return ("--method", method, *(word for pair in pairs for word in pair if word))
 
 
-def _uniform(method: str, bits: int, group: int) -> Row:
-    text = f"{method}, {bits} bit, groups of {group}"
-    if method == "rtn" and bits == 3:
+def _uniform(method: str, bits: int, group: int, mark: str = "", words: str = "", **given: object) -> Row:
+    text = f"{method}, {bits} bit, groups of {group}{words and ', ' + words}"
+    if (method, bits, mark) == ("rtn", 3, ""):
         text += " (uniform 3 bit)"
-    return Row(f"{method}-{bits}-g{group}", text, _options(method, bits=bits, group_size=group))
+    part = "values" if mark == "-no-v" else "weights"
+    name = f"{method}-{bits}-g{group}{mark}"
+    return Row(name, text, _options(method, bits=bits, group_size=group, **given), part=part)
+
+
+def _without_values(method: str, bits: int, **given: object) -> Row:
+    """The projections of the values stay FP16."""
+    return _uniform(method, bits, 128, "-no-v", exclude=r"v_proj", **given)
 
 
 def _atom(name: str, text: str, kind: str, folder: str, **given: object) -> Row:
-    return Row(name, text, _options("atom", **given) if given else (), kind, folder)
+    return Row(name, text, _options("atom", **given) if given else (), kind, folder, "atom")
 
 
 _WHOLE = {"group_size": 2048, "clip": 1, "activation_clip": 1}  # more than any layer is wide: one group
@@ -51,14 +64,23 @@ _GROUPS = {"group_size": 128, "clip": 1, "activation_clip": 1}
 _CLIPPED = {"group_size": 128, "clip": 0.85, "activation_clip": 0.9}
 _ROUNDED = {**_CLIPPED, "rounding": "gptq"}
 
+BITS = (4, 3, 2)
 ROWS: tuple[Row, ...] = (
     Row("fp16", "FP16"),
-    *(_uniform("rtn", bits, 128) for bits in (4, 3, 2)),
-    *(_uniform("gptq", bits, 128) for bits in (4, 3, 2)),
-    *(_uniform("bcq", bits, 128) for bits in (4, 3, 2)),
+    *(_uniform("rtn", bits, 128) for bits in BITS),
+    *(_uniform("gptq", bits, 128) for bits in BITS),
+    *(_uniform("gptq", bits, 128, "-order", "act_order", act_order="") for bits in BITS),
+    *(_uniform("bcq", bits, 128) for bits in BITS),
+    *(_uniform("bcq", bits, 32) for bits in BITS),
+    *(_uniform("bcq", bits, 128, "-weighted", "weighted", weighting="activations") for bits in BITS),
+    *(_uniform("bcq", bits, 32, "-weighted", "weighted", weighting="activations") for bits in BITS),
     Row("mixed24", "mixed24, no outliers", _options("mixed24", outliers=0)),
     Row("mixed24-outliers", "mixed24, 0.2 % outliers", _options("mixed24", outliers=0.002)),
-    *(_uniform("bcq", bits, 32) for bits in (4, 3, 2)),
+    Row("mixed24-gptq", "mixed24, no outliers, gptq", _options("mixed24", outliers=0, rounding="gptq")),
+    Row("mixed24-gptq-outliers", "mixed24, 0.2 % outliers, gptq", _options("mixed24", outliers=0.002, rounding="gptq")),
+    *(_uniform("rtn", bits, 32) for bits in BITS),
+    *(_uniform("rtn", bits, 128, "-clip", "clipping search", clip="search") for bits in BITS),
+    *(_without_values(method, bits) for method in ("rtn", "gptq", "bcq") for bits in BITS),
     _atom("atom-rtn", "W4A4: RTN, rows and tokens", "rows", ""),
     _atom("atom-fp16", "+ 128 outlier channels in FP16", "outliers", "atom-int8", **_WHOLE),
     _atom("atom-int8", "+ outliers in INT8", "all", "atom-int8", **_WHOLE),
@@ -78,17 +100,30 @@ class Ordering:
     high: str
 
 
+def _pairs(claim: str, low: str, high: str) -> list[Ordering]:
+    return [Ordering(claim, low.format(bits), high.format(bits)) for bits in BITS]
+
+
 def _orderings() -> list[Ordering]:
-    made = [Ordering("bcq <= rtn at equal bits", f"bcq-{bits}-g128", f"rtn-{bits}-g128") for bits in (4, 3, 2)]
-    made += [Ordering("gptq <= rtn", f"gptq-{bits}-g128", f"rtn-{bits}-g128") for bits in (4, 3, 2)]
+    made = _pairs("bcq <= rtn at equal bits", "bcq-{}-g128", "rtn-{}-g128")
+    made += _pairs("the same, weighted", "bcq-{}-g128-weighted", "rtn-{}-g128")
+    made += _pairs("the same at equal bytes", "bcq-{}-g128-weighted", "rtn-{}-g32")
+    made += _pairs("gptq <= rtn", "gptq-{}-g128", "rtn-{}-g128")
+    made += _pairs("the same with act_order", "gptq-{}-g128-order", "rtn-{}-g128")
     for low in ("mixed24", "mixed24-outliers"):
         made.append(Ordering("mixed24 better than 3-bit rtn", low, "rtn-3-g128"))
-        made += [
-            Ordering("mixed24 better than 2-bit anything", low, high)
-            for high in ("rtn-2-g128", "gptq-2-g128", "bcq-2-g128", "bcq-2-g32")
-        ]
+        twos = ("rtn-2-g128", "rtn-2-g128-clip", "rtn-2-g32", "gptq-2-g128", "gptq-2-g128-order", "bcq-2-g128")
+        twos += ("bcq-2-g128-weighted", "bcq-2-g32", "bcq-2-g32-weighted")
+        made += [Ordering("mixed24 better than 2-bit anything", low, high) for high in twos]
     made.append(Ordering("outliers help", "mixed24-outliers", "mixed24"))
-    made += [Ordering("smaller groups help", f"bcq-{bits}-g32", f"bcq-{bits}-g128") for bits in (4, 3, 2)]
+    made.append(Ordering("outliers help, with gptq", "mixed24-gptq-outliers", "mixed24-gptq"))
+    made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24"))
+    made += _pairs("smaller groups help: rtn", "rtn-{}-g32", "rtn-{}-g128")
+    made += _pairs("smaller groups help: bcq", "bcq-{}-g32", "bcq-{}-g128")
+    made += _pairs("smaller groups help: bcq, weighted", "bcq-{}-g32-weighted", "bcq-{}-g128-weighted")
+    made += _pairs("clipping search helps rtn", "rtn-{}-g128-clip", "rtn-{}-g128")
+    made += _pairs("values in FP16: bcq <= rtn at equal bits", "bcq-{}-g128-no-v", "rtn-{}-g128-no-v")
+    made += _pairs("values in FP16: gptq <= rtn", "gptq-{}-g128-no-v", "rtn-{}-g128-no-v")
     made += [
         Ordering("Atom, table 4: outliers in FP16 help", "atom-fp16", "atom-rtn"),
         Ordering("Atom, table 4: FP16 outliers are better than INT8", "atom-fp16", "atom-int8"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +54,11 @@ def convert(quick: bool, work: Path) -> list[Result]:
     size = gptq_folder(source, 4 if quick else 88)
     shard = ConvertOptions(workers=2, max_shard_size=size // 4)
 
+    def remove(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.sync()  # what freeing the space costs belongs to nobody's time
+
     def copied() -> None:
-        shutil.rmtree(copy, ignore_errors=True)
         subprocess.run(f"cp -r --reflink=never '{source}' '{copy}' && sync -f '{copy}'", shell=True, check=True)
 
     def hashed() -> None:
@@ -61,17 +66,24 @@ def convert(quick: bool, work: Path) -> list[Result]:
             bcqfmt.hashing.hash_file(bcqfmt.files.SourceFile(file))
 
     def converted() -> None:
-        shutil.rmtree(target, ignore_errors=True)
         Conversion(open_source(source), shard).run(target)
 
     def verified() -> None:
         verify(open_source(source), bcqfmt.open(target))
 
     def restored() -> None:
-        shutil.rmtree(back, ignore_errors=True)
         restore(bcqfmt.open(target), back)
 
-    things = {"copy": copied, "sha256": hashed, "convert": converted, "verify": verified, "restore": restored}
+    things = {  # everything is written anew; taking the old away is not timed with it
+        "remove copy": partial(remove, copy),
+        "copy": copied,
+        "sha256": hashed,
+        "remove bcq": partial(remove, target),
+        "convert": converted,
+        "verify": verified,
+        "remove back": partial(remove, back),
+        "restore": restored,
+    }
     times = interleave(things, 2 if quick else 5)
 
     def speed(name: str) -> str:

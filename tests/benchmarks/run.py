@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
 
 import conversion
+import engines as scaling
 import planning
 import quantizing
 import words
@@ -37,6 +38,11 @@ def convert(options: Options, work: Path) -> list[Result]:
     return conversion.convert(options.quick, work)
 
 
+def engines(options: Options, work: Path) -> list[Result]:
+    """One conversion, three ways of sharing it out."""
+    return scaling.engines(options.quick, work)
+
+
 def plan(options: Options, work: Path) -> list[Result]:
     """A model of hundreds of gigabytes, planned."""
     return planning.plan(options.quick, work)
@@ -54,11 +60,19 @@ def cpu_products(options: Options, work: Path) -> Iterable[Result]:
     return cpu_kernels.both(options.quick)
 
 
-BENCHES = {**CORE, "packers": packers, "convert": convert, "plan": plan, "quantize": quantize, "cpu": cpu_products}
+BENCHES = {
+    **CORE,
+    "packers": packers,
+    "convert": convert,
+    "plan": plan,
+    "engines": engines,
+    "quantize": quantize,
+    "cpu": cpu_products,
+}
 PAGES = {
     "format": list(CORE),
     "conversion": ["packers", "convert"],
-    "scaling": ["plan"],
+    "scaling": ["plan", "engines"],
     "quantizing": ["quantize"],
     "cpu_kernels": ["cpu"],
 }

@@ -44,10 +44,11 @@ def test_a_few_sizes(small: Case) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(not namespaces(), reason="mounting a tmpfs needs root or a user namespace")
-def test_every_size(small: Case) -> None:
-    found = sweep(small, 1, 1)
+def test_every_size(twenty: Case) -> None:
+    found = sweep(twenty, 1, 1)
     record(
         "enospc",
+        shards=20,
         disk_sizes=found["sizes"],
         refused=found["outcomes"]["BCQ-E402"],
         partial_files=0,

@@ -90,10 +90,10 @@ def recorded(scenario: Scenario, folder: Path) -> tuple[list[Operation], dict[st
 
 
 def lose_power(scenario: Scenario, scratch: Path, step: int, how: list[str]) -> int:
-    """Power lost after every ``step``-th operation, in each way; the number of disks that were looked at."""
+    """Power lost after every ``step``-th operation, in each way; the number of different disks."""
     log, wanted = recorded(scenario, scratch / "plain")
     first = tree(scenario.before / scenario.stays) if scenario.before is not None else None
-    disk, rng, looked = Disk(scenario.before), random.Random(0), 0
+    disk, rng, seen = Disk(scenario.before), random.Random(0), set[str]()
     for number, operation in enumerate(log, start=1):
         disk.apply(operation)
         if number % step and number != len(log):
@@ -103,12 +103,15 @@ def lose_power(scenario: Scenario, scratch: Path, step: int, how: list[str]) -> 
             shutil.rmtree(folder.parent, ignore_errors=True)
             folder.parent.mkdir()
             disk.leave(folder, way, rng)
+            state = str(sorted(tree(folder).items())) + str(sorted(folder.rglob("*")))
+            if state in seen:  # many operations leave the disk as it was, as far as it is safe
+                continue
+            seen.add(state)
             told = f"after operation {number} of {len(log)}, {operation[:2]}, left: {HOW[way]}"
             check(folder, wanted, first, told)
             scenario.again(folder)
             assert tree(folder / "bcq") == wanted, told
-            looked += 1
-    return looked
+    return len(seen)
 
 
 def check(folder: Path, wanted: dict[str, str], first: dict[str, str] | None, told: str) -> None:
@@ -135,7 +138,7 @@ NAMES = ("convert", "overwrite", "save", "restore")
 @pytest.mark.parametrize("name", NAMES)
 def test_now_and_then(small: Case, tmp_path: Path, name: str) -> None:
     scenario = scenario_of(name, small, tmp_path)
-    assert lose_power(scenario, tmp_path, 31, ["nothing", "zeros"]) >= 4
+    assert lose_power(scenario, tmp_path, 31, ["nothing", "zeros"]) >= 3
 
 
 @pytest.mark.soak

@@ -40,7 +40,7 @@ def test_one_wins(twenty: Case, tmp_path: Path) -> None:
 def test_many_races(twenty: Case, tmp_path: Path) -> None:
     """Also with --resume, --overwrite and after an interruption, where both may succeed, one after the other."""
     ends: Counter[str] = Counter()
-    turns = 30
+    turns = 12
     for turn in range(turns):
         folder = tmp_path / str(turn)
         folder.mkdir()

@@ -10,7 +10,9 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 versions=(3.11 3.12 3.13)
-core_tests=(tests/spec tests/format tests/docs/test_pages.py tests/cli/test_program.py tests/cli/test_convert.py)
+core_tests=(tests/spec tests/format tests/docs/test_pages.py tests/cli/test_program.py tests/cli/test_convert.py
+    --ignore=tests/format/test_decode.py --ignore=tests/format/test_reader.py
+    --ignore=tests/format/test_changed_files.py)  # these three need torch
 full=false
 [ "${1:-}" = --full ] && full=true
 
@@ -27,9 +29,12 @@ interpreter() {
 }
 
 core() {  # venv, interpreter
-    "$2" -m venv "$1" \
+    local tree="$1-tree"  # a copy: building leaves a folder behind
+    mkdir "$tree" && cp -R bcqfmt converters kernels pyproject.toml README.md LICENSE MANIFEST.in "$tree" \
+        && "$2" -m venv "$1" \
         && "$1/bin/python" -m pip install -qq --constraint constraints.txt pip setuptools \
-        && "$1/bin/python" -m pip install -qq --no-build-isolation --constraint constraints.txt . pytest hypothesis jsonschema \
+        && "$1/bin/python" -m pip install -qq --no-build-isolation --constraint constraints.txt "$tree" pytest hypothesis \
+            jsonschema \
         && (cd "$1" && bin/bcqfmt --version --json && bin/bcqfmt demo > demo.txt && tail -n 1 demo.txt) \
         && "$1/bin/pytest" -q -p no:cacheprovider "${core_tests[@]}"
 }

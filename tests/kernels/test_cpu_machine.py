@@ -99,7 +99,8 @@ def test_nothing_is_read_beyond_the_planes_and_the_input() -> None:
     run(_GUARDED.format(support=str(SUPPORT)))
 
 
-def test_several_callers_at_once() -> None:
+def test_several_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SMALL", 0)  # small products get one thread otherwise
     weight = ks.weight("affine", 4, 400, 512, 32)
     matrix = cpu.prepare(weight)
     inputs = [ks.vectors(1, 512, seed=seed) for seed in range(6)]
@@ -121,7 +122,8 @@ def test_several_callers_at_once() -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*multi-threaded.*fork:DeprecationWarning"
 )  # Python 3.12 on warns; that is the test
-def test_a_child_of_a_process_with_threads() -> None:
+def test_a_child_of_a_process_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SMALL", 0)
     weight = ks.weight("affine", 4, 400, 512, 32)
     matrix, x = cpu.prepare(weight), ks.vectors(1, 512)
     expected = matrix.matmul(x, threads=2)

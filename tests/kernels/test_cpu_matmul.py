@@ -175,7 +175,8 @@ def test_float_zeros_that_round_are_taken_without_the_rounding_by_tables_and_wit
 
 
 @pytest.mark.parametrize("batch", [1, 2, 60])
-def test_the_number_of_threads_does_not_show(batch: int) -> None:
+def test_the_number_of_threads_does_not_show(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SMALL", 0)  # small products get one thread otherwise
     weight = ks.with_outliers(ks.weight("affine", 4, 600, 1024, 64), "replace", 0.01)
     matrix, x = cpu.prepare(weight), ks.vectors(batch, 1024)
     alone = matrix.matmul(x, threads=1)

@@ -27,7 +27,7 @@ from bcqfmt.converters.methods.levels_kernels import (
 )
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
-from method_samples import KINDS, as_dtype, group_errors, groups, job, matrix
+from method_samples import KINDS, as_dtype, calibration, digest, group_errors, groups, job, matrix
 from method_strategies import matrices
 
 ALMOST = 1 + 1e-11  # two ways to add up the same squares
@@ -216,12 +216,16 @@ def test_nan_shapes_and_overflow_are_refused():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(8, 60), st.booleans(), st.booleans())
-def test_a_round_is_nearest_levels_and_least_squares(seed: int, q: int, n: int, bias: bool, few: bool):
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(8, 60), st.booleans(), st.booleans(), st.booleans())
+def test_a_round_is_nearest_levels_and_least_squares(seed: int, q: int, n: int, bias: bool, few: bool, weighted: bool):
     rng = np.random.default_rng(seed)
     values = np.sort(rng.integers(-3, 4, n) if few else rng.normal(size=n)).astype(np.float32)
     work = new_work(n, q)
+    if weighted:
+        work.weights[:] = np.exp(rng.normal(size=n))
+    weights = work.weights.copy()
     power = prefix_sums(values, work)
+    assert power == pytest.approx(float((weights * np.square(values, dtype=np.float64)).sum()))
     alpha, z = np.abs(rng.normal(size=q)), float(rng.normal()) if bias else 0.0
     for _ in range(3):  # the second and third time from other edges and another order
         levels = bcq_oracle.levels(alpha, z, "F64")
@@ -232,15 +236,16 @@ def test_a_round_is_nearest_levels_and_least_squares(seed: int, q: int, n: int, 
         codes = np.repeat(work.labels, np.diff(work.edges))
         best = np.abs(values[:, None].astype(np.float64) - levels).min(axis=1)
         assert np.allclose(np.abs(values - levels[codes]), best, rtol=0, atol=1e-14)
-        error = float(np.square(values - levels[codes]).sum())
+        error = float((weights * np.square(values - levels[codes])).sum())
         assert gather(work, 2**q, power) == pytest.approx(error, abs=1e-10 * power)
         assert measure(values, work, 2**q) == pytest.approx(error, rel=1e-12)
         signs = np.array([[1.0 if code >> (q - 1 - i) & 1 else -1.0 for i in range(q)] for code in codes])
         columns = np.column_stack([signs, np.ones(n)]) if bias else signs
-        solution, *_ = np.linalg.lstsq(columns, values.astype(np.float64), rcond=None)
-        least = float(np.square(values - columns @ solution).sum())
+        roots = np.sqrt(weights)
+        solution, *_ = np.linalg.lstsq(columns * roots[:, None], values * roots, rcond=None)
+        least = float((weights * np.square(values - columns @ solution)).sum())
         z = float(fit(alpha, z, bias, work))
-        reached = float(np.square(values - signs @ alpha - z).sum())
+        reached = float((weights * np.square(values - signs @ alpha - z)).sum())
         assert reached == pytest.approx(least, rel=1e-7, abs=1e-12 * power)
         alpha = np.abs(alpha)
 
@@ -257,3 +262,44 @@ def test_an_edge_is_found_from_anywhere(numbers: list[int], middle: int, low: in
     shorter = len(numbers) // 2
     if low <= shorter:
         assert edge(values, shorter, float(middle), low, hint) == min(expected, max(shorter, low))
+
+
+# ------------------------------------------------------------------------------------------------- weighting
+
+
+def weighted_error(weight: Any, made: BcqWeight, stats: Any) -> float:
+    importance = stats.square_sum / stats.square_sum.mean() + 0.01
+    return float((np.square(weight.astype(np.float64) - made.dequantize()) * importance).sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices(), st.integers(1, 5), st.sampled_from([8, 33, "row"]), st.integers(0, 99))
+def test_weighted_errors_are_never_above_those_of_rtn(sample: tuple[Any, str], bits: int, group_size: Any, seed: int):
+    weight, dtype = sample
+    known = calibration(weight.shape[1], seed=seed)
+    build = Bcq.build({"bits": bits, "group_size": group_size, "weighting": "activations"})
+    found = weighted_error(weight, build.quantize(job(weight, dtype, known)).weight, known)
+    for clip in ("none", "search"):
+        plain = Rtn.build({"bits": bits, "group_size": group_size, "clip": clip}).quantize(job(weight, dtype)).weight
+        assert found <= weighted_error(weight, plain, known) * ALMOST
+
+
+def test_columns_of_large_inputs_come_out_better_with_weighting():
+    weight = matrix(64, 256, "gauss")
+    known = calibration(256)
+    known.square_sum[::32] *= 1e4
+    plain = quantized(weight, bits=3, group_size=64)
+    made = Bcq.build({"bits": 3, "group_size": 64, "weighting": "activations"}).quantize(job(weight, "F16", known))
+    errors = [np.square(weight - one.dequantize())[:, ::32].sum() for one in (plain, made.weight)]
+    assert errors[1] < 0.05 * errors[0]
+    assert weighted_error(weight, made.weight, known) < 0.2 * weighted_error(weight, plain, known)
+
+
+def test_weighting_does_not_depend_on_threads_and_says_what_it_needs():
+    weight, known = matrix(40, 200, "gauss"), calibration(200)
+    build = Bcq.build({"bits": 2, "group_size": 48, "weighting": "activations"})
+    one, two = (digest(build.quantize(job(weight, "F16", known, threads))) for threads in (1, 2))
+    assert one == two
+    assert "squared inputs" in (build.needs_stats() or "")
+    with pytest.raises(BcqError, match="BCQ-E623"):
+        build.quantize(job(weight))

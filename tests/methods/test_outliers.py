@@ -3,20 +3,27 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bcqfmt.converters.methods import outliers
 from bcqfmt.converters.methods.outliers import csr_of, largest_scores
 from strategies import examples
 
 
-@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9), st.integers(0, 90), st.integers(1, 6))
-@examples(60)
+@given(
+    st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9), st.integers(0, 90), st.integers(1, 6),
+    st.sampled_from([1, 7, 1 << 22]),
+)  # fmt: skip
+@examples(80)
 def test_the_largest_are_chosen_and_the_first_of_equals(
-    seed: int, rows: int, columns: int, count: int, kinds: int
+    seed: int, rows: int, columns: int, count: int, kinds: int, block: int
 ) -> None:
     scores = np.random.default_rng(seed).integers(0, kinds + 1, (rows, columns)).astype(np.float32)
-    mask = largest_scores(scores, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outliers, "_BLOCK", block)
+        mask = largest_scores(scores, count)
     ranked = sorted(range(scores.size), key=lambda i: (-scores.flat[i], i))
     expected = {i for i in ranked[:count] if scores.flat[i] > 0}
     assert set(np.flatnonzero(mask).tolist()) == expected

@@ -23,7 +23,7 @@ def fitted(
         weight.shape[0], group_size, np.full(groups, limit), row_step=row_step, search=search, without=without,
         importance=np.ones(weight.shape[1]) if importance is None else importance, threads=threads,
     )  # fmt: skip
-    return fit, fit.nearest_codes(weight)
+    return fit, fit.nearest_codes(weight, np.arange(weight.shape[1]))
 
 
 def gaussian(rows: int, columns: int, seed: int = 0) -> Array:

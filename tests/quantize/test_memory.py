@@ -32,8 +32,8 @@ print(open("/proc/self/status").read())
         (8192, "rtn --bits 8 --group-size 32"),
         (8192, "bcq --rounds 2"),
         (4096, "multi --rounds 2 --starts 1"),
-        (4096, "mixed24"),
-        (4096, "mixed24 --outliers 0 --layout aligned64"),
+        (8192, "mixed24"),
+        (8192, "mixed24 --outliers 0 --layout aligned64"),
     ],
 )
 def test_peak_memory_follows_the_largest_weight(tmp_path: Path, rows: int, method: str) -> None:

@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("auto", "atheris", "own"), default="auto")
     parser.add_argument("--kind", choices=("file", "folder"), help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help="a folder for inputs and corpus; temporary by default")
+    parser.add_argument("--go-on", action="store_true", help="add to the figures that are there, up to --runs in all")
     parser.add_argument("--json", type=Path, help="where the figures go")
     asked = parser.parse_args()
     if asked.engine == "auto":
@@ -52,14 +53,17 @@ def _all_slices(asked: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     total: dict[str, Any] = {"engine": asked.engine, "seed": asked.seed, "runs": 0, "file_runs": 0, "folder_runs": 0}
     total |= {"accepted": 0, "escaped": Counter(), "slower_than_1_s": 0, "slowest_s": 0.0, "peak_memory_mb": 0}
     total |= {"corpus": 0, "blocks": 0, "codes_seen": [], "cpu_s": 0.0}
-    start = time.monotonic()
-    number = 0
+    total |= {"slices": 0, "wall_s": 0}
+    if asked.go_on and asked.json is not None and asked.json.exists():
+        before = json.loads(asked.json.read_text())
+        total |= before | {"escaped": Counter(before["escaped"])}
+    start = time.monotonic() - total["wall_s"]
     while total["runs"] < asked.runs:
         size = min(asked.slice, asked.runs - total["runs"])
         folders = max(1, size // FOLDER_SHARE)
         for kind, runs in (("file", size - folders), ("folder", folders)):
-            _add(total, kind, _slice(asked, kind, max(1, runs), asked.seed + number, scratch))
-        number += 1
+            _add(total, kind, _slice(asked, kind, max(1, runs), asked.seed + total["slices"], scratch))
+        total["slices"] += 1
         total["wall_s"] = round(time.monotonic() - start)
         if asked.json:
             asked.json.write_text(json.dumps(total, indent=2) + "\n")
