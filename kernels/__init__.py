@@ -13,6 +13,7 @@ its simulator only when something is launched.
 `cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_outliers` adds outliers in a launch of its own
 `bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_steps`
                                 `cuda_bit_gemv`
+`code_gemv`                     4-bit codes with up to eight vectors, on integer tensor cores: `code_*` `cuda_code_gemv`
 `mixed`                         2/4-bit weights with second-order scales and outliers: `mixed_*` `cuda_mixed_gemv`
 `cuda_w4a4_launch`              Atom's W4A4 product with its operands and oracle: `cuda_w4a4` `cuda_rmsnorm`
                                 `atom_operands` `atom_reference`
