@@ -143,12 +143,15 @@ class ManyDigests:
         return stream.future
 
     def results(self, futures: Iterable[Future[str]]) -> list[str]:
-        """The digests; they are computed now."""
+        """The digests; they are computed now, with the help of this thread."""
+        wanted = list(futures)
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
         try:
-            return [future.result() for future in futures]
+            while not all(future.done() for future in wanted) and (chosen := self._take(1)):
+                self._go_on(chosen)
+            return [future.result() for future in wanted]
         finally:
             with self._changed:
                 self._waiting -= 1
@@ -192,7 +195,10 @@ class ManyDigests:
             if len(self._streams) < least or self._closed:
                 return []
             self._streams.sort(key=lambda stream: -stream.left)  # long ones first, so that none is left alone
-            chosen, self._streams = self._streams[:_LANES], self._streams[_LANES:]
+            chosen = self._streams[:_LANES]
+            if len(chosen) < _FEW and (fresh := [stream for stream in chosen if stream.state is None]):
+                chosen = fresh[:1]
+            self._streams = [stream for stream in self._streams if stream not in chosen]
             self._busy += chosen
             return chosen
 
@@ -211,9 +217,9 @@ class ManyDigests:
 
 
 def _step(lanes: Lanes, chosen: list[_Stream]) -> None:
-    """A chunk of every stream, or all of one that has not begun when there are few."""
-    if len(chosen) < _FEW and (fresh := [stream for stream in chosen if stream.state is None]):
-        fresh[0].guarded(fresh[0].alone)
+    """Some bytes of every stream, or all of one that is alone and has not begun."""
+    if len(chosen) == 1 and chosen[0].state is None:
+        chosen[0].guarded(chosen[0].alone)
         return
     for lane, stream in enumerate(chosen):
         lanes.states[:, lane] = lanes.start if stream.state is None else stream.state

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.converters.words_kernels import address, aligned, compiled, inner, operation, types
+from bcqfmt.converters.words_kernels import aligned, compiled, operation, types
 from bcqfmt.converters.words_shuffle import copy_run, turn
 
 __all__ = ["BLOCK", "HERE", "LANES", "Lanes"]
@@ -26,7 +26,7 @@ _WORD, _LONG = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 _LINE = ir.VectorType(_WORD, LANES)
 _SIZE = 4 * LANES
-_0, _4, _8, _16, _24, _48, _64 = (np.uint64(i) for i in (0, 4, 8, 16, 24, 48, 64))
+_0, _4, _8, _16, _48, _64 = (np.uint64(i) for i in (0, 4, 8, 16, 48, 64))
 
 
 def _build_turn_bytes(builder: Any, x: Any) -> None:
@@ -70,6 +70,22 @@ def _scheduled(builder: Any, oldest: Any, far: Any, middle: Any, near: Any) -> A
     small1 = _xor(builder, _turned(builder, near, 17), _turned(builder, near, 19), builder.lshr(near, _all(10)))
     small0 = _xor(builder, _turned(builder, far, 7), _turned(builder, far, 18), builder.lshr(far, _all(3)))
     return builder.add(builder.add(oldest, middle), builder.add(small0, small1))
+
+
+def _build_number(builder: Any, place: Any) -> Any:
+    """What stands there."""
+    return builder.load(_at(builder, place, _LONG))
+
+
+def _build_add(builder: Any, place: Any, number: Any) -> None:
+    """It becomes so much more."""
+    pointer = _at(builder, place, _LONG)
+    builder.store(builder.add(builder.load(pointer), number), pointer)
+
+
+def _build_put_word(builder: Any, place: Any, number: Any) -> None:
+    """A word."""
+    builder.store(builder.trunc(number, _WORD), _at(builder, place, _WORD))
 
 
 def _build_read(builder: Any, file: Any, to: Any, size: Any, offset: Any) -> Any:
@@ -132,72 +148,56 @@ _CONSTANTS = np.array([_fraction(prime, 3) for prime in _PRIMES], np.uint32)
 _START = np.array([_fraction(prime, 2) for prime in _PRIMES[:8]], np.uint32)
 
 _bytes, _finish = operation(_build_turn_bytes), operation(_build_finish)
-_read = operation(_build_read, types.uint64)
+_read, _number = operation(_build_read, types.uint64), operation(_build_number, types.uint64)
+_add, _put_word = operation(_build_add), operation(_build_put_word)
 _rounds, _last_rounds = operation(_build_rounds(False)), operation(_build_rounds(True))
 
 
-@inner
-def _fill(row: Any, file: Any, size: Any, offset: Any) -> Any:
-    """Whether ``size`` bytes came from the file."""
-    done = _0
-    while done < size:
-        came = _read(file, row + done, size - done, offset + done)
-        if came == _0 or came > size - done:
-            return False
-        done += came
-    return True
+def _advance(state: Any, lanes: Any, constants: Any, data: Any, row: Any, room: Any) -> Any:
+    """The first lane that cannot be read, or 16. All arguments are addresses but the bytes of a row.
 
-
-@inner
-def _blocks(state: Any, counts: Any, constants: Any, data: Any, row: Any, words: Any, most: Any) -> None:
-    """``counts[i]`` blocks, ``most`` at the most, of row i of the data go into column i of the state."""
-    after = words + _16 * _64
-    for block in range(most):
-        at = data + block * _64
-        for i in range(_0, _16, _8):
-            for j in range(_0, _16, _8):
-                turn(words + j * _64 + i * _4, _64, at + i * row + j * _4, row)
-        for t in range(_16):
-            _bytes(words + t * _64)
-        copy_run(after, state, _8 * _64)
-        for t in range(_0, _48, _16):
-            _rounds(after, words, constants + t * _4)
-        _last_rounds(after, words, constants + _48 * _4)
-        _finish(state, after, counts, block)
-
-
-def _advance(states: Any, files: Any, places: Any, counts: Any, constants: Any, data: Any, room: Any) -> Any:
-    """The first lane that cannot be read, or 16; what is done by then is not in ``places`` and ``counts`` any more.
-
+    ``lanes``: three times sixteen numbers, which are files, places and counts; what is done goes from counts to places.
     The room is for the words of a block, the states after it, and the blocks of each lane.
     """
-    row = np.uint64(data.shape[1])
-    some = room[_24 * _16 :]
+    places = lanes + _16 * _8
+    counts = places + _16 * _8
+    after = room + _16 * _64
+    some = after + _8 * _64
     while True:
         most = _0
         for lane in range(_16):
-            count = min(np.uint64(counts[lane]), row // _64)
-            some[lane] = np.uint32(count)
+            count = min(_number(counts + lane * _8), row // _64)
+            _put_word(some + lane * _4, count)
             most = max(most, count)
-            if files[lane] != _HERE and not _fill(
-                address(data) + lane * row, files[lane], count * _64, np.uint64(places[lane])
-            ):
-                return lane
+            file = _number(lanes + lane * _8)
+            done = _0
+            while file != _HERE and done < count * _64:
+                size = count * _64 - done
+                came = _read(file, data + lane * row + done, size, _number(places + lane * _8) + done)
+                if came == _0 or came > size:
+                    return lane
+                done += came
         if most == _0:
             return _16
-        _blocks(address(states), address(some), address(constants), address(data), row, address(room), most)
         for lane in range(_16):
-            counts[lane] -= np.uint64(some[lane])
-            places[lane] += np.uint64(some[lane]) * _64
+            count = min(_number(counts + lane * _8), row // _64)
+            _add(counts + lane * _8, _0 - count)
+            _add(places + lane * _8, count * _64)
+        for block in range(most):
+            at = data + block * _64
+            for i in range(_0, _16, _8):
+                for j in range(_0, _16, _8):
+                    turn(room + j * _64 + i * _4, _64, at + i * row + j * _4, row)
+            for t in range(_16):
+                _bytes(room + t * _64)
+            copy_run(after, state, _8 * _64)
+            for t in range(_0, _48, _16):
+                _rounds(after, room, constants + t * _4)
+            _last_rounds(after, room, constants + _48 * _4)
+            _finish(state, after, some, block)
 
 
-_WORDS, _NUMBERS = types.uint32[::1], types.uint64[::1]
-_advance_all = compiled(
-    _advance,
-    types.uint64,
-    *(types.uint32[:, ::1], _NUMBERS, _NUMBERS, _NUMBERS),
-    *(types.Array(types.uint32, 1, "C", readonly=True), types.uint8[:, ::1], _WORDS),
-)
+_advance_all = compiled(_advance, types.uint64, *(types.uint64,) * 6)  # numbers: arrays take long to compile
 
 
 class Lanes:
@@ -211,7 +211,8 @@ class Lanes:
         """``room``: bytes of a stream at once, a multiple of 64."""
         self.data: npt.NDArray[np.uint8] = aligned(LANES * room // 4).view(np.uint8).reshape(LANES, room)
         self.states: npt.NDArray[np.uint32] = aligned(8 * LANES).reshape(8, LANES)
-        self.files, self.places, self.counts = (np.zeros(LANES, np.uint64) for _ in range(3))
+        self._numbers = np.zeros((3, LANES), np.uint64)
+        self.files, self.places, self.counts = self._numbers
         self.start = _START
         self._room = aligned((16 + 8 + 1) * LANES)
 
@@ -236,4 +237,6 @@ class Lanes:
         """
         if int(self.counts[self.files == HERE].max(initial=0)) * BLOCK > self.data.shape[1]:
             raise ValueError("more blocks than there is room for")
-        return int(_advance_all(self.states, self.files, self.places, self.counts, _CONSTANTS, self.data, self._room))
+        states, constants, data = self.states.ctypes.data, _CONSTANTS.ctypes.data, self.data.ctypes.data
+        room, row = self._room.ctypes.data, self.data.shape[1]
+        return int(_advance_all(states, self._numbers.ctypes.data, constants, data, row, room))

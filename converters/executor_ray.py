@@ -195,8 +195,8 @@ def _import_ray() -> Any:
 
 def _reach(address: str) -> None:
     """Ask before Ray does: it tries for minutes where nobody listens."""
-    if address.startswith("ray://"):
-        found = "an address for Ray Client"
+    if address == "local" or address.startswith("ray://"):
+        found = "a cluster that would have to be started" if address == "local" else "an address for Ray Client"
         raise error("BCQ-E710", address, found=found, expected="HOST:PORT, from a machine that sees SRC and DST")
     host, colon, port = address.rpartition(":")
     if not colon:  # auto, or a name that Ray resolves

@@ -57,6 +57,7 @@ class Task:
     nbytes: int
     memory: int  # bytes that the process will need
     digest: str  # of the plan
+    umask: int  # of the driver: modes follow it, wherever the file is written
     version: str = __version__
 
 
@@ -71,13 +72,15 @@ def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
     headers = sum(model.header.data_start for model in source.models.values())
     options = {**asdict(conversion.options), "workers": 1, "memory_limit": None, "resume": True, "part": None}
     options |= plan.options  # the name included, which may come from a folder that is called otherwise elsewhere
-    digest = plan.digest
+    digest, umask = plan.digest, _umask()
     found = []
     for index, shard in enumerate(plan.shards):
         largest = max((conversion.modules[name].nbytes for name in shard.weights), default=0)
         memory = memory_of(headers, largest)
         folder = os.path.abspath(source.folder)  # noqa: PTH100 - resolve() would follow a link
-        task = Task(folder, str(target), options, index, len(plan.shards), shard.file, shard.nbytes, memory, digest)
+        task = Task(
+            folder, str(target), options, index, len(plan.shards), shard.file, shard.nbytes, memory, digest, umask
+        )
         found.append(task)
     return found
 
@@ -87,11 +90,14 @@ def run_task(task: Task) -> dict[str, Any]:
 
     A fault travels as data: an engine would wrap it, and bring the traceback of another machine along.
     """
+    before = os.umask(task.umask)
     try:
         conversion = _planned(task).for_part((task.index + 1, task.count))
         _patiently(lambda: conversion.run(Path(task.target)))
     except BcqError as fault:
         return {**_where(), "fault": {"finding": tuple(fault.finding), "hint": fault.hint}}
+    finally:
+        os.umask(before)
     return _where()
 
 
@@ -101,6 +107,13 @@ def fault_of(report: dict[str, Any]) -> BcqError | None:
         return None
     code, file, tensor, found, expected = report["fault"]["finding"]
     return error(code, file, tensor, found, expected, hint=report["fault"]["hint"])
+
+
+def _umask() -> int:
+    """There is no way of asking but by setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _where() -> dict[str, Any]:

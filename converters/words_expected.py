@@ -7,12 +7,6 @@
 Inside, the functions of `words` that make an array of just that size take ``words`` for it, and the kernel compares
 where it would store. ``rebuilt`` is then ``words`` itself, and right if and only if ``comparison.equal``; when it is
 another array, nothing was compared. It holds for the thread that said so.
-
-    with proving(words) as known:
-        planes = gptq_to_planes(words, 4)
-
-Inside, whatever is made of ``words`` is turned back and compared at once, a strip at a time while it is in the cache;
-``known`` remembers how that went, and a comparison of just these arrays that comes later takes the answer from there.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ import numpy.typing as npt
 
 from bcqfmt.converters.buffers import new_array
 
-__all__ = ["Comparison", "Known", "comparison_of", "expecting", "known_here", "new_words", "proving"]
+__all__ = ["Comparison", "comparison_of", "expecting", "new_words"]
 
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
@@ -65,36 +59,6 @@ def expecting(words: Array) -> Iterator[Comparison]:
         yield comparison
     finally:
         _here.comparison = None
-
-
-class Known:
-    """Ways back that were compared: what is known of each, by its arrays and what is done with them."""
-
-    def __init__(self, words: Array) -> None:
-        self._words = words
-        self.equal: dict[tuple[Any, ...], bool] = {}
-
-    def wants(self, words: Words) -> bool:
-        """Whether what is made of ``words`` shall be compared with them."""
-        same = words.ctypes.data == self._words.ctypes.data and words.nbytes == self._words.nbytes
-        return same and words.flags.writeable  # as the kernel asks
-
-
-@contextlib.contextmanager
-def proving(words: Array) -> Iterator[Known]:
-    """Compare what is made of ``words`` with them; neither it nor they may change inside."""
-    known = Known(words)
-    _here.known = known
-    try:
-        yield known
-    finally:
-        _here.known = None
-
-
-def known_here() -> Known | None:
-    """What this thread has proved so far; None when it does not prove."""
-    found: Known | None = getattr(_here, "known", None)
-    return found
 
 
 def new_words(*shape: int) -> Words:

@@ -12,16 +12,15 @@ A `Container` is the program from a layout's words to planes; run backwards it l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.words_shuffle import CLEAR, FOUR, MORE, MOVE, SWAP, TAIL
+from bcqfmt.converters.words_shuffle import CLEAR, MOVE, SWAP, TAIL
 
 __all__ = ["Container", "Program", "awq", "byte_words", "gemv_fast", "planar", "plane_words", "program", "sheet"]
 __all__ += ["slots", "stream", "together"]
@@ -99,57 +98,9 @@ def program(source: Container, target: Container, tail: int = 0) -> Program:
         count,
         np.arange(source.words),
         np.array([rows[row] for row in range(target.words)], np.int64),
-        np.array(list(_lines(steps)), np.uint64).reshape(-1, 6),
+        # the kernel takes two words at once: a mask for each
+        np.array([(*step[:5], step.mask * 0x1_0000_0001) for step in steps], np.uint64).reshape(-1, 6),
     )
-
-
-def _lines(steps: list[Step]) -> Iterator[tuple[int, ...]]:
-    """The steps as numbers; swaps of the same four rows, one after the other, as one FOUR followed by its MOREs."""
-    for swaps, some in groupby(steps, lambda step: step.kind == SWAP):
-        rest = list(some)
-        while swaps and rest:
-            count = max(n for n in range(1, len(rest) + 1) if n == 1 or max(map(len, _sets(rest[:n]))) <= 4)
-            yield from _fours(rest[:count])
-            rest = rest[count:]
-        yield from (_line(step) for step in rest)
-
-
-def _line(step: Step) -> tuple[int, ...]:
-    return *step[:5], step.mask * 0x1_0000_0001  # the kernel takes two words at once: a mask for each
-
-
-def _sets(swaps: list[Step]) -> list[list[int]]:
-    """Rows that are connected by swaps, in the order in which they occur."""
-    found: list[list[int]] = []
-    for step in swaps:
-        touched = [rows for rows in found if step.x in rows or step.y in rows]
-        joined = list(dict.fromkeys([*(row for rows in touched for row in rows), step.x, step.y]))
-        found = [rows for rows in found if rows not in touched] + [joined]
-    return found
-
-
-def _fours(swaps: list[Step]) -> Iterator[tuple[int, ...]]:
-    """Swaps of at most four connected rows each, set by set."""
-    for rows in _sets(swaps):
-        own = [step for step in swaps if step.x in rows]
-        yield from _one_four(own) or [_line(step) for step in own]
-
-
-def _one_four(swaps: list[Step]) -> list[tuple[int, ...]]:
-    """One FOUR and its MOREs; nothing when these are not twice two pairs that do the same."""
-    twos = list(zip(swaps[::2], swaps[1::2], strict=False))
-    if len(swaps) % 2 or any(one[3:] != other[3:] for one, other in twos):
-        return []
-    for first, second in (twos[0], twos[0][::-1]):
-        a, b, c, d = first.x, first.y, second.x, second.y
-        ways = [{(a, b), (c, d)}, {(a, c), (b, d)}]
-        pairs = [{(one.x, one.y), (other.x, other.y)} for one, other in twos]
-        order = [ways.index(two) if two in ways else 2 for two in pairs]
-        runs = [(way, len(list(some))) for way, some in groupby(order)]
-        if [way for way, _ in runs] in ([0], [0, 1], [0, 1, 0]):
-            counts = sum(count << 16 * i for i, (_, count) in enumerate(runs))
-            return [(FOUR, a, b, c, d, counts), *((MORE, *_line(one)[1:]) for one, _ in twos)]
-    return []
 
 
 def _exchange(word: Iterable[str], bit: Iterable[str], planes: Iterable[str]) -> Container:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.converters import words_programs as programs
-from bcqfmt.converters.words_expected import Comparison, comparison_of, known_here
+from bcqfmt.converters.words_expected import Comparison, comparison_of
 from bcqfmt.converters.words_kernels import aligned, each_share
 from bcqfmt.converters.words_programs import Container, Program
 from bcqfmt.converters.words_shuffle import shuffle
@@ -44,11 +44,6 @@ class Side:
     word: npt.NDArray[np.int64]
     last: npt.NDArray[np.bool_]
     comparison: Comparison | None = None  # as a target: its words are compared, not written
-
-    def key(self) -> tuple[Any, ...]:
-        """The very same words, taken in the very same way, have the same one."""
-        place = self.words.ctypes.data, self.words.size, self.container
-        return *place, self.lanes, self.blocks, self.lane, self.block, self.word.tobytes(), self.last.tobytes()
 
     def part(self, first: int, stop: int) -> Side:
         """Some of the lanes."""
@@ -101,56 +96,31 @@ def codes(values: Array, container: Container | None = None) -> Side:
     return columns(words, container, -(-words.shape[1] // container.words))
 
 
-class _Pass:
-    """One way through the kernel: from a side to another, or a comparison with it."""
-
-    def __init__(self, source: Side, target: Side, tail: int, compare: bool) -> None:
-        self.program = _program(source.container, target.container, tail)
-        self.rows = self.program.rows + compare
-        self.equal = True
-        self._spare = self.program.rows if compare else 0
-        self._sides = (
-            *(source.words, 4 * source.lane, 4 * source.block, _table(source, self.program.source)),
-            *(target.words, 4 * target.lane, 4 * target.block, _table(target, self.program.target)),
-        )
-        self._blocks = source.blocks
-
-    def through(self, tile: npt.NDArray[np.uint32], width: int, depth: int, first: int, stop: int) -> None:
-        """Some of the lanes."""
-        chunk = _CHUNK // self.program.rows // 16 * 64
-        shape = width, depth, self._blocks, first, stop, self._spare
-        if shuffle(*self._sides, self.program.steps, tile, chunk, *shape):
-            self.equal = False
-
-
 def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
     """Fill or compare the target. ``tail``: codes in the last block if it is not full; bits after them are cleared."""
     if not (source.lanes and source.blocks):
         return
-    comparison, known = target.comparison, known_here()
-    if comparison is not None and known is not None and (way := (*target.key(), *source.key(), tail)) in known.equal:
-        comparison.equal = comparison.equal and known.equal[way]
-        return
-    passes = [_Pass(source, target, tail, comparison is not None)]
-    if comparison is None and known is not None and known.wants(source.words):
-        passes.append(_Pass(target, source, tail, True))
+    program = _program(source.container, target.container, tail)
     threads = min(threads, 1 + target.words.size // _WORTH)
     depth = _depth(source.blocks)
-    width = min(_TILE // (max(passes[0].program.rows, 8) * depth), -(-source.lanes // threads))
+    width = min(_TILE // (max(program.rows, 8) * depth), -(-source.lanes // threads))
     width = -(-max(width, 1) // _GRAIN) * _GRAIN
 
+    comparison = target.comparison
+    spare = program.rows if comparison is not None else 0
+
     def work(first: int, stop: int) -> None:
-        tile = aligned(max(one.rows for one in passes) * width * depth)
-        strip = width if len(passes) > 1 else stop - first
-        for lane in range(first, stop, strip):
-            for one in passes:
-                one.through(tile, width, depth, lane, min(lane + strip, stop))
+        tile = aligned((program.rows + (spare > 0)) * width * depth)
+        wrong = shuffle(
+            *(source.words, 4 * source.lane, 4 * source.block, _table(source, program.source)),
+            *(target.words, 4 * target.lane, 4 * target.block, _table(target, program.target)),
+            *(program.steps, tile, _CHUNK // program.rows // 16 * 64),
+            *(width, depth, source.blocks, first, stop, spare),
+        )
+        if wrong and comparison is not None:
+            comparison.equal = False
 
     each_share(work, source.lanes, width, threads)
-    if comparison is not None and not passes[0].equal:
-        comparison.equal = False
-    if known is not None and len(passes) > 1:
-        known.equal[*source.key(), *target.key(), tail] = passes[1].equal
 
 
 def run_in_order(source: Side, target: Side, bits: int, order: npt.NDArray[np.uint32], threads: int = 1) -> None:

@@ -14,12 +14,12 @@ from llvmlite import ir  # type: ignore[import-untyped]
 
 from bcqfmt.converters.words_kernels import address, compiled, inner, operation, types
 
-__all__ = ["CLEAR", "FOUR", "MORE", "MOVE", "SWAP", "TAIL", "copy_run", "shuffle", "turn"]
+__all__ = ["CLEAR", "MOVE", "SWAP", "TAIL", "copy_run", "shuffle", "turn"]
 
-SWAP, MOVE, CLEAR, TAIL, FOUR, MORE = range(6)
+SWAP, MOVE, CLEAR, TAIL = range(4)
 
 # Unsigned throughout: mixed with signed numbers they would become floats.
-_0, _1, _4, _8, _48, _64 = (np.uint64(i) for i in (0, 1, 4, 8, 48, 64))
+_0, _1, _4, _8, _64 = (np.uint64(i) for i in (0, 1, 4, 8, 64))
 
 _BIT, _BYTE, _WORD, _LONG = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _EIGHT = ir.VectorType(_WORD, 8)
@@ -50,11 +50,6 @@ def _build_copy_run(builder: Any, to: Any, at: Any, size: Any) -> None:
     builder.call(copy, [_at(builder, to, _BYTE), _at(builder, at, _BYTE), size, _BIT(0)])
 
 
-def _build_copy_line(builder: Any, to: Any, at: Any) -> None:
-    """64 bytes."""
-    _store(builder, _load(builder, at, _LINE), to)
-
-
 def _build_copy_word(builder: Any, to: Any, at: Any) -> None:
     """One word."""
     _store(builder, _load(builder, at, _WORD), to)
@@ -67,56 +62,10 @@ def _build_mask_word(builder: Any, to: Any, mask: Any) -> None:
 
 def _build_swap(builder: Any, x: Any, y: Any, right: Any, mask: Any) -> None:
     """64 bytes of two rows: ``mask << right`` of x changes places with ``mask`` of y."""
-    a, b = _load(builder, x, _LINE), _load(builder, y, _LINE)
-    a, b = _exchanged(builder, a, b, _all(builder, right), _all(builder, mask))
-    _store(builder, b, y)
-    _store(builder, a, x)
-
-
-def _build_four(builder: Any, a: Any, b: Any, c: Any, d: Any, steps: Any, counts: Any) -> None:
-    """64 bytes of four rows, in registers: swaps of a with b and c with d, then a with c and b with d, then as first.
-
-    ``counts``: how many of each, 16 bits per number; ``steps``: where their shifts and masks stand, 48 bytes for each.
-    """
-    places = (a, b, c, d)
-    rows = [_load(builder, place, _LINE) for place in places]
-    step = steps
-    for turn_number, pairs in enumerate((((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1), (2, 3)))):
-        count = builder.and_(builder.lshr(counts, _LONG(16 * turn_number)), _LONG(0xFFFF))
-        rows, step = _repeated(builder, rows, step, count, pairs)
-    for place, row in zip(places, rows, strict=True):
-        _store(builder, row, place)
-
-
-def _repeated(builder: Any, rows: list[Any], step: Any, count: Any, pairs: Any) -> tuple[list[Any], Any]:
-    """The rows after ``count`` steps, in each of which the ``pairs`` exchange bits; and the step after the last."""
-    before = builder.block
-    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
-    builder.branch(head)
-    builder.position_at_end(head)
-    here = [builder.phi(_LINE) for _ in rows]
-    left, at = builder.phi(_LONG), builder.phi(_LONG)
-    for phi, value in zip((*here, left, at), (*rows, count, step), strict=True):
-        phi.add_incoming(value, before)
-    builder.cbranch(builder.icmp_unsigned("==", left, _LONG(0)), after, body)
-    builder.position_at_end(body)
-    by, mask = (_all(builder, _load(builder, builder.add(at, _LONG(8 * i)), _LONG)) for i in (3, 5))
-    new = list(here)
-    for x, y in pairs:
-        new[x], new[y] = _exchanged(builder, here[x], here[y], by, mask)
-    for phi, value in zip(
-        (*here, left, at), (*new, builder.sub(left, _LONG(1)), builder.add(at, _LONG(48))), strict=True
-    ):
-        phi.add_incoming(value, builder.block)
-    builder.branch(head)
-    builder.position_at_end(after)
-    return here, at
-
-
-def _exchanged(builder: Any, x: Any, y: Any, by: Any, mask: Any) -> tuple[Any, Any]:
-    """``mask << by`` of x changes places with ``mask`` of y."""
-    odd = builder.and_(builder.xor(builder.lshr(x, by), y), mask)
-    return builder.xor(x, builder.shl(odd, by)), builder.xor(y, odd)
+    a, b, by = _load(builder, x, _LINE), _load(builder, y, _LINE), _all(builder, right)
+    odd = builder.and_(builder.xor(builder.lshr(a, by), b), _all(builder, mask))
+    _store(builder, builder.xor(b, odd), y)
+    _store(builder, builder.xor(a, builder.shl(odd, by)), x)
 
 
 def _build_move(builder: Any, x: Any, y: Any, right: Any, left: Any, mask: Any) -> None:
@@ -165,7 +114,6 @@ def _all(builder: Any, number: Any) -> Any:
 turn, copy_run = operation(_build_turn), operation(_build_copy_run)
 _copy_word, _mask_word = operation(_build_copy_word), operation(_build_mask_word)
 _swap, _move, _clear = operation(_build_swap), operation(_build_move), operation(_build_clear)
-_four, _copy_line = operation(_build_four), operation(_build_copy_line)
 _differ = operation(_build_differ, types.uint64)
 
 
@@ -189,11 +137,7 @@ def _words(
         x = at + i * at_outer
         y = to + i * to_outer
         if straight:
-            whole = inner * _4 - inner * _4 % _64
-            for j in range(_0, whole, _64):
-                _copy_line(y + j, x + j)
-            if whole < inner * _4:
-                copy_run(y + whole, x + whole, inner * _4 - whole)
+            copy_run(y, x, inner * _4)
         else:
             for j in range(columns if i < rows else _0, inner):
                 _copy_word(y + j * to_inner, x + j * at_inner)
@@ -256,12 +200,7 @@ def _shuffle(
                     right = steps[p, 3]
                     left = steps[p, 4]
                     mask = steps[p, 5]
-                    if kind == FOUR:
-                        z = here + right * size + start
-                        u = here + left * size + start
-                        for i in range(_0, rest, _64):
-                            _four(x + i, y + i, z + i, u + i, address(steps) + (p + _1) * _48, mask)
-                    elif kind == SWAP:
+                    if kind == SWAP:
                         for i in range(_0, rest, _64):
                             _swap(x + i, y + i, right, mask)
                     elif kind == MOVE:
@@ -270,7 +209,7 @@ def _shuffle(
                     elif kind == CLEAR:
                         for i in range(_0, rest, _64):
                             _clear(x + i)
-                    elif kind == TAIL and ends:  # the last block of every lane that is in this chunk
+                    elif ends:  # TAIL: the last block of every lane that is in this chunk
                         for i in range(count * _4 - _4, lanes * line, line):
                             if start <= i < start + rest:
                                 _mask_word(x + i - start, mask)

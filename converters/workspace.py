@@ -216,12 +216,20 @@ class Workspace:
 
     def _take_lock(self, name: str, kind: int, *, create: bool = True) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._locks.append(os.open(self.work / name, flags, 0o666))
         try:
+            self._locks.append(os.open(self.work / name, flags, 0o666))
             fcntl.flock(self._locks[-1], kind | fcntl.LOCK_NB)
-        except OSError as fault:
+            # whoever had it may have finished and taken the folder away: then this is the lock of nothing
+            held = os.path.samestat(os.fstat(self._locks[-1]), (self.work / name).stat())
+        except FileNotFoundError:
+            if not create:
+                raise
+            held = False
+        except BlockingIOError:
+            held = False
+        if not held:
             self.release()
-            raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault
+            raise error("BCQ-E403", str(self.folder), found="another process is working on it")
 
     def _record(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """What is written down about a step of this plan."""

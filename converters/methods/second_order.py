@@ -84,10 +84,10 @@ class SecondOrderFit:
 
     def weight(self, codes: npt.NDArray[np.uint8], bits: int, dtype: str, threads: int = 1) -> BcqWeight:
         """The segment: 2-bit codes, scale codes of ``bits`` bits, F16 scale_scales, packed zeros."""
+        ones = np.broadcast_to(np.float16(1), self.codes.shape)
         plain = affine_weight(
-            codes, np.broadcast_to(np.float16(1), self.codes.shape), self.zeros, bits=2, group_size=self.group_size, stored="F16", dtype=dtype,
-            threads=threads,
-        )  # fmt: skip
+            codes, ones, self.zeros, bits=2, group_size=self.group_size, stored="F16", dtype=dtype, threads=threads
+        )
         return plain.with_second_order(
             self.codes,
             round_to(self.units, "F16"),

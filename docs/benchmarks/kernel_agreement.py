@@ -29,13 +29,13 @@ def main() -> int:
     parser.add_argument("bcq", type=Path, help="a BCQ folder with its tokenizer")
     parser.add_argument("dense", type=Path, help="its dense export")
     parser.add_argument("text", type=Path, help="UTF-8, a passage a line")
-    parser.add_argument("--dtype", action="append", help="of activations; by default float32 and float16")
+    parser.add_argument("--dtype", action="append", help="of activations; by default float32, float16 and bfloat16")
     parser.add_argument("--reference-dtype", help="another one for the dense model")
     parser.add_argument("--way", action="append", choices=WAYS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = []
-    for dtype in given.dtype or ["float32", "float16"]:
+    for dtype in given.dtype or ["float32", "float16", "bfloat16"]:
         for row in measured(given.bcq, given.dense, given.text, dtype, given.reference_dtype, given.way or WAYS):
             rows.append(row)
             shown = f"KL {row['kl']:.2e} (largest {row['largest']:.2e})  top-1 {100 * row['top1']:.2f} %"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from smollm2_rows import ROWS, Row, Verdict, judged
-from smollm2_text import HOW, ORIGIN, WHY
+from smollm2_text import HOW, ORIGIN, OTHERS, READING, SINK
 
 __all__ = ["write_page"]
 
@@ -33,16 +34,22 @@ def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dic
         "command": _command(conditions),
         "machine": next(iter(results.values()))["machine"] if results else {},
         "conditions": conditions,
-        "rows": [
-            {key: value for key, value in results[row.name].items() if key not in ("conditions", "machine")}
-            for row in ROWS
-            if row.name in results
-        ],
+        "window_tokens": next(iter(results.values()))["window_tokens"] if results else [],
+        "rows": [_row(row, results[row.name]) for row in ROWS if row.name in results],
         "not_run": [row.name for row in ROWS if row.name not in results],
         "orderings": [_as_dict(verdict) for verdict in verdicts],
     }
-    (target / "quality.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = re.sub(
+        r"\[\s+([-\d.,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(record, indent=1)
+    )
+    (target / "quality.json").write_text(text + "\n", encoding="utf-8")
     (target / "quality.md").write_text(_page(record, results, verdicts), encoding="utf-8")
+
+
+def _row(row: Row, found: dict[str, Any]) -> dict[str, Any]:
+    """A row without what all have in common; losses to a thousandth of a nat."""
+    kept = {key: value for key, value in found.items() if key not in ("conditions", "machine", "window_tokens")}
+    return {**kept, "text": row.text, "losses": [round(loss, 3) for loss in found["losses"]]}
 
 
 def _command(conditions: dict[str, Any]) -> str:
@@ -55,6 +62,7 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
     one = verdict.ordering
     return {
         "claim": one.claim,
+        "papers": one.papers,
         "low": one.low,
         "high": one.high,
         "holds": verdict.holds,
@@ -78,23 +86,26 @@ def _page(record: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: 
         "and " + ", ".join(f"{key} {value}" for key, value in record["machine"].items()) + ".",
         "The figures, the loss of every window among them, are in `quality.json` beside this page.",
         "",
-        *("## Weights", "", *_weights(results), ""),
+        *("## Weights", "", *_weights(results, aside=False), ""),
+        READING,
         *("## Weights and activations: Atom", "", *_ladder(results), ""),
         *_not_run(record["not_run"]),
-        *("## What the papers lead one to expect", "", *_orderings(verdicts), ""),
+        *("## What the papers lead one to expect", "", *_orderings([one for one in verdicts if one.ordering.papers])),
+        *("", SINK, *_weights(results, aside=True), ""),
+        *("## More comparisons", "", OTHERS, *_orderings([one for one in verdicts if not one.ordering.papers]), ""),
         *("## The source is 4 bit already", "", ORIGIN),
         *("## How it is measured", "", HOW),
     ]
     return "\n".join(lines)
 
 
-def _weights(results: dict[str, dict[str, Any]]) -> list[str]:
+def _weights(results: dict[str, dict[str, Any]], aside: bool) -> list[str]:
     lines = [
         "| method | bits per weight | linear layers | model files | SQNR | perplexity | of FP16 |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        if row.name in results and not row.atom:
+        if row.name in results and not row.atom and row.aside == aside:
             found = results[row.name]
             sqnr = found.get("sqnr_db")
             noise = "-" if sqnr is None else f"{sqnr:.1f} dB"
@@ -141,13 +152,9 @@ def _orderings(verdicts: list[Verdict]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     texts = {row.name: row.text for row in ROWS}
-    reasons = []
     for verdict in verdicts:
         one = verdict.ordering
         word = "yes" if verdict.holds else "**no**"
         gain = f"{verdict.difference:+.4f} ± {verdict.error:.4f}"
         lines.append(f"| {one.claim} | {texts[one.low]} | {texts[one.high]} | {word} | {gain} |")
-        if not verdict.holds:
-            why = WHY.get((one.low, one.high), "not explained.")
-            reasons += ["", f"**{one.claim}: {texts[one.low]} against {texts[one.high]}.** {why}"]
-    return [*lines, *reasons]
+    return lines

@@ -22,12 +22,11 @@ class Row:
     options: tuple[str, ...] = ()
     atom: str = ""  # rows, outliers, all, kv: see smollm2_atom
     folder: str = ""  # a folder that rows share
-    part: str = "weights"  # the table it stands in
 
     @property
     def aside(self) -> bool:
         """Whether it only explains others; these come last."""
-        return self.name.endswith(("-no-v", "-clip", "-g32-weighted"))
+        return self.name.endswith(("-no-v", "-clip"))
 
     @property
     def stats(self) -> bool:
@@ -43,20 +42,18 @@ def _options(method: str, **given: object) -> tuple[str, ...]:
 
 def _uniform(method: str, bits: int, group: int, mark: str = "", words: str = "", **given: object) -> Row:
     text = f"{method}, {bits} bit, groups of {group}{words and ', ' + words}"
-    if (method, bits, mark) == ("rtn", 3, ""):
+    if (method, bits, group, mark) == ("rtn", 3, 128, ""):
         text += " (uniform 3 bit)"
-    part = "values" if mark == "-no-v" else "weights"
-    name = f"{method}-{bits}-g{group}{mark}"
-    return Row(name, text, _options(method, bits=bits, group_size=group, **given), part=part)
+    return Row(f"{method}-{bits}-g{group}{mark}", text, _options(method, bits=bits, group_size=group, **given))
 
 
 def _without_values(method: str, bits: int, **given: object) -> Row:
     """The projections of the values stay FP16."""
-    return _uniform(method, bits, 128, "-no-v", exclude=r"v_proj", **given)
+    return _uniform(method, bits, 128, "-no-v", "values in FP16", exclude="v_proj", **given)
 
 
 def _atom(name: str, text: str, kind: str, folder: str, **given: object) -> Row:
-    return Row(name, text, _options("atom", **given) if given else (), kind, folder, "atom")
+    return Row(name, text, _options("atom", **given) if given else (), kind, folder)
 
 
 _WHOLE = {"group_size": 2048, "clip": 1, "activation_clip": 1}  # more than any layer is wide: one group
@@ -93,37 +90,29 @@ ROWS: tuple[Row, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """The perplexity of ``low`` is expected to be at most that of ``high``."""
+    """The perplexity of ``low`` is expected to be at most that of ``high``; ``papers``: by the papers."""
 
     claim: str
     low: str
     high: str
+    papers: bool = True
 
 
-def _pairs(claim: str, low: str, high: str) -> list[Ordering]:
-    return [Ordering(claim, low.format(bits), high.format(bits)) for bits in BITS]
+def _pairs(claim: str, low: str, high: str, papers: bool = True) -> list[Ordering]:
+    return [Ordering(claim, low.format(bits), high.format(bits), papers) for bits in BITS]
 
 
 def _orderings() -> list[Ordering]:
+    twos = ("rtn-2-g128", "rtn-2-g128-clip", "rtn-2-g32", "gptq-2-g128", "gptq-2-g128-order", "bcq-2-g128")
+    twos += ("bcq-2-g128-weighted", "bcq-2-g32", "bcq-2-g32-weighted")
     made = _pairs("bcq <= rtn at equal bits", "bcq-{}-g128", "rtn-{}-g128")
-    made += _pairs("the same, weighted", "bcq-{}-g128-weighted", "rtn-{}-g128")
-    made += _pairs("the same at equal bytes", "bcq-{}-g128-weighted", "rtn-{}-g32")
     made += _pairs("gptq <= rtn", "gptq-{}-g128", "rtn-{}-g128")
-    made += _pairs("the same with act_order", "gptq-{}-g128-order", "rtn-{}-g128")
     for low in ("mixed24", "mixed24-outliers"):
         made.append(Ordering("mixed24 better than 3-bit rtn", low, "rtn-3-g128"))
-        twos = ("rtn-2-g128", "rtn-2-g128-clip", "rtn-2-g32", "gptq-2-g128", "gptq-2-g128-order", "bcq-2-g128")
-        twos += ("bcq-2-g128-weighted", "bcq-2-g32", "bcq-2-g32-weighted")
         made += [Ordering("mixed24 better than 2-bit anything", low, high) for high in twos]
     made.append(Ordering("outliers help", "mixed24-outliers", "mixed24"))
-    made.append(Ordering("outliers help, with gptq", "mixed24-gptq-outliers", "mixed24-gptq"))
-    made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24"))
-    made += _pairs("smaller groups help: rtn", "rtn-{}-g32", "rtn-{}-g128")
-    made += _pairs("smaller groups help: bcq", "bcq-{}-g32", "bcq-{}-g128")
-    made += _pairs("smaller groups help: bcq, weighted", "bcq-{}-g32-weighted", "bcq-{}-g128-weighted")
-    made += _pairs("clipping search helps rtn", "rtn-{}-g128-clip", "rtn-{}-g128")
-    made += _pairs("values in FP16: bcq <= rtn at equal bits", "bcq-{}-g128-no-v", "rtn-{}-g128-no-v")
-    made += _pairs("values in FP16: gptq <= rtn", "gptq-{}-g128-no-v", "rtn-{}-g128-no-v")
+    made += _pairs("smaller groups help", "rtn-{}-g32", "rtn-{}-g128")
+    made += _pairs("smaller groups help", "bcq-{}-g32", "bcq-{}-g128")
     made += [
         Ordering("Atom, table 4: outliers in FP16 help", "atom-fp16", "atom-rtn"),
         Ordering("Atom, table 4: FP16 outliers are better than INT8", "atom-fp16", "atom-int8"),
@@ -132,6 +121,21 @@ def _orderings() -> list[Ordering]:
         Ordering("Atom, table 4: GPTQ helps", "atom-gptq", "atom-clip"),
         Ordering("Atom, table 4: INT4 in the KV cache costs", "atom-gptq", "atom-kv"),
     ]
+    return made + _own()
+
+
+def _own() -> list[Ordering]:
+    """What the papers do not say."""
+    made = _pairs("bcq, weighted <= rtn at equal bits", "bcq-{}-g128-weighted", "rtn-{}-g128", False)
+    made += _pairs("bcq, weighted <= rtn at equal bytes", "bcq-{}-g128-weighted", "rtn-{}-g32", False)
+    made += _pairs("bcq <= rtn at equal bytes", "bcq-{}-g128", "rtn-{}-g32", False)
+    made += _pairs("gptq, act_order <= rtn", "gptq-{}-g128-order", "rtn-{}-g128", False)
+    made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24", False))
+    made.append(Ordering("outliers help beside gptq", "mixed24-gptq-outliers", "mixed24-gptq", False))
+    made += _pairs("smaller groups help bcq, weighted", "bcq-{}-g32-weighted", "bcq-{}-g128-weighted", False)
+    made += _pairs("clipping search helps rtn", "rtn-{}-g128-clip", "rtn-{}-g128", False)
+    made += _pairs("values in FP16: bcq <= rtn", "bcq-{}-g128-no-v", "rtn-{}-g128-no-v", False)
+    made += _pairs("values in FP16: gptq <= rtn", "gptq-{}-g128-no-v", "rtn-{}-g128-no-v", False)
     return made
 
 

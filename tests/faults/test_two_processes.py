@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from collections import Counter
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bcqfmt.converters.workspace import Workspace
+from bcqfmt.errors import BcqError
 from conversions import tree
 from fault_case import Case
 from soak_figures import record
@@ -34,6 +37,24 @@ def test_one_wins(twenty: Case, tmp_path: Path) -> None:
     assert sorted(ends) in (["BCQ-E401", "made"], ["BCQ-E403", "made"]), ends
     assert tree(tmp_path / "bcq") == twenty.plain
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_the_lock_of_a_folder_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+    """The other one finishes, and takes the folder away, between our opening of the lock file and our locking it."""
+    real = fcntl.flock
+
+    def finished_meanwhile(descriptor: int, kind: int) -> None:
+        shutil.rmtree(tmp_path / "bcq.partial")
+        if later:  # and a third one has begun anew
+            (tmp_path / "bcq.partial" / ".bcq_work").mkdir(parents=True)
+            (tmp_path / "bcq.partial" / ".bcq_work" / "lock").touch()
+        real(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", finished_meanwhile)
+    with pytest.raises(BcqError, match="another process is working on it") as caught:
+        Workspace(tmp_path / "bcq", resume=True, overwrite=False)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E403", 7)
 
 
 @pytest.mark.soak

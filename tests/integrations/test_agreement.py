@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_shipped_model_on_text_of_the_project(folders: tuple[Path, Path], dtype: str) -> None:
-    """In bfloat16 only the divergence: a model as small as this one has many equal logits there."""
+    """In bfloat16 only the divergence: the same token is likeliest in 97.5 % of the places, which misses the goal."""
     measure = script()
     measure.TOKENS = 24
     rows = list(measure.measured(*folders, ROOT / "spec" / "bcq-1.0.md", dtype))

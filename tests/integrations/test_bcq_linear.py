@@ -122,7 +122,7 @@ def test_gradients_reach_the_input_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "batch"), [(plain(5), 2), (plain(5), 14), (rich(), 1), (ks.weight("bcq", 3, 5, 70, 32), 1)]
+    ("weight", "batch"), [(plain(5), 2), (plain(5), 14), (ks.weight("bcq", 3, 5, 70, 32), 1), (rich(), 1)]
 )
 def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> None:
     x, y, dense = simulate(sim_bcq_linear.products, weight, batch)

@@ -252,7 +252,7 @@ def test_no_cluster(ray: FakeRay, source: Path, tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-@pytest.mark.parametrize("address", ["ray://localhost:10001", "localhost:many", "localhost:99999999"])
+@pytest.mark.parametrize("address", ["ray://localhost:10001", "local", "localhost:many", "localhost:99999999"])
 def test_addresses_that_are_none(ray: FakeRay, source: Path, tmp_path: Path, address: str) -> None:
     with pytest.raises(BcqError) as caught:
         conversion(source).run(tmp_path / "bcq", executor=RayExecutor(address))
@@ -338,6 +338,18 @@ def test_a_lock_left_behind_is_waited_for(
     assert naps == [1.0]
     conversion(source).close(tmp_path / "bcq")
     assert tree(tmp_path / "bcq") == plain
+
+
+def test_modes_follow_the_umask_of_the_driver(source: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        (task, *_) = tasks_of(conversion(source), tmp_path / "bcq")
+    finally:
+        os.umask(before)
+    assert fault_of(run_task(task)) is None
+    shard = tmp_path / "bcq.partial" / task.file
+    assert (shard.stat().st_mode & 0o777, shard.parent.stat().st_mode & 0o777) == (0o640, 0o750)
+    assert os.umask(before) == before
 
 
 def test_reports_are_plain_data(source: Path, tmp_path: Path) -> None:

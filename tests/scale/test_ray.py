@@ -92,13 +92,13 @@ def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return tree(target)
 
 
-def driver(source: Path, target: Path, address: str, *more: str) -> subprocess.Popen[bytes]:
+def driver(source: Path, target: Path, address: str, *more: str, umask: int = -1) -> subprocess.Popen[bytes]:
     asked = ["convert", str(source), str(target), "--max-shard-size", str(SIZE), "--json"]
     asked += ["--executor", "ray", "--ray-address", address, *more]
     errors = (target.parent / "stderr").open("wb")
     with errors:
         return subprocess.Popen(
-            [PYTHON, "-P", "-m", "bcqfmt", *asked], env=variables(), stdout=subprocess.PIPE, stderr=errors
+            [PYTHON, "-P", "-m", "bcqfmt", *asked], env=variables(), stdout=subprocess.PIPE, stderr=errors, umask=umask
         )
 
 
@@ -148,8 +148,9 @@ def kill_one(running: subprocess.Popen[bytes]) -> int:
 
 def test_same_bytes(cluster: Cluster, source: Path, plain: dict[str, str], tmp_path: Path) -> None:
     target = tmp_path / "bcq"
-    told = finished(driver(source, target, cluster.address), target)
+    told = finished(driver(source, target, cluster.address, umask=0o077), target)
     assert tree(target) == plain
+    assert {path.stat().st_mode & 0o777 for path in target.rglob("*") if path.is_file()} == {0o600}
     assert (told["complete"], told["executor"]["tasks"], told["executor"]["nodes"]) == (True, LAYERS, 2)
     assert told["executor"]["peak_task_rss_bytes"] <= told["executor"]["task_memory_bytes"] < 500_000_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "stderr"]

@@ -81,7 +81,9 @@ def _slice(asked: argparse.Namespace, kind: str, runs: int, seed: int, scratch: 
     words = [sys.executable, "-P", __file__, "--kind", kind, "--runs", str(runs), "--seed", str(seed)]
     words += ["--engine", engine, "--scratch", str(scratch), "--json", str(out)]
     path = os.pathsep.join([str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")])
-    ran = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=7200
+    )
     if ran.returncode != 0 or not out.exists():
         raise SystemExit(f"a slice ended with {ran.returncode}:\n{ran.stderr[-4000:]}")
     found: dict[str, Any] = json.loads(out.read_text())
@@ -157,7 +159,7 @@ def _atheris(asked: argparse.Namespace) -> NoReturn:
             _finish(asked, {**target.figures(), "corpus": len(list(corpus.iterdir())), "blocks": 0})
             os._exit(0)
 
-    def change(data: bytes, longest: int, seed: int) -> bytes:
+    def change(data: bytes, longest: int, seed: int) -> bytes:  # must not raise: libFuzzer would end, and hang
         rng = random.Random(seed)
         if rng.random() < 0.25:
             return bytes(atheris.Mutate(data, longest))

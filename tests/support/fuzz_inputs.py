@@ -23,7 +23,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.85:
         try:
             return mutated_file(data, rng)[:LONGEST]
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):  # no header to speak of
+        except Exception:  # noqa: BLE001 - no header to speak of: whatever that makes of the mutations
             pass
     return mutate_bytes(data, rng)[:LONGEST]
 
