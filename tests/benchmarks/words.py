@@ -193,7 +193,7 @@ def compilation() -> list[Result]:
         )
     return [
         Result(
-            "packers and digests, import and first calls, nothing cached",
+            "packers and digests, import and first calls, no loop cached (Python bytecode is)",
             f"{seconds[0]:.2f} s",
             f"<= {LIMIT:g} s",
             seconds[0] <= LIMIT,
