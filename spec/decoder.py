@@ -102,7 +102,8 @@ def parse_json(data: bytes, rules: tuple[str, str, str], kind: str = "limited") 
         if kind in ("numbers", "config") and not text.lstrip("-").isdigit():
             return float(text)
         value = parse_integer(text) if text.lstrip("-").isdigit() else None
-        if value is None or (kind == "limited" and not is_int(value, -MAX_INTEGER)):
+        limited = kind == "limited" and not is_int(value, -MAX_INTEGER)
+        if value is None or limited or (kind == "header" and text == "-0"):
             raise ValueError(f"the number {text[:40]} is not allowed here")
         return value
 

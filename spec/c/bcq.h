@@ -786,6 +786,8 @@ static int bcq__scan_scalar(bcq__json *d, size_t *i, uint32_t index, int kind)
         return 0;
     if (node->type == BCQ__INTEGER && kind == BCQ__KIND_LIMITED && !bcq__integer(d, index, &value))
         return 0;
+    if (kind == BCQ__KIND_HEADER && node->type == BCQ__INTEGER && c == '-' && d->text[start + 1] == '0')
+        return 0; /* -0 */
     return node->type != 0;
 }
 

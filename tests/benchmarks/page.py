@@ -18,7 +18,7 @@ Things that are compared run in turn in one process, after one round to warm up;
 A figure is the median of the rounds, in brackets the lowest and the highest. All files are in the page cache.
 
 **First calls.** A new process whose numba cache is empty. Python's own bytecode is there, as after an installation: a
-process that is not counted comes first. Until this run it was not, and the figure was 3.3 s; an hour before this run,
+process that is not counted comes first. Until this run it was not, and the figure was 3.3 s; a few minutes before it,
 without it, 3.7 s.
 
 **Packers.** One 4-bit layer of 11008 x 4096, two threads. The floor is `np.copyto` of as many bytes as go in and come

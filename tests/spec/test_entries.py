@@ -55,3 +55,15 @@ def test_widths_of_two_segments_may_not_be_empty(tmp_path: Path) -> None:
     with pytest.raises(decoder.Refused) as refusal:
         decoder.read_bytes(file.read_bytes())
     assert refusal.value.rule == bcqfmt.validate(file).errors[0].code == "BCQ-V211"
+
+
+def test_a_header_has_no_negative_zero(tmp_path: Path) -> None:
+    whole = frame(*described(example_tensors(), example_descriptor()))
+    changed = whole.replace(b'"data_offsets":[0,', b'"data_offsets":[-0,', 1)
+    length = int.from_bytes(whole[:8], "little")
+    assert changed[8 : 8 + length + 1] != whole[8 : 8 + length + 1]
+    changed = (length + 1).to_bytes(8, "little") + changed[8:]
+    with pytest.raises(decoder.Refused) as refusal:
+        decoder.read_bytes(changed)
+    file = place(tmp_path, changed)
+    assert refusal.value.rule == bcqfmt.validate(file).errors[0].code == "BCQ-V106"
