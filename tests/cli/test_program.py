@@ -227,7 +227,8 @@ def test_full_disk(folder: Path) -> None:
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 import bcqfmt.summary
 def summarize(path, modules=False):
     print("ready", flush=True)
