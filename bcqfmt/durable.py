@@ -31,7 +31,10 @@ _SYNC_EVERY = 1 << 27
 
 
 class OutputFile:
-    """A file under a temporary name, created with the mode that the umask allows."""
+    """A file under a temporary name, created with the mode that the umask allows.
+
+    In a ``with`` block it gets its name at the end, or is removed when something was raised.
+    """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
@@ -48,6 +51,19 @@ class OutputFile:
         except OSError as fault:
             self.discard()
             raise _failed(path, fault, size or 0) from fault
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.discard()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.discard()
+            raise
 
     @property
     def temporary(self) -> Path:
@@ -147,13 +163,8 @@ def _reserve(descriptor: int, size: int) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """A small file, whole or not at all."""
-    output = OutputFile(path)
-    try:
+    with OutputFile(path) as output:
         output.write(data)
-        output.commit()
-    except BaseException:
-        output.discard()
-        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -166,9 +166,8 @@ def write_tensors(
     entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
-    output = OutputFile(path, size)
     sizes = {name: tensors[name].nbytes for name in entries}
-    try:
+    with OutputFile(path, size) as output:
         with digests(head, output, sizes) as sums, closing(ahead(_chunks(tensors, list(entries)))) as stream:
             output.write(head)
             for name, chunk in stream:
@@ -183,10 +182,6 @@ def write_tensors(
             whole, of_tensors = sums.result()
         if proof is not None:
             proof(output.temporary)
-        output.commit()
-    except BaseException:
-        output.discard()
-        raise
     return Written(FileRecord(size, whole), of_tensors)
 
 

@@ -67,14 +67,9 @@ class CalibrationWork:
 
     def rows_into(self, stage: int, rows: Iterator[Row]) -> None:
         """Write what enters a layer, row by row; the file appears when all are written."""
-        output = OutputFile(self.hidden(stage))
-        try:
+        with OutputFile(self.hidden(stage)) as output:
             for row in rows:
                 output.write(np.ascontiguousarray(row, np.float32).data.cast("B"))
-            output.commit()
-        except BaseException:
-            output.discard()
-            raise
 
     def rows_of(self, stage: int, count: int, shape: tuple[int, int]) -> Iterator[Row]:
         """What enters a layer, row by row, each float32 ``[seq, hidden]``."""

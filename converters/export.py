@@ -207,15 +207,9 @@ def _write_side_files(work: Path, checkpoint: Checkpoint, texts: dict[str, bytes
 def _copy(folder: Path, path: str, work: Path) -> None:
     place = work / path
     make_folders(place.parent)
-    with closing(SourceFile(inside(folder, path), path)) as source:
-        output = OutputFile(place)
-        try:
-            for start in range(0, source.size, _COPY):
-                output.write(source.read(start, min(_COPY, source.size - start)).data)
-            output.commit()
-        except BaseException:
-            output.discard()
-            raise
+    with closing(SourceFile(inside(folder, path), path)) as source, OutputFile(place) as output:
+        for start in range(0, source.size, _COPY):
+            output.write(source.read(start, min(_COPY, source.size - start)).data)
 
 
 def _card(folder: Path, layout: str) -> bytes | None:

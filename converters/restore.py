@@ -60,8 +60,8 @@ def restore(
 def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Callable[[int], None]) -> str:
     record = rebuilder.files()[path]
     make_folders(place.parent)
-    output, state = OutputFile(place, record["size"]), hashlib.sha256()
-    try:
+    state = hashlib.sha256()
+    with OutputFile(place, record["size"]) as output:
         with closing(ahead(_cut(rebuilder.chunks(path)))) as stream:
             for chunk in stream:
                 state.update(chunk.data)
@@ -69,10 +69,6 @@ def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Call
                 beat(chunk.size)
         if state.hexdigest() != record["sha256"]:
             raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])
-        output.commit()
-    except BaseException:
-        output.discard()
-        raise
     return state.hexdigest()
 
 

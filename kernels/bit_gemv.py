@@ -9,7 +9,7 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.bit_shape import BitShape, shape_for
-from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.launch import LIMIT, check_array, check_product, check_same_device
 from bcqfmt.kernels.operands import Operand
 
 __all__ = ["BATCH", "BitOperand", "bit_gemv", "bit_operand"]
@@ -75,19 +75,13 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured to be
     best. Same bits at every call.
     """
-    device.require_cuda()
-    if not device.simulated() and device.capability() < (9, 0):
-        major, minor = device.capability()
-        raise error("BCQ-E551", found=f"a GPU of compute capability {major}.{minor}", expected="9.0")
+    device.require_capability(9, 0)
     from bcqfmt.kernels.cuda_bit_gemv import bit_gemv_kernel
 
     rows, columns = operand.shape
-    seen = check_array("x", x, tuple(_KINDS), (None, columns), align=16)
-    batch = seen.shape[0]
-    if not 1 <= batch <= BATCH:
-        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{BATCH}; matmul takes any number")
-    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out
-    result = check_array("out", y, tuple(_KINDS), (batch, rows)).dtype
+    batch, dtype, y, result = check_product(
+        operand.shape, x, out, dtypes=tuple(_KINDS), results=tuple(_KINDS), most=BATCH
+    )
     if addend is not None:
         check_array("addend", addend, ("F32",), (batch, rows))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].planes)
@@ -97,8 +91,8 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
         final = k == len(operand.segments) - 1
         target = y if final else device.empty_like(x, (batch, rows), "F32")
         kind = _KINDS[result] if final else 0
-        precise, added = "F32" in (seen.dtype, result), held is not None
-        shape = shapes[k] if shapes else _shape(operand, segment, batch, _KINDS[seen.dtype], kind, added, precise)
+        precise, added = "F32" in (dtype, result), held is not None
+        shape = shapes[k] if shapes else _shape(operand, segment, batch, _KINDS[dtype], kind, added, precise)
         if shape.slices > segment.layout.chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
         launched = bit_gemv_kernel(shape)

@@ -9,7 +9,7 @@ import numpy as np
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect
-from bcqfmt.kernels.ptx_numba import cuda
+from bcqfmt.kernels.ptx_numba import inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["MAGIC", "PATTERN", "WIDEN", "bit_turner", "fetcher", "number_pairs", "sums_as_floats"]
@@ -31,7 +31,7 @@ def number_pairs(number: str) -> Any:
         words = ptx.lds64(address, ptx.u32(offset))
         return ptx.bits_f32(words[0]), ptx.bits_f32(words[1])
 
-    return cuda.jit(full_pair if number == "F32" else pair, device=True, inline="always")
+    return inlined(full_pair if number == "F32" else pair)
 
 
 def sums_as_floats(converted: bool) -> Any:
@@ -43,7 +43,7 @@ def sums_as_floats(converted: bool) -> Any:
     def read(count: Any) -> Any:
         return ptx.f32(ptx.bits_f32(ptx.u32(count)) - MAGIC)
 
-    return cuda.jit(convert if converted else read, device=True, inline="always")
+    return inlined(convert if converted else read)
 
 
 def fetcher(layout: BitLayout) -> Any:
@@ -62,7 +62,7 @@ def fetcher(layout: BitLayout) -> Any:
             first = ptx.u32((tile * sets + (c * halves + h) // sharing) * (set_bytes // 16))
             bulk_copy(numbers, first, ptx.u32(slot + q * 512 + h * set_bytes), ptx.u32(size), bar)
 
-    return cuda.jit(unrolled(fetch), device=True, inline="always")
+    return inlined(unrolled(fetch))
 
 
 def bit_turner() -> Any:
@@ -87,4 +87,4 @@ def bit_turner() -> Any:
         rest = ptx.u32(((low >> 4) & 0x0F0F0F0F) | (high & 0xF0F0F0F0))
         return turned, rest
 
-    return cuda.jit(turn, device=True, inline="always")
+    return inlined(turn)

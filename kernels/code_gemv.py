@@ -12,7 +12,7 @@ from typing import Any
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.code_shape import BATCH, PREFERRED, CodeShape, space_for
-from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.launch import LIMIT, check_array, check_product, check_same_device
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, ROWS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
 from bcqfmt.weight import BcqWeight
@@ -78,24 +78,18 @@ def code_gemv(operand: CodeOperand, x: Any, out: Any = None, *, shape: CodeShape
     ``out``: (batch, out) float16, bfloat16 or float32, by default new and of x's type. ``shape``: by default what
     :func:`shape_for` says. Same bits at every call.
     """
-    device.require_cuda()
-    if not device.simulated() and device.capability() < (9, 0):
-        major, minor = device.capability()
-        raise error("BCQ-E551", found=f"a GPU of compute capability {major}.{minor}", expected="9.0")
+    device.require_capability(9, 0)
     from bcqfmt.kernels.cuda_code_gemv import code_gemv_kernel
 
     rows, columns = operand.shape
-    seen = check_array("x", x, tuple(_KINDS), (None, columns), align=16)
-    batch = seen.shape[0]
-    if not 1 <= batch <= BATCH:
-        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{BATCH}; matmul takes any number")
-    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out
-    result = check_array("out", y, tuple(_RESULTS), (batch, rows)).dtype
+    batch, dtype, y, result = check_product(
+        operand.shape, x, out, dtypes=tuple(_KINDS), results=tuple(_RESULTS), most=BATCH
+    )
     tiles = -(-rows // ROWS)
     check_array("units", operand.units, ("I32", "U32"), (tiles * operand.chunks * FOUR_BYTES // 4,), align=16)
     check_same_device(x=x, out=y, weight=operand.units)
     if shape is None:
-        shape = shape_for(operand, batch, seen.dtype, result)
+        shape = shape_for(operand, batch, dtype, result)
     space = None if shape is None or shape.slices > operand.chunks else space_for(shape, operand.chunks)
     if shape is None or space is None:
         found = f"{columns} columns, {batch} vectors"

@@ -6,7 +6,7 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.mixed_steps import PRECISION, block_integers
-from bcqfmt.kernels.ptx_numba import cuda, types
+from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["code_integers"]
@@ -61,4 +61,4 @@ def code_integers(batch: int, kind: int, warps: int) -> Any:
                     ptx.sts_f32(ptx.u32(info + (4 * vectors + b) * 4), ptx.u32(0), value)
             unit_at = ptx.u32(unit_at + warps)
 
-    return cuda.jit(unrolled(prepare), device=True, inline="always")
+    return inlined(unrolled(prepare))

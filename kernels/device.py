@@ -95,6 +95,14 @@ def capability() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def require_capability(major: int, minor: int) -> None:
+    """BCQ-E551 unless there is a GPU of at least this compute capability; the simulator has any."""
+    require_cuda()
+    if not simulated() and capability() < (major, minor):
+        found = "{}.{}".format(*capability())
+        raise error("BCQ-E551", found=f"a GPU of compute capability {found}", expected=f"{major}.{minor}")
+
+
 def processors() -> int:
     """Multiprocessors of the current GPU; 2 in the simulator."""
     require_cuda()

@@ -23,7 +23,7 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.cubins import Loaded
 
-__all__ = ["LIMIT", "Kernel", "check_array", "check_same_device", "kernel"]
+__all__ = ["LIMIT", "Kernel", "check_array", "check_product", "check_same_device", "kernel"]
 
 LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
 _NUMPY: dict[str, Any] = {
@@ -168,6 +168,22 @@ def check_array(
     if found.size > LIMIT:
         raise error("BCQ-E554", found=f"{what} has {found.size} elements", expected=f"at most {LIMIT}")
     return found
+
+
+def check_product(
+    shape: tuple[int, int], x: Any, out: Any, *, dtypes: Sequence[str], results: Sequence[str], most: int
+) -> tuple[int, str, Any, str]:
+    """The vectors of a product and its result, new and of x's dtype where ``out`` is None: (batch, dtype of x, y, its).
+
+    ``shape``: of the matrix. BCQ-E552 unless x is (1..most, in) and y (batch, out), in one of these dtypes each.
+    """
+    rows, columns = shape
+    seen = check_array("x", x, dtypes, (None, columns), align=16)
+    batch = seen.shape[0]
+    if not 1 <= batch <= most:
+        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{most}; matmul takes any number")
+    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out
+    return batch, seen.dtype, y, check_array("out", y, results, (batch, rows)).dtype
 
 
 def check_same_device(**arrays: Any) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from bcqfmt.dtypes import round_to
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
-from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.launch import LIMIT, check_product, check_same_device
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
 from bcqfmt.kernels.mixed_shape import PREFERRED, SLICES, MixedShape, MixedSpace, space_for
@@ -136,22 +136,16 @@ def mixed_gemv(
     while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
     every call.
     """
-    device.require_cuda()
-    if not device.simulated() and device.capability() < (9, 0):
-        major, minor = device.capability()
-        raise error("BCQ-E551", found=f"a GPU of compute capability {major}.{minor}", expected="9.0")
+    device.require_capability(9, 0)
     from bcqfmt.kernels.cuda_mixed_gemv import mixed_gemv_kernel
 
     rows, columns = operand.shape
-    seen = check_array("x", x, tuple(_KINDS), (None, columns), align=16)
-    batch = seen.shape[0]
-    if not 1 <= batch <= BATCH:
-        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{BATCH}; matmul takes any number")
-    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out
-    result = check_array("out", y, tuple(_KINDS), (batch, rows)).dtype
+    batch, dtype, y, result = check_product(
+        operand.shape, x, out, dtypes=tuple(_KINDS), results=tuple(_KINDS), most=BATCH
+    )
     check_same_device(x=x, out=y, weight=operand.units)
     if shape is None:
-        shape = shape_for(operand, batch, _KINDS[seen.dtype], _KINDS[result])
+        shape = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
     shape = shape._replace(overlap=overlap and shape.overlap)
     if shape.deep not in (1, 2) or operand.twos % shape.deep or operand.fours % shape.deep:
         raise error("BCQ-E552", found=f"{shape.deep} units at a time", expected="1, or 2 where both kinds are even")

@@ -12,13 +12,9 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.mixed_vectors import element_at
 from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect
-from bcqfmt.kernels.ptx_numba import cuda
+from bcqfmt.kernels.ptx_numba import inlined
 
 __all__ = ["outlier_fetcher", "outlier_sum"]
-
-
-def _device(function: Any) -> Any:
-    return cuda.jit(function, device=True, inline="always")
 
 
 def outlier_fetcher(size: int) -> Any:
@@ -34,7 +30,7 @@ def outlier_fetcher(size: int) -> Any:
         bulk_expect(bar, ptx.u32(count * 16))
         bulk_copy(entries, begin, slot, ptx.u32(count * 16), bar)
 
-    return _device(fetch)
+    return inlined(fetch)
 
 
 def outlier_sum(kind: int, size: int) -> Any:
@@ -74,4 +70,4 @@ def outlier_sum(kind: int, size: int) -> Any:
             k = ptx.u32(k + step)
         return total
 
-    return _device(narrow if size == 4 else full)
+    return inlined(narrow if size == 4 else full)

@@ -7,7 +7,7 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.mixed_steps import PRECISION, block_integers
 from bcqfmt.kernels.mixed_vectors import element_at
-from bcqfmt.kernels.ptx_numba import cuda, types
+from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["vector_integers"]
@@ -62,4 +62,4 @@ def vector_integers(batch: int, parts: int, kind: int, threads: int) -> Any:
             order0, order1 = after0, after1
             quad = ptx.u32(quad + threads)
 
-    return cuda.jit(unrolled(prepare), device=True, inline="always")
+    return inlined(unrolled(prepare))

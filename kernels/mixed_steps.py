@@ -9,15 +9,11 @@ from bcqfmt.kernels.bit_steps import MAGIC, PATTERN
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, TWO_BYTES
 from bcqfmt.kernels.mixed_ptx import mma_u8
 from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect
-from bcqfmt.kernels.ptx_numba import cuda
+from bcqfmt.kernels.ptx_numba import inlined
 
 __all__ = ["PRECISION", "block_integers", "four_bit_sums", "two_bit_sums", "unit_fetcher"]
 
 PRECISION = 14  # bits of an integer after the leading one of the largest of its 16 neighbours
-
-
-def _device(function: Any) -> Any:
-    return cuda.jit(function, device=True, inline="always")
 
 
 def unit_fetcher(deep: int) -> Any:
@@ -32,7 +28,7 @@ def unit_fetcher(deep: int) -> Any:
         bulk_expect(bar, size)
         bulk_copy(units, at, slot, size, bar)
 
-    return _device(fetch)
+    return inlined(fetch)
 
 
 def block_integers() -> Any:
@@ -59,7 +55,7 @@ def block_integers() -> Any:
         l2, l3 = ptx.fma_f32(ptx.f32(MAGIC - f2), unit, v2), ptx.fma_f32(ptx.f32(MAGIC - f3), unit, v3)
         return unit, total, high, low, l0, l1, l2, l3
 
-    return _device(integers)
+    return inlined(integers)
 
 
 def two_bit_sums() -> Any:
@@ -81,7 +77,7 @@ def two_bit_sums() -> Any:
             ptx.u32(word * k2), ptx.u32(word * k3), d[0], d[1], d[2], d[3],
         )  # fmt: skip
 
-    return _device(sums)
+    return inlined(sums)
 
 
 def four_bit_sums() -> Any:
@@ -100,4 +96,4 @@ def four_bit_sums() -> Any:
             ptx.u32(word * k2), ptx.u32(word * k3), d[0], d[1], d[2], d[3],
         )  # fmt: skip
 
-    return _device(sums)
+    return inlined(sums)

@@ -7,14 +7,10 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_steps import WIDEN
 from bcqfmt.kernels.mixed_ptx import lds16
-from bcqfmt.kernels.ptx_numba import cuda
+from bcqfmt.kernels.ptx_numba import inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["element_at", "vector_piece"]
-
-
-def _device(function: Any) -> Any:
-    return cuda.jit(function, device=True, inline="always")
 
 
 def vector_piece(kind: int) -> Any:
@@ -42,7 +38,7 @@ def vector_piece(kind: int) -> Any:
                 w3 = ptx.u32(w3 | word)
         return w0, w1, w2, w3
 
-    return _device(unrolled(piece))
+    return inlined(unrolled(piece))
 
 
 def element_at(kind: int) -> Any:
@@ -55,4 +51,4 @@ def element_at(kind: int) -> Any:
     def half(address: Any, place: Any) -> Any:
         return widen(lds16(ptx.u32(address + place * 2), ptx.u32(0)))
 
-    return _device(full if kind == 0 else half)
+    return inlined(full if kind == 0 else half)

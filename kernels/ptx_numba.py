@@ -9,10 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["cuda", "simulated", "types"]
+__all__ = ["cuda", "inlined", "simulated", "types"]
 
 cuda: Any = importlib.import_module("numba.cuda")
 types: Any = importlib.import_module("numba.types")
+
+
+def inlined(function: Any) -> Any:
+    """A device function that is written into the kernel that calls it."""
+    return cuda.jit(function, device=True, inline="always")
 
 
 def simulated() -> bool:
