@@ -10,10 +10,11 @@ its simulator only when something is launched.
                                 `operands_lut_gemm`: the published kernel's own arrays, there and back
 `matmul`                        ``lut_gemv``, ``dequantize``, ``matmul`` on torch tensors: checks, choices, launches
 `operands_device`               operands on a device, in the orders that kernels read
-`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_outliers` adds outliers in a launch of its own
-`bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_steps`
-                                `cuda_bit_gemv`
-`code_gemv`                     4-bit codes with up to eight vectors, on integer tensor cores: `code_*` `cuda_code_gemv`
+`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_dequant_wide`: 5 to 8 planes; `cuda_outliers`: a launch of
+                                their own
+`bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_ring`
+                                `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and short groups the same
+                                operands on integer tensor cores: `byte_shape` `byte_prepare` `cuda_byte_gemv`
 `mixed`                         2/4-bit weights with second-order scales and outliers: `mixed_*` `cuda_mixed_gemv`
 `cuda_w4a4_launch`              Atom's W4A4 product with its operands and oracle: `cuda_w4a4` `cuda_rmsnorm`
                                 `atom_operands` `atom_reference`

@@ -8,13 +8,13 @@ from typing import Any
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
-from bcqfmt.kernels.bit_shape import BitShape, shape_for
-from bcqfmt.kernels.launch import LIMIT, check_array, check_product, check_same_device
+from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels.byte_shape import BATCH, ByteShape, product_shape
+from bcqfmt.kernels.launch import LIMIT, Kernel, check_array, check_product, check_same_device
 from bcqfmt.kernels.operands import Operand
 
-__all__ = ["BATCH", "BitOperand", "bit_gemv", "bit_operand"]
+__all__ = ["BATCH", "BitOperand", "bit_gemv", "bit_operand", "kernel_of"]
 
-BATCH = 4  # vectors of one launch
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 _ROTATION = 3
 
@@ -69,15 +69,13 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
 
 
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
-    """``x W^T`` for x (batch, in) with batch 1..4, float16, bfloat16 or float32, on a GPU of capability 9.0.
+    """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
     ``out``: (batch, out) in any of these types, by default new and of x's. ``addend``: (batch, out) float32, added to
     the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured to be
     best. Same bits at every call.
     """
     device.require_capability(9, 0)
-    from bcqfmt.kernels.cuda_bit_gemv import bit_gemv_kernel
-
     rows, columns = operand.shape
     batch, dtype, y, result = check_product(
         operand.shape, x, out, dtypes=tuple(_KINDS), results=tuple(_KINDS), most=BATCH
@@ -95,7 +93,7 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
         shape = shapes[k] if shapes else _shape(operand, segment, batch, _KINDS[dtype], kind, added, precise)
         if shape.slices > segment.layout.chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
-        launched = bit_gemv_kernel(shape)
+        launched = kernel_of(shape)
         grid = min(device.processors(), tiles)
         launched.launch(
             (grid,), shape.threads,
@@ -107,15 +105,23 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     return y
 
 
+def kernel_of(shape: BitShape | ByteShape) -> Kernel:
+    """The kernel for a shape."""
+    from bcqfmt.kernels.cuda_bit_gemv import bit_gemv_kernel
+    from bcqfmt.kernels.cuda_byte_gemv import byte_gemv_kernel
+
+    return bit_gemv_kernel(shape) if isinstance(shape, BitShape) else byte_gemv_kernel(shape)
+
+
 def _shape(
     operand: BitOperand, segment: BitSegment, batch: int, kind: int, out: int, added: bool, precise: bool
-) -> BitShape:
+) -> BitShape | ByteShape:
     reordered = operand.perm is not None
-    found = shape_for(segment.layout, batch, kind, out, reordered=reordered, added=added, precise=precise)
+    found = product_shape(segment.layout, batch, kind, out, reordered=reordered, added=added, precise=precise)
     if found is None:
         raise error(
             "BCQ-E553",
             found=f"{operand.shape[1]} columns, {batch} vectors",
-            expected="vectors that fit into shared memory as bits",
+            expected="vectors that fit into shared memory; fewer at once",
         )
     return found

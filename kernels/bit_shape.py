@@ -6,9 +6,75 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.bit_layout import BitLayout
 
-__all__ = ["SHARED_LIMIT", "BitShape", "examples", "shape_for"]
+__all__ = ["SHARED_LIMIT", "BitShape", "Ring", "examples", "shape_for"]
 
 SHARED_LIMIT = 227 * 1024  # of a block on sm_90
+_IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
+
+
+class Ring(NamedTuple):
+    """Buffers of a product (`bit_ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles."""
+
+    layout: BitLayout
+    slices: int
+    sides: int
+    stages: int
+    batch: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a tile."""
+        return -(-self.layout.chunks // self.slices)
+
+    @property
+    def sets(self) -> int:
+        """Sets of numbers that a block needs at most."""
+        each, sharing = 256 // self.layout.span, self.layout.sharing
+        most = 0
+        for first in range(0, self.layout.chunks, self.slices):
+            end = min(first + self.slices, self.layout.chunks)
+            most = max(most, (end * each - 1) // sharing - first * each // sharing + 1)
+        return most
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of planes in a buffer; numbers follow."""
+        return self.slices * self.layout.bits * 512
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a buffer."""
+        return self.plane_bytes + self.sets * self.layout.set_bytes
+
+    @property
+    def finished(self) -> int:
+        """Tiles whose sums may be waiting to be added up."""
+        return self.stages // self.blocks + 1
+
+    @property
+    def barriers(self) -> int:
+        """Barriers for each of the tiles side by side: filled, free, finished."""
+        return 2 * self.stages + self.finished
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of sums of one tile."""
+        return self.slices * self.batch * 64
+
+    @property
+    def held_at(self) -> int:
+        """Where sums begin, counted from the buffers."""
+        return self.sides * self.stages * self.slot_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        """Where barriers begin."""
+        return self.held_at + self.sides * self.finished * self.held_bytes
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.barriers_at + self.sides * self.barriers * 8
 
 
 class BitShape(NamedTuple):
@@ -27,21 +93,45 @@ class BitShape(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.slices * self.tiles
+        """Threads of a block: those that multiply, and a warp that fetches for each tile."""
+        return 32 * (self.slices + 1) * self.tiles
+
+    @property
+    def ring(self) -> Ring:
+        """Its buffers."""
+        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch)
+
+    @property
+    def sharers(self) -> int:
+        """Lanes that share a group, each with other planes of x."""
+        return 4 // self.layout.places
+
+    @property
+    def held(self) -> int:
+        """Planes of x of a lane."""
+        return 8 * self.parts // self.sharers
+
+    @property
+    def stride(self) -> int:
+        """Bytes of 128 columns of x; 16 more keep banks apart."""
+        return (self.parts * 32 + 4) * 4
+
+    @property
+    def sums_at(self) -> int:
+        """Where sums of x and powers of two begin."""
+        return self.batch * self.layout.chunks * 2 * self.stride
 
     @property
     def fixed_bytes(self) -> int:
-        """Shared memory for x, its sums and the partial sums."""
-        chunks = self.layout.chunks
-        bits = self.batch * chunks * 2 * (self.parts * 32 + 4) * 4
-        sums = self.batch * chunks * (256 // self.layout.span) * self.layout.passes * 64
-        return -(-(bits + sums + 2 * self.slices * self.tiles * self.batch * 64) // 128) * 128
+        """Shared memory for x and its sums."""
+        layout = self.layout
+        sums = self.batch * layout.chunks * (256 // layout.span) * layout.passes * 64
+        return -(-(self.sums_at + sums) // 128) * 128
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return self.fixed_bytes + self.slices * self.tiles * self.stages * (self.layout.unit_bytes + 8)
+        return self.fixed_bytes + self.ring.bytes
 
     @property
     def converted(self) -> bool:
@@ -63,11 +153,13 @@ def shape_for(
     if parts == 3 and layout.places == 4 and layout.formula != "bcq" and layout.bits > 4:
         return None
     slices = min(8, layout.chunks)
-    for tiles, stages in ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
+    few = layout.chunks <= 2 * slices  # then most blocks of threads see all their weights at once
+    for tiles, stages in ((2, 2),) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
         shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages)
-        if shape.shared_bytes <= SHARED_LIMIT:
+        if shape.ring.bytes <= _IN_FLIGHT and shape.shared_bytes <= SHARED_LIMIT:
             return shape
-    return None
+    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2)
+    return shape if shape.shared_bytes <= SHARED_LIMIT else None
 
 
 def examples() -> list[BitShape]:

@@ -131,7 +131,7 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
         f"u32* planes, {numbers}* first, {numbers}* second, u32* dense, u32 rows, u32 columns, u32 start, u32 width, "
         "u32 words, u32 groups, u32 group_words",
         threads=THREADS,
-        blocks=4,
+        blocks=5,
         variant=repr((q, formula, numbers, logical, result, finite)),
     )
     def dequantize_tables(
@@ -236,6 +236,6 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
                 column = ptx.u32((front + source) * 32 + (lane & 3) * 8)
                 if column < width:
                     place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(start + column)
-                    ptx.stg128(dense, place >> ptx.u64(3), p0, p1, p2, p3)
+                    ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
 
     return dequantize_tables

@@ -276,7 +276,8 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
         f"{element}* y, f32* partials, f32* statistics, u32 heads, u32 kv_heads, u32 capacity, u32 span, f32 factor"
     )
     function = attention if ptx.SIMULATED else unrolled(attention)
-    return kernel(declared, threads=THREADS, blocks=blocks if head_dim <= 128 else 2)(function)
+    held = blocks if head_dim <= 128 else 2
+    return kernel(declared, threads=THREADS, blocks=held, variant=repr((head_dim, kind)))(function)
 
 
 @functools.cache
@@ -309,4 +310,4 @@ def join_kernel(kind: str) -> Kernel:
             y[at] = ptx.f32_to_f16(result)
 
     element = "u32" if WIDE else "u16"
-    return kernel(f"{element}* y, f32* partials, f32* statistics, u32 splits", threads=256)(join)
+    return kernel(f"{element}* y, f32* partials, f32* statistics, u32 splits", threads=256, variant=kind)(join)

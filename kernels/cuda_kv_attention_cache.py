@@ -98,4 +98,4 @@ def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
         f"{element}* k, {element}* v, u32* keys, u32* key_parameters, u32* values, u32* value_parameters, i32* starts, "
         "u32 heads, u32 new, u32 capacity, u32 vectors"
     )
-    return kernel(declared, threads=32 * CACHE_WARPS, blocks=8)(quantize_kv)
+    return kernel(declared, threads=32 * CACHE_WARPS, blocks=8, variant=repr((head_dim, kind)))(quantize_kv)

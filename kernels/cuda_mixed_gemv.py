@@ -29,7 +29,7 @@ from bcqfmt.kernels.mixed_prepare import vector_integers
 from bcqfmt.kernels.mixed_shape import SHAPES, MixedShape
 from bcqfmt.kernels.mixed_steps import four_bit_sums, two_bit_sums, unit_fetcher
 from bcqfmt.kernels.mixed_vectors import vector_piece
-from bcqfmt.kernels.ptx_bits import barrier_of, bulk_fence, bulk_init, bulk_wait
+from bcqfmt.kernels.ptx_bits import ask_for, barrier_of, bulk_fence, bulk_init, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -103,6 +103,8 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                 for w in static(4):
                     early[i * 4 + w] = found[w]
         order0, order1 = ptx.u32(0), ptx.u32(0)
+        if thread < (padded + 63) >> 6:  # 128 bytes each; later the order would stand in line behind the weights
+            ask_for(perm, ptx.u32(thread * 8))
         if thread < padded >> 2:
             order0, order1 = ptx.ldg64_keep(perm, thread)
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)

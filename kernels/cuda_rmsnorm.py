@@ -145,4 +145,4 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
         f"{pointer}* x, {pointer}* gamma, {pointer}* y, u32* perm, u32* codes, f32* scale, "
         "u32 columns, u32 tokens, u32 tiles, f32 eps, f32 factor, f32 outlier"
     )
-    return kernel(declared, threads=NORM_THREADS, blocks=4)(activations)
+    return kernel(declared, threads=NORM_THREADS, blocks=4, variant=repr((kind, norm, quantize)))(activations)

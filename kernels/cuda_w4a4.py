@@ -33,7 +33,10 @@ _ARGUMENTS = (
 
 
 class Tile(NamedTuple):
-    """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` (16, 32, 64) x ``tokens`` (multiples of 8)."""
+    """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` x ``tokens``.
+
+    ``rows``: 32, 64, or 16 with an even ``warps_m``; ``tokens``: multiples of 8.
+    """
 
     rows: int
     tokens: int
@@ -70,7 +73,7 @@ class Tile(NamedTuple):
 
 # by the tokens they are meant for; measured, see docs/benchmarks
 SMALL, MIDDLE, LARGE = Tile(32, 16, 2, 1, 8, 2), Tile(32, 32, 2, 2, 6, 2), Tile(64, 32, 2, 2, 4, 2)
-TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 128: MIDDLE}
+TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 64: Tile(16, 32, 4, 1, 6, 3), 128: MIDDLE}
 
 
 def compile_cases() -> dict[str, list[tuple[Tile, str]]]:
@@ -119,6 +122,8 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
         warp_m, warp_n = ptx.u32(warp % WM), ptx.u32(warp // WM)
         first_row, first_token = ptx.u32(cuda.blockIdx.y * BM), ptx.u32(cuda.blockIdx.x * BN)
+        # rows are numbered so that a lane has four neighbours: of two tiles of 16, both halves
+        row_bytes = ptx.u32((warp_m >> 1) * 128 + (warp_m & 1) * 8) if MT == 1 else ptx.u32(warp_m * (MT * 64))
         slices = ptx.u32(cuda.gridDim.z)
         first = ptx.u32(ptx.u32(groups * cuda.blockIdx.z) // slices)
         count = ptx.u32(ptx.u32(ptx.u32(groups * (cuda.blockIdx.z + 1)) // slices) - first)
@@ -174,7 +179,7 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
             if step >= AHEAD:
                 at_w = ptx.u32(used + warp_m * (MT * 2048) + lane * 16)
                 at_x = ptx.u32(used + AT_X + warp_n * (NT * 1024) + lane * 16)
-                at_ws = ptx.u32(used + AT_WS + warp_m * (MT * 64) + (lane >> 2) * 16)
+                at_ws = ptx.u32(used + AT_WS + row_bytes + (lane >> 2) * 16)
                 at_xs = ptx.u32(used + AT_XS + warp_n * (NT * 32) + (lane & 3) * 8)
                 used = ptx.u32(used + STAGE)
                 if used == end:
@@ -193,6 +198,10 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                                 to = m * 16 + h * 8 + (k // 2) * 4 + k % 2
                                 a[to] = ptx.u32(ptx.u32(w[k] << 4) & _UPPER)
                                 a[to + 2] = ptx.u32(w[k] & _UPPER)
+                if MT == 1:  # half of the rows of a quad
+                    pair = ptx.lds64_f32(at_ws, ptx.u32(0))
+                    for i in range(2):
+                        ws[i] = pair[i]
                 for k in range(QUADS):
                     quad = ptx.lds128_f32(at_ws, ptx.u32(k * 128))
                     for i in range(4):
@@ -228,9 +237,12 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
 
         # The tile goes through shared memory, [token][row], so that neighbouring threads store neighbouring rows.
         cuda.syncthreads()
-        at = ptx.u32(base + ((warp_n * (NT * 8) + (lane & 3) * 2) * PITCH + warp_m * (MT * 16) + (lane >> 2) * 4) * 4)
+        at = ptx.u32(base + (warp_n * (NT * 8) + (lane & 3) * 2) * (PITCH * 4) + row_bytes + (lane >> 2) * 16)
         for n in static(NT):
             for k in range(2):
+                if MT == 1:
+                    e = n * 4 + k
+                    ptx.sts64_f32(at, ptx.u32((n * 8 + k) * PITCH * 4), acc[e], acc[e + 2])
                 for r in range(QUADS):
                     e = (2 * r * NT + n) * 4 + k
                     ptx.sts128_f32(
@@ -305,4 +317,7 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                                     y[ptx.u32(to + k)] = total[i * 4 + k]
 
     declared = _ARGUMENTS.format(y="u16" if HALF else "f32")
-    return kernel(declared, threads=THREADS, blocks=tile.blocks)(w4a4 if ptx.SIMULATED else unrolled(w4a4))
+    kept = repr((tile, out_type))
+    return kernel(declared, threads=THREADS, blocks=tile.blocks, variant=kept)(
+        w4a4 if ptx.SIMULATED else unrolled(w4a4)
+    )

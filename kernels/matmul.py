@@ -7,9 +7,9 @@ from typing import Any
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.kernels import device
-from bcqfmt.kernels.bit_gemv import BATCH, BitOperand, bit_gemv, bit_operand
+from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
-from bcqfmt.kernels.bit_shape import shape_for
+from bcqfmt.kernels.byte_shape import at_once
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.mixed import BATCH as MIXED_BATCH
 from bcqfmt.kernels.mixed import MixedOperand, mixed_gemv, mixed_operand, takes
@@ -21,9 +21,9 @@ from bcqfmt.weight import BcqWeight
 __all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dequantize", "lut_gemv", "matmul", "path_of"]
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
-# From this many vectors on, dequantize + matmul is faster than anything else: (planes, vectors), the first that fits;
-# measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
-CROSSOVER = ((2, 16), (4, 12), (8, 64))
+# From this many vectors on, dequantize + matmul is faster than anything else: where eight at once are multiplied, and
+# where they are fewer; measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
+CROSSOVER = (24, 12)
 _FLOATS = ("F16", "BF16", "F32")
 _PROCESSORS = 132  # of an H200; only how finely the columns are shared out depends on it
 
@@ -83,12 +83,13 @@ class MatmulWeight:
 
 def path_of(weight: MatmulWeight, vectors: int) -> str:
     """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
-    planes = max(segment.bits for segment in weight.operand.segments)
-    limit = next(limit for bits, limit in CROSSOVER if planes <= bits)
-    if vectors >= limit or not weight.linear:
+    many, few = CROSSOVER
+    if vectors >= many or not weight.linear:
         return "dequantize"
     if weight.mixed is not None:
-        return "mixed"
+        return "mixed" if vectors < few else "dequantize"
+    if vectors >= few and _several(weight.bits, "F16") < BATCH_LIMIT:
+        return "dequantize"
     return "look-up" if weight.bits is None else "bits"
 
 
@@ -108,11 +109,12 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
     if count and path == "dequantize":
         return (vectors @ dequantize(weight.exact, found.dtype).T).reshape(*lead, rows)
     y = device.empty_like(x, (count, rows), found.dtype)
-    fast = weight.bits if path == "bits" and _fits(weight.bits, found.dtype) else None
+    several = _several(weight.bits, found.dtype) if path == "bits" else 0
+    fast = weight.bits if several else None
     both = weight.mixed if path == "mixed" and takes(weight.mixed, found.dtype) else None
-    at_once = MIXED_BATCH if both is not None else BATCH_LIMIT if fast is None else BATCH
-    for start in range(0, count, at_once):
-        part, out = vectors[start : start + at_once], y[start : start + at_once]
+    step = MIXED_BATCH if both is not None else several or BATCH_LIMIT
+    for start in range(0, count, step):
+        part, out = vectors[start : start + step], y[start : start + step]
         if both is not None:
             mixed_gemv(both, _aligned(part), out)
         elif fast is None:
@@ -122,13 +124,12 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
     return y.reshape(*lead, rows)
 
 
-def _fits(operand: BitOperand | None, dtype: str) -> bool:
-    """Whether the fast kernel can hold vectors of this type and width."""
+def _several(operand: BitOperand | None, dtype: str) -> int:
+    """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
     kind = {"F32": 0, "F16": 1, "BF16": 2}.get(dtype, 0)
-    return operand is not None and None not in (
-        shape_for(s.layout, BATCH, kind, kind, reordered=operand.perm is not None, added=True, precise=kind == 0)
-        for s in operand.segments
-    )
+    if operand is None:
+        return 0
+    return at_once([s.layout for s in operand.segments], kind, reordered=operand.perm is not None)
 
 
 def _aligned(x: Any) -> Any:
@@ -211,6 +212,7 @@ def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, th
     """
     device.require_cuda()
     from bcqfmt.kernels import cuda_dequant as cuda_kernels
+    from bcqfmt.kernels.cuda_dequant_wide import words
 
     if operand.layout != "canonical":
         raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="canonical")
@@ -227,12 +229,17 @@ def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, th
     for segment in operand.segments:
         formula = cuda_kernels.FORMULAS[segment.formula]
         numbers = "f64" if segment.numbers == "F64" else "f32"
-        if fits_tables(operand, segment, name):
+        grid = (-(-rows // (block // 32)), -(-segment.words // 32))
+        if whole_words(operand, segment, name) and segment.bits > 4:
+            words(segment.bits, formula, numbers, logical, result).launch(
+                grid, block, segment.planes, segment.first, segment.second, dense, rows, columns, segment.start,
+                segment.width, segment.words, segment.groups, segment.group_size // 32,
+            )  # fmt: skip
+        elif whole_words(operand, segment, name):
             finite = segment.finite and segment.formula != "float-zero"
             cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite).launch(
-                (-(-rows // (block // 32)), -(-segment.words // 32)), block,
-                segment.planes, segment.first, segment.second, dense, rows, columns, segment.start, segment.width,
-                segment.words, segment.groups, segment.group_size // 32,
+                grid, block, segment.planes, segment.first, segment.second, dense, rows, columns, segment.start,
+                segment.width, segment.words, segment.groups, segment.group_size // 32,
             )  # fmt: skip
         else:
             _elements(operand, segment, dense, (formula, numbers, logical, result), 0, block)
@@ -244,11 +251,10 @@ def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, th
     return dense
 
 
-def fits_tables(operand: DeviceOperand, segment: DeviceSegment, dtype: str) -> bool:
-    """Whether the fast kernel takes the segment."""
+def whole_words(operand: DeviceOperand, segment: DeviceSegment, dtype: str) -> bool:
+    """Whether the fast kernels, which take 32 columns at a time, take the segment."""
     return (
         dtype in ("F16", "BF16")
-        and segment.bits <= 4
         and segment.group_size % 32 == 0
         and operand.perm is None
         and segment.words <= 32 * 65535

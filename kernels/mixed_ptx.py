@@ -17,8 +17,9 @@ __all__ = ["lds16", "mma_u8"]
 if SIMULATED:
     import numpy as np
 
+    from bcqfmt.kernels import ptx_twins as twins
     from bcqfmt.kernels.simulator import slot_of
-    from bcqfmt.kernels.simulator_ptx import mma_s8
+    from bcqfmt.kernels.simulator_ptx import multiplied
 
     def lds16(address: int, offset: int) -> int:
         """16 bits, the upper half is 0."""
@@ -26,11 +27,11 @@ if SIMULATED:
 
     def mma_u8(*operands: Any) -> tuple[int, ...]:
         """The four sums of the calling lane: twice the upper seven bits, once the lowest."""
-        words, rest = [int(word) for word in operands[:4]], operands[4:6]
-        halves = [word >> 1 & 0x7F7F7F7F for word in words]
-        twice = mma_s8(*halves, *rest, 0, 0, 0, 0)
-        once = mma_s8(*(word & 0x01010101 for word in words), *rest, *operands[6:])
-        return tuple(2 * more + less for more, less in zip(twice, once, strict=True))
+
+        def whole(a: Any, b: Any, sums: Any) -> Any:
+            return 2 * twins.mma_s8_warp(a >> 1 & 0x7F7F7F7F, b, 0 * sums) + twins.mma_s8_warp(a & 0x01010101, b, sums)
+
+        return tuple(int(v) for v in multiplied(operands, np.int64, whole))
 
 else:
     from bcqfmt.kernels.ptx_asm import I32, U32, asm

@@ -5,8 +5,10 @@ tensor cores                 mma_b1(a0, a1, b0): 16 x 128 by 128 x 8 bits, and +
                              mma_b1_wide(a0..a3, b0, b1): 16 x 256 by 256 x 8
 shared memory                sts8(address, offset, word): the lowest byte
 bulk copies, sm_90           bulk_init(barrier) bulk_fence() bulk_expect(barrier, bytes); bulk_copy(p, i, address,
-                             bytes, barrier): 16-byte pieces from piece i on; bulk_wait(barrier, parity), a whole warp
+                             bytes, barrier): 16-byte pieces from piece i on; bulk_wait(barrier, parity)
+arrivals, sm_90              arrivals_init(barrier, count) arrive(barrier): so many end a phase; bulk_wait as above
 some warps of a block        barrier_of(id, threads)
+global memory                ask_for(p, i): the 16 bytes i, with their neighbours, into the second cache
 ===========================  =====================================================================================
 
 Fragments of ``mma_b1``: lane l has row l // 4 (a0) and l // 4 + 8 (a1), columns 32 (l % 4) .. + 31 of A; column l // 4,
@@ -21,40 +23,45 @@ from typing import Any
 from bcqfmt.kernels.ptx import SIMULATED
 
 __all__ = [
-    "barrier_of", "bulk_copy", "bulk_expect", "bulk_fence", "bulk_init", "bulk_wait", "mma_b1", "mma_b1_wide", "sts8",
+    "arrivals_init", "arrive", "ask_for", "barrier_of", "bulk_copy", "bulk_expect", "bulk_fence", "bulk_init",
+    "bulk_wait", "mma_b1", "mma_b1_wide", "sts8",
 ]  # fmt: skip
 
 if SIMULATED:
     import numpy as np
 
-    from bcqfmt.kernels.simulator import current, exchange, named_barrier, slot_of
+    from bcqfmt.kernels.simulator import current, named_barrier, pause, slot_of, together, wake
     from bcqfmt.kernels.simulator_ptx import lane_id
 
     def mma_b1(*operands: Any) -> tuple[int, ...]:
         """The four sums of the calling lane."""
-        return _sums(exchange(operands), 2)
+        return _sums(operands, 2)
 
     def mma_b1_wide(*operands: Any) -> tuple[int, ...]:
         """The four sums of the calling lane."""
-        return _sums(exchange(operands), 4)
+        return _sums(operands, 4)
 
-    def _sums(lanes: list[Any], words: int) -> tuple[int, ...]:
+    def _sums(operands: Any, words: int) -> tuple[int, ...]:
+        def whole(lanes: list[Any]) -> Any:
+            given = np.array([[int(word) & 0xFFFFFFFF for word in lane] for lane in lanes], np.uint32)
+            rows = given[:, :words].reshape(8, 4, words // 2, 2).transpose(3, 0, 1, 2).reshape(16, -1)
+            columns = given[:, words:].reshape(8, -1)
+            return np.bitwise_count(rows[:, None] & columns[None]).sum(-1, dtype=np.int64)
+
+        sums = together(operands, whole)
         row, column = lane_id() // 4, 2 * (lane_id() % 4)
-        return tuple(
-            sum(
-                (int(lanes[4 * row + k][2 * w + i // 2]) & int(lanes[4 * (column + i % 2) + k][words + w])).bit_count()
-                for k in range(4)
-                for w in range(words // 2)
-            )
-            for i in range(4)
-        )
+        return tuple(int(sums[row + 8 * (i // 2), column + i % 2]) for i in range(4))
 
     def sts8(address: int, offset: int, word: int) -> None:
         """The lowest byte."""
         slot_of(address + offset, 1)[0] = word & 0xFF
 
     def _state(barrier: int) -> Any:
-        return slot_of(barrier, 8).view(np.uint32)  # phase, bytes still to come
+        return slot_of(barrier, 8).view(np.uint32)  # phase; bytes still to come, or arrivals: wanted << 16 | to come
+
+    def _next_phase(barrier: int) -> None:
+        _state(barrier)[0] += np.uint32(1)
+        wake(current().block, barrier)
 
     def bulk_init(barrier: int) -> None:
         """Phase 0, nothing expected."""
@@ -79,13 +86,28 @@ if SIMULATED:
         if state[1] < size:
             raise IndexError(f"{size} bytes where {state[1]} are expected")
         state[1] -= np.uint32(size)
-        state[0] += np.uint32(state[1] == 0)
+        if not state[1]:
+            _next_phase(barrier)
 
     def bulk_wait(barrier: int, parity: int) -> None:
-        """All lanes have issued what they will when the last one comes here."""
-        exchange(None)
-        if int(_state(barrier)[0]) % 2 == parity:
-            raise RuntimeError(f"a wait for copies that nobody started (barrier {barrier:#x})")
+        """Until the phase of that parity is over; that nobody ends it is noticed."""
+        while int(_state(barrier)[0]) % 2 == parity:
+            pause(current(), barrier)
+
+    def arrivals_init(barrier: int, count: int) -> None:
+        """Phase 0, nobody is there."""
+        _state(barrier)[:] = 0, count << 16 | count
+
+    def arrive(barrier: int) -> None:
+        """One more is there; the last one ends the phase."""
+        state = _state(barrier)
+        state[1] -= np.uint32(1)
+        if not state[1] & 0xFFFF:
+            state[1] |= state[1] >> 16
+            _next_phase(barrier)
+
+    def ask_for(pointer: Any, index: Any) -> None:
+        """Nothing is far away here."""
 
     def barrier_of(number: int, threads: int) -> None:
         """Wait for that many threads at the barrier of that number."""
@@ -101,6 +123,8 @@ else:
     _STS8 = "{ .reg .u32 a; add.u32 a, $0, $1; st.shared.u8 [a], $2; }"
     sts8 = asm(_STS8, NONE, U32, U32, U32, effects="memory")
     bulk_init = asm("mbarrier.init.shared.b64 [$0], 1;", NONE, U32, effects="memory")
+    arrivals_init = asm("mbarrier.init.shared.b64 [$0], $1;", NONE, U32, U32, effects="memory")
+    arrive = asm("mbarrier.arrive.shared.b64 _, [$0];", NONE, U32, effects="memory")
     bulk_fence = asm("fence.mbarrier_init.release.cluster;", NONE, effects="memory")
     bulk_expect = asm("mbarrier.arrive.expect_tx.shared.b64 _, [$0], $1;", NONE, U32, U32, effects="memory")
     bulk_copy = asm_at(
@@ -112,3 +136,4 @@ else:
         NONE, U32, U32, effects="memory",
     )  # fmt: skip
     barrier_of = asm("bar.sync $0, $1;", NONE, U32, U32, effects="memory")
+    ask_for = asm_at("prefetch.global.L2 [$0];", NONE, size=16, effects="memory")

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Pointer", "exchange", "install", "shared_slot", "slot_of"]
+__all__ = ["Pointer", "exchange", "install", "pause", "shared_slot", "slot_of", "together", "wake"]
 
 WARP = 32
+_RESULT = -1  # where threads leave what they share
 
 
 class _Stop(BaseException):
@@ -182,11 +183,38 @@ def exchange(value: Any) -> list[Any]:
     return [found.get(warp * WARP + i) for i in range(WARP)]
 
 
+def together(value: Any, compute: Callable[[list[Any]], Any]) -> Any:
+    """What ``compute`` makes of the values of all lanes of the calling warp; computed once, for all of them."""
+    lane = current()
+    warp = lane.thread_id // WARP
+    found = lane.block.gather(lane, lane.block.warps[warp], value)
+    if _RESULT not in found:
+        found[_RESULT] = compute([found.get(warp * WARP + i) for i in range(WARP)])
+    return found[_RESULT]
+
+
 def named_barrier(block: Block, number: int, threads: int) -> Any:
     """The barrier of that number, for so many threads of the block."""
     barrier = block.named.setdefault(number, _Barrier())
     barrier.members = threads
     return barrier
+
+
+def pause(lane: Any, place: int) -> None:
+    """The calling thread rests until :func:`wake` is called for that shared address."""
+    block = lane.block
+    block.check()
+    block.named.setdefault(place, _Barrier()).waiting.append(lane)
+    block.next()
+    lane.gate.acquire()
+    block.check()
+
+
+def wake(block: Block, place: int) -> None:
+    """All who rest there go on."""
+    if place in block.named:
+        block.ready.extend(block.named[place].waiting)
+        block.named[place].waiting = []
 
 
 class Pointer:

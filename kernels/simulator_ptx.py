@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.kernels import ptx_twins as twins
-from bcqfmt.kernels.simulator import WARP, current, exchange, shared_slot, slot_of
+from bcqfmt.kernels.simulator import WARP, current, exchange, shared_slot, slot_of, together
 
 Words = tuple[int, ...]
 
@@ -198,25 +198,28 @@ def ballot(value: Any) -> int:
 
 def mma_s8(*operands: Any) -> tuple[int, ...]:
     """The four sums of the calling lane."""
-    mine = _mma(operands, np.int64, twins.mma_s8_warp)
+    mine = multiplied(operands, np.int64, twins.mma_s8_warp)
     return tuple(int(v) for v in mine)
 
 
 def mma_f16(*operands: Any) -> tuple[Any, ...]:
     """The four sums of the calling lane."""
-    return tuple(_mma(operands, np.float32, twins.mma_f16_warp))
+    return tuple(multiplied(operands, np.float32, twins.mma_f16_warp))
 
 
 def mma_bf16(*operands: Any) -> tuple[Any, ...]:
     """The four sums of the calling lane."""
-    return tuple(_mma(operands, np.float32, lambda a, b, c: twins.mma_f16_warp(a, b, c, twins.lo_bf16)))
+    return tuple(multiplied(operands, np.float32, lambda a, b, c: twins.mma_f16_warp(a, b, c, twins.lo_bf16)))
 
 
-def _mma(operands: Any, kind: Any, compute: Any) -> Any:
-    lanes = exchange(operands)
-    words = np.array([[twins.u32(v) for v in lane[:6]] for lane in lanes], np.uint32)
-    sums = np.array([lane[6:] for lane in lanes], kind)
-    return compute(words[:, :4], words[:, 4:], sums)[lane_id()]
+def multiplied(operands: Any, kind: Any, compute: Any) -> Any:
+    """What ``compute`` makes of the a, b and sums (32 rows each) of a warp, for the calling lane."""
+
+    def whole(lanes: list[Any]) -> Any:
+        words = np.array([[twins.u32(v) for v in lane[:6]] for lane in lanes], np.uint32)
+        return compute(words[:, :4], words[:, 4:], np.array([lane[6:] for lane in lanes], kind))
+
+    return together(operands, whole)[lane_id()]
 
 
 def ldmatrix_x4(address: int) -> Words:

@@ -17,7 +17,8 @@ import torch
 
 from bcqfmt.kernels import bit_gemv
 from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.bit_shape import shape_for
+from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels.byte_shape import product_shape
 
 __all__ = ["AROUND", "Row", "bandwidth", "cublas", "products", "replayed", "shapes_to_compile", "sweep"]
 
@@ -75,14 +76,14 @@ def shapes_to_compile() -> list[Any]:
     """Every kernel that :func:`products` and :func:`sweep` launch, to be compiled beforehand."""
     found = []
     for formula, q, _, columns, g, batch in [*_cases(), *(("bcq", q, 12288, 12288, g, 1) for q, g in SWEEP)]:
-        shape = shape_for(_layout(q, columns, g, formula), batch, 1, 1, reordered=False, added=False)
+        shape = product_shape(_layout(q, columns, g, formula), batch, 1, 1, reordered=False, added=False)
         if shape is not None and shape not in found:
             found.append(shape)
     return found
 
 
 def products(speed: float, lut_gemm: str | None = None) -> Iterator[Row]:
-    """Products of one to four vectors; ``lut_gemm``: a library with the published kernel (docs/benchmarks/kernels)."""
+    """Products of one to eight vectors; ``lut_gemm``: a library with the published kernel (docs/benchmarks/kernels)."""
     dense: dict[tuple[int, int, int], float] = {}
     for formula, q, rows, columns, g, batch in _cases():
         key = (rows, columns, batch)
@@ -107,7 +108,8 @@ def _cases() -> list[tuple[str, int, int, int, int, int]]:
     cases += [("affine", 4, *shape, 128, 1) for shape in (*LARGE, *SMALL)]
     cases += [("bcq", 4, 28672, 8192, g, 1) for g in (32, 64, 8192)]
     cases += [("bcq", 8, 49152, 12288, 128, 1)]
-    cases += [("bcq", 4, 28672, 8192, 128, batch) for batch in (2, 4)]
+    cases += [("affine", 4, 28672, 8192, 32, 1)]
+    cases += [(formula, 4, 28672, 8192, 128, batch) for formula in ("bcq", "affine") for batch in (2, 4, 8)]
     return cases
 
 
@@ -120,7 +122,7 @@ def _product(
     *, energy: bool = False,
 ) -> Row:  # fmt: skip
     layout = _layout(q, columns, g, formula)
-    shape = shape_for(layout, batch, 1, 1, reordered=False, added=False)
+    shape = product_shape(layout, batch, 1, 1, reordered=False, added=False)
     assert shape is not None
     groups, tiles = -(-columns // g), -(-rows // 16)
     numbers = 2 * (q + 1) if formula == "bcq" else 2 + q / 8
@@ -142,7 +144,10 @@ def _product(
 
     taken = replayed(call, 2 * count)
     joules = _energy(call, taken) if energy else None
-    return Row(f"bits, {formula}", rows, columns, q, g, batch, taken, nbytes / speed * 1e6, peers, nbytes, None, joules)
+    way = "bits" if isinstance(shape, BitShape) else "bytes"
+    return Row(
+        f"{way}, {formula}", rows, columns, q, g, batch, taken, nbytes / speed * 1e6, peers, nbytes, None, joules
+    )
 
 
 def cublas(rows: int, columns: int, batch: int) -> float:

@@ -240,15 +240,15 @@ def check(shape: Shape, kind: str, device: str) -> tuple[float, str]:
 
 def compiled(job: tuple[str, int, int, int, int]) -> float:
     """Compile the kernel for one shape into the cache; seconds."""
+    from bcqfmt.kernels.bit_gemv import kernel_of
     from bcqfmt.kernels.bit_layout import BitLayout
-    from bcqfmt.kernels.bit_shape import shape_for
+    from bcqfmt.kernels.byte_shape import product_shape
     from bcqfmt.kernels.cubins import code_of
-    from bcqfmt.kernels.cuda_bit_gemv import bit_gemv_kernel
 
     formula, bits, columns, group, minor = job
     begin = time.perf_counter()
-    wanted = shape_for(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1, reordered=False, added=False)
-    code_of(bit_gemv_kernel(wanted), (9, minor))
+    wanted = product_shape(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1, reordered=False, added=False)
+    code_of(kernel_of(wanted), (9, minor))
     return time.perf_counter() - begin
 
 

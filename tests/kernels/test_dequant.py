@@ -38,7 +38,15 @@ def test_tables(encoding: str, q: int) -> None:
 
 
 @pytest.mark.parametrize("encoding", ks.ENCODINGS)
-@pytest.mark.parametrize(("q", "columns", "g"), [(5, 64, 32), (8, 33, 9), (3, 72, 8), (4, 65, 32), (6, 100, 100)])
+@pytest.mark.parametrize(("q", "rows", "columns", "g"), [(5, 3, 64, 32), (8, 5, 1064, 96), (6, 2, 104, 64)])
+def test_words(encoding: str, q: int, rows: int, columns: int, g: int) -> None:
+    weight = ks.weight(encoding, q, rows, columns, g, seed=q, numbers=DTYPES[q % 3], dtype=DTYPES[(q + 1) % 3])
+    assert simulate(sim_kernels.fast_segments, weight, "F16") == [True]
+    check(weight)
+
+
+@pytest.mark.parametrize("encoding", ks.ENCODINGS)
+@pytest.mark.parametrize(("q", "columns", "g"), [(5, 64, 12), (8, 33, 9), (3, 72, 8), (4, 65, 32), (6, 100, 100)])
 def test_elements(encoding: str, q: int, columns: int, g: int) -> None:
     weight = ks.weight(encoding, q, 3, columns, g, seed=q, numbers=DTYPES[q % 3])
     assert simulate(sim_kernels.fast_segments, weight, "F16") == [False]
@@ -64,10 +72,10 @@ def test_any_weight_with_any_numbers(pair: tuple[BcqWeight, Any], threads: int) 
 
 @hypothesis.given(st.data())
 @hypothesis.settings(strategies.examples(25), deadline=None)
-def test_tables_with_any_numbers(data: st.DataObject) -> None:
-    """Random patterns among the scales, in shapes that the fast kernel takes: subnormals, zeros, infinities, NaNs."""
+def test_whole_words_with_any_numbers(data: st.DataObject) -> None:
+    """Random patterns among the scales, in shapes that the fast kernels take: subnormals, zeros, infinities, NaNs."""
     seed = data.draw(st.integers(0, 2**32 - 1))
-    q = data.draw(st.integers(1, 4))
+    q = data.draw(st.integers(1, 8))
     kind = data.draw(st.sampled_from(DTYPES))
     logical = data.draw(st.sampled_from(DTYPES))
     encoding = data.draw(st.sampled_from(("affine", "float-zero", "offset", "bcq")))

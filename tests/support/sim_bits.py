@@ -9,6 +9,7 @@ import numpy as np
 from bcqfmt import BcqWeight
 from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
 from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels.byte_shape import ByteShape
 from bcqfmt.kernels.operands import operand
 from sim_kernels import Guarded, twice
 
@@ -25,6 +26,28 @@ def bits(
     shapes = [
         BitShape(
             s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, parts, placed.perm is not None,
+            k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
+        )
+        for k, s in enumerate(placed.segments)
+    ]  # fmt: skip
+    held = np.ascontiguousarray(x)
+
+    def run(out: Any) -> None:
+        bit_gemv(placed, held, out=out, addend=addend, shapes=shapes)
+
+    return twice((x.shape[0], weight.spec.out), result, run)
+
+
+def whole_bytes(
+    weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", slices: int = 2, tiles: int = 1, stages: int = 2,
+    addend: Any = None,
+) -> Guarded:  # fmt: skip
+    """The same with bytes of x."""
+    placed = bit_operand(operand(weight))
+    last = len(placed.segments) - 1
+    shapes = [
+        ByteShape(
+            s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
         )
         for k, s in enumerate(placed.segments)

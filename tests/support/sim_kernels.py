@@ -74,7 +74,7 @@ def dequantize(
 def fast_segments(weight: BcqWeight, dtype: str) -> list[bool]:
     """Which segments the fast dequantizer takes."""
     placed = to_device(operand(weight), "canonical")
-    return [matmul.fits_tables(placed, segment, dtype) for segment in placed.segments]
+    return [matmul.whole_words(placed, segment, dtype) for segment in placed.segments]
 
 
 def product(weight: BcqWeight, x: Any) -> Any:

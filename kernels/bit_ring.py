@@ -1,0 +1,105 @@
+"""How weights in the order of `bit_layout` flow through shared memory, and how tiles are finished: device functions.
+
+The warps of a tile (``slices``) take neighbouring chunks, a *block* of a tile at a time. One more warp for each of the
+tiles side by side does nothing but start copies: two for a block, its planes and its numbers, into the next of
+``stages`` buffers. A barrier tells the others that a buffer is filled, another tells it that all of them are done.
+So fetching costs the warps that multiply nothing, and the first buffers are asked for before anything else is done.
+
+At the end of a tile every warp leaves its sums in shared memory and goes on; one of them, another for every tile, waits
+for all and adds them up in a fixed order. A third kind of barrier counts who has left sums. No warp can be so far ahead
+that it overwrites sums that are still needed: buffers would have had to be freed that the adding warp has not seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.bit_shape import Ring
+from bcqfmt.kernels.ptx_bits import arrivals_init, bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
+from bcqfmt.kernels.ptx_numba import inlined
+from bcqfmt.kernels.unroll import static, unrolled
+
+__all__ = ["NEVER", "finisher", "opener", "producer"]
+
+NEVER = 0xFFFFFFFF  # copies that are too many
+
+
+def opener(ring: Ring) -> Any:
+    """A device function for one lane: the barriers of a tile at ``bars`` are made ready."""
+    stages, slices, finished = ring.stages, ring.slices, ring.finished
+
+    def open_barriers(bars: Any) -> None:
+        for i in static(stages):
+            bulk_init(ptx.u32(bars + i * 8))
+            arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
+        for i in static(finished):
+            arrivals_init(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(slices))
+        bulk_fence()
+
+    return inlined(unrolled(open_barriers))
+
+
+def producer(ring: Ring) -> Any:
+    """A device function for one lane: start the next ``count`` copies, or what is left of them.
+
+    Tiles ``tile``, ``tile + step`` ...; each from block ``turn`` on. Given and returned is where it stands: the tile,
+    the block, how many blocks the tile still has, the buffer, the parity of its barrier (at first 1: it is free).
+    """
+    layout, stages, slices, blocks = ring.layout, ring.stages, ring.slices, ring.blocks
+    q, chunks, sharing, sets = layout.bits, layout.chunks, layout.sharing, layout.sets
+    halves, set_bytes, slot_bytes, plane_bytes = 256 // layout.span, layout.set_bytes, ring.slot_bytes, ring.plane_bytes
+
+    def produce(
+        planes: Any, numbers: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, count: Any,
+        tile: Any, block: Any, left: Any, spot: Any, parity: Any,
+    ) -> Any:  # fmt: skip
+        while tile < tiles and count > 0:
+            first = ptx.u32(block * slices)
+            end = min(ptx.u32(first + slices), ptx.u32(chunks))
+            first_set = ptx.u32(ptx.u32(first * halves) // sharing)
+            several = ptx.u32(ptx.u32(end * halves - 1) // sharing - first_set + 1)
+            size, more = ptx.u32((end - first) * (q * 512)), ptx.u32(several * set_bytes)
+            filled, slot = ptx.u32(bars + spot * 8), ptx.u32(place + spot * slot_bytes)
+            bulk_wait(ptx.u32(filled + stages * 8), parity)
+            bulk_expect(filled, ptx.u32(size + more))
+            bulk_copy(planes, ptx.u32((tile * chunks + first) * (q * 32)), slot, size, filled)
+            from_set = ptx.u32((tile * sets + first_set) * (set_bytes // 16))
+            bulk_copy(numbers, from_set, ptx.u32(slot + plane_bytes), more, filled)
+            block = ptx.u32(block + 1) if block + 1 < blocks else ptx.u32(0)
+            left = ptx.u32(left - 1)
+            if left == 0:
+                tile, block, left = ptx.u32(tile + step), turn, ptx.u32(blocks)
+            spot = ptx.u32(spot + 1)
+            if spot == stages:
+                spot, parity = ptx.u32(0), ptx.u32(parity ^ 1)
+            count = ptx.u32(count - 1)
+        return tile, block, left, spot, parity
+
+    return inlined(produce)
+
+
+def finisher(ring: Ring, out: int, added: bool) -> Any:
+    """A device function for a warp: wait until all sums of a tile lie at ``held_at``, add them, write 16 rows of y."""
+    slices, batch = ring.slices, ring.batch
+    narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
+
+    def finish(
+        addend: Any, y: Any, rows: Any, tile: Any, held_at: Any, bar: Any, parity: Any, lane: Any
+    ) -> None:  # fmt: skip
+        bulk_wait(bar, parity)
+        e = lane
+        while e < batch * 16:
+            row = ptx.u32(tile * 16 + (e & 15))
+            if row < rows:
+                place = ptx.u32((e >> 4) * rows + row)
+                value = addend[place] if added else ptx.f32(0.0)
+                for k in static(slices):
+                    value = ptx.f32(value + ptx.lds_f32(ptx.u32(held_at + e * 4), ptx.u32(k * (batch * 64))))
+                if out == 0:
+                    y[place] = value
+                else:
+                    y[place] = narrow(value)
+            e = ptx.u32(e + 32)
+
+    return inlined(unrolled(finish))

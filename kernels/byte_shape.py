@@ -1,0 +1,119 @@
+"""How a product of bit planes with bytes of x is carried out: types, batch, warps, buffers, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bcqfmt.kernels.bit_layout import BitLayout
+from bcqfmt.kernels.bit_shape import SHARED_LIMIT, BitShape, Ring, shape_for
+
+__all__ = ["BATCH", "ByteShape", "at_once", "byte_shape_for", "examples", "product_shape"]
+
+BATCH = 8  # vectors of one launch
+_PREFERRED = ((8, 2, 3), (8, 2, 2), (4, 2, 2), (4, 1, 2))  # slices, tiles, stages: the first that fits
+
+
+class ByteShape(NamedTuple):
+    """What a kernel is compiled for. ``kind``: 1 float16, 2 bfloat16; ``out``: these or 0, float32."""
+
+    layout: BitLayout
+    batch: int
+    kind: int
+    out: int
+    reordered: bool = False
+    added: bool = False
+    slices: int = 8  # at most the chunks of a row
+    tiles: int = 2
+    stages: int = 3
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and a warp that fetches for each tile."""
+        return 32 * (self.slices + 1) * self.tiles
+
+    @property
+    def ring(self) -> Ring:
+        """Its buffers."""
+        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch)
+
+    @property
+    def sets(self) -> int:
+        """Products of eight columns: a pair of columns for every vector and every group side by side."""
+        return -(-self.batch * self.layout.places // 4)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of 128 columns of x; 64 more keep banks apart."""
+        return 1024 * self.sets + 64
+
+    @property
+    def sums_at(self) -> int:
+        """Where powers of two and sums of x begin."""
+        return 2 * self.layout.chunks * self.stride
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory for x and its sums."""
+        return -(-(self.sums_at + 2 * self.layout.chunks * self.sets * 32) // 128) * 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.fixed_bytes + self.ring.bytes
+
+
+def byte_shape_for(
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool
+) -> ByteShape | None:
+    """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
+
+    None as well for float32, whose 24 bits two bytes do not hold, and for groups of 8 and 16.
+    """
+    if kind == 0 or layout.passes > 1 or not 1 <= batch <= BATCH:
+        return None
+    for slices, tiles, stages in _PREFERRED:
+        warps = min(slices, layout.chunks)
+        shape = ByteShape(layout, batch, kind, out, reordered, added, warps, tiles, stages)
+        if shape.shared_bytes <= SHARED_LIMIT:
+            return shape
+    return None
+
+
+def product_shape(
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False
+) -> BitShape | ByteShape | None:
+    """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups of 32.
+
+    ``precise``: as good as float32, which only bits are. None where x does not fit, or more than four vectors would
+    have to be bits.
+    """
+    with_bytes = None
+    if not precise:
+        with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added)
+    if with_bytes is not None and (batch > 2 or layout.places == 4):
+        return with_bytes
+    if batch > 4:
+        return None
+    return shape_for(layout, batch, kind, out, reordered=reordered, added=added, precise=precise) or with_bytes
+
+
+def at_once(layouts: Sequence[BitLayout], kind: int, *, reordered: bool) -> int:
+    """How many vectors of a type one launch takes for every one of these segments; 0 where there is no way."""
+    for batch in (8, 4, 2, 1):
+        found = (
+            product_shape(layout, batch, kind, kind, reordered=reordered, added=True, precise=kind == 0)
+            for layout in layouts
+        )
+        if None not in found:
+            return batch
+    return 0
+
+
+def examples() -> list[ByteShape]:
+    """Both formulas, four vectors and one with short groups: what has to compile without spilling."""
+    return [
+        ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
+        ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
+        ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
+    ]
