@@ -27,6 +27,7 @@ __all__ = ["carried_out"]
 
 def carried_out(target: Path, plan: Plan, modules: Iterable[Module]) -> bool:
     """Whether ``target`` is the complete result of ``plan``."""
+    provenance = plan.options.get("provenance", False)  # a quantization has none: nothing leads back
     try:
         with open_checkpoint(target) as checkpoint:
             manifest = checkpoint.manifest
@@ -35,8 +36,8 @@ def carried_out(target: Path, plan: Plan, modules: Iterable[Module]) -> bool:
                 and manifest.generator == {"name": "bcqfmt", "version": __version__}
                 and _same_source(manifest, plan)
                 and _same_shards(checkpoint, manifest, plan)
-                and (target / SOURCE).is_dir() == plan.options["provenance"]
-                and (not plan.options["provenance"] or _same_record(target, plan, modules))
+                and (target / SOURCE).is_dir() == provenance
+                and (not provenance or _same_record(target, plan, modules))
             )
     except BcqError:
         return False

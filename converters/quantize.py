@@ -18,19 +18,20 @@ from typing import Any
 
 from bcqfmt.converters.calibration_stats import StatsFile
 from bcqfmt.converters.checkpoint import SourceCheckpoint
+from bcqfmt.converters.complete import carried_out
 from bcqfmt.converters.dense import judge, refuse_quantized
 from bcqfmt.converters.finalize import finalize
 from bcqfmt.converters.plan import Plan, Shard, make_plan
 from bcqfmt.converters.protocol import Module
 from bcqfmt.converters.quantize_choice import Choice, choose
 from bcqfmt.converters.quantize_pool import Gate, Stopped, run_all
-from bcqfmt.converters.quantize_record import closing_files
+from bcqfmt.converters.quantize_record import closing_files, same_record
 from bcqfmt.converters.quantize_source import LazyStats, check_source, check_stats, check_unchanged, source_state
 from bcqfmt.converters.quantize_weight import Measured, quantize_tensor, read_spool, write_spool
 from bcqfmt.converters.remarks import remark
 from bcqfmt.converters.rules import RuleFile
 from bcqfmt.converters.settings import Settings
-from bcqfmt.converters.workspace import WORK, Workspace
+from bcqfmt.converters.workspace import WORK, Workspace, partial_folder
 from bcqfmt.descriptor import digest_of
 from bcqfmt.errors import BcqError, Finding
 from bcqfmt.files import SourceFile
@@ -90,9 +91,12 @@ class Quantization:
         )
         check_stats(source, self.choice, options.stats, data=not options.headers_only)
         self.modules = {name: self._module(name) for name in self.choice.weights}
-        carried_out = not options.dry_run
         self.plan: Plan = make_plan(
-            source, list(self.modules.values()), self._meaning(), options.max_shard_size, carried_out=carried_out
+            source,
+            list(self.modules.values()),
+            self._meaning(),
+            options.max_shard_size,
+            carried_out=not options.dry_run,
         )
         remark(source, (), data=False)
         self.warnings: list[Finding] = source.warnings
@@ -119,6 +123,15 @@ class Quantization:
             raise
         finally:
             space.release()
+
+    def is_complete(self, target: Path) -> bool:
+        """Whether there is nothing to resume: ``target`` is what this plan makes."""
+        return (
+            self.options.resume
+            and not partial_folder(target).exists()
+            and carried_out(target, self.plan, ())
+            and same_record(target, self.plan, self.choice)
+        )
 
     # -- before the first byte ----------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.files import inside, read_small
 from bcqfmt.strict_json import JsonFault, check_limits, parse
 
-__all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record"]
+__all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same_record"]
 
 RECORD = "bcq_quantization.json"
 _CARD = "README.md"
@@ -96,6 +96,21 @@ def read_record(folder: Path) -> QuantizationRecord | None:
     if not isinstance(dense, dict) or not all(isinstance(reason, str) for reason in dense.values()):
         raise _malformed("dense")
     return QuantizationRecord(recipes, weights, dense, stats if isinstance(stats, str) else None)
+
+
+def same_record(folder: Path, plan: Plan, choice: Choice) -> bool:
+    """Whether a folder's record says that everything got what it is to get, with the same statistics."""
+    try:
+        record = read_record(folder)
+    except BcqError:
+        return False
+    return (
+        record is not None
+        and record.recipes == json.loads(json.dumps([recipe.as_dict() for recipe in choice.recipes]))
+        and {name: entry["recipe"] for name, entry in record.weights.items()} == choice.weights
+        and record.dense == choice.dense
+        and record.stats == plan.options["stats"]
+    )
 
 
 def _is_recipe(recipe: Any) -> bool:

@@ -87,7 +87,10 @@ def command(
             render.say(render.findings(quantization.warnings))
         return
     render.say(_plan_text(quantization, plan))
-    _carry_out(quantization, dst)
+    if quantization.is_complete(dst):
+        render.say("it is complete already: nothing to do")
+    else:
+        _carry_out(quantization, dst)
     made = _report(dst)
     used = {
         "seconds": round(time.perf_counter() - start, 3),

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.converters.methods.compiling import compiled, inner
+from bcqfmt.converters.methods.compiling import inner, lean
+from bcqfmt.converters.methods.equations_kernels import fit
 from bcqfmt.converters.methods.floats_kernels import HALVES, QUANTA, rounded
 from bcqfmt.converters.methods.levels_kernels import (
     codes_by,
     copy,
-    fit,
     gather,
     levels_of,
-    measure,
+    measure_nearest,
     move_levels,
     place,
     prefix_sums,
@@ -79,12 +79,13 @@ def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, 
     least = first = np.inf
     kept = z
     for turn in range(rounds + 1):
+        changed = True
         if turn == 0:
             copy(alpha, trial, alpha.size)
             levels_of(trial, z, kinds[4], work)
         else:
-            move_levels(trial, z, work)
-        place(values, work, size)
+            changed = move_levels(trial, z, work)
+        changed = place(values, work, size) or changed
         error = gather(work, size, power)
         if turn == 0:
             first = error
@@ -93,6 +94,8 @@ def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, 
         least = error
         copy(trial, alpha, alpha.size)
         kept = z
+        if not changed:  # the same bits would give the same scales
+            break
         if turn < rounds:
             z = fit(trial, z, bias, work)
             for i in range(trial.size):  # the other sign turns the plane's bits over, and they are found anew
@@ -101,35 +104,31 @@ def refine(values: Any, power: Any, alpha: Any, z: Any, bias: Any, rounds: Any, 
 
 
 @inner
-def offer(values: Any, alpha: Any, z: Any, kinds: Any, best: Any, least: Any, work: Any) -> Any:
-    """The candidate's error after rounding; below ``least`` it replaces ``best`` (alpha, then z), largest alpha first.
+def store(alpha: Any, z: Any, kinds: Any, stored: Any) -> Any:
+    """alpha, the largest first, and then z in ``stored``, rounded to their types; False where one does not fit.
 
     kinds: the types of alpha, of z, of the values and of the scales that `rtn` would have, then F64.
     """
     q = alpha.size
-    offset = rounded(z, kinds[1])
-    if not np.isfinite(offset):
-        return least
-    stored = work.stored
+    stored[q] = rounded(z, kinds[1]) + 0.0  # no negative zero
+    fits = np.isfinite(stored[q])
     for i in range(q):
-        stored[i] = rounded(abs(alpha[i]), kinds[0])
-        if not np.isfinite(stored[i]):
-            return least
-    for i in range(1, q):  # insertion sort, falling
-        step = stored[i]
+        step = rounded(abs(alpha[i]), kinds[0])
+        fits = fits and np.isfinite(step)
         j = i
-        while j > 0 and stored[j - 1] < step:
+        while j > 0 and stored[j - 1] < step:  # insertion sort, falling
             stored[j] = stored[j - 1]
             j -= 1
         stored[j] = step
-    levels_of(stored, offset, kinds[2], work)
+    return fits
+
+
+@inner
+def place_levels(values: Any, stored: Any, kind: Any, work: Any) -> None:
+    """Levels of stored numbers as a reader sees them, and the runs nearest to them."""
+    q = stored.size - 1
+    levels_of(stored[:q], stored[q], kind, work)
     place(values, work, 1 << q)
-    error = measure(values, work, 1 << q)
-    if error < least:
-        copy(stored, best, q)
-        best[q] = offset + 0.0  # no negative zero
-        return error
-    return least
 
 
 @inner
@@ -140,14 +139,13 @@ def grid_error(values: Any, scale: Any, zero: Any, q: Any, kind: Any, work: Any)
         at = code if scale > 0.0 else size - 1 - code
         work.levels[at] = rounded(scale * (code - zero), kind)
     place(values, work, size)
-    return measure(values, work, size)
+    return measure_nearest(values, work, size)
 
 
 @inner
-def assign(values: Any, codes: Any, best: Any, kind: Any, work: Any) -> None:
-    """The code of the nearest level for numbers in their own order; a tie goes to the lower level."""
-    q = best.size - 1
-    levels_of(best[:q], best[q], kind, work)
+def assign(values: Any, codes: Any, work: Any) -> None:
+    """The code of the nearest of the ``levels`` for numbers in their own order; a tie goes to the lower level."""
+    q = work.alpha.size
     for k in range((1 << q) - 1):
         work.spare[k] = 0.5 * (work.levels[k] + work.levels[k + 1])
     codes_by(values, work.spare, work.labels, q, codes)
@@ -194,38 +192,60 @@ def begin(kind: Any, values: Any, bias: Any, weighted: Any, kinds: Any, work: An
 def solve(values: Any, rounds: Any, bias: Any, weighted: Any, kinds: Any, found: Any, work: Any) -> Any:
     """alpha and z of a sorted group to ``found``; returns its error, that of `rtn`, and the start it comes from.
 
-    What rounding cannot bring below the best so far is not tried. The error of `rtn` is exact where it is below that
-    of the result, else some number between the two; without a bias that of the result.
+    What rounding cannot bring below the best so far is not tried, and errors are added up number by number only where
+    sums over runs cannot tell which is smaller. The error of `rtn` is exact where it is below that of the result, else
+    some number between the two; without a bias that of the result.
     """
     power = prefix_sums(values, work)
     mass = work.mass[values.size]
+    slack = _NOISE * power
+    q = work.alpha.size
+    size = 1 << q
     found[0] = np.inf
-    least = exact = np.inf
+    low = high = exact = np.inf  # the best error so far is between the first two
     origin = 0
     for kind in range(len(STARTS)):
         applies, z, scale, zero = begin(kind, values, bias, weighted, kinds, work)
         if not applies:
             continue
-        copy(work.alpha, work.start, work.alpha.size)
+        copy(work.alpha, work.start, q)
         moved = shift(work.start, z, kinds)
-        refined_z, first, last = refine(values, power, work.alpha, z, bias, rounds, kinds, work)
-        if least_after(last, shift(work.alpha, refined_z, kinds), power, mass) < least:
-            error = offer(values, work.alpha, refined_z, kinds, found, least, work)
-            if error < least:
-                least, origin = error, kind + 128
-        limit = least_after(first, moved, power, mass)
-        if limit < least:
-            error = offer(values, work.start, z, kinds, found, least, work)
-            if error < least:
-                least, origin = error, kind
+        offset, first, last = refine(values, power, work.alpha, z, bias, rounds, kinds, work)
+        limit = least_after(last, shift(work.alpha, offset, kinds), power, mass)
+        for refined in range(1, -1, -1):
+            if refined == 0:
+                copy(work.start, work.alpha, q)
+                offset, limit = z, least_after(first, moved, power, mass)
+            if not (limit < high and store(work.alpha, offset, kinds, work.stored)):
+                continue
+            place_levels(values, work.stored, kinds[2], work)
+            error = gather(work, size, power)
+            if error - slack >= high:
+                continue
+            if error + slack < low:
+                low, high = error - slack, error + slack
+            else:
+                error = measure_nearest(values, work, size)
+                if low < high:
+                    place_levels(values, found, kinds[2], work)
+                    low = high = measure_nearest(values, work, size)
+                if not error < high:
+                    continue
+                low = high = error
+            copy(work.stored, found, q + 1)
+            origin = kind + 128 * refined
         if scale != 0.0:
-            if limit < least:
-                limit = grid_error(values, scale, zero, work.alpha.size, kinds[2], work)
+            if limit < high:
+                limit = grid_error(values, scale, zero, q, kinds[2], work)
             exact = min(exact, limit)
-    return least, exact if np.isfinite(exact) else least, origin
+    if not np.isfinite(high):
+        return np.inf, np.inf, origin
+    place_levels(values, found, kinds[2], work)
+    error = measure_nearest(values, work, size)
+    return error, exact if np.isfinite(exact) else error, origin
 
 
-@compiled
+@lean
 def solve_rows(
     weight: Any, ordered: Any, importance: Any, group_size: Any, rounds: Any, bias: Any, kinds: Any, codes: Any,
     best: Any, errors: Any, uniform_errors: Any, starts: Any, work: Any,
@@ -251,4 +271,4 @@ def solve_rows(
             uniform_errors[row, j] = exact
             starts[row, j] = origin
             if np.isfinite(least):
-                assign(weight[row, start:end], codes[row, start:end], best[row, j], kinds[2], work)
+                assign(weight[row, start:end], codes[row, start:end], work)

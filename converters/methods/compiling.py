@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from numba.core.cpu import CPUTargetOptions
 from numba.extending import register_jitable
 
-__all__ = ["compiled", "inner"]
+__all__ = ["compiled", "inner", "lean"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,15 +22,18 @@ _OPTIONS: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",
 }  # division by zero gives infinity or NaN, as in numpy
+# numba counts the owners of every array that a loop touches, which in loops over small slices costs more than all else
+_UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {}
 
 
 def compiled(function: F) -> F:
     """A loop that Python calls: compiled when first called, then cached together with all that it calls."""
-    try:
-        made: F = numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # numba finds no folder that it could write a cache to
-        made = numba.njit(**_OPTIONS)(function)
-    return made
+    return _compiled(function, _OPTIONS)
+
+
+def lean(function: F) -> F:
+    """The same for a loop that makes no arrays: it works on those of its caller without counting their owners."""
+    return _compiled(function, {**_OPTIONS, **_UNCOUNTED})
 
 
 def inner(function: F) -> F:
@@ -38,4 +42,12 @@ def inner(function: F) -> F:
     It becomes part of its caller: to pass a dozen scratch arrays would cost more than most of these functions do.
     """
     made: F = register_jitable(forceinline=True, **_OPTIONS)(function)
+    return made
+
+
+def _compiled(function: F, options: dict[str, Any]) -> F:
+    try:
+        made: F = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # numba finds no folder that it could write a cache to
+        made = numba.njit(**options)(function)
     return made

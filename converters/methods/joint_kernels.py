@@ -3,9 +3,9 @@
 Plane by plane (`multi_kernels`) each precision gets the bits that are best for itself, and the next one has to live
 with them. Here all bits beyond the seed's are chosen together: a number x takes those for which the sum over precisions
 p of weight_p * (x - level_p)^2 is least; then the scales of every precision follow by least squares; and so on while
-it falls. weight_p is 2^(q-p) over the error that plane by plane has at p, so that all precisions count in relative
-terms, the lower ones more. The first start is plane by plane's result, each other one the best so far with its scales
-disturbed in a fixed way.
+it falls. weight_p is a share over the error that plane by plane has at p, so that precisions count in relative terms:
+the two above the seed the same, each further one half of the one before. The first start is plane by plane's result,
+each other one the best so far with its scales disturbed in a fixed way.
 
 For given bits the sum is a parabola in x whose x^2 has the same factor for all bits. So where one choice is better than
 another is a matter of one bound, and the numbers of one choice are a run, as everywhere in these loops.
@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bcqfmt.converters.methods.compiling import inner
+from bcqfmt.converters.methods.equations_kernels import fit
 from bcqfmt.converters.methods.floats_kernels import rounded
-from bcqfmt.converters.methods.levels_kernels import by_code, copy, edge, fit
+from bcqfmt.converters.methods.levels_kernels import by_code, copy, edge
 
 __all__ = ["Bench", "improve", "new_bench"]
 
 _FALL = 1e-4  # a smaller share of the weighted error is no fall
 _GOLDEN = 0.6180339887498949
-_OLD, _NEW = 0.2, 0.4  # how far a start disturbs the scales of the seed's planes and those of the others
+_FAR = 0.4  # the largest share by which a start disturbs a scale
 
 
 class Bench(NamedTuple):
@@ -194,7 +195,7 @@ def disturb(found: Any, seed: Any, start: Any, bench: Any) -> None:
         for i in range(p):
             turn = start * (_GOLDEN * (1 + i) + 0.37 * p)
             share = 2.0 * (turn - np.floor(turn)) - 1.0
-            bench.trial[t, i] *= 1.0 + share * (0.0 if start == 0 else _OLD if i < seed else _NEW)
+            bench.trial[t, i] *= 1.0 + share * (0.0 if start == 0 else _FAR)
 
 
 @inner
@@ -237,11 +238,13 @@ def improve(
     No precision's error may be above that of the one below. Returns the number of final runs.
     """
     planes = found.shape[1] - 1 - seed
+    least = 0.0
     for t in range(planes):
         if errors[t + 1] == 0.0:
             return final_runs  # nothing to gain at this precision, and it could be lost
-        bench.weights[t] = 2.0 ** (planes - 1 - t) / errors[t + 1]
-    least = 2.0**planes - 1.0
+        share = 1.0 if t < 2 else 0.5 ** (t - 1)
+        bench.weights[t] = share / errors[t + 1]
+        least += share
     for start in range(starts):
         disturb(found, seed, start, bench)
         lowest = np.inf

@@ -1,9 +1,9 @@
 """The compiled steps of binary-coding quantization on one group whose numbers are sorted.
 
 The levels of a group are z +- alpha_0 +- ... In sorted numbers those nearest to a level are a run, so a round costs a
-search per level instead of a look at every number: counts and sums per code come from the runs' ends and prefix sums,
-the least-squares equations from a Walsh-Hadamard transform of these. A code's highest bit is plane 0. Numbers may have
-weights, by which their squared errors count; then a "count" is a sum of weights.
+search per level instead of a look at every number: counts and sums per code come from the runs' ends and prefix sums.
+A code's highest bit is plane 0. Numbers may have weights, by which their squared errors count; then a "count" is a sum
+of weights.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = [
     "by_code",
     "codes_by",
     "edge",
-    "fit",
     "gather",
     "levels_of",
     "measure",
+    "measure_nearest",
     "move_levels",
     "new_work",
     "place",
     "prefix_sums",
 ]
 
-_SINGULAR = 1e-9  # a pivot below this share of its diagonal: the plane adds nothing that the ones before it lack
+_FEW = 4  # planes up to which it pays to compare every number with every level, in vector code
 
 
 class Work(NamedTuple):
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     spare: Any  # float64 [2^q]
     spare_labels: Any  # int64 [2^q]
     equations: Any  # float64 [q + 1, q + 2]
-    stored: Any  # float64 [q]
+    stored: Any  # float64 [q + 1]
     alpha: Any  # float64 [q]
     trial: Any  # float64 [q]
     start: Any  # float64 [q]
@@ -73,7 +73,7 @@ def new_work(n: int, q: int) -> Work:
         np.zeros(size),
         np.zeros(size, np.int64),
         np.zeros((q + 1, q + 2)),
-        np.zeros(q),
+        np.zeros(q + 1),
         np.zeros(q),
         np.zeros(q),
         np.zeros(q),
@@ -150,10 +150,14 @@ def by_code(alpha: Any, z: Any, levels: Any) -> None:
 
 
 @inner
-def move_levels(alpha: Any, z: Any, work: Any) -> None:
-    """The levels for other alphas, not rounded; quick where their order is nearly that of the last levels."""
+def move_levels(alpha: Any, z: Any, work: Any) -> Any:
+    """The levels for other alphas, not rounded; quick where their order is nearly that of the last levels.
+
+    Returns whether the order is another one.
+    """
     levels, labels, spare = work.levels, work.labels, work.spare
     by_code(alpha, z, spare)
+    changed = False
     for k in range(1 << alpha.size):
         label = labels[k]
         level = spare[label]
@@ -162,22 +166,28 @@ def move_levels(alpha: Any, z: Any, work: Any) -> None:
             levels[j] = levels[j - 1]
             labels[j] = labels[j - 1]
             j -= 1
+            changed = True
         levels[j] = level
         labels[j] = label
+    return changed
 
 
 @inner
-def place(values: Any, work: Any, size: Any) -> None:
+def place(values: Any, work: Any, size: Any) -> Any:
     """Fill ``edges``: numbers edges[k]..edges[k+1] are nearest to level k; a tie goes to the lower level.
 
-    Each edge is looked for from where it was.
+    Each edge is looked for from where it was. Returns whether one is elsewhere now.
     """
     levels, edges = work.levels, work.edges
     n = values.size
     edges[0] = 0
     edges[size] = n
+    changed = False
     for k in range(1, size):
-        edges[k] = edge(values, n, 0.5 * (levels[k - 1] + levels[k]), edges[k - 1], edges[k])
+        found = edge(values, n, 0.5 * (levels[k - 1] + levels[k]), edges[k - 1], edges[k])
+        changed = changed or found != edges[k]
+        edges[k] = found
+    return changed
 
 
 @inner
@@ -223,65 +233,6 @@ def gather(work: Any, size: Any, power: Any) -> Any:
 
 
 @inner
-def fit(alpha: Any, z: Any, bias: Any, work: Any) -> Any:
-    """Least squares for alpha (in place) and z (returned) with the codes of ``gather``; z stays without ``bias``.
-
-    A plane that the ones before it determine keeps its scale.
-    """
-    q = alpha.size
-    size = 1 << q
-    counts, sums, m = work.counts, work.sums, work.equations
-    transform(counts, sums, size)
-    if not bias:
-        for i in range(q):
-            sums[size >> (i + 1)] -= z * counts[size >> (i + 1)]
-    unknowns = q + 1 if bias else q
-    for i in range(unknowns):  # the last unknown is z, whose sign is + in every code
-        own = size >> (i + 1)
-        for j in range(unknowns):
-            m[i, j] = counts[own ^ (size >> (j + 1))]
-        m[i, unknowns] = sums[own]
-    for i in range(unknowns):
-        pivot = m[i, i]
-        if pivot <= _SINGULAR * counts[0]:
-            for j in range(unknowns):
-                m[i, j] = 0.0
-            m[i, i] = 1.0
-            m[i, unknowns] = alpha[i] if i < q else z
-            continue
-        inverse = 1.0 / pivot
-        m[i, i] = inverse
-        for k in range(i + 1, unknowns):
-            factor = m[k, i] * inverse
-            for j in range(i + 1, unknowns + 1):
-                m[k, j] -= factor * m[i, j]
-    for i in range(unknowns - 1, -1, -1):
-        value = m[i, unknowns]
-        for j in range(i + 1, unknowns):
-            value -= m[i, j] * m[j, unknowns]
-        m[i, unknowns] = value * m[i, i]
-    for i in range(q):
-        alpha[i] = m[i, unknowns]
-    return m[q, unknowns] if bias else z
-
-
-@inner
-def transform(counts: Any, sums: Any, size: Any) -> None:
-    """In place: term s becomes the sum over codes c of terms[c] times -1 for every zero bit of c within s."""
-    step = 1
-    while step < size:
-        for i in range(size >> 1):
-            at = i + (i & -step)
-            low, high = counts[at], counts[at + step]
-            counts[at] = low + high
-            counts[at + step] = high - low
-            low, high = sums[at], sums[at + step]
-            sums[at] = low + high
-            sums[at + step] = high - low
-        step *= 2
-
-
-@inner
 def measure(values: Any, work: Any, size: Any) -> Any:
     """The weighted error by ``edges``, number by number: zero where every number is on its level."""
     squares = work.squares
@@ -294,21 +245,50 @@ def measure(values: Any, work: Any, size: Any) -> Any:
 
 
 @inner
+def measure_nearest(values: Any, work: Any, size: Any) -> Any:
+    """The same where ``edges`` are those of the nearest levels, which few levels need not look at."""
+    if size > 1 << _FEW:
+        return measure(values, work, size)
+    squares = work.squares
+    level = work.levels[0]
+    for i in range(values.size):
+        distance = np.float64(values[i]) - level
+        squares[i] = distance * distance
+    for k in range(1, size):
+        level = work.levels[k]
+        for i in range(values.size):
+            distance = np.float64(values[i]) - level
+            distance *= distance
+            squares[i] = distance if distance < squares[i] else squares[i]  # noqa: FURB136 - min() minds NaN
+    for i in range(values.size):
+        squares[i] *= work.weights[i]
+    return total(squares, values.size)
+
+
+@inner
+def below(bound: Any) -> Any:
+    """The largest float32 not above ``bound``: the same numbers of type float32 are above both."""
+    found = np.float32(bound)
+    return np.nextafter(found, np.float32(-np.inf)) if found > bound else found
+
+
+@inner
 def codes_by(values: Any, bounds: Any, labels: Any, q: Any, codes: Any) -> None:
     """The code of every number in its own order: ``labels`` of the number of rising ``bounds`` that it is above."""
     size = 1 << q
-    if q <= 4:  # as many passes as there are bounds, in vector code
+    none = np.uint8(0)
+    if q <= _FEW:  # as many passes as there are bounds, each changing the bits in which the labels beside it differ
+        first = np.uint8(labels[0])
         for i in range(values.size):
-            codes[i] = 0
+            codes[i] = first
         for k in range(size - 1):
-            bound = bounds[k]
+            bound = below(bounds[k])
+            change = np.uint8(labels[k] ^ labels[k + 1])
             for i in range(values.size):
-                codes[i] += np.uint8(np.float64(values[i]) > bound)
-    else:
-        for i in range(values.size):
-            at = np.int64(0)
-            for bit in range(q - 1, -1, -1):
-                at += np.int64(np.float64(values[i]) > bounds[at + (1 << bit) - 1]) << bit
-            codes[i] = np.uint8(at)
+                codes[i] ^= change if values[i] > bound else none
+        return
     for i in range(values.size):
-        codes[i] = labels[codes[i]]
+        at = np.int64(0)
+        for bit in range(q - 1, -1, -1):
+            at += np.int64(np.float64(values[i]) > bounds[at + (1 << bit) - 1]) << bit
+        codes[i] = np.uint8(labels[at])

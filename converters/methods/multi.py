@@ -33,7 +33,7 @@ class MultiSettings:
     group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
     bias: bool = setting(True, "a number z per group and precision beside the plane scales")
     rounds: int = setting(15, "turns of refinement per precision at most", low=0, high=1000)
-    starts: int = setting(8, "starts of the joint search for all precisions; 0: plane by plane only", low=0, high=1000)
+    starts: int = setting(16, "starts of the joint search for all precisions; 0: plane by plane only", low=0, high=1000)
     scale_dtype: str = setting("F16", "type of plane scales and biases", choices=("F16", "BF16", "F32"))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.converters.methods.compiling import compiled, inner
+from bcqfmt.converters.methods.compiling import inner, lean
+from bcqfmt.converters.methods.equations_kernels import fit
 from bcqfmt.converters.methods.floats_kernels import rounded
 from bcqfmt.converters.methods.joint_kernels import improve
 from bcqfmt.converters.methods.levels_kernels import (
@@ -18,7 +19,6 @@ from bcqfmt.converters.methods.levels_kernels import (
     codes_by,
     copy,
     edge,
-    fit,
     gather,
     levels_of,
     measure,
@@ -152,7 +152,7 @@ def offer(
     return least
 
 
-@compiled
+@lean
 def extend_rows(
     weight: Any, ordered: Any, group_size: Any, rounds: Any, bias: Any, starts: Any, kinds: Any, seed: Any, codes: Any,
     found: Any, errors: Any, work: Any, bench: Any,

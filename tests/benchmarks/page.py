@@ -18,8 +18,7 @@ Things that are compared run in turn in one process, after one round to warm up;
 A figure is the median of the rounds, in brackets the lowest and the highest. All files are in the page cache.
 
 **First calls.** A new process whose numba cache is empty. Python's own bytecode is there, as after an installation: a
-process that is not counted comes first. Until this run it was not, and the figure was 3.3 s; a few minutes before it,
-without it, 3.7 s.
+process that is not counted comes first.
 
 **Packers.** One 4-bit layer of 11008 x 4096, two threads. The floor is `np.copyto` of as many bytes as go in and come
 out. The peers' packers run in a Python of their own (BCQFMT_PEER_PYTHON) in the same rounds, where it has them: the
@@ -28,12 +27,20 @@ same layer, `pack_to_int32` from int8 codes, GPTQModel's `pack` from weights, sc
 **`convert`, `verify`, `restore`.** Random words in the GPTQ layout, four output shards, two workers, fsync included.
 The copy is `cp -r --reflink=never` and `sync -f`. What the last round has left is removed before the clock starts, for
 all of them alike. A conversion reads the source twice (to convert, to hash), goes back from the new planes to the
-source's words to compare them, writes once, and hashes three times: the source's bytes, the new file's, and every
-weight's, which it reads back for that. The file's digest needs its bytes one after the other (hashlib); the other two
-are made sixteen streams at a time where the processor has AVX-512. Of a conversion's processor time hashlib takes about
-21 %, the sixteen streams 24 %, reading, writing and the file system 24 %, packing and the way back 18 %, the rest is
-Python, numpy and waiting for locks: more than half of it is SHA-256, with the reading for it. Half the speed of the
-copy means four core-seconds for each of its seconds.
+source's words to compare them (strip by strip, while they are in the cache), writes once, and hashes three times: the
+source's bytes, the new file's, and every weight's, which it reads back for that. A file's digest needs its bytes one
+after the other: those of two files that are being written are made in one loop with the processor's SHA instructions.
+The other two are made sixteen streams at a time where the processor has AVX-512. Of a conversion's processor time the
+sixteen streams take about 28 %, the files' digests 20 %, packing and the way back 17 %, reading 16 %, writing and the
+file system 8 %, the rest is Python, numpy and waiting for locks.
+
+**Why not half the speed of the copy.** What each pass costs, measured alone on one idle core of this machine: sixteen
+digests at a time 2.9 GB/s, two 1.97, one 1.45 (hashlib); reading from the page cache 6 to 7 GB/s, writing to it 4;
+packing a layer of 22.5 MB and going back 9.7 ms. For 2.06 GB that is 0.7 + 0.7 core-seconds for the digests of source
+and weights, 1.0 for those of the files, 0.9 for reading three times, 0.9 for packing and the way back, 0.5 for writing
+and 0.4 for Python: 5.1 together, 2.6 s on two cores that never wait, more than half of it for SHA-256. Run beside each
+other they share caches and memory and take 5.9 to 6.4 core-seconds, 1.8 cores busy. The copy takes 1.2 to 1.7 s from
+one run to the next: half its speed would be 2.4 to 3.4 s.
 """
 
 _SCALING = """## How it is measured
@@ -61,12 +68,17 @@ has rows of its own.
 brackets the lowest and the highest. Input counts as F16, two bytes per weight.
 
 **bcq.** `published_bcq.py` is the published algorithm for torch, written anew: greedy start, conjugate gradients on all
-groups at once, bisection in the sorted sums. It has no bias, so `bcq` is measured without one too; with a bias `bcq`
-looks for more and starts from more places. All of them get every core. torch runs once, `bcq` before and after it.
+groups at once, bisection in the sorted sums. It has no bias, so the goal is that of `bcq` without one, which starts
+from two places. With a bias `bcq` looks for more and starts from four. All of them get every core. torch runs once,
+`bcq` before and after it.
 
 **multi.** Mean squared error at p planes over that of p planes of their own: found by `bcq`, which starts from several
 places, and without a bias also by the published algorithm, which does not get as far. The first two planes are those of
-2-bit `bcq`, bit for bit, which bounds what the others can do; the smaller the groups, the more.
+2-bit `bcq`, bit for bit, which bounds what the others can do; the smaller the groups, the more. How much at three
+planes is known: a third plane cuts the sorted numbers of each of the four codes in two, so all the third planes that
+can be best are tried, about a million per group, each with the scales of least squares. With a bias and groups of 128
+even the best of them is above 1.15 times `bcq`, so that goal cannot be met with this seed. Asked for three planes
+alone, `multi` finds that best; asked for four, it gives up some of it for the fourth, both counting the same.
 """
 
 _CPU = """## How it is measured

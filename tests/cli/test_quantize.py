@@ -14,6 +14,7 @@ from bcqfmt.cli.settings import given_settings
 from bcqfmt.converters.methods.protocol import Job, Quantized
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.converters.quantize_methods import METHODS, find_method
+from bcqfmt.converters.quantize_record import RECORD
 from conversions import tree
 from dense_samples import dense_folder, dense_tensors
 from hub_server import loopback_hub
@@ -246,6 +247,23 @@ def test_an_unfinished_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "quantize" in closed.stderr
     assert run("quantize", DENSE, tmp_path / "bcq", *RTN, "--resume").exit_code == 0
     assert not (tmp_path / "bcq.partial").exists()
+
+
+def test_resuming_what_is_complete_says_so(run: Run, tmp_path: Path) -> None:
+    first = run("quantize", DENSE, tmp_path / "bcq", *RTN)
+    before = tree(tmp_path)
+    again = run("quantize", DENSE, tmp_path / "bcq", *RTN, "--resume")
+    assert again.exit_code == 0
+    assert "complete already" in again.stderr
+    rows = [[line for line in one.stdout.splitlines() if line.startswith("  model.layers")] for one in (first, again)]
+    assert rows[0] == rows[1] != []
+    for other in (("--method", "rtn", "--bits", "5"), (*RTN, "--exclude", "q_proj"), (*RTN, "--max-shard-size", "1KB")):
+        refused = run("quantize", DENSE, tmp_path / "bcq", *other, "--resume")
+        assert refused.exit_code == 7
+        assert "BCQ-E401" in refused.stderr
+    assert tree(tmp_path) == before
+    (tmp_path / "bcq" / RECORD).write_text("{}")
+    assert run("quantize", DENSE, tmp_path / "bcq", *RTN, "--resume").exit_code == 7
 
 
 def test_help_lists_the_settings_of_every_method(run: Run) -> None:

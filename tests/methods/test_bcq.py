@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 import bcq_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
+from bcqfmt.converters.methods.equations_kernels import fit
 from bcqfmt.converters.methods.figures import square_sums
 from bcqfmt.converters.methods.levels_kernels import (
     edge,
-    fit,
     gather,
     levels_of,
     measure,
+    measure_nearest,
     move_levels,
     new_work,
     place,
@@ -239,6 +240,7 @@ def test_a_round_is_nearest_levels_and_least_squares(seed: int, q: int, n: int, 
         error = float((weights * np.square(values - levels[codes])).sum())
         assert gather(work, 2**q, power) == pytest.approx(error, abs=1e-10 * power)
         assert measure(values, work, 2**q) == pytest.approx(error, rel=1e-12)
+        assert measure_nearest(values, work, 2**q) == pytest.approx(error, rel=1e-12)
         signs = np.array([[1.0 if code >> (q - 1 - i) & 1 else -1.0 for i in range(q)] for code in codes])
         columns = np.column_stack([signs, np.ones(n)]) if bias else signs
         roots = np.sqrt(weights)

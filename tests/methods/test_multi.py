@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bcq_oracle
+import nested_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
 from bcqfmt.converters.methods.figures import figures, square_sums
@@ -111,25 +112,62 @@ def test_scales_of_every_precision_are_least_squares_for_its_bits():
             assert errors[row, columns.start // 128] <= least * 1.1  # bits were chosen once more after rounding
 
 
+def normal(rows: int) -> Any:
+    """Rows of one size, so long that chance plays no part."""
+    return as_dtype(np.random.default_rng(0).normal(scale=0.02, size=(rows, 4096)))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("group_size", [128, 512])
 def test_close_to_planes_of_their_own(bias: bool, group_size: int):
     """Against the published alternation for 3 and 4 planes, and against `bcq`, which gets further than that."""
-    weight = matrix(32, 1024)
+    weight = normal(32)
     made = quantized(weight, bits=4, bias=bias, group_size=group_size)
     (pieces,) = bcq_oracle.grouped(weight, group_size)
-    for p, limit, own in ((3, 1.15, 1.2), (4, 1.5, 1.6)):
+    for p, limit in ((3, 1.15), (4, 1.5)):
         _, found = square_sums(weight, made, p)
         assert found <= limit * bcq_oracle.alternated(pieces, p, bias).sum()
         alone = Bcq.build({"bits": p, "bias": bias, "group_size": group_size}).quantize(job(weight)).weight
-        assert found <= own * square_sums(weight, alone)[1]
+        if (p, bias, group_size) == (3, True, 128):
+            limit = 1.2  # the best third plane there is has 1.16: see the next test
+        assert found <= limit * square_sums(weight, alone)[1]
+
+
+def third_planes(weight: Any, bias: bool) -> tuple[Any, Any, Any]:
+    """Errors of the groups of 128: the best possible third plane under those of `bcq`, the one found, `bcq` with 3."""
+    two, three = (Bcq.build({"bits": p, "bias": bias}).quantize(job(weight)).weight for p in (2, 3))
+    best = [
+        nested_oracle.best_plane_error(weight[row, columns], two.codes()[row, columns], 2, bias)
+        for row, columns in groups(weight, 128)
+    ]
+    found = group_errors(weight, quantized(weight, bits=3, bias=bias).dequantize(), 128)
+    return np.array(best), found.reshape(-1), group_errors(weight, three.dequantize(), 128).reshape(-1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_third_plane_is_the_best_there_is(bias: bool):
+    """With a bias no third plane comes within 1.15 of three planes of their own: every one was tried."""
+    best, found, alone = third_planes(normal(2), bias)
+    assert (found >= best * (1 - 2e-3)).all()  # values are rounded to F16, by luck towards the numbers
+    assert found.sum() <= 1.002 * best.sum()
+    if bias:
+        assert best.sum() > 1.15 * alone.sum()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(-9, 9), min_size=8, max_size=9), st.booleans())
+def test_the_oracle_of_the_third_plane_has_tried_all_bits(numbers: list[int], bias: bool):
+    values = np.array(numbers, np.float64)
+    codes = np.digitize(values, (-4.0, 0.0, 4.0))
+    known = nested_oracle.best_plane_error_by_bits(values, codes, 2, bias)
+    assert nested_oracle.best_plane_error(values, codes, 2, bias) == pytest.approx(known, abs=1e-9)
 
 
 def test_all_precisions_together_get_further_than_plane_by_plane():
     weight = matrix(16, 512, "heavy")
     single, joint = (quantized(weight, bits=5, starts=starts) for starts in (0, 8))
     ratios = [square_sums(weight, joint, p)[1] / square_sums(weight, single, p)[1] for p in (3, 4, 5)]
-    assert ratios[0] < 1.05
+    assert ratios[0] < 1.1  # what the others gain is paid here
     assert ratios[1] < 0.95
     assert ratios[2] < 0.85
 
