@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-_SYNC_EVERY = 1 << 27
+_SYNC_EVERY = 1 << 25
 
 
 class OutputFile:

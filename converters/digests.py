@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.durable import OutputFile
+from bcqfmt.converters.digests_pair import Meeting
 
 if TYPE_CHECKING:
     from bcqfmt.converters.digests_kernel import Lanes
 
-__all__ = ["FileDigests", "ManyDigests", "even", "faster_here"]
+__all__ = ["ManyDigests", "even", "faster_here", "worth_lanes"]
 
 _LANES = 16
 _FEW = 7  # streams: fewer are faster one after the other
 _CHUNK = 1 << 18  # bytes that hashlib gets at a time
 _STEP = 1 << 22  # bytes of each of sixteen streams at a time
 _ROW = 1 << 16  # bytes of each that are read at once: all rows stay in the second cache
-_SMALL = 1 << 16  # bytes of a tensor that are hashed on the way
-_SLACK = 1 << 27  # bytes that may be behind
+_SLACK = _LAST = 1 << 27  # bytes that may be behind; bytes that are the last ones
 
 
 class Readable(Protocol):
@@ -54,6 +53,11 @@ def faster_here() -> bool:
 def even(sizes: Collection[int]) -> bool:
     """Whether streams of these sizes keep lanes busy to the end: none is much longer than the others."""
     return sum(sizes) >= _FEW * max(sizes, default=1)
+
+
+def worth_lanes(sizes: Mapping[str, int]) -> set[str]:
+    """The streams, by name, that are not too long beside all of them."""
+    return {name for name, size in sizes.items() if _FEW * size <= sum(sizes.values())}
 
 
 class _Stream:
@@ -105,7 +109,9 @@ class _Stream:
 class ManyDigests:
     """Takes parts of files and hashes them in threads of its own, when there are many or somebody waits."""
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, meeting: Meeting | None = None) -> None:
+        """``meeting``: where files find each other whose own digests can be made two at a time."""
+        self.meeting = meeting
         self._streams: list[_Stream] = []
         self._busy: list[_Stream] = []
         self._changed = threading.Condition()  # over an RLock: it is taken within itself
@@ -113,6 +119,8 @@ class ManyDigests:
         self._closed = False
         self._behind = 0.0
         self.beside = 0.0  # bytes of files that should be hashed for every byte that is written
+        self._to_come = 1 << 62  # bytes of files that will be written and have not begun
+        self._begun = False  # whether lanes were full once
         self._local = threading.local()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
         for thread in self._threads:
@@ -139,6 +147,7 @@ class ManyDigests:
         stream = _Stream(source, begin, size)
         with self._changed:
             self._streams.append(stream)
+            self._begun = self._begun or len(self._streams) + len(self._busy) >= _LANES
             self._changed.notify_all()
         return stream.future
 
@@ -169,25 +178,45 @@ class ManyDigests:
             future.cancel()
 
     def keep_up(self, due: float) -> None:
-        """``due`` more bytes should be hashed by now: help, if the threads are behind and the lanes would be full.
+        """``due`` more bytes should be hashed by now: help a little, if the threads are behind and lanes would be full.
 
-        Otherwise all of it would be left to them when everything else is done.
+        Otherwise all of it would be left to them when everything else is done. One step only: all who call should help.
         """
         with self._changed:
             self._behind += due
-        while self._behind > _SLACK and (chosen := self._take()):
+        if self._behind > _SLACK and (chosen := self._take()):
             self._go_on(chosen)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._closed or len(self._streams) >= _LANES or (self._waiting and self._streams)
-                )
+                self._changed.wait_for(lambda: self._closed or len(self._streams) >= self._enough)
                 if self._closed:
                     return
-                chosen = self._take(_LANES if not self._waiting else 1)
+                chosen = self._take(self._enough)
             self._go_on(chosen)
+
+    @property
+    def ending(self) -> bool:
+        """Whether so little is still to come that what is submitted now would be left when all else is done."""
+        return self._to_come < _LAST
+
+    def expect(self, size: int) -> None:
+        """So many bytes will be written."""
+        self._to_come = size
+
+    def begin(self, size: int) -> None:
+        """So many of them are being written now, or need not be."""
+        with self._changed:
+            self._to_come -= size
+            if self.ending:
+                self._changed.notify_all()
+
+    @property
+    def _enough(self) -> int:
+        """Streams that are worth a step: all lanes; any when somebody waits; fewer as long as processors are idle."""
+        starting = self.beside > 0 and not self._begun  # there are files to hash, and nothing is written yet
+        return 1 if self._waiting else max(1, _FEW) if starting or self.ending else _LANES
 
     def _take(self, least: int = _LANES) -> list[_Stream]:
         """The streams to go on with; none when there are fewer than ``least``."""
@@ -196,7 +225,10 @@ class ManyDigests:
                 return []
             self._streams.sort(key=lambda stream: -stream.left)  # long ones first, so that none is left alone
             chosen = self._streams[:_LANES]
-            if len(chosen) < _FEW and (fresh := [stream for stream in chosen if stream.state is None]):
+            fresh = [stream for stream in self._streams if stream.state is None]
+            if self.ending and self._waiting and len(fresh) < len(self._streams) and not self._busy:
+                chosen = [stream for stream in self._streams if stream.state is not None][:_LANES]
+            elif fresh and (len(chosen) < _FEW or (self.ending and self._waiting)):
                 chosen = fresh[:1]
             self._streams = [stream for stream in self._streams if stream not in chosen]
             self._busy += chosen
@@ -249,49 +281,3 @@ def _read(lanes: Lanes, chosen: list[_Stream]) -> None:
         lanes.close()
     if wrong < len(chosen):
         chosen[wrong].guarded(chosen[wrong].reread)
-
-
-class FileDigests:
-    """The digests of a file that is being written: of the whole on the way, of large tensors from what was written."""
-
-    def __init__(
-        self, many: ManyDigests, wanted: Collection[str], head: bytes, output: OutputFile, sizes: Mapping[str, int]
-    ) -> None:
-        """``wanted``: the tensors whose digests are of interest; ``sizes``: of all tensors, in order."""
-        self._many, self._output = many, output
-        self._whole, self._single, self._at = hashlib.sha256(head), hashlib.sha256(), len(head)
-        self._begin, self._names, self._wanted = len(head), iter(sizes), wanted
-        apart = {name: size for name, size in sizes.items() if name in wanted and size >= _SMALL}
-        self._apart = {name for name, size in apart.items() if _FEW * size <= sum(apart.values())}
-        self._next = next(self._names, "")
-        self._found: dict[str, str] = {}
-        self._futures: dict[str, Future[str]] = {}
-
-    def __enter__(self) -> FileDigests:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._many.forget(self._futures.values())
-
-    def update(self, chunk: npt.NDArray[np.uint8]) -> None:
-        """The next bytes."""
-        self._whole.update(chunk.data)
-        self._at += chunk.size
-        if self._next in self._wanted and self._next not in self._apart:
-            self._single.update(chunk.data)
-
-    def end_of_tensor(self, name: str) -> None:
-        """The bytes of a tensor are complete."""
-        if name in self._apart:
-            self._futures[name] = self._many.submit(self._output, self._begin, self._at - self._begin)
-        elif name in self._wanted:
-            self._found[name] = self._single.hexdigest()
-            self._single = hashlib.sha256()
-        size = self._at - self._begin
-        self._many.keep_up(size * (self._many.beside + (name in self._apart)))
-        self._begin, self._next = self._at, next(self._names, "")
-
-    def result(self) -> tuple[str, dict[str, str]]:
-        """Digest of everything, and of each tensor that is wanted."""
-        found = dict(zip(self._futures, self._many.results(self._futures.values()), strict=True))
-        return self._whole.hexdigest(), {**self._found, **found}

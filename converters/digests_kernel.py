@@ -2,8 +2,8 @@
 
 The rounds of one stream wait for each other; those of sixteen do not. On a processor with 512-bit vectors a byte costs
 half of what hashlib takes with the processor's own SHA instructions; on others it is no gain. A vector has a word of
-every stream. Two streams at once with the SHA instructions cost more than that: those of one stream keep the unit busy
-for two thirds of the time, and beside wide vectors, in one loop, they are slower by orders of magnitude.
+every stream. Two streams at once with the SHA instructions (`digests_pair_kernel`) cost more than that; beside wide
+vectors, in one loop, these instructions are slower by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
+from bcqfmt.converters.digests_constants import CONSTANTS, START
 from bcqfmt.converters.words_kernels import aligned, compiled, operation, types
 from bcqfmt.converters.words_shuffle import copy_run, turn
 
@@ -134,19 +135,6 @@ def _xor(builder: Any, x: Any, y: Any, z: Any) -> Any:
     return builder.xor(builder.xor(x, y), z)
 
 
-def _fraction(prime: int, root: int) -> int:
-    """The first 32 bits of the fraction of a prime's square or cube root: where SHA-256 has its constants from."""
-    low, high = 0, 1 << 40
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if middle**root <= prime << 32 * root else (low, middle - 1)
-    return low & 0xFFFFFFFF
-
-
-_PRIMES = [n for n in range(2, 312) if all(n % d for d in range(2, n))]
-_CONSTANTS = np.array([_fraction(prime, 3) for prime in _PRIMES], np.uint32)
-_START = np.array([_fraction(prime, 2) for prime in _PRIMES[:8]], np.uint32)
-
 _bytes, _finish = operation(_build_turn_bytes), operation(_build_finish)
 _read, _number = operation(_build_read, types.uint64), operation(_build_number, types.uint64)
 _add, _put_word = operation(_build_add), operation(_build_put_word)
@@ -213,7 +201,7 @@ class Lanes:
         self.states: npt.NDArray[np.uint32] = aligned(8 * LANES).reshape(8, LANES)
         self._numbers = np.zeros((3, LANES), np.uint64)
         self.files, self.places, self.counts = self._numbers
-        self.start = _START
+        self.start = START
         self._room = aligned((16 + 8 + 1) * LANES)
 
     def clear(self) -> None:
@@ -237,6 +225,6 @@ class Lanes:
         """
         if int(self.counts[self.files == HERE].max(initial=0)) * BLOCK > self.data.shape[1]:
             raise ValueError("more blocks than there is room for")
-        states, constants, data = self.states.ctypes.data, _CONSTANTS.ctypes.data, self.data.ctypes.data
+        states, constants, data = self.states.ctypes.data, CONSTANTS.ctypes.data, self.data.ctypes.data
         room, row = self._room.ctypes.data, self.data.shape[1]
         return int(_advance_all(states, self._numbers.ctypes.data, constants, data, row, room))

@@ -14,6 +14,7 @@ differently from tool to tool (``zero_points.py``). Group membership is what ``g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from bcqfmt.converters.grouping import group_index, permutation
 from bcqfmt.converters.protocol import Converted, Module, Options, Rebuild, Rule
 from bcqfmt.converters.settings import Settings, read_settings
 from bcqfmt.converters.uniform import affine_weight, zero_points_of
+from bcqfmt.converters.words_expected import expecting
 from bcqfmt.converters.zero_points import choose_rule, decode_zeros, encode_zeros
 from bcqfmt.errors import error, escape
 from bcqfmt.packing import words_for
@@ -62,15 +64,16 @@ class Gptq:
         bits, n, k = s["bits"], s["n"], s["k"]
         perm = permutation(tensors["g_idx"].array(), k, s["group_size"], module.name) if "g_idx" in tensors else None
         qzeros = tensors["qzeros"].array().view(np.uint32)
-        fields = _zero_fields(qzeros, bits, n, s["planar"])
-        zeros = decode_zeros(qzeros, fields, bits, s["zero_point"], lambda w: _zero_fields(w, bits, n, s["planar"]))
+        word = _only_word(qzeros)
+        how = bits, n, s["planar"], s["zero_point"]
+        zeros = _zero_points(qzeros, *how) if word is None else _same_zero_points(word, qzeros.shape, *how)
 
         def planes() -> Array:
             convert = words.planar_to_planes if s["planar"] else words.gptq_to_planes
             return convert(tensors["qweight"].array(), bits, k, threads=options.threads, perm=perm)
 
         weight = affine_weight(
-            module, (n, k), bits, s["group_size"], tensors["scales"], True, zeros.T, perm, planes, options
+            module, (n, k), bits, s["group_size"], tensors["scales"], True, zeros, perm, planes, options
         )
         layout = {"bits": bits, **({"planar": True} if s["planar"] else {})}
         rules: dict[str, Rule] = {
@@ -173,7 +176,7 @@ def _zero_range(
     qzeros: Array, bits: int, n: int, planar: bool, known: dict[tuple[int, int, bool], tuple[int, int]]
 ) -> tuple[int, int]:
     """The least and the greatest zero field. One word all over, as symmetric files have it, is unpacked only once."""
-    word = int(qzeros.flat[0]) if qzeros.size and (qzeros == qzeros.flat[0]).all() else None
+    word = _only_word(qzeros)
     if word is not None and (word, n, planar) in known:
         return known[word, n, planar]
     fields = _zero_fields(qzeros if word is None else qzeros[:1], bits, n, planar)
@@ -199,6 +202,25 @@ def _zero_version(settings: Settings) -> str:
     return "gptq_v2" if settings.format in ("gptq_v2", "gptq_p") else "gptq"
 
 
+def _only_word(qzeros: Array) -> int | None:
+    """The word that they all are."""
+    return int(qzeros.flat[0]) if qzeros.size and (qzeros == qzeros.flat[0]).all() else None
+
+
+def _zero_points(qzeros: Array, bits: int, n: int, planar: bool, rule: str) -> Array:
+    """(N, G) from words (G, W)."""
+    fields = _zero_fields(qzeros, bits, n, planar)
+    return decode_zeros(qzeros, fields, bits, rule, lambda w: _zero_fields(w, bits, n, planar)).T
+
+
+@lru_cache(8)
+def _same_zero_points(word: int, shape: tuple[int, ...], bits: int, n: int, planar: bool, rule: str) -> int | Array:
+    """The same for words that are all one, which many modules have alike; an integer where the points are, too."""
+    zeros = _zero_points(np.full(shape, word, np.uint32), bits, n, planar, rule)
+    low, high = int(zeros.min()), int(zeros.max())
+    return low if low == high else zeros
+
+
 def _zero_fields(qzeros: Array, bits: int, n: int, planar: bool) -> Array:
     unpack = words.planar_columns_to_codes if planar else words.stream_columns_to_codes
     return unpack(qzeros, bits, n)
@@ -211,10 +233,25 @@ def _qweight(weight: BcqWeight, rule: Rule) -> Array:
 
 
 def _qzeros(weight: BcqWeight, rule: Rule) -> Array:
-    bits = rule["bits"]
-    zeros = np.ascontiguousarray(zero_points_of(weight).T)
-    pack = words.codes_to_planar_columns if rule.get("planar") else words.codes_to_stream_columns
-    return encode_zeros(zeros, bits, rule["zero_point"], lambda fields: pack(fields.astype(np.uint8), bits))
+    zero, how = weight.scheme.segments[0].zero, (rule["bits"], bool(rule.get("planar")), rule["zero_point"])
+    if isinstance(zero, int):
+        return _same_words(zero, weight.spec.groups(0), weight.shape[-2], *how)
+    return _zero_words(np.ascontiguousarray(zero_points_of(weight).T), *how)
+
+
+def _zero_words(zeros: Array, bits: int, planar: bool, rule: str) -> Array:
+    """Words (G, W) from zero points (G, N)."""
+    pack = words.codes_to_planar_columns if planar else words.codes_to_stream_columns
+    return encode_zeros(zeros, bits, rule, lambda fields: pack(fields.astype(np.uint8), bits))
+
+
+@lru_cache(8)
+def _same_words(zero: int, groups: int, n: int, bits: int, planar: bool, rule: str) -> Array:
+    """The same for a zero point that they all are; made for all modules alike, whatever one of them expects."""
+    with expecting(np.empty(0, np.uint32)):
+        made = _zero_words(np.full((groups, n), zero, np.uint16), bits, planar, rule)
+    made.flags.writeable = False
+    return made
 
 
 def _g_idx(weight: BcqWeight, rule: Rule) -> Array:

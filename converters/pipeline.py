@@ -20,7 +20,9 @@ from typing import Any
 from bcqfmt.converters.buffers import reused
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.complete import carried_out
-from bcqfmt.converters.digests import FileDigests, ManyDigests, even, faster_here
+from bcqfmt.converters.digests import ManyDigests, even, faster_here
+from bcqfmt.converters.digests_file import FileDigests
+from bcqfmt.converters.digests_pair import Meeting, has_instructions
 from bcqfmt.converters.executors import Executor
 from bcqfmt.converters.finalize import finalize
 from bcqfmt.converters.plan import Plan, Shard, make_plan
@@ -105,6 +107,12 @@ class Conversion:
             )
 
     @property
+    def named(self) -> Settings:
+        """The settings; where the configuration names no method, its place is taken by the tensors' layout."""
+        found = " and ".join(sorted({module.layout for module in self.modules.values()}))
+        return self.settings if self.settings.method else replace(self.settings, method=found)
+
+    @property
     def workers(self) -> int:
         """As many as asked for, fewer where memory is limited; refused when not even one fits."""
         limit = self.options.memory_limit
@@ -147,7 +155,7 @@ class Conversion:
                         executor.work(self, space, tick or (lambda _: None), shard_done or (lambda *_: None))
                 self._unchanged()
                 if part is None:
-                    finalize(self.source, self.plan, space, self.settings, self.options.provenance)
+                    finalize(self.source, self.plan, space, self.named, self.options.provenance)
             if part is None:
                 space.publish()
         except BcqError:
@@ -174,7 +182,7 @@ class Conversion:
         space = Workspace(target, resume=True, overwrite=self.options.overwrite)
         try:
             if not space.begin(self.plan, self._state()):
-                finalize(self.source, self.plan, space, self.settings, self.options.provenance)
+                finalize(self.source, self.plan, space, self.named, self.options.provenance)
             space.publish()
         finally:
             space.release()
@@ -245,7 +253,10 @@ class Conversion:
         """Who hashes many streams at once; nobody where that is no gain."""
         if sum(shard.nbytes for shard in shards) < _WORTH or not faster_here():
             return nullcontext()
-        return ManyDigests(max(1, workers // 4))
+        pairs = min(workers, len(shards)) > 1 and has_instructions()
+        many = ManyDigests(max(1, workers // 4), Meeting() if pairs else None)
+        many.expect(sum(shard.nbytes for shard in shards))
+        return many
 
     def _source_digests(self, space: Workspace, paths: list[str], many: ManyDigests | None) -> list[Callable[[], None]]:
         """The jobs that hash the source's files and write down what they find."""
@@ -256,8 +267,8 @@ class Conversion:
         if many is None or len(local) < len(models) or not even([source.size for source in local.values()]):
             hashed = {path: partial(hash_file, source, lambda _: self._heed()) for path, source in models.items()}
         else:
-            futures = {path: many.submit(source, 0, source.size) for path, source in local.items()}
             many.beside = sum(source.size for source in local.values()) / max(1, self.plan.nbytes)
+            futures = {path: many.submit(source, 0, source.size) for path, source in local.items()}
             hashed = {path: partial(many.result, future) for path, future in futures.items()}
 
         def finish(path: str, digest: Callable[[], str]) -> None:
@@ -288,5 +299,7 @@ class Conversion:
             record = space.finish(shard.file, self.plan, job.record(written))
         else:
             beat(record["size"])
+            if many is not None:
+                many.begin(shard.nbytes)
         if shard_done is not None:
             shard_done(shard.file, record["size"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,11 +9,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from bcqfmt.converters.buffers import read_array, wait_for_room
+from bcqfmt.converters.buffers import Turns, read_array, wait_for_room
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.plan import Shard
 from bcqfmt.converters.protocol import Converted, Layout, Module, Options, Rebuild, Rule
 from bcqfmt.converters.rebuild import rebuilds
+from bcqfmt.converters.words_expected import proving
 from bcqfmt.descriptor import digest_of
 from bcqfmt.scheme import part_prefix
 from bcqfmt.shards import Unit
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 # Converting holds source and planes of a weight at once, and is fast beside hashing and writing: workers take turns at
 # it and wait until there is room, so that memory does not grow with their number.
-_one_at_a_time = threading.Lock()
+_one_at_a_time = Turns()
 _BESIDE = 1 << 26  # bytes of arrays beside twice the largest weight
 
 
@@ -131,9 +131,11 @@ class ShardJob:
         def make() -> Array:
             with _one_at_a_time:
                 wait_for_room(kept.module.nbytes + original.nbytes, self._room, self._heed)
-                array = original.array()
-                computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}
-                self._compare(BcqWeight(weight.name, weight.spec, computed), rule, kept.module.tensors[suffix], known)
+                with proving(kept.module.tensors[suffix].array()):
+                    array = original.array()
+                    computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}
+                    whole = BcqWeight(weight.name, weight.spec, computed)
+                    self._compare(whole, rule, kept.module.tensors[suffix], known)
                 kept.forget()
                 return array
 

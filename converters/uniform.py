@@ -109,9 +109,10 @@ def _turned(tensor: StoredTensor, transposed: bool, shape: tuple[int, ...]) -> C
 def _nonfinite(tensor: StoredTensor, options: Options) -> bool:
     values = tensor.array()
     kind, exponent = _EXPONENT[tensor.dtype]
-    wrong = (values.view(kind) & kind(exponent)) == exponent  # all ones in the exponent; numpy is slow with F16
-    if not wrong.any():
+    found = values.view(kind) & kind(exponent)  # all ones in the exponent; numpy is slow with F16
+    if int(found.max(initial=0)) != exponent:
         return False
+    wrong = found == exponent
     if not options.allow_nonfinite:
         where = "x".join(str(i) for i in np.unravel_index(int(np.argmax(wrong)), values.shape))
         raise error(

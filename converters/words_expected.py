@@ -7,6 +7,13 @@
 Inside, the functions of `words` that make an array of just that size take ``words`` for it, and the kernel compares
 where it would store. ``rebuilt`` is then ``words`` itself, and right if and only if ``comparison.equal``; when it is
 another array, nothing was compared. It holds for the thread that said so.
+
+    with proving(words):
+        planes = gptq_to_planes(words)
+        with expecting(words) as comparison: ...
+
+Inside, the kernel goes back from every strip that it has just made of ``words``, while it is in the cache, and compares
+it with where it came from. A comparison that asks for the very same way back then need not go it once more.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ import numpy.typing as npt
 
 from bcqfmt.converters.buffers import new_array
 
-__all__ = ["Comparison", "comparison_of", "expecting", "new_words"]
+__all__ = ["Comparison", "Proofs", "comparison_of", "expecting", "new_words", "proofs", "proving"]
 
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
@@ -47,7 +54,46 @@ class Comparison:
         return usable and words.size == math.prod(shape)
 
 
+class Proofs:
+    """Ways back to ``words`` that were gone already: what identifies each, and whether it led there.
+
+    What identifies it holds the arrays: as long as it is here, no other has their address.
+    """
+
+    def __init__(self, words: Array) -> None:
+        self._words = words
+        self._known: list[tuple[object, bool]] = []
+
+    def wants(self, words: Words) -> bool:
+        """Whether these are the words, all of them."""
+        return words.ctypes.data == self._words.ctypes.data and words.nbytes == self._words.nbytes
+
+    def add(self, way: object, equal: bool) -> None:
+        """A way back; equal to others that are the same."""
+        self._known.append((way, equal))
+
+    def of(self, way: object) -> bool | None:
+        """Where this very way led to; None if it was not gone."""
+        return next((equal for known, equal in self._known if known == way), None)
+
+
 _here = threading.local()
+
+
+@contextlib.contextmanager
+def proving(words: Array) -> Iterator[None]:
+    """Go back at once from what is made of ``words``, in this thread. Nobody may write to either while it lasts."""
+    _here.proofs = Proofs(words)
+    try:
+        yield
+    finally:
+        _here.proofs = None
+
+
+def proofs() -> Proofs | None:
+    """Where ways back are noted; None where nobody asks for them."""
+    found: Proofs | None = getattr(_here, "proofs", None)
+    return found
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.converters import words_programs as programs
-from bcqfmt.converters.words_expected import Comparison, comparison_of
+from bcqfmt.converters.words_expected import Comparison, comparison_of, proofs
 from bcqfmt.converters.words_kernels import aligned, each_share
 from bcqfmt.converters.words_programs import Container, Program
 from bcqfmt.converters.words_shuffle import shuffle
@@ -22,10 +22,12 @@ from bcqfmt.converters.words_shuffle import shuffle
 __all__ = ["Side", "codes", "columns", "planes", "rows", "run", "run_in_order"]
 
 Array = npt.NDArray[Any]
+Place = tuple[Any, ...]
 
 _TILE = 1 << 17  # words of a tile: it stays in the second cache
 _CHUNK = 1 << 13  # words that a program runs through at once: they stay in the first cache
 _DEPTH = 64  # blocks of a tile: 256 bytes of a plane, so that stores fill cache lines
+_TILE_BOTH, _DEPTH_BOTH = 1 << 16, 128  # there and back: the words of both sides stay there as well
 _GRAIN = 16  # lanes: a cache line of words
 _WORTH = 1 << 16  # words that are worth a thread
 _SHEET = 256  # lanes whose columns are put in order at once
@@ -45,6 +47,12 @@ class Side:
     last: npt.NDArray[np.bool_]
     comparison: Comparison | None = None  # as a target: its words are compared, not written
 
+    @property
+    def place(self) -> Place:
+        """Everything but what the words are: equal only for the same memory."""
+        numbers = (self.words.ctypes.data, self.words.size, self.lanes, self.blocks, self.lane, self.block)
+        return self.container, numbers, self.word.tobytes(), self.last.tobytes()
+
     def part(self, first: int, stop: int) -> Side:
         """Some of the lanes."""
         return replace(self, words=self.words[first * self.lane :], lanes=stop - first)
@@ -60,6 +68,24 @@ class Side:
             word=word,
             last=np.tile(self.last, count),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """From some words to others; equal for the same way between the same memory."""
+
+    source: Side
+    target: Side
+    tail: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Way) and self._places() == other._places()
+
+    def __hash__(self) -> int:
+        return hash(self._places())
+
+    def _places(self) -> tuple[Place, Place, int]:
+        return self.source.place, self.target.place, self.tail
 
 
 def rows(words: Array, container: Container, blocks: int) -> Side:
@@ -97,30 +123,53 @@ def codes(values: Array, container: Container | None = None) -> Side:
 
 
 def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
-    """Fill or compare the target. ``tail``: codes in the last block if it is not full; bits after them are cleared."""
-    if not (source.lanes and source.blocks):
-        return
-    program = _program(source.container, target.container, tail)
-    threads = min(threads, 1 + target.words.size // _WORTH)
-    depth = _depth(source.blocks)
-    width = min(_TILE // (max(program.rows, 8) * depth), -(-source.lanes // threads))
-    width = -(-max(width, 1) // _GRAIN) * _GRAIN
+    """Fill or compare the target. ``tail``: codes in the last block if it is not full; bits after them are cleared.
 
-    comparison = target.comparison
-    spare = program.rows if comparison is not None else 0
+    Where a proof is wanted, the way back is gone with it; where there is one, nothing is left to do.
+    """
+    proved, comparison = proofs(), target.comparison
+    if proved is None:
+        _go(source, target, tail, threads)
+    elif comparison is None:
+        back = _Way(target, source, tail) if proved.wants(source.words) else None
+        equal = _go(source, target, tail, threads, back is not None)
+        if back is not None:
+            proved.add(back, equal)
+    else:
+        known = proved.of(_Way(source, target, tail))
+        if known is None:
+            _go(source, target, tail, threads)
+        else:
+            comparison.equal = comparison.equal and known
+
+
+def _go(source: Side, target: Side, tail: int = 0, threads: int = 1, back: bool = False) -> bool:
+    """Fill or compare, or fill and go ``back`` to compare the source; whether all that was compared was equal."""
+    if not (source.lanes and source.blocks):
+        return True
+    forth = _program(source.container, target.container, tail)
+    other = _program(target.container, source.container, tail)
+    most = max(forth.rows, other.rows) if back else forth.rows
+    spare = most if back or target.comparison is not None else 0
+    threads = min(threads, 1 + target.words.size // _WORTH)
+    depth = _depth(source.blocks, _DEPTH_BOTH if back else _DEPTH)
+    width = min((_TILE_BOTH if back else _TILE) // (max(most, 8) * depth), -(-source.lanes // threads))
+    width = -(-max(width, 1) // _GRAIN) * _GRAIN
+    wrong: list[int] = []
 
     def work(first: int, stop: int) -> None:
-        tile = aligned((program.rows + (spare > 0)) * width * depth)
-        wrong = shuffle(
-            *(source.words, 4 * source.lane, 4 * source.block, _table(source, program.source)),
-            *(target.words, 4 * target.lane, 4 * target.block, _table(target, program.target)),
-            *(program.steps, tile, _CHUNK // program.rows // 16 * 64),
-            *(width, depth, source.blocks, first, stop, spare),
-        )
-        if wrong and comparison is not None:
-            comparison.equal = False
+        tile = aligned((most + (spare > 0)) * width * depth)
+        this = 4 * source.lane, 4 * source.block, _table(source, forth.source), _table(source, other.target)
+        that = 4 * target.lane, 4 * target.block, _table(target, forth.target), _table(target, other.source)
+        steps = forth.steps, other.steps, tile, _chunk(forth), _chunk(other)
+        size = width, depth, source.blocks, first, stop, spare, 1 + back
+        wrong.append(shuffle(source.words, *this, target.words, *that, *steps, *size))
 
     each_share(work, source.lanes, width, threads)
+    equal = not any(wrong)
+    if target.comparison is not None and not equal:
+        target.comparison.equal = False
+    return equal
 
 
 def run_in_order(source: Side, target: Side, bits: int, order: npt.NDArray[np.uint32], threads: int = 1) -> None:
@@ -141,11 +190,16 @@ def run_in_order(source: Side, target: Side, bits: int, order: npt.NDArray[np.ui
 
     def through(this: Side, that: Side) -> None:
         taken = np.empty((order.size, this.lanes), np.uint32)
-        run(this, rows(taken, programs.sheet(bits), this.blocks))
+        _go(this, rows(taken, programs.sheet(bits), this.blocks))
         ordered = np.take(taken, order, axis=0, mode="clip")  # every number is in range; "clip" only skips the test
-        run(rows(ordered, programs.sheet(bits), this.blocks), that)
+        _go(rows(ordered, programs.sheet(bits), this.blocks), that)
 
     each_share(work, source.lanes, _SHEET, threads)
+
+
+def _chunk(program: Program) -> int:
+    """Bytes of a row that run through a program at once."""
+    return _CHUNK // program.rows // 16 * 64
 
 
 @cache
@@ -153,9 +207,9 @@ def _program(source: Container, target: Container, tail: int) -> Program:
     return programs.program(source, target, tail)
 
 
-def _depth(blocks: int) -> int:
+def _depth(blocks: int, most: int) -> int:
     """Blocks of a tile, about as many in every one; whole cache lines where there are several tiles."""
-    tiles = -(-blocks // _DEPTH)
+    tiles = -(-blocks // most)
     return blocks if tiles == 1 else -(-blocks // tiles // _GRAIN) * _GRAIN
 
 

@@ -143,24 +143,105 @@ def _words(
                 _copy_word(y + j * to_inner, x + j * at_inner)
 
 
+@inner
+def _strip(
+    get: Any,
+    from_lane: Any,
+    from_block: Any,
+    from_words: Any,
+    put: Any,
+    to_lane: Any,
+    to_block: Any,
+    to_words: Any,
+    steps: Any,
+    here: Any,
+    chunk: Any,
+    width: Any,
+    depth: Any,
+    blocks: Any,
+    lane: Any,
+    lanes: Any,
+    spare: Any,
+) -> Any:
+    """All blocks of so many lanes from ``lane`` on, by way of a tile at ``here``; see `_shuffle`."""
+    line = depth * _4
+    size = width * line
+    wrong = _0
+    for block in range(_0, blocks, depth):
+        count = min(depth, blocks - block)
+        ends = block + count == blocks
+        for w in range(from_words.shape[0]):
+            at = get + from_words[w, 0] + lane * from_lane + block * from_block
+            row = here + from_words[w, 1] * size
+            some = count
+            if ends and from_words[w, 2] == _0:
+                some = count - _1
+                for i in range(lanes):
+                    _mask_word(row + i * line + some * _4, _0)
+            _words(row, line, _4, at, from_lane, from_block, lanes, some)
+        for start in range(_0, size, chunk):
+            rest = min(chunk, size - start)
+            for p in range(steps.shape[0]):
+                kind = steps[p, 0]
+                x = here + steps[p, 1] * size + start
+                y = here + steps[p, 2] * size + start
+                right = steps[p, 3]
+                left = steps[p, 4]
+                mask = steps[p, 5]
+                if kind == SWAP:
+                    for i in range(_0, rest, _64):
+                        _swap(x + i, y + i, right, mask)
+                elif kind == MOVE:
+                    for i in range(_0, rest, _64):
+                        _move(x + i, y + i, right, left, mask)
+                elif kind == CLEAR:
+                    for i in range(_0, rest, _64):
+                        _clear(x + i)
+                elif ends:  # TAIL: the last block of every lane that is in this chunk
+                    for i in range(count * _4 - _4, lanes * line, line):
+                        if start <= i < start + rest:
+                            _mask_word(x + i - start, mask)
+        for w in range(to_words.shape[0]):
+            to = put + to_words[w, 0] + lane * to_lane + block * to_block
+            row = here + to_words[w, 1] * size
+            some = count
+            if ends and to_words[w, 2] == _0:
+                some = count - _1
+            if spare == _0:
+                _words(to, to_lane, to_block, row, line, _4, lanes, some)
+                continue
+            other = here + spare * size
+            if some < depth or lanes < width:  # the target has no words for the rest
+                copy_run(other, row, size)
+            _words(other, line, _4, to, to_lane, to_block, lanes, some)
+            for i in range(_0, size, _64):
+                wrong |= _differ(row + i, other + i)
+    return wrong
+
+
 def _shuffle(
     source: Any,
     source_lane: Any,
     source_block: Any,
     source_words: Any,
+    source_back: Any,
     target: Any,
     target_lane: Any,
     target_block: Any,
     target_words: Any,
+    target_back: Any,
     steps: Any,
+    steps_back: Any,
     tile: Any,
     chunk: Any,
+    chunk_back: Any,
     width: Any,
     depth: Any,
     blocks: Any,
     first: Any,
     stop: Any,
     spare: Any,
+    ways: Any,
 ) -> Any:
     """Lanes first..stop. Rows of ``source_words`` and ``target_words``: offset, row of the tile, in the last block too?
 
@@ -169,65 +250,28 @@ def _shuffle(
     remove what crosses between them. ``chunk`` bytes of every row, a multiple of 64, run through all steps.
 
     With a ``spare`` row (not 0) nothing is stored: the target's words are compared with what would be, by way of that
-    row. What is given back is 0 if they are the same.
+    row. What is given back is 0 if they are the same. With two ``ways`` all is stored, and every strip of ``width``
+    lanes, while it is in the cache, goes back from there to be compared with the source; the tables, the steps and the
+    chunk of the way ``back`` lead from the target to the source.
     """
-    get = address(source)
-    put = address(target)
     here = address(tile)
-    line = depth * _4
-    size = width * line
     wrong = _0
     for lane in range(first, stop, width):
-        lanes = min(width, stop - lane)
-        for block in range(_0, blocks, depth):
-            count = min(depth, blocks - block)
-            ends = block + count == blocks
-            for w in range(source_words.shape[0]):
-                at = get + source_words[w, 0] + lane * source_lane + block * source_block
-                row = here + source_words[w, 1] * size
-                some = count
-                if ends and source_words[w, 2] == _0:
-                    some = count - _1
-                    for i in range(lanes):
-                        _mask_word(row + i * line + some * _4, _0)
-                _words(row, line, _4, at, source_lane, source_block, lanes, some)
-            for start in range(_0, size, chunk):
-                rest = min(chunk, size - start)
-                for p in range(steps.shape[0]):
-                    kind = steps[p, 0]
-                    x = here + steps[p, 1] * size + start
-                    y = here + steps[p, 2] * size + start
-                    right = steps[p, 3]
-                    left = steps[p, 4]
-                    mask = steps[p, 5]
-                    if kind == SWAP:
-                        for i in range(_0, rest, _64):
-                            _swap(x + i, y + i, right, mask)
-                    elif kind == MOVE:
-                        for i in range(_0, rest, _64):
-                            _move(x + i, y + i, right, left, mask)
-                    elif kind == CLEAR:
-                        for i in range(_0, rest, _64):
-                            _clear(x + i)
-                    elif ends:  # TAIL: the last block of every lane that is in this chunk
-                        for i in range(count * _4 - _4, lanes * line, line):
-                            if start <= i < start + rest:
-                                _mask_word(x + i - start, mask)
-            for w in range(target_words.shape[0]):
-                to = put + target_words[w, 0] + lane * target_lane + block * target_block
-                row = here + target_words[w, 1] * size
-                some = count
-                if ends and target_words[w, 2] == _0:
-                    some = count - _1
-                if spare == _0:
-                    _words(to, target_lane, target_block, row, line, _4, lanes, some)
-                    continue
-                other = here + spare * size
-                if some < depth or lanes < width:  # the target has no words for the rest
-                    copy_run(other, row, size)
-                _words(other, line, _4, to, target_lane, target_block, lanes, some)
-                for i in range(_0, size, _64):
-                    wrong |= _differ(row + i, other + i)
+        size = min(width, stop - lane)
+        for way in range(ways):
+            row = spare if way + _1 == ways else _0
+            if way == _0:
+                get, get_lane, get_block, table = address(source), source_lane, source_block, source_words
+                put, put_lane, put_block, other = address(target), target_lane, target_block, target_words
+                program, some = steps, chunk
+            else:
+                get, get_lane, get_block, table = address(target), target_lane, target_block, target_back
+                put, put_lane, put_block, other = address(source), source_lane, source_block, source_back
+                program, some = steps_back, chunk_back
+            wrong |= _strip(
+                *(get, get_lane, get_block, table, put, put_lane, put_block, other),
+                *(program, here, some, width, depth, blocks, lane, size, row),
+            )
     return wrong
 
 
@@ -238,8 +282,8 @@ _WORDS = types.uint32[::1]
 shuffle = compiled(
     _shuffle,
     _N,
-    *(_WORDS_IN, _N, _N, _TABLE),
-    *(_WORDS, _N, _N, _TABLE),
-    *(_TABLE, _WORDS),
-    *(_N,) * 7,
+    *(_WORDS_IN, _N, _N, _TABLE, _TABLE),
+    *(_WORDS, _N, _N, _TABLE, _TABLE),
+    *(_TABLE, _TABLE, _WORDS),
+    *(_N,) * 9,
 )

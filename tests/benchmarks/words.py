@@ -40,7 +40,9 @@ _START = """
 import os, sys, time
 import numpy
 begun = time.perf_counter()
-from bcqfmt.converters import digests_kernel, words
+from bcqfmt.converters import digests_kernel, digests_pair, words
+if digests_pair.has_instructions():
+    digests_pair.PairedDigest(digests_pair.Meeting(), bytes(64)).hexdigest()
 codes = numpy.zeros((8, 64), numpy.uint8)
 order = numpy.arange(64)
 words.planes_to_gptq(words.codes_to_planes(codes, 4, order))

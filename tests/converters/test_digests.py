@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.converters import digests, pipeline
+from bcqfmt.converters import digests, digests_file, digests_pair, pipeline
 from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.digests import FileDigests, ManyDigests, even
+from bcqfmt.converters.digests import ManyDigests, even
+from bcqfmt.converters.digests_file import FileDigests
 from bcqfmt.converters.digests_kernel import LANES, Lanes
+from bcqfmt.converters.digests_pair import Meeting, PairedDigest, has_instructions
 from bcqfmt.converters.pipeline import Conversion, ConvertOptions
 from bcqfmt.errors import BcqError, error
 from bcqfmt.files import SourceFile
@@ -209,6 +211,82 @@ def test_streams_that_fill_the_lanes_to_the_end() -> None:
     assert not even([])
 
 
+# ---------------------------------------------------------------------------------------------------- two at a time
+with_instructions = pytest.mark.skipif(not has_instructions(), reason="no instructions for SHA-256")
+CHUNKS = st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 3000)), max_size=30)
+
+
+@with_instructions
+@given(st.lists(CHUNKS, min_size=1, max_size=4), st.integers(0, 200), st.integers(1, 3), st.sampled_from([0.0, 0.001]))
+@settings(max_examples=100, deadline=None)
+def test_files_that_meet_have_their_own_digests(
+    files: list[list[int]], head: int, enough: int, patience: float
+) -> None:
+    """Chunks of any length, handed over by as many threads as there are files, in any order."""
+    meeting, found = Meeting(), {}
+    contents = [[data(size, 100 * i + j) for j, size in enumerate((head, *sizes))] for i, sizes in enumerate(files)]
+
+    def write(i: int) -> None:
+        digest = PairedDigest(meeting, contents[i][0])
+        for content in contents[i][1:]:
+            digest.update(np.frombuffer(content, np.uint8))
+        found[i] = digest.hexdigest()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests_pair, "_ENOUGH", enough)
+        patch.setattr(digests_pair, "_MOST", 2 * enough)
+        patch.setattr(digests_pair, "_PATIENCE", patience)
+        threads = [threading.Thread(target=write, args=(i,)) for i in range(len(files))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert found == {i: sha256(b"".join(content)) for i, content in enumerate(contents)}
+    assert meeting.open == []
+
+
+@with_instructions
+def test_two_files_are_hashed_in_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both in the thread of whoever finds the other; one alone when the other is closed, or has nothing for long."""
+    monkeypatch.setattr(digests_pair, "_ENOUGH", 2)
+    monkeypatch.setattr(digests_pair, "_MOST", 3)
+    monkeypatch.setattr(digests_pair, "_PATIENCE", 0.001)
+    counts: list[int] = []
+    advance = digests_pair._advance
+    monkeypatch.setattr(digests_pair, "_advance", lambda streams: (counts.append(len(streams)), advance(streams)))
+    meeting, chunk = Meeting(), np.zeros(640, np.uint8)
+    one, two = PairedDigest(meeting, b"1"), PairedDigest(meeting, b"")
+    one.update(chunk)
+    assert counts == [0]  # nobody else has anything yet
+    two.update(chunk)
+    assert counts == [0, 2]
+    for _ in range(3):
+        two.update(chunk)
+    assert counts == [0, 2, 0, 1]
+    two.close()  # as when its file could not be written
+    one.update(chunk)
+    one.update(chunk)
+    assert counts[4:] == [0, 1]
+    assert one.hexdigest() == sha256(b"1" + bytes(3 * 640))
+
+
+@with_instructions
+def test_a_stranger_closes_only_when_nobody_hashes_it() -> None:
+    """An error of one writer never takes memory away that another is hashing."""
+    meeting = Meeting()
+    digest = PairedDigest(meeting, b"")
+    digest._busy = True
+    closing = threading.Thread(target=digest.close)
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive()
+    with meeting.changed:
+        digest._busy = False
+        meeting.changed.notify_all()
+    closing.join(60)
+    assert not closing.is_alive()
+
+
 # ------------------------------------------------------------------------------------------------------ in a file
 def test_a_written_file_has_the_same_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
@@ -216,9 +294,9 @@ def test_a_written_file_has_the_same_digests(tmp_path: Path, monkeypatch: pytest
     tensors = {name: StoredTensor.from_array(name, array) for name, array in arrays.items()}
     plain = write_tensors(tmp_path / "plain", tensors, {})
     for small in (0, 1 << 16):
-        monkeypatch.setattr(digests, "_SMALL", small)
+        monkeypatch.setattr(digests_file, "_SMALL", small)
         for wanted in (set(arrays), {"w00", "w03", "w20"}, set()):
-            with ManyDigests() as many:
+            with ManyDigests(meeting=Meeting() if small and has_instructions() else None) as many:
                 written = write_tensors(tmp_path / "many", tensors, {}, digests=partial(FileDigests, many, wanted))
             assert written.record == plain.record
             assert written.tensors == {name: plain.tensors[name] for name in wanted}
@@ -226,7 +304,7 @@ def test_a_written_file_has_the_same_digests(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_write_that_fails_forgets_its_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_SMALL", 0)
+    monkeypatch.setattr(digests_file, "_SMALL", 0)
     tensors = {f"w{i}": StoredTensor.from_array(f"w{i}", np.zeros(5000, np.uint8)) for i in range(20)}
 
     def stop(done: int) -> None:
@@ -240,8 +318,12 @@ def test_a_write_that_fails_forgets_its_digests(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("few", [0, 7])
-def test_a_conversion_makes_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+@pytest.mark.parametrize(
+    ("few", "last", "paired"), [(0, 0, False), (7, 0, True), (7, 50_000, True), (7, 1 << 20, False)]
+)
+def test_a_conversion_makes_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, last: int, paired: bool
+) -> None:
     source = gptq_folder(tmp_path / "source", layers=20)
     convert(source, tmp_path / "plain", max_shard_size=60_000, workers=2)
     used: list[int] = []
@@ -255,11 +337,13 @@ def test_a_conversion_makes_the_same_folder(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(pipeline, "_WORTH", 0)
     monkeypatch.setattr(pipeline, "faster_here", lambda: True)
     monkeypatch.setattr(pipeline, "even", lambda _: True)
-    monkeypatch.setattr(digests, "_SMALL", 0)
+    monkeypatch.setattr(digests_file, "_SMALL", 0)
     monkeypatch.setattr(digests, "_FEW", few)
+    monkeypatch.setattr(digests, "_LAST", last)
+    monkeypatch.setattr(pipeline, "has_instructions", lambda: paired and has_instructions())
     convert(source, tmp_path / "many", max_shard_size=60_000, workers=2)
     assert tree(tmp_path / "many") == tree(tmp_path / "plain")
-    assert used
+    assert used or last == 1 << 20  # the last ones of a large folder, all of this one
     proved(source, tmp_path / "many", tmp_path)
 
 

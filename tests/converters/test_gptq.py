@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bcqfmt.converters import gptq
 from bcqfmt.converters.gptq import Gptq
 from bcqfmt.converters.protocol import Options
-from bcqfmt.converters.rebuild import apply_rule
+from bcqfmt.converters.rebuild import apply_rule, rebuilds
 from bcqfmt.converters.words import codes_to_stream_columns, stream_columns_to_codes
 from bcqfmt.converters.zero_points import RULES, choose_rule, decode_zeros, encode_zeros
 from bcqfmt.errors import BcqError
@@ -69,7 +70,7 @@ def sample(rng: np.random.Generator, bits: int, n: int, k: int, group: int, scat
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[int, str, str, int, int, int, bool, int]:
+def cases(draw: st.DrawFn) -> tuple[int, str, str, int, int, int, bool, int | None, int]:
     form = draw(st.sampled_from(["gptq", "gptq_v2", "gptq_p"]))
     bits = draw(st.sampled_from([2, 3, 4, 5, 6, 7, 8] if form == "gptq_p" else [2, 3, 4, 8]))
     v1 = [rule for rule in RULES if rule != "v2" and (rule != "v1-carry" or bits != 3)]
@@ -77,14 +78,17 @@ def cases(draw: st.DrawFn) -> tuple[int, str, str, int, int, int, bool, int]:
     rule = "v2" if form != "gptq" else draw(st.sampled_from(v1))
     k, n = draw(st.sampled_from([32, 64, 96])), draw(st.sampled_from([32, 64]))
     group = draw(st.sampled_from([8, 16, 32, 40, k]))
-    return bits, form, rule, n, k, min(group, k), draw(st.booleans()), draw(st.integers(0, 2**32))
+    same = draw(st.none() | st.sampled_from([0, 0x77777777, 0x88888888, 0xFFFFFFFF]) | st.integers(0, 2**32 - 1))
+    return bits, form, rule, n, k, min(group, k), draw(st.booleans()), same, draw(st.integers(0, 2**32))
 
 
 @any_words
 @given(case=cases())
 def test_any_words_come_through_and_back(case: Any, tmp_path: Path) -> None:
-    bits, form, rule, n, k, group, scatter, seed = case
+    bits, form, rule, n, k, group, scatter, same, seed = case
     tensors = sample(np.random.default_rng(seed), bits, n, k, group, scatter)
+    if same is not None:  # one word all over, as symmetric files have it
+        tensors["m.qzeros"].view(np.uint32)[:] = same
     config = {
         "quant_method": "gptq",
         "bits": bits,
@@ -109,6 +113,20 @@ def test_any_words_come_through_and_back(case: Any, tmp_path: Path) -> None:
     for suffix, how in rules.items():
         rebuilt = np.ascontiguousarray(apply_rule(weight, how, Gptq().rebuilders()))
         assert rebuilt.tobytes() == tensors[f"m.{suffix}"].tobytes(), suffix
+
+
+@pytest.mark.parametrize("rule", ["v2", "v1-nowrap", "v1-carry"])
+def test_zero_words_that_modules_share_are_no_modules_own(rule: str, tmp_path: Path) -> None:
+    """They are made once, whatever the module expects that asks first."""
+    tensors = sample(np.random.default_rng(0), 4, 64, 64, 32, False)
+    tensors["m.qzeros"].view(np.uint32)[:] = 0x88888888
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "format": "gptq_v2"}
+    (module,) = Gptq().modules(made_up(tmp_path / "c", tensors, config), Options(zero_point=rule))
+    weight, rules, _ = Gptq().convert(module, Options(zero_point=rule))
+    gptq._same_words.cache_clear()
+    right = tensors["m.qzeros"]
+    for expected in (right ^ 1, right, right ^ 16, right):
+        assert rebuilds(weight, rules["qzeros"], expected, Gptq().rebuilders()) == (expected is right)
 
 
 def test_golden_words_of_the_dialects() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt.converters import words, words_kernels, words_runs
-from bcqfmt.converters.words_expected import expecting
+from bcqfmt.converters.words_expected import expecting, proving
 from bcqfmt.packing import pack_planes, unpack_codes
 
 Array = np.ndarray[Any, Any]
@@ -205,6 +205,13 @@ def check(layout: Layout, bits: int, n: int, k: int, seed: int, *threads: int) -
         if layout.to_planes and layout.from_planes:
             assert np.array_equal(layout.to_planes(source, bits, k, count), stored)
             assert np.array_equal(layout.from_planes(dirty, k, count), clean)
+            with proving(source):
+                made = layout.to_planes(source, bits, k, count)
+                with expecting(source) as comparison:
+                    took = comparison.took(layout.from_planes(made, k, count))
+            assert np.array_equal(made, stored)
+            assert took == (source.dtype.itemsize == 4)
+            assert not took or comparison.equal == np.array_equal(source, clean)
         if layout is not LAYOUTS["planes"]:  # which are compared with nothing
             check_comparison(partial(layout.pack, got, bits, count), clean, seed)
         if layout.from_planes:
@@ -242,6 +249,7 @@ def test_any_words_are_read_and_written_back(case: tuple[str, int], n: int, k: i
 def test_many_tiles_and_threads(name: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS[name]
     monkeypatch.setattr(words_runs, "_TILE", 1 << 12)  # so that small arrays have many tiles
+    monkeypatch.setattr(words_runs, "_TILE_BOTH", 1 << 12)
     monkeypatch.setattr(words_runs, "_WORTH", 1 << 12)  # and use threads
     check(layout, bits, 136, 2531 if layout.multiples[1] == 1 else 2560, 8 * bits + 5, 1, 2, 3)
 
@@ -281,6 +289,54 @@ def test_only_what_can_be_compared_in_place_is() -> None:
         assert not comparison.took(right.T)
     with ThreadPoolExecutor(1) as pool, expecting(right) as comparison:
         assert not comparison.took(pool.submit(words.planes_to_gptq, planes_).result())
+
+
+def test_a_way_back_is_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was proved on the way is not run again; any other way, from other memory or to it, is."""
+    source = random_words((64, 48), np.uint32, 1)
+    ran: list[int] = []
+    kernel = words_runs.shuffle
+    monkeypatch.setattr(words_runs, "shuffle", lambda *a: (ran.append(a[-1]), kernel(*a))[1])
+
+    def compared(planes_: Array, expected: Array = source) -> bool:
+        with expecting(expected) as comparison:
+            assert comparison.took(words.planes_to_gptq(planes_, 4))
+        return comparison.equal
+
+    with proving(source):
+        planes_ = words.gptq_to_planes(source, 4)
+        assert compared(planes_)
+        assert ran == [2]
+        other = planes_.copy()
+        other[2, 47, 15] ^= 1
+        assert not compared(other)
+        assert not compared(planes_, source ^ np.uint32(1 << 31))
+        assert ran == [2, 1, 1]
+        words.gptq_to_planes(source.copy(), 4)  # nobody asked about these
+        words.gptq_to_planes(source, 4, perm=np.arange(512)[::-1])
+        assert 2 not in ran[1:]
+    ran.clear()
+    assert compared(planes_)
+    assert ran == [1]
+
+
+def test_a_wrong_way_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a program that does something else, in any of the strips."""
+    monkeypatch.setattr(words_runs, "_TILE_BOTH", 1 << 10)
+    right = words_runs._program
+
+    def wrong(source: Any, target: Any, tail: int) -> Any:
+        program = right(source, target, tail)
+        return program if source is words_runs.programs.stream(4) else replace(program, steps=program.steps[:-1])
+
+    source = random_words((64, 48), np.uint32, 2)
+    for program, equal in ((right, True), (wrong, False)):
+        monkeypatch.setattr(words_runs, "_program", program)
+        with proving(source):
+            planes_ = words.gptq_to_planes(source, 4)
+            with expecting(source) as comparison:
+                words.planes_to_gptq(planes_, 4)
+        assert comparison.equal == equal
 
 
 # ---------------------------------------------------------------------------------------------------------- HQQ
