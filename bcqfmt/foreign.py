@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bcqfmt.folder import CONFIG, INDEX, SINGLE, model_layout, read_config
 __all__ = ["kind_of", "method_of", "model_config", "model_files"]
 
 _BY_NAME = (("qweight", "gptq or awq"), ("weight_packed", "compressed-tensors"), ("W_q", "hqq"))
+_ANYBCQ = re.compile(r"alpha_[1-9][0-9]?")  # beside a qweight: plane scales of a precision, which nobody else has
 _GROUP_NUMBERS = (("bits", "num_bits"), ("group_size", "group_size"))
 _NUMBERS = (("bits", "bits"), ("bits", "w_bit"), ("group_size", "group_size"), ("group_size", "q_group_size"))
 
@@ -56,6 +58,7 @@ def kind_of(config: Mapping[str, Any], endings: set[str]) -> tuple[str, dict[str
         return method, {"method": method, **numbers, "evidence": CONFIG}
     for ending, name in _BY_NAME:
         if ending in endings:
+            name = "anybcq" if ending == "qweight" and any(map(_ANYBCQ.fullmatch, endings)) else name
             return name, {"method": name, "evidence": "tensor names"}
     return "safetensors", {}
 

@@ -44,8 +44,11 @@ def source_record(folder: Path, sink: Sink) -> dict[str, Any] | None:
     return None
 
 
-def check_provenance(folder: Path, dense: Collection[str], weights: Collection[str], sink: Sink) -> None:
-    """BCQ-V701 to V704 for a folder that has ``bcq_source/``."""
+def check_provenance(folder: Path, names: tuple[Collection[str], Collection[str]] | None, sink: Sink) -> None:
+    """BCQ-V701 to V704 for a folder that has ``bcq_source/``.
+
+    ``names``: of its dense tensors and of its weights; None if not all of them are known.
+    """
     record = source_record(folder, sink)
     if record is None:
         return
@@ -54,10 +57,10 @@ def check_provenance(folder: Path, dense: Collection[str], weights: Collection[s
         if entry["kind"] == "verbatim":
             _check_verbatim(folder, path, entry, sink)
         else:
-            names = _header_names(folder, path, sink)
-            if names is not None:
-                archived[path] = names
-    raw_wanted = _check_rules(record, archived, dense, weights, sink)
+            found = _header_names(folder, path, sink)
+            if found is not None:
+                archived[path] = found
+    raw_wanted = _check_rules(record, archived, names, sink)
     _check_raw(folder, raw_wanted, sink)
 
 
@@ -132,7 +135,10 @@ def _header_names(folder: Path, path: str, sink: Sink) -> list[str] | None:
 
 
 def _check_rules(
-    record: dict[str, Any], archived: dict[str, list[str]], dense: Collection[str], weights: Collection[str], sink: Sink
+    record: dict[str, Any],
+    archived: dict[str, list[str]],
+    names: tuple[Collection[str], Collection[str]] | None,
+    sink: Sink,
 ) -> set[str]:
     """BCQ-V703; the names that ``raw.safetensors`` has to hold."""
 
@@ -156,9 +162,9 @@ def _check_rules(
             if rule == "raw":
                 raw.add(f"{path}/{name}")
             elif rule == "copy":
-                if name not in dense:
+                if names is not None and name not in names[0]:
                     report("no dense tensor of that name", "the tensor to copy", name)
-            elif len(entry) != 2 or entry[1] not in weights:
+            elif len(entry) != 2 or (names is not None and entry[1] not in names[1]):
                 report(f"weight '{escape(str(entry[-1]))}'", "a weight of this folder", name)
     return raw
 

@@ -27,8 +27,10 @@ def model_card(source_card: bytes | None, name: str, files: list[ModelFile], set
     bits = nbytes * 8 / elements if elements else 0.0
     front = _front(source_card, name)
     shown = _words(name)
+    method = _words(settings.method or "quantized")
+    article = "an" if method[0] in "aeiou" else "a"
     summary = (
-        f"Converted without loss from a {_words(settings.method or 'quantized')} checkpoint by bcqfmt {__version__}:"
+        f"Converted without loss from {article} {method} checkpoint by bcqfmt {__version__}:"
         f" {weights} weights, {bits:.3f} bits per weight on average."
     )
     lines = [

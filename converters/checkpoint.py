@@ -74,8 +74,14 @@ def open_source(folder: Path) -> SourceCheckpoint:
     if not folder.name:
         folder = folder.resolve()  # "." has no name to show
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "no such folder"
-        raise error("BCQ-E101", str(folder), found=found, expected="a model folder")
+        lone = folder.exists()
+        raise error(
+            "BCQ-E101",
+            str(folder),
+            found="a file" if lone else "no such folder",
+            expected="a model folder",
+            hint="name the folder that it is in" if lone else None,
+        )
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)

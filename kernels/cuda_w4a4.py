@@ -1,9 +1,9 @@
 """The W4A4 product on tensor cores: int4 weights widened to int8 in registers, int32 sums per group of 128 columns.
 
-One source for all batch sizes; a :class:`Tile` says how rows and tokens are shared out. A block owns a tile of rows
-times tokens and walks over its groups: while it multiplies one, the next ones are on their way into shared memory
-(``stages`` buffers, ``cp.async``). Small batches split the groups over several blocks (``slices``) to occupy the GPU:
-each leaves its sums in a workspace, and the block that comes last adds them, always in the order of the slices.
+One source for all batch sizes; `w4a4_shape` says how rows and tokens are shared out. A block owns a tile of rows times
+tokens and walks over its groups: while it multiplies one, the next ones are on their way into shared memory (``stages``
+buffers, ``cp.async``). Small batches split the groups over several blocks (``slices``) to occupy the GPU: each leaves
+its sums in a workspace, and the block that comes last adds them, always in the order of the slices.
 
 Two tricks. A word of eight codes becomes two words of signed bytes by masking: the codes stand in the upper halves, so
 they count 16 times, and the packed scales are a sixteenth. The int32 accumulators start at the pattern of 1.5 * 2^23:
@@ -14,15 +14,16 @@ one rounding because activation scales have 22-bit significands. The result is w
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_mma import ldcg128_f32
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
+from bcqfmt.kernels.w4a4_shape import LARGE, TILES, Tile
 
-__all__ = ["LARGE", "TILES", "Tile", "w4a4_kernel"]
+__all__ = ["compile_cases", "w4a4_kernel"]
 
 _MAGIC = 0x4B400000  # 12582912.0
 _UPPER = 0xF0F0F0F0
@@ -30,50 +31,6 @@ _ARGUMENTS = (
     "u32* words, f32* weight_scale, u32* codes, f32* scale, {y}* y, f32* partials, u32* tickets, "
     "u32 groups, u32 rows, u32 out, u32 tiles, u32 tokens"
 )
-
-
-class Tile(NamedTuple):
-    """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` x ``tokens``.
-
-    ``rows``: 32, 64, or 16 with an even ``warps_m``; ``tokens``: multiples of 8.
-    """
-
-    rows: int
-    tokens: int
-    warps_m: int
-    warps_n: int
-    stages: int
-    blocks: int = 1  # that shall fit on a processor at once
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps_m * self.warps_n
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of a block."""
-        return self.rows * self.warps_m
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        return self.tokens * self.warps_n
-
-    @property
-    def stage(self) -> int:
-        """Bytes of one buffer: weights (the int8 group is the largest), activations, both scales."""
-        return (self.block_rows + self.block_tokens) * (128 + 4)
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory of a block."""
-        return self.stage * self.stages
-
-
-# by the tokens they are meant for; measured, see docs/benchmarks
-SMALL, MIDDLE, LARGE = Tile(32, 16, 2, 1, 8, 2), Tile(32, 32, 2, 2, 6, 2), Tile(64, 32, 2, 2, 4, 2)
-TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 64: Tile(16, 32, 4, 1, 6, 3), 128: MIDDLE}
 
 
 def compile_cases() -> dict[str, list[tuple[Tile, str]]]:

@@ -20,8 +20,9 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.atom_operands import TOKENS, AtomWeight, padded
 from bcqfmt.kernels.atom_reference import GROUP, step_factor
 from bcqfmt.kernels.cuda_rmsnorm import WARPS, activation_kernel
-from bcqfmt.kernels.cuda_w4a4 import LARGE, TILES, Tile, w4a4_kernel
+from bcqfmt.kernels.cuda_w4a4 import w4a4_kernel
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.w4a4_shape import LARGE, TILES, Tile
 
 __all__ = [
     "Activations", "AtomDevice", "Plan", "atom_to_device", "plan_for", "quantize_reorder", "rmsnorm",

@@ -33,11 +33,11 @@ MINIMUM = {
     "huggingface_hub": (1, 31),
 }
 _OPTIONAL = {
-    "torch": ("pip install 'bcqfmt[torch]'", "to_torch() and model integrations"),
-    "numba-cuda": ("pip install numba-cuda", "CUDA kernels, which this version has none of yet"),
-    "transformers": ("pip install transformers", "loading models, which this version cannot do yet"),
-    "vllm": ("pip install vllm", "serving models, which this version cannot do yet"),
-    "ray": ("pip install ray", "runs on many machines, which this version does without it: convert --part"),
+    "torch": ("pip install 'bcqfmt[torch]'", "to_torch() and BcqLinear"),
+    "numba-cuda": ("pip install 'bcqfmt[cuda]'", "the CUDA kernels"),
+    "transformers": ("pip install 'bcqfmt[transformers]'", "generate, eval, calibrate, and loading models"),
+    "vllm": ("pip install vllm", "serving models; bcqfmt's plugin for it was never run with it"),
+    "ray": ("pip install 'bcqfmt[ray]'", "convert --executor ray; several machines do without it: --part"),
 }
 _LITTLE_SPACE = 1_000_000_000
 _HASHED = 1 << 25

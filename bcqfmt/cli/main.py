@@ -157,8 +157,9 @@ class _Outcome:
         if isinstance(fault, click.UsageError) and fault.ctx is not None:
             render.say(fault.ctx.get_usage())
             render.say(f"Try '{fault.ctx.command_path} --help' for help and an example.")
-        render.say(f"error: {fault.format_message()}")
-        self._json({"code": "usage", "found": escape(fault.format_message()), "exit_code": fault.exit_code})
+        said = " ".join(fault.format_message().split())  # click lists choices on lines of their own
+        render.say(f"error: {said}")
+        self._json({"code": "usage", "found": escape(said), "exit_code": fault.exit_code})
         return fault.exit_code
 
     def system(self, fault: OSError) -> int:

@@ -11,7 +11,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.cli.memory import return_large_blocks
 from bcqfmt.cli.sources import find_source
-from bcqfmt.errors import escape
+from bcqfmt.errors import BcqError, escape
 
 if TYPE_CHECKING:
     from bcqfmt.converters.restore import Certificate
@@ -46,7 +46,12 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
     from bcqfmt.cli.progress import Progress
     from bcqfmt.converters.restore import SAMPLE_ROWS, verify
 
-    source = find_source(src, revision, offline).checkpoint
+    try:
+        source = find_source(src, revision, offline).checkpoint
+    except BcqError as fault:
+        if fault.code == "BCQ-E612":
+            raise type(fault)(fault.finding, "the source comes first: bcqfmt verify SRC BCQ") from None
+        raise
     rows = None if values == "all" else SAMPLE_ROWS
     total = sum(model.source.size for model in source.models.values())
     with bcqfmt.open(bcq) as checkpoint, Progress("verifying", total, len(source.models)) as progress:

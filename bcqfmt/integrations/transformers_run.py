@@ -41,20 +41,27 @@ class Figures(NamedTuple):
 def load(folder: Path, *, dtype: str = "auto", exact: bool = False, planes: int | None = None) -> Loaded:
     """``folder``: config, weights, tokenizer. ``exact`` and ``planes`` are for BCQ folders, as in `set_mode`."""
     transformers, bridge = _world()
+    if not folder.is_dir():  # transformers would look for a hub id
+        raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
+    tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", "copy the original model's tokenizer files")
+    model = _loaded(
+        transformers.AutoModelForCausalLM, folder, "a model", "bcqfmt validate --deep checks it", dtype=dtype
+    )
+    bridge.set_mode(model, exact=exact, planes=planes)
+    return Loaded(model.eval(), tokenizer, folder)
+
+
+def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> Any:
+    """``kind.from_pretrained``, from this folder only; BCQ-E102 if it fails."""
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
-        )
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except BcqError:
         raise
     except Exception as fault:  # other people's loaders raise anything on bad files
         reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
         raise error(
-            "BCQ-E102", folder.name, found=escape(reason), expected="a model and a tokenizer that transformers knows"
+            "BCQ-E102", folder.name, found=escape(reason), expected=f"{what} that transformers knows", hint=hint
         ) from fault
-    bridge.set_mode(model, exact=exact, planes=planes)
-    return Loaded(model.eval(), tokenizer, folder)
 
 
 def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None = None) -> tuple[str, int, float]:
@@ -67,7 +74,7 @@ def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None =
     ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
     if not ids.numel():
         raise error("BCQ-E302", found="a prompt without tokens", expected="some text")
-    _check_length(loaded, ids.shape[1] + most)
+    _check_length(loaded, ids.shape[1] + most, "--max-new-tokens counts, and so does the prompt")
     start = time.perf_counter()
     with torch.inference_mode():
         found = loaded.model.generate(
@@ -93,7 +100,7 @@ def evaluate(
 
     if context < 2:
         raise error("BCQ-E302", found=f"a context of {context} tokens", expected="at least 2")
-    _check_length(loaded, context)
+    _check_length(loaded, context, "--context sets the tokens of a window")
     windows = _windows(loaded, text, context, most)
     if reference is not None and _windows(reference, text, context, most) != windows:
         raise error(
@@ -143,11 +150,11 @@ def _perplexity(losses: list[float], count: int) -> float:
     return math.exp(mean) if mean < 700 else math.inf
 
 
-def _check_length(loaded: Loaded, length: int) -> None:
+def _check_length(loaded: Loaded, length: int, hint: str) -> None:
     """BCQ-E302 for more tokens than a model has positions for."""
     limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if isinstance(limit, int) and length > limit:
-        raise error("BCQ-E302", loaded.folder.name, found=f"{length} tokens", expected=f"at most {limit}")
+        raise error("BCQ-E302", loaded.folder.name, found=f"{length} tokens", expected=f"at most {limit}", hint=hint)
 
 
 def _padding(loaded: Loaded) -> int:

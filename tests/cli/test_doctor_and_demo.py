@@ -41,8 +41,8 @@ def test_doctor_knows_what_pyproject_asks_for() -> None:
     asked = dict(re.match(r"([\w-]+)>=([\d.]+)", text).groups() for text in project["dependencies"])  # type: ignore[union-attr]
     for name, minimum in environment.MINIMUM.items():
         assert asked[name] == ".".join(map(str, minimum))
-    for fix in re.findall(r"bcqfmt\[(\w+)\]", " ".join(fix for fix, _ in environment._OPTIONAL.values())):
-        assert fix in project["optional-dependencies"]
+    named = re.findall(r"bcqfmt\[(\w+)\]", " ".join(fix for fix, _ in environment._OPTIONAL.values()))
+    assert set(named) == project["optional-dependencies"].keys() - {"docs", "test", "dev"}
 
 
 def test_doctor_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

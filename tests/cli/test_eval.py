@@ -112,6 +112,12 @@ def test_a_context_beyond_the_model_is_refused(run: Run, model: Path, text: Path
     result = run("eval", model, "--text", text, "--context", "129")
     assert result.exit_code == 2
     assert "expected at most 128" in result.stderr
+    assert "hint: --context" in result.stderr
+
+
+def test_a_reference_that_is_not_there(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    result = run("eval", model, "--text", text, "--reference", tmp_path / "nothing", "--context", "32")
+    assert (result.exit_code, "BCQ-E101" in result.stderr) == (3, True)
 
 
 def test_a_reference_without_a_tokenizer_is_refused(run: Run, model: Path, text: Path, tmp_path: Path) -> None:

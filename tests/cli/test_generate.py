@@ -65,7 +65,8 @@ def test_a_folder_without_a_tokenizer_is_told_so(run: Run, model: Path, tmp_path
     result = run("generate", tmp_path / "m", "--prompt", PROMPT)
     assert result.exit_code == 3
     assert "BCQ-E102" in result.stderr
-    assert "tokenizer" in result.stderr
+    assert "expected a tokenizer" in result.stderr
+    assert "hint: copy the original model's tokenizer files" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["generate", "eval"])

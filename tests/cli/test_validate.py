@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import bcqfmt
+from peers import PEERS
 from verbs import Run
 
 
@@ -89,6 +90,16 @@ def test_cut_file(run: Run, folder: Path) -> None:
     assert result.exit_code == 4
     assert "BCQ-V116" in result.stdout
     assert "download the file again" in result.stdout
+
+
+def test_a_file_that_cannot_be_read_is_not_told_once_more_for_each_of_its_tensors(run: Run, tmp_path: Path) -> None:
+    """The record of the source names every tensor; without the file nothing can be said about them."""
+    source = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
+    assert run("convert", source, tmp_path / "bcq").exit_code == 0
+    data = (tmp_path / "bcq" / "model.safetensors").read_bytes()
+    (tmp_path / "bcq" / "model.safetensors").write_bytes(data[:50_000])
+    found = json.loads(run("validate", tmp_path / "bcq", "--json").stdout)
+    assert [finding["code"] for finding in found["findings"]] == ["BCQ-V116", "BCQ-V605"]
 
 
 def test_not_bcq(run: Run, gptq: Path) -> None:

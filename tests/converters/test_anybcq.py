@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcqfmt.converters.anybcq import AnyBcq
+from bcqfmt.converters.pipeline import Conversion, ConvertOptions
 from bcqfmt.converters.protocol import Options
+from bcqfmt.summary import summarize
 from peers import OPTIONS, any_words, halves, made_up, not_rebuilt, only_module, peer, refusal, words
 
 ANY = AnyBcq()
@@ -74,6 +77,17 @@ def test_bits_of_the_first_plane_are_those_of_the_first_words(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["dense-bf16", "gptqmodel-gptq-4b-g32-asym", "autoawq-gemm-4b-g32-asym"])
 def test_other_layouts_are_left_alone(kind: str) -> None:
     assert ANY.modules(peer(kind), OPTIONS) == []
+
+
+def test_a_folder_without_a_method_is_called_by_its_layout(tmp_path: Path) -> None:
+    """Nothing in config.json says what it is; manifest, record, card and `inspect` do."""
+    source = made_up(tmp_path / "any", made(np.random.default_rng(0), 8, 64, 64, 3))
+    Conversion(source, ConvertOptions()).run(tmp_path / "bcq")
+    assert json.loads((tmp_path / "bcq" / "bcq_manifest.json").read_text())["source"]["format"] == "anybcq"
+    assert json.loads((tmp_path / "bcq" / "bcq_source" / "source.json").read_text())["format"] == "anybcq"
+    assert "from an anybcq checkpoint" in (tmp_path / "bcq" / "README.md").read_text()
+    summary = summarize(tmp_path / "any")
+    assert (summary.foreign, summary.quantization) == ("anybcq", {"method": "anybcq", "evidence": "tensor names"})
 
 
 # --------------------------------------------------------------------------------------------------------- bad inputs

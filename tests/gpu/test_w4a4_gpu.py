@@ -15,7 +15,7 @@ from bcqfmt.kernels import atom_reference as ar
 from bcqfmt.kernels import atom_reference_kv as kr
 from bcqfmt.kernels import cuda_kv_attention_launch as kv
 from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.cuda_w4a4 import LARGE
+from bcqfmt.kernels.w4a4_shape import LARGE
 from gpu_arrays import to_gpu, twice
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}

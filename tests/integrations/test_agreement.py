@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bcqfmt
 from bcqfmt.converters.checkpoint import open_source
@@ -14,11 +18,12 @@ from bcqfmt.converters.export import export
 from bcqfmt.converters.pipeline import Conversion, ConvertOptions
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "benchmarks"
 DEMO = Path(bcqfmt.__file__).parent / "data" / "demo"
 
 
 def script() -> Any:
-    place = ROOT / "docs" / "benchmarks" / "kernel_agreement.py"
+    place = PAGES / "kernel_agreement.py"
     spec = importlib.util.spec_from_file_location("kernel_agreement_under_test", place)
     assert spec is not None
     assert spec.loader is not None
@@ -37,15 +42,87 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return work / "bcq", work / "dense"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_shipped_model_on_text_of_the_project(folders: tuple[Path, Path], dtype: str) -> None:
-    """In bfloat16 only the divergence: the same token is likeliest in 97.5 % of the places, which misses the goal."""
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products of a tiny model take less time than waking a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def rows(folders: tuple[Path, Path]) -> dict[tuple[Any, Any], dict[str, Any]]:
+    """Every comparison, by what was compared. 64 tokens at once are too many for tables: rows are decoded."""
+    found: list[dict[str, Any]] = []
+    for way, tokens in (("whole", 64), ("one by one", 16)):
+        some = script().measured(*folders, ROOT / "spec" / "bcq-1.0.md", ways=[way], tokens=tokens)
+        assert all((row["passages"], row["tokens"]) == (20, 20 * tokens) for row in some)
+        found += some
+    return {(row["found"], row["against"]): row for row in found}
+
+
+@pytest.mark.parametrize("way", ["whole", "one by one"])
+def test_the_goal_is_met_in_float32(rows: dict[tuple[Any, Any], dict[str, Any]], way: str) -> None:
+    row = rows[("kernels float32", way), ("dense float32", way)]
+    assert row["goal"]
+    assert row["met"]
+    assert row["kl"] <= 1e-4
+    assert row["top1"] >= 0.995
+
+
+@pytest.mark.parametrize("way", ["whole", "one by one"])
+def test_what_is_left_in_float32_is_the_rounding_of_the_values(
+    rows: dict[tuple[Any, Any], dict[str, Any]], way: str
+) -> None:
+    row = rows[("kernels float32", way), ("unrounded", way)]
+    assert row["largest"] <= 1e-8
+    assert row["differing"] == 0
+
+
+@pytest.mark.parametrize("way", ["whole", "one by one"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_in_16_bits_the_kernels_are_as_near_to_the_truth_as_the_dense_model(
+    rows: dict[tuple[Any, Any], dict[str, Any]], dtype: str, way: str
+) -> None:
+    """Top-1 is left out: logits of the dtype tie, and another order of additions decides (docs, kernel_agreement)."""
+    kernels, dense = (rows[(f"{name} {dtype}", way), ("dense float32", way)]["kl"] for name in ("kernels", "dense"))
+    assert kernels <= 1.5 * dense
+    assert rows[(f"kernels {dtype}", way), (f"dense {dtype}", way)]["kl"] <= 1e-4
+
+
+def test_a_comparison_against_sums_by_hand() -> None:
+    """KL, ties and margins of three tokens and three words; probabilities that can be added up on paper."""
+    tally = script().Tally()
+    wanted = torch.tensor([[0.5, 0.25, 0.25], [0.4, 0.4, 0.2], [0.6, 0.3, 0.1]]).double().log()
+    found = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.4, 0.4], [0.6, 0.3, 0.1]]).double().log()
+    tally.add(wanted + 3, found - 5)  # logits are probabilities up to a constant
+    first = 0.5 * math.log(2) - 0.25 * math.log(2)
+    second = 0.4 * math.log(2) - 0.2 * math.log(2)
+    assert tally.kl == pytest.approx(first + second)
+    assert tally.largest == pytest.approx(first)
+    assert tally.margin == pytest.approx(math.log(2))
+    assert (tally.differing, tally.tied, tally.tokens) == (2, 1, 3)
+
+
+def test_a_missed_goal_is_an_exit_code(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     measure = script()
-    measure.TOKENS = 24
-    rows = list(measure.measured(*folders, ROOT / "spec" / "bcq-1.0.md", dtype))
-    assert [row["way"] for row in rows] == ["whole", "one by one"]
-    for row in rows:
-        assert (row["passages"], row["tokens"]) == (20, 480)
-        assert row["kl"] <= 1e-4
-        if dtype == "float32":
-            assert row["top1"] >= 0.995
+    given = ["x", *map(str, folders), str(ROOT / "spec" / "bcq-1.0.md"), "--dtype", "float32", "--way", "whole"]
+    monkeypatch.setattr("sys.argv", [*given, "--tokens", "24", "--json", str(tmp_path / "rows.json")])
+    assert measure.main() == 0
+    assert "goal: met" in capsys.readouterr().out
+    monkeypatch.setattr(measure, "KL", 0.0)
+    assert measure.main() == 1
+    assert "goal: missed" in capsys.readouterr().out
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["met"] for row in written["rows"] if row["goal"]] == [False]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in PAGES.glob("kernel_agreement*.json")))
+def test_the_page_shows_what_was_measured(name: str) -> None:
+    """Every file of figures beside the page is on it as a table, to the last digit."""
+    found = json.loads((PAGES / name).read_text(encoding="utf-8"))["rows"]
+    assert any(row["goal"] for row in found)
+    assert script().table_of(found) in (PAGES / "kernel_agreement.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from bcqfmt.dtypes import numpy_dtype
 from bcqfmt.kernels import atom_operands as ao
 from bcqfmt.kernels import cuda_kv_attention_launch as kv
 from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.cuda_w4a4 import Tile
+from bcqfmt.kernels.w4a4_shape import Tile
 
 _GUARD = 64  # elements before and after a result
 _PATTERN = 0xA5
