@@ -32,15 +32,18 @@ source's bytes, the new file's, and every weight's, which it reads back for that
 after the other: those of two files that are being written are made in one loop with the processor's SHA instructions.
 The other two are made sixteen streams at a time where the processor has AVX-512. Of a conversion's processor time the
 sixteen streams take about 28 %, the files' digests 20 %, packing and the way back 17 %, reading 16 %, writing and the
-file system 8 %, the rest is Python, numpy and waiting for locks.
+file system 8 %, the rest is Python, numpy and waiting for locks (one profile, of another run than the table, with a
+little other work on the machine).
 
-**Why not half the speed of the copy.** What each pass costs, measured alone on one idle core of this machine: sixteen
-digests at a time 2.9 GB/s, two 1.97, one 1.45 (hashlib); reading from the page cache 6 to 7 GB/s, writing to it 4;
-packing a layer of 22.5 MB and going back 9.7 ms. For 2.06 GB that is 0.7 + 0.7 core-seconds for the digests of source
-and weights, 1.0 for those of the files, 0.9 for reading three times, 0.9 for packing and the way back, 0.5 for writing
-and 0.4 for Python: 5.1 together, 2.6 s on two cores that never wait, more than half of it for SHA-256. Run beside each
-other they share caches and memory and take 5.9 to 6.4 core-seconds, 1.8 cores busy. The copy takes 1.2 to 1.7 s from
-one run to the next: half its speed would be 2.4 to 3.4 s.
+**How far half the speed of the copy is.** What each pass costs by itself in one thread, the best of many repetitions:
+sixteen digests at a time 2.9 GB/s, two 1.97, one 1.45 (hashlib); reading from the page cache 6 to 7 GB/s, writing to it
+4; packing a layer of 22.5 MB and going back 9.4 ms. For 2.06 GB that is 0.7 + 0.7 core-seconds for digests of source
+and weights, 1.0 for those of the files, 0.9 for reading three times, 0.8 for packing and the way back, 0.5 for writing;
+with 0.4 for Python, from the profile, 5.0 together, or 2.5 s on two cores that never wait, half of it SHA-256. Beside
+each other they share caches and memory: 6.2 to 7.0 core-seconds in 3.4 to 3.8 s, in eight runs with little else on
+the machine. The copy took 1.0 to 1.6 s in those runs: half its speed would have been 2.0 to 3.2 s. In turn with it ran
+the code before the way back was gone in strips and files were hashed in pairs: it takes 6 % longer (median of the eight
+ratios, 5 to 27 %). These figures are of a machine whose memory others use as well.
 """
 
 _SCALING = """## How it is measured
