@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.bit_columns import column_walker
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.bit_steps import MAGIC, ONES, PATTERN, bit_turner, eight_columns
-from bcqfmt.kernels.ptx_bits import ask_for, barrier_of, mma_b1, mma_b1_wide, sts8
+from bcqfmt.kernels.bit_steps import MAGIC, ONES, PATTERN, bit_turner
+from bcqfmt.kernels.ptx_bits import barrier_of, mma_b1, mma_b1_wide, sts8
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -26,69 +27,45 @@ def bit_vectors(shape: BitShape) -> Any:
     sharers, held, pairs, stride, t_base = shape.sharers, shape.held, shape.held // 2, shape.stride, shape.sums_at
     precision, start_value = (14 if parts == 2 else 21), 0 if shape.converted else PATTERN
     piece, piece_mask = 32 // passes, (1 << (32 // passes)) - 1
-    threads, words, width = 32 * shape.slices * shape.tiles, 8 if shape.kind == 0 else 4, layout.width
-    total_columns, step, line, per_piece = layout.chunks * 256, threads * 8, 256 // words, 32 // words
-    rounds = -(-total_columns // step)
-    together = min(rounds, 2)  # side by side: each waits for what it has asked for
-    turns, raw_words = -(-rounds // together), together * words
+    threads, total_columns = 32 * shape.slices * shape.tiles, layout.chunks * 256
     warps, turn_bits = threads // 32, bit_turner()
-    ask, take = eight_columns(shape.kind, width, shape.reordered)
+
+    def put(v: Any, b: Any, column: Any, base: Any, lane: Any) -> None:
+        largest = ptx.u32(0)
+        for k in static(8):
+            largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
+        for k in static(5 if wide else 4):
+            largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
+        exponent = max(ptx.u32(largest >> 23), ptx.u32(precision + 2))
+        unit_value = ptx.bits_f32(ptx.u32((exponent - precision) << 23))
+        if exponent == 255:  # infinities and NaNs in x: everything is NaN
+            unit_value = ptx.bits_f32(ptx.u32(0x7FC00000))
+        inverse = ptx.bits_f32(ptx.u32((254 + precision - exponent) << 23))
+        n = cuda.local.array(8, types.uint32)
+        for k in static(8):
+            n[k] = ptx.u32(ptx.f32_bits(ptx.fma_f32(v[k], inverse, MAGIC)) - PATTERN)
+        if column < total_columns:
+            here = ptx.u32(base + (b * chunks * 2 + (column >> 7)) * stride + (lane & 15))
+            for e in static(parts):
+                pick = ptx.u32(e | (e + 4) << 4)
+                turned, rest = turn_bits(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], pick)
+                for j in static(8):
+                    # plane 8 e + j lies where the lanes that hold it look for it
+                    at = ((8 * e + j) % held // 2 * (2 * sharers) + (8 * e + j) // held * 2 + j % 2) * 16
+                    bits = turned if j < 4 else rest
+                    sts8(here, ptx.u32(at), ptx.u32(bits >> (j % 4 * 8)))
+            if lane % (32 if wide else 16) < 4:
+                entry = ptx.u32(b * chunks * halves + (column >> (8 if wide else 7)))
+                for p in static(passes):
+                    at = ptx.u32(base + t_base + (entry * passes + p) * 64 + (lane & 3) * 16)
+                    ptx.sts_f32(at, ptx.u32(8), unit_value)
+
+    walk = column_walker(layout, batch, shape.kind, threads, shape.reordered, inlined(unrolled(put)))
 
     def prepare(x: Any, perm: Any, base: Any, thread: Any, columns: Any, start: Any) -> None:
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
         t, r8 = ptx.u32(lane & 3), ptx.u32(lane >> 2)
-        quick = (columns & 7) == 0 and (start & 7) == 0
-        raw = cuda.local.array(raw_words, types.uint32)
-        after = cuda.local.array(raw_words, types.uint32)
-        for i in static(together):
-            ask(x, raw, i * words, ptx.u32(0), ptx.u32(thread * 8 + i * step), columns, start, quick)
-        if quick and (thread & (line // 8 - 1)) == 0:  # all else, so that it does not stand in line behind the weights
-            for b in range(batch):
-                for i in range(rounds):
-                    column = ptx.u32(thread * 8 + i * step)
-                    if column < width and (b > 0 or i >= together):
-                        ask_for(x, ptx.u32((b * columns + start + column) // per_piece))
-        for turn in range(turns):
-            for b in range(batch):
-                # the next columns are asked for before these are used
-                next_turn, next_b = (turn, b + 1) if b + 1 < batch else (turn + 1, 0)
-                for i in static(together):
-                    column = ptx.u32(thread * 8 + (next_turn * together + i) * step)
-                    ask(x, after, i * words, ptx.u32(next_b), column, columns, start, quick)
-                for i in static(together):
-                    column = ptx.u32(thread * 8 + (turn * together + i) * step)
-                    v = cuda.local.array(8, types.float32)
-                    take(x, perm, raw, i * words, v, ptx.u32(b), column, columns, start, quick)
-                    largest = ptx.u32(0)
-                    for k in static(8):
-                        largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
-                    for k in static(5 if wide else 4):
-                        largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
-                    exponent = max(ptx.u32(largest >> 23), ptx.u32(precision + 2))
-                    unit_value = ptx.bits_f32(ptx.u32((exponent - precision) << 23))
-                    if exponent == 255:  # infinities and NaNs in x: everything is NaN
-                        unit_value = ptx.bits_f32(ptx.u32(0x7FC00000))
-                    inverse = ptx.bits_f32(ptx.u32((254 + precision - exponent) << 23))
-                    n = cuda.local.array(8, types.uint32)
-                    for k in static(8):
-                        n[k] = ptx.u32(ptx.f32_bits(ptx.fma_f32(v[k], inverse, MAGIC)) - PATTERN)
-                    if column < total_columns:
-                        here = ptx.u32(base + (b * chunks * 2 + (column >> 7)) * stride + (lane & 15))
-                        for e in static(parts):
-                            pick = ptx.u32(e | (e + 4) << 4)
-                            turned, rest = turn_bits(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], pick)
-                            for j in static(8):
-                                # plane 8 e + j lies where the lanes that hold it look for it
-                                at = ((8 * e + j) % held // 2 * (2 * sharers) + (8 * e + j) // held * 2 + j % 2) * 16
-                                bits = turned if j < 4 else rest
-                                sts8(here, ptx.u32(at), ptx.u32(bits >> (j % 4 * 8)))
-                        if lane % (32 if wide else 16) < 4:
-                            entry = ptx.u32(b * chunks * halves + (column >> (8 if wide else 7)))
-                            for p in static(passes):
-                                at = ptx.u32(base + t_base + (entry * passes + p) * 64 + (lane & 3) * 16)
-                                ptx.sts_f32(at, ptx.u32(8), unit_value)
-                for w in static(raw_words):
-                    raw[w] = after[w]
+        walk(x, perm, base, thread, columns, start)
         cuda.syncthreads()
         sign = -1 if t % sharers == sharers - 1 else 1
         xlane = ptx.u32(base + (((r8 >> 1) % sharers * 2 + (r8 & 1)) * 4 + t) * 4)

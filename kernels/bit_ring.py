@@ -16,16 +16,40 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_shape import Ring
-from bcqfmt.kernels.ptx_bits import arrivals_init, bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
-from bcqfmt.kernels.ptx_numba import inlined
+from bcqfmt.kernels.ptx_bits import arrivals_init, arrive, bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
+from bcqfmt.kernels.ptx_numba import cuda, inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["NEVER", "finisher", "opener", "producer"]
+__all__ = ["fetcher", "finisher"]
 
-NEVER = 0xFFFFFFFF  # copies that are too many
+_ALL = 0xFFFFFFFF  # copies: more than there can be
 
 
-def opener(ring: Ring) -> Any:
+def fetcher(ring: Ring) -> Any:
+    """A device function for a whole warp that fetches: all blocks of the tiles ``tile``, ``tile + step`` ...
+
+    Every tile is begun at block ``turn``. Buffers are at ``place``, the tile's barriers, which it makes ready, at
+    ``bars``. The first buffers do not wait for anybody; then all threads of the block meet.
+    """
+    stages, blocks, open_barriers, produce = ring.stages, ring.blocks, _opener(ring), _producer(ring)
+
+    def fetch(
+        planes: Any, numbers: Any, tile: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, lane: Any
+    ) -> None:  # fmt: skip
+        block, left, spot, parity = turn, ptx.u32(blocks), ptx.u32(0), ptx.u32(1)
+        if lane == 0:
+            open_barriers(bars)
+            tile, block, left, spot, parity = produce(
+                planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity
+            )
+        cuda.syncthreads()
+        if lane == 0:
+            produce(planes, numbers, tiles, step, turn, place, bars, ptx.u32(_ALL), tile, block, left, spot, parity)
+
+    return inlined(fetch)
+
+
+def _opener(ring: Ring) -> Any:
     """A device function for one lane: the barriers of a tile at ``bars`` are made ready."""
     stages, slices, finished = ring.stages, ring.slices, ring.finished
 
@@ -40,7 +64,7 @@ def opener(ring: Ring) -> Any:
     return inlined(unrolled(open_barriers))
 
 
-def producer(ring: Ring) -> Any:
+def _producer(ring: Ring) -> Any:
     """A device function for one lane: start the next ``count`` copies, or what is left of them.
 
     Tiles ``tile``, ``tile + step`` ...; each from block ``turn`` on. Given and returned is where it stands: the tile,
@@ -80,26 +104,42 @@ def producer(ring: Ring) -> Any:
 
 
 def finisher(ring: Ring, out: int, added: bool) -> Any:
-    """A device function for a warp: wait until all sums of a tile lie at ``held_at``, add them, write 16 rows of y."""
-    slices, batch = ring.slices, ring.batch
+    """A device function for every warp of a tile, when its sums lie in buffer ``buffer`` at ``held``.
+
+    It tells the buffer's barrier. The warp whose turn it is (``adding == mine``) waits for the others, adds up and
+    writes 16 rows of y. Returned: whose turn it is next, the next buffer and the parity of its barrier.
+    """
+    slices, batch, held_bytes, finished = ring.slices, ring.batch, ring.held_bytes, ring.finished
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
     def finish(
-        addend: Any, y: Any, rows: Any, tile: Any, held_at: Any, bar: Any, parity: Any, lane: Any
-    ) -> None:  # fmt: skip
-        bulk_wait(bar, parity)
-        e = lane
-        while e < batch * 16:
-            row = ptx.u32(tile * 16 + (e & 15))
-            if row < rows:
-                place = ptx.u32((e >> 4) * rows + row)
-                value = addend[place] if added else ptx.f32(0.0)
-                for k in static(slices):
-                    value = ptx.f32(value + ptx.lds_f32(ptx.u32(held_at + e * 4), ptx.u32(k * (batch * 64))))
-                if out == 0:
-                    y[place] = value
-                else:
-                    y[place] = narrow(value)
-            e = ptx.u32(e + 32)
+        addend: Any, y: Any, rows: Any, tile: Any, held: Any, bars: Any, mine: Any, lane: Any,
+        adding: Any, buffer: Any, parity: Any,
+    ) -> Any:  # fmt: skip
+        ptx.syncwarp()
+        bar = ptx.u32(bars + buffer * 8)
+        if lane == 0:
+            arrive(bar)
+        if adding == mine:
+            bulk_wait(bar, parity)
+            from_here = ptx.u32(held + buffer * held_bytes)
+            e = lane
+            while e < batch * 16:
+                row = ptx.u32(tile * 16 + (e & 15))
+                if row < rows:
+                    place = ptx.u32((e >> 4) * rows + row)
+                    value = addend[place] if added else ptx.f32(0.0)
+                    for k in static(slices):
+                        value = ptx.f32(value + ptx.lds_f32(ptx.u32(from_here + e * 4), ptx.u32(k * (batch * 64))))
+                    if out == 0:
+                        y[place] = value
+                    else:
+                        y[place] = narrow(value)
+                e = ptx.u32(e + 32)
+        adding = ptx.u32(adding + 1) if adding + 1 < slices else ptx.u32(0)
+        buffer = ptx.u32(buffer + 1)
+        if buffer == finished:
+            buffer, parity = ptx.u32(0), ptx.u32(parity ^ 1)
+        return adding, buffer, parity
 
     return inlined(unrolled(finish))

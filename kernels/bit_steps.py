@@ -8,9 +8,8 @@ import numpy as np
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.ptx_numba import inlined
-from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["MAGIC", "ONES", "PATTERN", "WIDEN", "bit_turner", "eight_columns", "number_pairs", "sums_as_floats"]
+__all__ = ["MAGIC", "ONES", "PATTERN", "WIDEN", "bit_turner", "number_pairs", "sums_as_floats"]
 
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed integer
 PATTERN = 0x4B400000
@@ -43,43 +42,6 @@ def sums_as_floats(converted: bool) -> Any:
         return ptx.f32(ptx.bits_f32(ptx.u32(count)) - MAGIC)
 
     return inlined(convert if converted else read)
-
-
-def eight_columns(kind: int, width: int, reordered: bool) -> Any:
-    """Two device functions: ask for columns ``column`` .. + 7 of vector ``b``; make them float32.
-
-    The first gives the words of 16-byte loads to ``raw`` from ``to`` on, zeros where it takes none; the second numbers
-    into ``v``, with loads of its own where the columns are reordered, cut off at the segment's end, or not ``quick``:
-    vectors and segments that begin at multiples of eight columns.
-    """
-    widen, words = WIDEN[kind], 8 if kind == 0 else 4
-
-    def ask(x: Any, raw: Any, to: Any, b: Any, column: Any, columns: Any, start: Any, quick: Any) -> None:
-        for w in static(words):
-            raw[to + w] = ptx.u32(0)
-        if quick and not reordered and column + 8 <= width:
-            at = ptx.u32((b * columns + start + column) // (32 // words))
-            for e in static(words // 4):
-                four = ptx.ldg128_keep(x, ptx.u32(at + e))
-                for w in static(4):
-                    raw[to + 4 * e + w] = four[w]
-
-    def take(
-        x: Any, perm: Any, raw: Any, to: Any, v: Any, b: Any, column: Any, columns: Any, start: Any, quick: Any
-    ) -> None:  # fmt: skip
-        for k in static(8):
-            word = raw[to + (k if kind == 0 else k // 2)]
-            v[k] = widen(ptx.u32(word if kind == 0 or k % 2 == 0 else word >> 16))
-        if reordered or not quick or column + 8 > width:
-            for k in static(8):
-                if column + k < width:
-                    place = ptx.u32(start + column + k)
-                    if reordered:
-                        place = min(ptx.u32(perm[place]), ptx.u32(columns - 1))
-                    found = x[ptx.u32(b * columns + place)]
-                    v[k] = widen(ptx.u32(found))
-
-    return inlined(unrolled(ask)), inlined(unrolled(take))
 
 
 def bit_turner() -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.bit_steps import PATTERN, eight_columns
+from bcqfmt.kernels.bit_columns import column_walker
+from bcqfmt.kernels.bit_steps import PATTERN
 from bcqfmt.kernels.byte_shape import ByteShape
-from bcqfmt.kernels.ptx_bits import ask_for
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -31,78 +31,52 @@ def byte_vectors(shape: ByteShape) -> Any:
     layout, batch, sets, stride, sums_at = shape.layout, shape.batch, shape.sets, shape.stride, shape.sums_at
     places = layout.places
     sharers, folds, members = 4 // places, {1: 4, 2: 3, 4: 2}[places], 16 // places
-    threads, words, width = 32 * shape.slices * shape.tiles, 8 if shape.kind == 0 else 4, layout.width
-    total_columns, step, line, per_piece = layout.chunks * 256, threads * 8, 256 // words, 32 // words
-    rounds = -(-total_columns // step)
-    together = min(rounds, 2)  # side by side: each waits for what it has asked for
-    turns, raw_words = -(-rounds // together), together * words
-    ask, take = eight_columns(shape.kind, width, shape.reordered)
+    threads, total_columns = 32 * shape.slices * shape.tiles, layout.chunks * 256
 
-    def prepare(x: Any, perm: Any, base: Any, thread: Any, columns: Any, start: Any) -> None:
-        lane = ptx.u32(thread & 31)
-        odd, upper = (lane & 1) != 0, (lane & 2) != 0
-        near = ptx.u32(0x3715) if odd else ptx.u32(0x6240)
-        far = ptx.u32(0x3276) if upper else ptx.u32(0x5410)
+    def put(v: Any, b: Any, column: Any, base: Any, lane: Any) -> None:
+        near = ptx.u32(0x3715) if (lane & 1) != 0 else ptx.u32(0x6240)
+        far = ptx.u32(0x3276) if (lane & 2) != 0 else ptx.u32(0x5410)
         t, m = ptx.u32((lane >> 2) & 3), ptx.u32(lane & 3)
         to = ptx.u32(base + (1 - (m & 1)) * 32 + t * 8 + (m >> 1) * 4)
-        quick = (columns & 7) == 0 and (start & 7) == 0
-        raw = cuda.local.array(raw_words, types.uint32)
-        after = cuda.local.array(raw_words, types.uint32)
-        for i in static(together):
-            ask(x, raw, i * words, ptx.u32(0), ptx.u32(thread * 8 + i * step), columns, start, quick)
-        if quick and (thread & (line // 8 - 1)) == 0:  # all else, so that it does not stand in line behind the weights
-            for b in range(batch):
-                for i in range(rounds):
-                    column = ptx.u32(thread * 8 + i * step)
-                    if column < width and (b > 0 or i >= together):
-                        ask_for(x, ptx.u32((b * columns + start + column) // per_piece))
-        for turn in range(turns):
-            for b in range(batch):
-                # the next columns are asked for before these are used
-                next_turn, next_b = (turn, b + 1) if b + 1 < batch else (turn + 1, 0)
-                for i in static(together):
-                    column = ptx.u32(thread * 8 + (next_turn * together + i) * step)
-                    ask(x, after, i * words, ptx.u32(next_b), column, columns, start, quick)
-                for i in static(together):
-                    column = ptx.u32(thread * 8 + (turn * together + i) * step)
-                    v = cuda.local.array(8, types.float32)
-                    take(x, perm, raw, i * words, v, ptx.u32(b), column, columns, start, quick)
-                    here = ptx.u32(to + (column >> 7) * stride)
-                    info = ptx.u32(base + sums_at + (column >> 7) * (sets * 32) + ptx.u32((lane & 15) // members) * 8)
-                    turned = cuda.local.array(4, types.uint32)
-                    largest = ptx.u32(0)
-                    for k in static(8):
-                        largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
-                    for k in static(4):
-                        largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
-                    # 127 * 256 + 127 is the largest integer: a little more than 1.99 times a power of two
-                    exponent = max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(_PRECISION + 8))
-                    unit = ptx.bits_f32(ptx.u32((exponent - _PRECISION) << 23))
-                    inverse = ptx.bits_f32(ptx.u32((254 + _PRECISION - exponent) << 23))
-                    half = ptx.bits_f32(ptx.u32((253 + _PRECISION - exponent) << 23))
-                    n = cuda.local.array(8, types.uint32)
-                    for k in static(8):
-                        n[k] = ptx.f32_bits(ptx.fma_f32(v[k], half if k % 2 else inverse, _MAGIC))
-                    total = ptx.u32(n[0] + n[2] + n[4] + n[6] + 2 * (n[1] + n[3] + n[5] + n[7]) - _BIAS)
-                    for k in static(folds):
-                        total = ptx.u32(total + ptx.shfl_xor_u32(total, ptx.u32(1 << k)))
-                    for s in static(4):
-                        word = ptx.u32(ptx.prmt(n[s], n[s + 4], ptx.u32(0x5410)) ^ 0x00800080)
-                        word = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(1)), near)  # 4 x 4 bytes of four
-                        turned[s] = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(2)), far)  # lanes, turned over
-                    if largest >= 0x7F800000:  # infinities and NaNs in x: everything is NaN
-                        unit = ptx.bits_f32(ptx.u32(0x7FC00000))
-                    if column < total_columns:
-                        for p in static(places):
-                            j = ptx.u32(b * places + p)
-                            at = ptx.u32(here + (j // 4) * 256 + j % 4 * 64)
-                            for s in static(4):
-                                given = turned[s] if places == 1 or t // sharers == p else ptx.u32(0)
-                                ptx.sts32(at, ptx.u32(s * sets * 256), given)
-                        if ptx.u32((lane & 15) % members) == 0:
-                            ptx.sts64_f32(ptx.u32(info + b * (places * 8)), ptx.u32(0), unit, ptx.f32(ptx.i32(total)))
-                for w in static(raw_words):
-                    raw[w] = after[w]
+        here = ptx.u32(to + (column >> 7) * stride)
+        info = ptx.u32(base + sums_at + (column >> 7) * (sets * 32) + ptx.u32((lane & 15) // members) * 8)
+        turned = cuda.local.array(4, types.uint32)
+        largest = ptx.u32(0)
+        for k in static(8):
+            largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
+        for k in static(4):
+            largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
+        # 127 * 256 + 127 is the largest integer: a little more than 1.99 times a power of two
+        exponent = max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(_PRECISION + 8))
+        unit = ptx.bits_f32(ptx.u32((exponent - _PRECISION) << 23))
+        inverse = ptx.bits_f32(ptx.u32((254 + _PRECISION - exponent) << 23))
+        half = ptx.bits_f32(ptx.u32((253 + _PRECISION - exponent) << 23))
+        n = cuda.local.array(8, types.uint32)
+        for k in static(8):
+            n[k] = ptx.f32_bits(ptx.fma_f32(v[k], half if k % 2 else inverse, _MAGIC))
+        total = ptx.u32(n[0] + n[2] + n[4] + n[6] + 2 * (n[1] + n[3] + n[5] + n[7]) - _BIAS)
+        for k in static(folds):
+            total = ptx.u32(total + ptx.shfl_xor_u32(total, ptx.u32(1 << k)))
+        for s in static(4):
+            word = ptx.u32(ptx.prmt(n[s], n[s + 4], ptx.u32(0x5410)) ^ 0x00800080)
+            word = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(1)), near)  # 4 x 4 bytes of four
+            turned[s] = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(2)), far)  # lanes, turned over
+        if largest >= 0x7F800000:  # infinities and NaNs in x: everything is NaN
+            unit = ptx.bits_f32(ptx.u32(0x7FC00000))
+        if column < total_columns:
+            for p in static(places):
+                j = ptx.u32(b * places + p)
+                at = ptx.u32(here + (j // 4) * 256 + j % 4 * 64)
+                for s in static(4):
+                    given = turned[s] if places == 1 or t // sharers == p else ptx.u32(0)
+                    ptx.sts32(at, ptx.u32(s * sets * 256), given)
+            if ptx.u32((lane & 15) % members) == 0:
+                ptx.sts64_f32(ptx.u32(info + b * (places * 8)), ptx.u32(0), unit, ptx.f32(ptx.i32(total)))
+
+    walk = column_walker(layout, batch, shape.kind, threads, shape.reordered, inlined(unrolled(put)))
+
+    def prepare(x: Any, perm: Any, base: Any, thread: Any, columns: Any, start: Any) -> None:
+        walk(x, perm, base, thread, columns, start)
         cuda.syncthreads()
 
     return inlined(unrolled(prepare))

@@ -26,7 +26,7 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_prepare import bit_vectors
-from bcqfmt.kernels.bit_ring import NEVER, finisher, opener, producer
+from bcqfmt.kernels.bit_ring import fetcher, finisher
 from bcqfmt.kernels.bit_shape import BitShape, examples
 from bcqfmt.kernels.bit_steps import ONES, number_pairs, sums_as_floats
 from bcqfmt.kernels.launch import Kernel, kernel
@@ -62,8 +62,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     held_base, held_bytes, finished = ring_base + ring.held_at, ring.held_bytes, ring.finished
     bar_base, bar_bytes, workers = ring_base + ring.barriers_at, ring.barriers * 8, slices * side
     pair_at, value_of = number_pairs(layout.number), sums_as_floats(shape.converted)
-    prepare, open_barriers = bit_vectors(shape), opener(ring)
-    produce, finish = producer(ring), finisher(ring, shape.out, shape.added)
+    prepare, fetch, finish = bit_vectors(shape), fetcher(ring), finisher(ring, shape.out, shape.added)
 
     @kernel(declared(shape.kind, shape.out), threads=shape.threads, variant=repr(shape))
     @unrolled
@@ -81,18 +80,8 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         turn = ptx.u32((cuda.blockIdx.x * rotation + beside) % blocks)
         place = ptx.u32(base + ring_base + beside * (stages * slot_bytes))
         bars = ptx.u32(base + bar_base + beside * bar_bytes)
-        if warp >= workers:  # fetches; the first buffers do not wait for anybody
-            block, left, spot, parity = turn, ptx.u32(blocks), ptx.u32(0), ptx.u32(1)
-            if lane == 0:
-                open_barriers(bars)
-                tile, block, left, spot, parity = produce(
-                    planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity
-                )
-            cuda.syncthreads()
-            if lane == 0:
-                produce(
-                    planes, numbers, tiles, step, turn, place, bars, ptx.u32(NEVER), tile, block, left, spot, parity
-                )
+        if warp >= workers:
+            fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
@@ -219,16 +208,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                 value = ptx.f32(value + ptx.shfl_xor_f32(value, ptx.u32(2)))
                 if t == 0:
                     ptx.sts_f32(ptx.u32(mine_at + buffer * held_bytes), ptx.u32(k // 2 * 64 + k % 2 * 32), value)
-            ptx.syncwarp()
-            if lane == 0:
-                arrive(ptx.u32(ended + buffer * 8))
-            if adding == mine:
-                held_at = ptx.u32(hlane + buffer * held_bytes)
-                finish(addend, y, rows, tile, held_at, ptx.u32(ended + buffer * 8), phase, lane)
-            adding = ptx.u32(adding + 1) if adding + 1 < slices else ptx.u32(0)
-            buffer = ptx.u32(buffer + 1)
-            if buffer == finished:
-                buffer, phase = ptx.u32(0), ptx.u32(phase ^ 1)
+            adding, buffer, phase = finish(addend, y, rows, tile, hlane, ended, mine, lane, adding, buffer, phase)
             tile = ptx.u32(tile + step)
 
     return bit_gemv

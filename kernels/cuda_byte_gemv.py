@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.bit_ring import NEVER, finisher, opener, producer
+from bcqfmt.kernels.bit_ring import fetcher, finisher
 from bcqfmt.kernels.bit_steps import number_pairs
 from bcqfmt.kernels.byte_prepare import byte_vectors
 from bcqfmt.kernels.byte_shape import ByteShape, examples
@@ -51,8 +51,8 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
     ring_base, slot_bytes, plane_bytes = shape.fixed_bytes, ring.slot_bytes, ring.plane_bytes
     held_base, held_bytes, finished = ring_base + ring.held_at, ring.held_bytes, ring.finished
     bar_base, bar_bytes, workers = ring_base + ring.barriers_at, ring.barriers * 8, slices * side
-    pair_at, prepare, open_barriers = number_pairs(layout.number), byte_vectors(shape), opener(ring)
-    produce, finish = producer(ring), finisher(ring, shape.out, shape.added)
+    pair_at, prepare = number_pairs(layout.number), byte_vectors(shape)
+    fetch, finish = fetcher(ring), finisher(ring, shape.out, shape.added)
     even, uneven = _MASKS
 
     @kernel(declared(shape.kind, shape.out), threads=shape.threads, variant=repr(shape))
@@ -71,18 +71,8 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         turn = ptx.u32((cuda.blockIdx.x * rotation + beside) % blocks)
         place = ptx.u32(base + ring_base + beside * (stages * slot_bytes))
         bars = ptx.u32(base + bar_base + beside * bar_bytes)
-        if warp >= workers:  # fetches; the first buffers do not wait for anybody
-            block, left, spot, parity = turn, ptx.u32(blocks), ptx.u32(0), ptx.u32(1)
-            if lane == 0:
-                open_barriers(bars)
-                tile, block, left, spot, parity = produce(
-                    planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity
-                )
-            cuda.syncthreads()
-            if lane == 0:
-                produce(
-                    planes, numbers, tiles, step, turn, place, bars, ptx.u32(NEVER), tile, block, left, spot, parity
-                )
+        if warp >= workers:
+            fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
@@ -199,16 +189,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                 if group == 0 and ptx.u32((k // 2 * 4 + t) // places) < batch:
                     at = ptx.u32(k // 2 * (4 // places * 64) + k % 2 * 32)
                     ptx.sts_f32(ptx.u32(mine_at + buffer * held_bytes), at, value)
-            ptx.syncwarp()
-            if lane == 0:
-                arrive(ptx.u32(ended + buffer * 8))
-            if adding == mine:
-                held_at = ptx.u32(hlane + buffer * held_bytes)
-                finish(addend, y, rows, tile, held_at, ptx.u32(ended + buffer * 8), phase, lane)
-            adding = ptx.u32(adding + 1) if adding + 1 < slices else ptx.u32(0)
-            buffer = ptx.u32(buffer + 1)
-            if buffer == finished:
-                buffer, phase = ptx.u32(0), ptx.u32(phase ^ 1)
+            adding, buffer, phase = finish(addend, y, rows, tile, hlane, ended, mine, lane, adding, buffer, phase)
             tile = ptx.u32(tile + step)
 
     return byte_gemv
