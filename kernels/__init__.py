@@ -13,8 +13,8 @@ its simulator only when something is launched.
 `cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_dequant_wide`: 5 to 8 planes; `cuda_outliers`: a launch of
                                 their own
 `bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_ring`
-                                `bit_columns` `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and short groups the same
-                                operands on integer tensor cores: `byte_shape` `byte_prepare` `cuda_byte_gemv`
+                                `bit_columns` `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and short
+                                groups on integer tensor cores: `byte_shape` `byte_prepare` `cuda_byte_gemv`
 `mixed`                         2/4-bit weights with second-order scales and outliers: `mixed_*` `cuda_mixed_gemv`
 `cuda_w4a4_launch`              Atom's W4A4 product with its operands and oracle: `cuda_w4a4` `w4a4_shape`
                                 `cuda_rmsnorm` `atom_operands` `atom_reference`
