@@ -15,11 +15,10 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-__all__ = ["address", "aligned", "compiled", "each_share", "inner", "operation", "types"]
+__all__ = ["aligned", "compiled", "each_share", "inner", "operation", "types"]
 
 
 def compiled(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -54,19 +53,6 @@ def operation(build: Callable[..., Any], result: Any = types.void) -> Any:
     typed.__name__ = build.__name__
     vars(typed)["__signature__"] = inspect.signature(build)  # numba wants names; the builder stands for the context
     return intrinsic(typed)
-
-
-def _address(_: Any, array: Any) -> Any:
-    """Where the first item of an array lies."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, values[0]).data
-        return builder.ptrtoint(data, ir.IntType(64))
-
-    return types.uint64(array), generate
-
-
-address: Any = intrinsic(_address)
 
 
 def aligned(words: int) -> npt.NDArray[np.uint32]:

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.converters.words_kernels import address, compiled, inner, operation, types
+from bcqfmt.converters.words_kernels import compiled, inner, operation, types
 
 __all__ = ["CLEAR", "MOVE", "SWAP", "TAIL", "copy_run", "shuffle", "turn"]
 
 SWAP, MOVE, CLEAR, TAIL = range(4)
 
 # Unsigned throughout: mixed with signed numbers they would become floats.
-_0, _1, _4, _8, _64 = (np.uint64(i) for i in (0, 1, 4, 8, 64))
+_0, _1, _4, _8, _16, _24, _32, _40, _64 = (np.uint64(i) for i in (0, 1, 4, 8, 16, 24, 32, 40, 64))
+_ROW, _STEP = _24, np.uint64(48)  # bytes of a row of a table, and of the steps
 
 _BIT, _BYTE, _WORD, _LONG = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _EIGHT = ir.VectorType(_WORD, 8)
@@ -111,10 +112,15 @@ def _all(builder: Any, number: Any) -> Any:
     return _pick(builder, first, first, [0] * 8)
 
 
+def _build_number(builder: Any, place: Any) -> Any:
+    """What stands there, 64 bits."""
+    return builder.load(_at(builder, place, _LONG), align=8)
+
+
 turn, copy_run = operation(_build_turn), operation(_build_copy_run)
 _copy_word, _mask_word = operation(_build_copy_word), operation(_build_mask_word)
 _swap, _move, _clear = operation(_build_swap), operation(_build_move), operation(_build_clear)
-_differ = operation(_build_differ, types.uint64)
+_differ, _number = operation(_build_differ, types.uint64), operation(_build_number, types.uint64)
 
 
 @inner
@@ -149,11 +155,14 @@ def _strip(
     from_lane: Any,
     from_block: Any,
     from_words: Any,
+    from_count: Any,
     put: Any,
     to_lane: Any,
     to_block: Any,
     to_words: Any,
+    to_count: Any,
     steps: Any,
+    step_count: Any,
     here: Any,
     chunk: Any,
     width: Any,
@@ -170,24 +179,26 @@ def _strip(
     for block in range(_0, blocks, depth):
         count = min(depth, blocks - block)
         ends = block + count == blocks
-        for w in range(from_words.shape[0]):
-            at = get + from_words[w, 0] + lane * from_lane + block * from_block
-            row = here + from_words[w, 1] * size
+        for w in range(from_count):
+            entry = from_words + w * _ROW
+            at = get + _number(entry) + lane * from_lane + block * from_block
+            row = here + _number(entry + _8) * size
             some = count
-            if ends and from_words[w, 2] == _0:
+            if ends and _number(entry + _16) == _0:
                 some = count - _1
                 for i in range(lanes):
                     _mask_word(row + i * line + some * _4, _0)
             _words(row, line, _4, at, from_lane, from_block, lanes, some)
         for start in range(_0, size, chunk):
             rest = min(chunk, size - start)
-            for p in range(steps.shape[0]):
-                kind = steps[p, 0]
-                x = here + steps[p, 1] * size + start
-                y = here + steps[p, 2] * size + start
-                right = steps[p, 3]
-                left = steps[p, 4]
-                mask = steps[p, 5]
+            for p in range(step_count):
+                step = steps + p * _STEP
+                kind = _number(step)
+                x = here + _number(step + _8) * size + start
+                y = here + _number(step + _16) * size + start
+                right = _number(step + _24)
+                left = _number(step + _32)
+                mask = _number(step + _40)
                 if kind == SWAP:
                     for i in range(_0, rest, _64):
                         _swap(x + i, y + i, right, mask)
@@ -201,11 +212,12 @@ def _strip(
                     for i in range(count * _4 - _4, lanes * line, line):
                         if start <= i < start + rest:
                             _mask_word(x + i - start, mask)
-        for w in range(to_words.shape[0]):
-            to = put + to_words[w, 0] + lane * to_lane + block * to_block
-            row = here + to_words[w, 1] * size
+        for w in range(to_count):
+            entry = to_words + w * _ROW
+            to = put + _number(entry) + lane * to_lane + block * to_block
+            row = here + _number(entry + _8) * size
             some = count
-            if ends and to_words[w, 2] == _0:
+            if ends and _number(entry + _16) == _0:
                 some = count - _1
             if spare == _0:
                 _words(to, to_lane, to_block, row, line, _4, lanes, some)
@@ -224,14 +236,20 @@ def _shuffle(
     source_lane: Any,
     source_block: Any,
     source_words: Any,
+    source_count: Any,
     source_back: Any,
+    source_back_count: Any,
     target: Any,
     target_lane: Any,
     target_block: Any,
     target_words: Any,
+    target_count: Any,
     target_back: Any,
+    target_back_count: Any,
     steps: Any,
+    step_count: Any,
     steps_back: Any,
+    step_back_count: Any,
     tile: Any,
     chunk: Any,
     chunk_back: Any,
@@ -243,47 +261,61 @@ def _shuffle(
     spare: Any,
     ways: Any,
 ) -> Any:
-    """Lanes first..stop. Rows of ``source_words`` and ``target_words``: offset, row of the tile, in the last block too?
-
-    All distances are in bytes. The tile has rows of ``width`` lanes times ``depth`` blocks; word (lane, block) is item
-    lane * depth + block. Steps take 64 bytes at a time as numbers of 64 bits: a shift shifts two words, and the masks
-    remove what crosses between them. ``chunk`` bytes of every row, a multiple of 64, run through all steps.
-
-    With a ``spare`` row (not 0) nothing is stored: the target's words are compared with what would be, by way of that
-    row. What is given back is 0 if they are the same. With two ``ways`` all is stored, and every strip of ``width``
-    lanes, while it is in the cache, goes back from there to be compared with the source; the tables, the steps and the
-    chunk of the way ``back`` lead from the target to the source.
-    """
-    here = address(tile)
+    """What :func:`shuffle` does, with addresses and numbers of rows for arrays, which take long to compile."""
     wrong = _0
     for lane in range(first, stop, width):
         size = min(width, stop - lane)
         for way in range(ways):
             row = spare if way + _1 == ways else _0
             if way == _0:
-                get, get_lane, get_block, table = address(source), source_lane, source_block, source_words
-                put, put_lane, put_block, other = address(target), target_lane, target_block, target_words
-                program, some = steps, chunk
+                get, get_lane, get_block, table, rows = source, source_lane, source_block, source_words, source_count
+                put, put_lane, put_block, other, others = target, target_lane, target_block, target_words, target_count
+                program, length, some = steps, step_count, chunk
             else:
-                get, get_lane, get_block, table = address(target), target_lane, target_block, target_back
-                put, put_lane, put_block, other = address(source), source_lane, source_block, source_back
-                program, some = steps_back, chunk_back
+                get, get_lane, get_block, table, rows = (
+                    target,
+                    target_lane,
+                    target_block,
+                    target_back,
+                    target_back_count,
+                )
+                put, put_lane, put_block, other, others = (
+                    source, source_lane, source_block, source_back, source_back_count
+                )  # fmt: skip
+                program, length, some = steps_back, step_back_count, chunk_back
             wrong |= _strip(
-                *(get, get_lane, get_block, table, put, put_lane, put_block, other),
-                *(program, here, some, width, depth, blocks, lane, size, row),
+                *(get, get_lane, get_block, table, rows, put, put_lane, put_block, other, others),
+                *(program, length, tile, some, width, depth, blocks, lane, size, row),
             )
     return wrong
 
 
-_N = types.uint64
-_TABLE = types.Array(_N, 2, "C", readonly=True)
-_WORDS_IN = types.Array(types.uint32, 1, "C", readonly=True)
-_WORDS = types.uint32[::1]
-shuffle = compiled(
-    _shuffle,
-    _N,
-    *(_WORDS_IN, _N, _N, _TABLE, _TABLE),
-    *(_WORDS, _N, _N, _TABLE, _TABLE),
-    *(_TABLE, _TABLE, _WORDS),
-    *(_N,) * 9,
-)
+_shuffled = compiled(_shuffle, types.uint64, *(types.uint64,) * 28)
+
+
+def shuffle(*arguments: Any) -> int:
+    """Words of a source through steps to a target: (source, its distances and tables, target, its, steps, sizes).
+
+    ``source``, lane, block, table, table of the way back; ``target``, the same; steps, steps of the way back, tile,
+    chunk, chunk of the way back; width, depth, blocks, first, stop, spare, ways. Words and the tile are uint32, tables
+    and steps uint64 with a row for each word or step; the rest are numbers.
+
+    Lanes first..stop. Rows of the tables: offset, row of the tile, in the last block too? All distances are in bytes.
+    The tile has rows of ``width`` lanes times ``depth`` blocks; word (lane, block) is item lane * depth + block. Steps
+    take 64 bytes at a time as numbers of 64 bits: a shift shifts two words, and the masks remove what crosses between
+    them. ``chunk`` bytes of every row, a multiple of 64, run through all steps.
+
+    With a ``spare`` row (not 0) nothing is stored: the target's words are compared with what would be, by way of that
+    row. What is given back is 0 if they are the same. With two ``ways`` all is stored, and every strip of ``width``
+    lanes, while it is in the cache, goes back from there to be compared with the source; the tables, the steps and the
+    chunk of the way back lead from the target to the source.
+    """
+    numbers: list[int] = []
+    for given in arguments:
+        if isinstance(given, np.ndarray):
+            if not given.flags.c_contiguous:
+                raise ValueError("an array with gaps")
+            numbers += [given.ctypes.data] if given.dtype == np.uint32 else [given.ctypes.data, len(given)]
+        else:
+            numbers.append(given)
+    return int(_shuffled(*numbers))

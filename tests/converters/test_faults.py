@@ -299,7 +299,7 @@ def test_resuming_with_other_options_is_refused(
 
 def test_damaged_shards_are_done_again(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
     stop_early(source, tmp_path / "bcq")
-    (shard,) = (tmp_path / "bcq.partial").glob("model-*.safetensors")
+    shard = min((tmp_path / "bcq.partial").glob("model-*.safetensors"))  # the other worker may have finished one too
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)

@@ -553,7 +553,7 @@ assert 'numba' not in sys.modules
 import numpy as np
 from bcqfmt.converters import words, words_shuffle
 words.codes_to_planes(np.zeros((2, 64), np.uint8), 4, np.arange(64))
-print(sum(words_shuffle.shuffle.stats.cache_hits.values()))
+print(sum(words_shuffle._shuffled.stats.cache_hits.values()))
 """
 
 
