@@ -71,9 +71,10 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
     """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    ``out``: (batch, out) in any of these types, by default new and of x's. ``addend``: (batch, out) float32, added to
-    the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured to be
-    best. Same bits at every call.
+    At most 4 of float32, in groups of 8 or 16 columns, and where more do not fit into shared memory. ``out``: (batch,
+    out) in any of these types, by default new and of x's; float32 counts as above. ``addend``: (batch, out) float32,
+    added to the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured
+    to be best. Same bits at every call.
     """
     device.require_capability(9, 0)
     rows, columns = operand.shape
