@@ -151,28 +151,11 @@ def _words(
 
 @inner
 def _strip(
-    get: Any,
-    from_lane: Any,
-    from_block: Any,
-    from_words: Any,
-    from_count: Any,
-    put: Any,
-    to_lane: Any,
-    to_block: Any,
-    to_words: Any,
-    to_count: Any,
-    steps: Any,
-    step_count: Any,
-    here: Any,
-    chunk: Any,
-    width: Any,
-    depth: Any,
-    blocks: Any,
-    lane: Any,
-    lanes: Any,
-    spare: Any,
-) -> Any:
-    """All blocks of so many lanes from ``lane`` on, by way of a tile at ``here``; see `_shuffle`."""
+    get: Any, from_lane: Any, from_block: Any, from_words: Any, from_count: Any, put: Any, to_lane: Any,
+    to_block: Any, to_words: Any, to_count: Any, steps: Any, step_count: Any, here: Any, chunk: Any, width: Any,
+    depth: Any, blocks: Any, lane: Any, lanes: Any, spare: Any,
+) -> Any:  # fmt: skip
+    """All blocks of so many lanes from ``lane`` on, by way of a tile at ``here``; see :func:`shuffle`."""
     line = depth * _4
     size = width * line
     wrong = _0
@@ -232,35 +215,12 @@ def _strip(
 
 
 def _shuffle(
-    source: Any,
-    source_lane: Any,
-    source_block: Any,
-    source_words: Any,
-    source_count: Any,
-    source_back: Any,
-    source_back_count: Any,
-    target: Any,
-    target_lane: Any,
-    target_block: Any,
-    target_words: Any,
-    target_count: Any,
-    target_back: Any,
-    target_back_count: Any,
-    steps: Any,
-    step_count: Any,
-    steps_back: Any,
-    step_back_count: Any,
-    tile: Any,
-    chunk: Any,
-    chunk_back: Any,
-    width: Any,
-    depth: Any,
-    blocks: Any,
-    first: Any,
-    stop: Any,
-    spare: Any,
+    source: Any, source_lane: Any, source_block: Any, source_words: Any, source_count: Any, source_back: Any,
+    source_back_count: Any, target: Any, target_lane: Any, target_block: Any, target_words: Any, target_count: Any,
+    target_back: Any, target_back_count: Any, steps: Any, step_count: Any, steps_back: Any, step_back_count: Any,
+    tile: Any, chunk: Any, chunk_back: Any, width: Any, depth: Any, blocks: Any, first: Any, stop: Any, spare: Any,
     ways: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """What :func:`shuffle` does, with addresses and numbers of rows for arrays, which take long to compile."""
     wrong = _0
     for lane in range(first, stop, width):
