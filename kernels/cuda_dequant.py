@@ -16,9 +16,9 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
-from bcqfmt.kernels.ptx_numba import cuda, types
+from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 
-__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "elements", "tables"]
+__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "elements", "row_writer", "tables"]
 
 THREADS = 256
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
@@ -123,7 +123,7 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
     ``finite``: no value can be a NaN. A warp takes 32 words of a row, 1024 columns, a thread one of them; it writes
     what its threads hold through shared memory, so that a store of the warp is 512 bytes in a row.
     """
-    codes = 2**q
+    codes, write = 2**q, row_writer()
     ones = 0x11111111
     staged = THREADS * 16
 
@@ -229,13 +229,28 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
                 slot = ptx.u32((lane * 4 + (k ^ (lane >> 1 & 3))) * 16)
                 ptx.sts128(base + slot, ptx.u32(0), pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3])
             ptx.syncwarp()
-            for k in range(4):
-                source = ptx.u32(8 * k + (lane >> 2))
-                slot = ptx.u32((source * 4 + ((lane & 3) ^ (source >> 1 & 3))) * 16)
-                p0, p1, p2, p3 = ptx.lds128(base + slot, ptx.u32(0))
-                column = ptx.u32((front + source) * 32 + (lane & 3) * 8)
-                if column < width:
-                    place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(start + column)
-                    ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
+            write(dense, base, lane, row, front, columns, start, width)
 
     return dequantize_tables
+
+
+def row_writer() -> Any:
+    """A device function for a warp: 1024 columns of a row, from where its lanes have put them at ``base``.
+
+    Eight columns k of lane l lie at ``4 l + (k ^ (l >> 1 & 3))``, counted in 16 bytes: without bank conflicts both when
+    lanes put their own and when neighbours write neighbours.
+    """
+
+    def write(
+        dense: Any, base: Any, lane: Any, row: Any, front: Any, columns: Any, start: Any, width: Any
+    ) -> None:  # fmt: skip
+        for k in range(4):
+            source = ptx.u32(8 * k + (lane >> 2))
+            slot = ptx.u32((source * 4 + ((lane & 3) ^ (source >> 1 & 3))) * 16)
+            p0, p1, p2, p3 = ptx.lds128(base + slot, ptx.u32(0))
+            column = ptx.u32((front + source) * 32 + (lane & 3) * 8)
+            if column < width:
+                place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(start + column)
+                ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
+
+    return inlined(write)

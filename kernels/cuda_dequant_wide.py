@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.cuda_dequant import THREADS
+from bcqfmt.kernels.cuda_dequant import THREADS, row_writer
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
@@ -24,7 +24,7 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
 
     Arguments and shape of the grid as of `cuda_dequant.tables`.
     """
-    staged = THREADS * 16
+    staged, write = THREADS * 16, row_writer()
     narrow = ptx.f64_to_f16 if result == 1 else ptx.f64_to_bf16
     nan = 0x7E00 if result == 1 else 0x7FC0
 
@@ -88,18 +88,10 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
                     pairs[m // 2] = ptx.u32(pairs[m // 2] | bits << 16) if m % 2 else bits
                 for i in static(q):
                     plane[i] = ptx.u32(plane[i] >> 8)
-                # eight columns are 16 bytes; exchanged so that neighbours write neighbours, without bank conflicts
                 slot = ptx.u32((lane * 4 + (k ^ (lane >> 1 & 3))) * 16)
                 ptx.sts128(base + slot, ptx.u32(0), pairs[0], pairs[1], pairs[2], pairs[3])
             ptx.syncwarp()
-            for k in range(4):
-                source = ptx.u32(8 * k + (lane >> 2))
-                slot = ptx.u32((source * 4 + ((lane & 3) ^ (source >> 1 & 3))) * 16)
-                p0, p1, p2, p3 = ptx.lds128(base + slot, ptx.u32(0))
-                column = ptx.u32((front + source) * 32 + (lane & 3) * 8)
-                if column < width:
-                    place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(start + column)
-                    ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
+            write(dense, base, lane, row, front, columns, start, width)
 
     return dequantize_words
 

@@ -30,12 +30,7 @@ def bits(
         )
         for k, s in enumerate(placed.segments)
     ]  # fmt: skip
-    held = np.ascontiguousarray(x)
-
-    def run(out: Any) -> None:
-        bit_gemv(placed, held, out=out, addend=addend, shapes=shapes)
-
-    return twice((x.shape[0], weight.spec.out), result, run)
+    return _guarded(placed, weight, x, result, addend, shapes)
 
 
 def whole_bytes(
@@ -52,6 +47,10 @@ def whole_bytes(
         )
         for k, s in enumerate(placed.segments)
     ]  # fmt: skip
+    return _guarded(placed, weight, x, result, addend, shapes)
+
+
+def _guarded(placed: Any, weight: BcqWeight, x: Any, result: str, addend: Any, shapes: Any) -> Guarded:
     held = np.ascontiguousarray(x)
 
     def run(out: Any) -> None:
