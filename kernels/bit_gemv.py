@@ -97,7 +97,7 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
         launched = kernel_of(shape)
         grid = min(device.processors(), tiles)
         launched.launch(
-            (grid,), shape.threads,
+            (grid,), shape.ring.threads,
             segment.planes, segment.numbers, x, segment.planes if operand.perm is None else operand.perm,
             target if held is None else held, target, rows, tiles, columns, segment.start, _ROTATION,
             shared=shape.shared_bytes,

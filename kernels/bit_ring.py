@@ -20,9 +20,51 @@ from bcqfmt.kernels.ptx_bits import arrivals_init, arrive, bulk_copy, bulk_expec
 from bcqfmt.kernels.ptx_numba import cuda, inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["fetcher", "finisher"]
+__all__ = ["fetcher", "finisher", "releaser", "seats"]
 
 _ALL = 0xFFFFFFFF  # copies: more than there can be
+
+
+def seats(ring: Ring, begin: int) -> Any:
+    """A device function: where a thread has its place; buffers begin ``begin`` bytes after ``base``.
+
+    Given: lane, warp (from ``slices * sides`` on they fetch), which of the tiles side by side, its first tile and the
+    step to the next, the block to start with, its buffers and its barriers.
+    """
+    slices, side, blocks, workers = ring.slices, ring.sides, ring.blocks, ring.slices * ring.sides
+    buffer_bytes, bar_begin, bar_bytes = ring.stages * ring.slot_bytes, begin + ring.barriers_at, ring.barriers * 8
+
+    def seat(base: Any, thread: Any, rotation: Any) -> Any:
+        lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
+        beside = ptx.u32(warp // slices) if warp < workers else ptx.u32(warp - workers)
+        tile = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * beside)
+        turn = ptx.u32((cuda.blockIdx.x * rotation + beside) % blocks)
+        place, bars = ptx.u32(base + begin + beside * buffer_bytes), ptx.u32(base + bar_begin + beside * bar_bytes)
+        return lane, warp, beside, tile, ptx.u32(cuda.gridDim.x * side), turn, place, bars
+
+    return inlined(seat)
+
+
+def releaser(ring: Ring) -> Any:
+    """A device function for a warp that is done with a buffer: it says so. Returned: the next block and buffer.
+
+    That is its number, its place, its barrier and the barrier's parity.
+    """
+    stages, blocks, slot_bytes = ring.stages, ring.blocks, ring.slot_bytes
+
+    def release(
+        lane: Any, place: Any, bars: Any, block: Any, slot: Any, bar: Any, parity: Any
+    ) -> Any:  # fmt: skip
+        ptx.syncwarp()
+        if lane == 0:
+            arrive(ptx.u32(bar + stages * 8))
+        block = ptx.u32(block + 1) if block + 1 < blocks else ptx.u32(0)
+        slot, bar = ptx.u32(slot + slot_bytes), ptx.u32(bar + 8)
+        if bar == ptx.u32(bars + stages * 8):
+            slot, bar, parity = place, bars, ptx.u32(parity ^ 1)
+        return block, slot, bar, parity
+
+    return inlined(release)
 
 
 def fetcher(ring: Ring) -> Any:

@@ -22,6 +22,11 @@ class Ring(NamedTuple):
     batch: int
 
     @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and a warp that fetches for each tile."""
+        return 32 * (self.slices + 1) * self.sides
+
+    @property
     def blocks(self) -> int:
         """Blocks of a tile."""
         return -(-self.layout.chunks // self.slices)
@@ -90,11 +95,6 @@ class BitShape(NamedTuple):
     slices: int = 8  # at most the chunks of a row
     tiles: int = 2
     stages: int = 4
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: those that multiply, and a warp that fetches for each tile."""
-        return 32 * (self.slices + 1) * self.tiles
 
     @property
     def ring(self) -> Ring:

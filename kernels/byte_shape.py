@@ -28,11 +28,6 @@ class ByteShape(NamedTuple):
     stages: int = 3
 
     @property
-    def threads(self) -> int:
-        """Threads of a block: those that multiply, and a warp that fetches for each tile."""
-        return 32 * (self.slices + 1) * self.tiles
-
-    @property
     def ring(self) -> Ring:
         """Its buffers."""
         return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch)

@@ -26,11 +26,11 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_prepare import bit_vectors
-from bcqfmt.kernels.bit_ring import fetcher, finisher
+from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
 from bcqfmt.kernels.bit_shape import BitShape, examples
 from bcqfmt.kernels.bit_steps import ONES, number_pairs, sums_as_floats
 from bcqfmt.kernels.launch import Kernel, kernel
-from bcqfmt.kernels.ptx_bits import arrive, bulk_wait, mma_b1, mma_b1_wide
+from bcqfmt.kernels.ptx_bits import bulk_wait, mma_b1, mma_b1_wide
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -50,7 +50,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     layout, batch, ring = shape.layout, shape.batch, shape.ring
     q, chunks, wide, sharing = layout.bits, layout.chunks, layout.wide, layout.sharing
     passes, places, set_bytes = layout.passes, layout.places, layout.set_bytes
-    slices, side, stages, blocks = shape.slices, shape.tiles, shape.stages, ring.blocks
+    slices, stages, blocks = shape.slices, shape.stages, ring.blocks
     bcq, offset = layout.formula == "bcq", layout.formula == "offset"
     number_bytes, pair_bytes = places * 32 * layout.pair_words, 4 * layout.pair_words
     halves = 256 // layout.span  # sets of a chunk
@@ -58,13 +58,13 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     pairs, last = held // 2, layout.numbers - 1
     piece, piece_mask = 32 // passes, (1 << (32 // passes)) - 1
     floats, b_words = 2 * batch, batch * pairs
-    ring_base, slot_bytes, plane_bytes = shape.fixed_bytes, ring.slot_bytes, ring.plane_bytes
-    held_base, held_bytes, finished = ring_base + ring.held_at, ring.held_bytes, ring.finished
-    bar_base, bar_bytes, workers = ring_base + ring.barriers_at, ring.barriers * 8, slices * side
+    plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
+    held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
+    seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
     pair_at, value_of = number_pairs(layout.number), sums_as_floats(shape.converted)
     prepare, fetch, finish = bit_vectors(shape), fetcher(ring), finisher(ring, shape.out, shape.added)
 
-    @kernel(declared(shape.kind, shape.out), threads=shape.threads, variant=repr(shape))
+    @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
     @unrolled
     def bit_gemv(
         planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any,
@@ -73,13 +73,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
-        lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
-        step = ptx.u32(cuda.gridDim.x * side)
-        beside = ptx.u32(warp // slices) if warp < workers else ptx.u32(warp - workers)
-        tile = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * beside)
-        turn = ptx.u32((cuda.blockIdx.x * rotation + beside) % blocks)
-        place = ptx.u32(base + ring_base + beside * (stages * slot_bytes))
-        bars = ptx.u32(base + bar_base + beside * bar_bytes)
+        lane, warp, beside, tile, step, turn, place, bars = seat(base, thread, rotation)
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
@@ -98,7 +92,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         nlane = ptx.shfl_u32(ptx.u32(nlane + (mine * (halves * set_bytes) if sharing == 1 else 0)), lane)
         hlane = ptx.u32(base + held_base + beside * (finished * held_bytes))
         mine_at = ptx.shfl_u32(ptx.u32(hlane + mine * (batch * 64) + r8 * 4), lane)
-        full_end, ended = ptx.u32(bars + stages * 8), ptx.u32(bars + 2 * stages * 8)
+        ended = ptx.u32(bars + 2 * stages * 8)
         sums = cuda.local.array(floats, types.float32)
         for k in static(floats):
             sums[k] = ptx.f32(0.0)
@@ -194,13 +188,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                         xc, tc, wc = ptx.u32(xc + stride), ptx.u32(tc + passes * 64), ptx.u32(wc + 8)
                         if sharing == 1:
                             nc = ptx.u32(nc + set_bytes)
-                ptx.syncwarp()
-                if lane == 0:
-                    arrive(ptx.u32(bar + stages * 8))
-                block = ptx.u32(block + 1) if block + 1 < blocks else ptx.u32(0)
-                slot, bar = ptx.u32(slot + slot_bytes), ptx.u32(bar + 8)
-                if bar == full_end:
-                    slot, bar, parity = place, bars, ptx.u32(parity ^ 1)
+                block, slot, bar, parity = release(lane, place, bars, block, slot, bar, parity)
             for k in static(floats):
                 value = ptx.f32(sums[k] * factor)
                 sums[k] = ptx.f32(0.0)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.bit_ring import fetcher, finisher
+from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
 from bcqfmt.kernels.bit_steps import number_pairs
 from bcqfmt.kernels.byte_prepare import byte_vectors
 from bcqfmt.kernels.byte_shape import ByteShape, examples
 from bcqfmt.kernels.cuda_bit_gemv import declared
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.mixed_ptx import mma_u8
-from bcqfmt.kernels.ptx_bits import arrive, bulk_wait
+from bcqfmt.kernels.ptx_bits import bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -42,20 +42,20 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
     """The kernel for one layout, batch and choice of types."""
     layout, batch, ring, sets = shape.layout, shape.batch, shape.ring, shape.sets
     q, chunks, sharing, places, set_bytes = layout.bits, layout.chunks, layout.sharing, layout.places, layout.set_bytes
-    slices, side, stages, blocks = shape.slices, shape.tiles, shape.stages, ring.blocks
+    slices, stages, blocks = shape.slices, shape.stages, ring.blocks
     bcq, offset = layout.formula == "bcq", layout.formula == "offset"
     number_bytes, pair_bytes = places * 32 * layout.pair_words, 4 * layout.pair_words
     halves, last = 256 // layout.span, layout.numbers - 1
     stride, sums_at = shape.stride, shape.sums_at
     floats, counts, b_words = 2 * sets, 4 * sets, 8 * sets
-    ring_base, slot_bytes, plane_bytes = shape.fixed_bytes, ring.slot_bytes, ring.plane_bytes
-    held_base, held_bytes, finished = ring_base + ring.held_at, ring.held_bytes, ring.finished
-    bar_base, bar_bytes, workers = ring_base + ring.barriers_at, ring.barriers * 8, slices * side
+    plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
+    held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
+    seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
     pair_at, prepare = number_pairs(layout.number), byte_vectors(shape)
     fetch, finish = fetcher(ring), finisher(ring, shape.out, shape.added)
     even, uneven = _MASKS
 
-    @kernel(declared(shape.kind, shape.out), threads=shape.threads, variant=repr(shape))
+    @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
     @unrolled
     def byte_gemv(
         planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any,
@@ -64,13 +64,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
-        lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
-        step = ptx.u32(cuda.gridDim.x * side)
-        beside = ptx.u32(warp // slices) if warp < workers else ptx.u32(warp - workers)
-        tile = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * beside)
-        turn = ptx.u32((cuda.blockIdx.x * rotation + beside) % blocks)
-        place = ptx.u32(base + ring_base + beside * (stages * slot_bytes))
-        bars = ptx.u32(base + bar_base + beside * bar_bytes)
+        lane, warp, beside, tile, step, turn, place, bars = seat(base, thread, rotation)
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
@@ -85,7 +79,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         nlane = ptx.shfl_u32(ptx.u32(nlane + (mine * (halves * set_bytes) if sharing == 1 else 0)), lane)
         hlane = ptx.u32(base + held_base + beside * (finished * held_bytes))
         mine_at = ptx.shfl_u32(ptx.u32(hlane + mine * (batch * 64) + t // places * 64 + r8 * 4), lane)
-        full_end, ended = ptx.u32(bars + stages * 8), ptx.u32(bars + 2 * stages * 8)
+        ended = ptx.u32(bars + 2 * stages * 8)
         sums = cuda.local.array(floats, types.float32)
         for k in static(floats):
             sums[k] = ptx.f32(0.0)
@@ -172,13 +166,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                         xc, ic, wc = ptx.u32(xc + stride), ptx.u32(ic + sets * 32), ptx.u32(wc + 8)
                         if sharing == 1 and halves == 2:
                             nc = ptx.u32(nc + set_bytes)
-                ptx.syncwarp()
-                if lane == 0:
-                    arrive(ptx.u32(bar + stages * 8))
-                block = ptx.u32(block + 1) if block + 1 < blocks else ptx.u32(0)
-                slot, bar = ptx.u32(slot + slot_bytes), ptx.u32(bar + 8)
-                if bar == full_end:
-                    slot, bar, parity = place, bars, ptx.u32(parity ^ 1)
+                block, slot, bar, parity = release(lane, place, bars, block, slot, bar, parity)
             for k in static(floats):  # lane 4 r + t has rows r and r + 8 of vector (4 set + t) / places
                 value = sums[k]
                 sums[k] = ptx.f32(0.0)

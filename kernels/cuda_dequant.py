@@ -18,7 +18,7 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 
-__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "elements", "row_writer", "tables"]
+__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "code_value", "elements", "row_writer", "tables"]
 
 THREADS = 256
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
@@ -35,6 +35,8 @@ def elements(q: int, formula: int, numbers: str, logical: int, result: int, reor
     the result; ``patch``: 0 for all elements, else one of :data:`PATCHES`, for the outliers alone. Block (i, j) has the
     rows j, j + gridDim.y, ...
     """
+
+    value_of = code_value(formula, logical)
 
     @kernel(
         f"u32* planes, {numbers}* first, {numbers}* second, i32* perm, i32* indptr, i32* indices, f32* values, "
@@ -87,19 +89,7 @@ def elements(q: int, formula: int, numbers: str, logical: int, result: int, reor
                         for i in range(q):
                             bit = planes[ptx.u32((i * rows + row) * words + (j >> 5))] >> (j & 31) & 1
                             code = ptx.u32(code * 2 + bit)
-                        if formula == 2:
-                            exact = ptx.mul_f64(ptx.f64(first[at]), ptx.f64(code))
-                            exact = ptx.add_f64(exact, ptx.f64(second[at]))
-                        else:
-                            exact = ptx.sub_f64(ptx.f64(code), ptx.f64(second[at]))
-                            if formula == 1:
-                                if logical == 0:
-                                    exact = ptx.f64(ptx.f64_to_f32(exact))
-                                elif logical == 1:
-                                    exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
-                                else:
-                                    exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
-                            exact = ptx.mul_f64(ptx.f64(first[at]), exact)
+                        exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
                     if patch == 1:
                         exact = ptx.add_f64(exact, ptx.f64(values[item]))
                     elif patch == 2:
@@ -123,7 +113,7 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
     ``finite``: no value can be a NaN. A warp takes 32 words of a row, 1024 columns, a thread one of them; it writes
     what its threads hold through shared memory, so that a store of the warp is 512 bytes in a row.
     """
-    codes, write = 2**q, row_writer()
+    codes, write, value_of = 2**q, row_writer(), code_value(formula, logical)
     ones = 0x11111111
     staged = THREADS * 16
 
@@ -174,19 +164,8 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
                             exact = ptx.add_f64(exact, alpha)
                         else:
                             exact = ptx.sub_f64(exact, alpha)
-                elif formula == 2:
-                    exact = ptx.mul_f64(ptx.f64(first[at]), ptx.f64(code))
-                    exact = ptx.add_f64(exact, ptx.f64(second[at]))
                 else:
-                    exact = ptx.sub_f64(ptx.f64(code), ptx.f64(second[at]))
-                    if formula == 1:
-                        if logical == 0:
-                            exact = ptx.f64(ptx.f64_to_f32(exact))
-                        elif logical == 1:
-                            exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
-                        else:
-                            exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
-                    exact = ptx.mul_f64(ptx.f64(first[at]), exact)
+                    exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
                 if result == 1:
                     bits = ptx.f64_to_f16(exact)
                 else:
@@ -232,6 +211,28 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
             write(dense, base, lane, row, front, columns, start, width)
 
     return dequantize_tables
+
+
+def code_value(formula: int, logical: int) -> Any:
+    """A device function: what a code is worth by a scale and a zero point (or offset), all binary64; not for bcq.
+
+    Section 8 of the specification, operation by operation; a float zero point is subtracted in the ``logical`` dtype.
+    """
+
+    def value(scale: Any, other: Any, code: Any) -> Any:
+        if formula == 2:
+            return ptx.add_f64(ptx.mul_f64(scale, ptx.f64(code)), other)
+        exact = ptx.sub_f64(ptx.f64(code), other)
+        if formula == 1:
+            if logical == 0:
+                exact = ptx.f64(ptx.f64_to_f32(exact))
+            elif logical == 1:
+                exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
+            else:
+                exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
+        return ptx.mul_f64(scale, exact)
+
+    return inlined(value)
 
 
 def row_writer() -> Any:

@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.cuda_dequant import THREADS, row_writer
+from bcqfmt.kernels.cuda_dequant import THREADS, code_value, row_writer
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
@@ -24,7 +24,7 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
 
     Arguments and shape of the grid as of `cuda_dequant.tables`.
     """
-    staged, write = THREADS * 16, row_writer()
+    staged, write, value_of = THREADS * 16, row_writer(), code_value(formula, logical)
     narrow = ptx.f64_to_f16 if result == 1 else ptx.f64_to_bf16
     nan = 0x7E00 if result == 1 else 0x7FC0
 
@@ -72,18 +72,7 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
                             up = q - 1 - i
                             moved = plane[i] >> (m - up) if m >= up else plane[i] << (up - m)
                             code = ptx.u32(code | moved & (1 << up))
-                        if formula == 2:
-                            exact = ptx.add_f64(ptx.mul_f64(scale, ptx.f64(code)), other)
-                        else:
-                            exact = ptx.sub_f64(ptx.f64(code), other)
-                            if formula == 1:
-                                if logical == 0:
-                                    exact = ptx.f64(ptx.f64_to_f32(exact))
-                                elif logical == 1:
-                                    exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
-                                else:
-                                    exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
-                            exact = ptx.mul_f64(scale, exact)
+                        exact = value_of(scale, other, code)
                     bits = narrow(exact) if exact == exact else ptx.u32(nan)
                     pairs[m // 2] = ptx.u32(pairs[m // 2] | bits << 16) if m % 2 else bits
                 for i in static(q):
