@@ -3,12 +3,8 @@
 One source for all batch sizes; `w4a4_shape` says how rows and tokens are shared out. A block owns a tile of rows times
 tokens and walks over its groups: while it multiplies one, the next ones are on their way into shared memory (``stages``
 buffers, ``cp.async``). Small batches split the groups over several blocks (``slices``) to occupy the GPU: each leaves
-its sums in a workspace, and the block that comes last adds them, always in the order of the slices.
-
-Two tricks. A word of eight codes becomes two words of signed bytes by masking: the codes stand in the upper halves, so
-they count 16 times, and the packed scales are a sixteenth. The int32 accumulators start at the pattern of 1.5 * 2^23:
-read as binary32 they are that number plus the sum, and one fused multiply-add takes the constant off and scales, with
-one rounding because activation scales have 22-bit significands. The result is what `atom_reference` says, to the bit.
+its sums in a workspace, and the block that comes last adds them, always in the order of the
+slices. `w4a4_steps` multiplies.
 """
 
 from __future__ import annotations
@@ -21,12 +17,11 @@ from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_mma import ldcg128_f32
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
-from bcqfmt.kernels.w4a4_shape import LARGE, TILES, Tile
+from bcqfmt.kernels.w4a4_shape import LARGE, TILES, WIDE, Tile
+from bcqfmt.kernels.w4a4_steps import UPPER, group_product, quad_writer
 
 __all__ = ["compile_cases", "w4a4_kernel"]
 
-_MAGIC = 0x4B400000  # 12582912.0
-_UPPER = 0xF0F0F0F0
 _ARGUMENTS = (
     "u32* words, f32* weight_scale, u32* codes, f32* scale, {y}* y, f32* partials, u32* tickets, "
     "u32 groups, u32 rows, u32 out, u32 tiles, u32 tokens"
@@ -35,7 +30,12 @@ _ARGUMENTS = (
 
 def compile_cases() -> dict[str, list[tuple[Tile, str]]]:
     """What has to compile without spilling."""
-    return {"w4a4_kernel": [*((tile, "F16") for tile in (*TILES.values(), LARGE)), (TILES[8], "F32")]}
+    return {
+        "w4a4_kernel": [
+            *((tile, "F16") for tile in dict.fromkeys((*TILES.values(), *WIDE.values(), LARGE))),
+            (TILES[8], "F32"),
+        ]
+    }
 
 
 @functools.cache
@@ -52,13 +52,12 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
     W_COPIES, X_COPIES, WS_COPIES, S_COPIES = BM * 4, BN * 8, BM // 4, (BM + BN) // 4
     W_STEPS, X_STEPS = -(-W_COPIES // THREADS), -(-X_COPIES // THREADS)
     W_EXACT, X_EXACT = W_COPIES % THREADS == 0, X_COPIES % THREADS == 0
-    PAIR = 2 - NT % 2  # token tiles that are multiplied together: more independent products in flight
-    ACC, A_WORDS, B_WORDS, SUMS, SCALES, QUADS = MT * NT * 4, MT * 16, PAIR * 8, PAIR * MT * 4, MT * 2, MT // 2
+    ACC, A_WORDS, SCALES, QUADS = MT * NT * 4, MT * 16, MT * 2, MT // 2
     AHEAD, WAIT = STAGES - 1, STAGES - 2
     PITCH, ROW_QUADS, PLACES = BM + 4, BM // 4, tile.rows * tile.tokens // 128  # of the finished tile
     CHUNK = min(PLACES, 4)
     TOTALS, PARTS = CHUNK * 4, CHUNK * 16
-    HALF, BF16 = out_type != "F32", out_type == "BF16"
+    multiply, write = group_product(MT, NT), quad_writer(out_type)
 
     def w4a4(
         words: Any, weight_scale: Any, codes: Any, scale: Any, y: Any, partials: Any, tickets: Any,
@@ -67,8 +66,6 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
         shared = cuda.shared.array(0, types.uint32)
         acc = cuda.local.array(ACC, types.float32)
         a = cuda.local.array(A_WORDS, types.uint32)
-        b = cuda.local.array(B_WORDS, types.uint32)
-        sums = cuda.local.array(SUMS, types.int32)
         ws = cuda.local.array(SCALES, types.float32)
         total = cuda.local.array(TOTALS, types.float32)
         part = cuda.local.array(PARTS, types.float32)
@@ -153,8 +150,8 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                             w = ptx.lds128(at_w, ptx.u32(m * 2048 + h * 512))
                             for k in range(4):
                                 to = m * 16 + h * 8 + (k // 2) * 4 + k % 2
-                                a[to] = ptx.u32(ptx.u32(w[k] << 4) & _UPPER)
-                                a[to + 2] = ptx.u32(w[k] & _UPPER)
+                                a[to] = ptx.u32(ptx.u32(w[k] << 4) & UPPER)
+                                a[to + 2] = ptx.u32(w[k] & UPPER)
                 if MT == 1:  # half of the rows of a quad
                     pair = ptx.lds64_f32(at_ws, ptx.u32(0))
                     for i in range(2):
@@ -164,33 +161,7 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                     for i in range(4):
                         ws[k * 4 + i] = quad[i]
 
-                for n0 in static(0, NT, PAIR):
-                    for n in range(PAIR):
-                        for h in range(2):
-                            w = ptx.lds128(at_x, ptx.u32((n0 + n) * 1024 + h * 512))
-                            for k in range(4):
-                                b[n * 8 + h * 4 + k] = w[k]
-                    for i in range(SUMS):
-                        sums[i] = _MAGIC
-                    for j in range(4):
-                        for n in range(PAIR):
-                            for m in range(MT):
-                                f, e, s = m * 16 + j * 4, n * 8 + j * 2, (n * MT + m) * 4
-                                d = ptx.mma_s8(
-                                    a[f], a[f + 1], a[f + 2], a[f + 3], b[e], b[e + 1],
-                                    sums[s], sums[s + 1], sums[s + 2], sums[s + 3],
-                                )  # fmt: skip
-                                for k in range(4):
-                                    sums[s + k] = d[k]
-                    for n in range(PAIR):
-                        xs = ptx.lds64_f32(at_xs, ptx.u32((n0 + n) * 32))
-                        for k in range(2):
-                            off = ptx.mul_f32(xs[k], ptx.f32(-12582912.0))
-                            for m in range(MT):
-                                for p in range(2):
-                                    d0 = ptx.bits_f32(ptx.u32(sums[(n * MT + m) * 4 + 2 * p + k]))
-                                    e = (m * NT + n0 + n) * 4 + 2 * p + k
-                                    acc[e] = ptx.fma_f32(ptx.fma_f32(d0, xs[k], off), ws[m * 2 + p], acc[e])
+                multiply(a, ws, acc, at_x, 1024, at_xs)
 
         # The tile goes through shared memory, [token][row], so that neighbouring threads store neighbouring rows.
         cuda.syncthreads()
@@ -250,30 +221,9 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
             for i in range(CHUNK):
                 place = ptx.u32((first_place + i) * THREADS + thread)
                 token, row = ptx.u32(first_token + place // ROW_QUADS), ptx.u32(first_row + place % ROW_QUADS * 4)
-                if token < tokens and row < out:
-                    to = ptx.u32(token * out + row)
-                    v0, v1, v2, v3 = total[i * 4], total[i * 4 + 1], total[i * 4 + 2], total[i * 4 + 3]
-                    if out & 3 == 0:
-                        if BF16:
-                            ptx.stg64(y, ptx.u32(to >> 2), ptx.pack_bf16(v0, v1), ptx.pack_bf16(v2, v3))
-                        elif HALF:
-                            ptx.stg64(y, ptx.u32(to >> 2), ptx.pack_f16(v0, v1), ptx.pack_f16(v2, v3))
-                        else:
-                            ptx.stg128(
-                                y, ptx.u32(to >> 2),
-                                ptx.f32_bits(v0), ptx.f32_bits(v1), ptx.f32_bits(v2), ptx.f32_bits(v3),
-                            )  # fmt: skip
-                    else:
-                        for k in range(4):
-                            if row + k < out:
-                                if BF16:
-                                    y[ptx.u32(to + k)] = ptx.f32_to_bf16(total[i * 4 + k])
-                                elif HALF:
-                                    y[ptx.u32(to + k)] = ptx.f32_to_f16(total[i * 4 + k])
-                                else:
-                                    y[ptx.u32(to + k)] = total[i * 4 + k]
+                write(y, token, row, tokens, out, total[i * 4], total[i * 4 + 1], total[i * 4 + 2], total[i * 4 + 3])
 
-    declared = _ARGUMENTS.format(y="u16" if HALF else "f32")
+    declared = _ARGUMENTS.format(y="f32" if out_type == "F32" else "u16")
     kept = repr((tile, out_type))
     return kernel(declared, threads=THREADS, blocks=tile.blocks, variant=kept)(
         w4a4 if ptx.SIMULATED else unrolled(w4a4)

@@ -21,8 +21,9 @@ from bcqfmt.kernels.atom_operands import TOKENS, AtomWeight, padded
 from bcqfmt.kernels.atom_reference import GROUP, step_factor
 from bcqfmt.kernels.cuda_rmsnorm import WARPS, activation_kernel
 from bcqfmt.kernels.cuda_w4a4 import w4a4_kernel
+from bcqfmt.kernels.cuda_w4a4_held import w4a4_held_kernel
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
-from bcqfmt.kernels.w4a4_shape import LARGE, TILES, Tile
+from bcqfmt.kernels.w4a4_shape import MOST_SHARED, PROCESSORS, Held, Tile, held_for, tile_for
 
 __all__ = [
     "Activations", "AtomDevice", "Plan", "atom_to_device", "plan_for", "quantize_reorder", "rmsnorm",
@@ -31,7 +32,6 @@ __all__ = [
 
 _FLOATS = ("F16", "BF16", "F32")
 _TICKETS = 4096
-_PROCESSORS = 132  # of an H200; only how finely work is shared out depends on it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -73,7 +73,7 @@ class Activations:
 class Plan(NamedTuple):
     """How a product is shared out."""
 
-    tile: Tile
+    tile: Tile | Held
     slices: int
 
 
@@ -93,11 +93,17 @@ def atom_to_device(packed: AtomWeight, target: Any = None) -> AtomDevice:
     return made
 
 
-def plan_for(tokens: int, out: int, groups: int) -> Plan:
-    """Tile and slices for a product: enough blocks to occupy the GPU, at least four groups to each."""
-    tile = next((tile for most, tile in TILES.items() if tokens <= most), LARGE)
+def plan_for(tokens: int, out: int, groups: int, *, held: bool = False) -> Plan:
+    """Shape and slices for a product: enough blocks to occupy the GPU, at least four groups to each slice.
+
+    ``held``: activations may stay in shared memory where that is faster, which takes sm_90.
+    """
+    shape = held_for(tokens, out, groups) if held else None
+    if shape is not None:
+        return Plan(shape, shape.parts)
+    tile = tile_for(tokens, out)
     blocks = -(-tokens // tile.block_tokens) * -(-padded(out, 32) // tile.block_rows)
-    wanted = tile.blocks * _PROCESSORS // max(1, blocks) if blocks <= _TICKETS else 1
+    wanted = tile.blocks * PROCESSORS // max(1, blocks) if blocks <= _TICKETS else 1
     return Plan(tile, max(1, min(wanted, groups // 4, 8)))
 
 
@@ -154,7 +160,30 @@ def w4a4(x: Activations, weight: AtomDevice, *, dtype: str = "F16", out: Any = N
     y = device.empty_like(x.scale, (x.tokens, weight.out), kind) if out is None else out
     check_array("out", y, (kind,), (x.tokens, weight.out), 16)
     check_same_device(codes=x.codes, scale=x.scale, words=weight.words, out=y)
-    tile, slices = plan_for(x.tokens, weight.out, groups) if plan is None else plan
+    held = device.capability() >= (9, 0)
+    shape, slices = plan_for(x.tokens, weight.out, groups, held=held) if plan is None else plan
+    if isinstance(shape, Held):
+        _launch_held(shape, slices, x, weight, y, kind)
+    else:
+        _launch_tiles(shape, slices, x, weight, y, kind)
+    return y
+
+
+def _launch_held(shape: Held, slices: int, x: Activations, weight: AtomDevice, y: Any, kind: str) -> None:
+    groups, columns = weight.groups, -(-x.tokens // shape.tokens)
+    if slices != shape.parts or slices > groups or shape.shared(groups) > MOST_SHARED:
+        found = f"{slices} slices of {groups} groups, {shape.shared(groups)} bytes of shared memory"
+        raise error("BCQ-E552", found=found, expected=f"{shape.parts} slices, at most {MOST_SHARED} bytes")
+    row_tiles = -(-weight.rows // shape.block_rows)
+    grid = (columns, min(row_tiles, max(1, PROCESSORS // columns)))
+    w4a4_held_kernel(shape, kind).launch(
+        grid, shape.threads, weight.words, weight.scale, x.codes, x.scale, y,
+        groups, weight.rows, weight.out, -(-x.tokens // TOKENS), x.tokens, row_tiles, shared=shape.shared(groups),
+    )  # fmt: skip
+
+
+def _launch_tiles(tile: Tile, slices: int, x: Activations, weight: AtomDevice, y: Any, kind: str) -> None:
+    groups, tiles = weight.groups, -(-x.tokens // TOKENS)
     grid = (-(-x.tokens // tile.block_tokens), -(-weight.rows // tile.block_rows), slices)
     if slices > groups or (slices > 1 and grid[0] * grid[1] > _TICKETS):
         raise error("BCQ-E552", found=f"{slices} slices", expected=f"at most {groups}, and {_TICKETS} tiles")
@@ -167,7 +196,6 @@ def w4a4(x: Activations, weight: AtomDevice, *, dtype: str = "F16", out: Any = N
         grid, tile.threads, weight.words, weight.scale, x.codes, x.scale, y, partials, weight.tickets,
         groups, weight.rows, weight.out, tiles, x.tokens, shared=tile.shared,
     )  # fmt: skip
-    return y
 
 
 def _quantize(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LARGE", "TILES", "Tile"]
+__all__ = [
+    "HELD", "LARGE", "MOST_SHARED", "PROCESSORS", "TILES", "WIDE", "Held", "Tile", "held_for", "tile_for",
+]  # fmt: skip
+
+MOST_SHARED = 227 * 1024  # bytes that a block can have on sm_90
 
 
 class Tile(NamedTuple):
@@ -46,6 +50,51 @@ class Tile(NamedTuple):
         return self.stage * self.stages
 
 
-# by the tokens they are meant for; measured, see docs/benchmarks
+class Held(NamedTuple):
+    """A block that keeps ``tokens`` (8, 16, 32) in shared memory, for tiles of 32 ``warps`` rows.
+
+    The columns are shared out over ``parts`` warps; each asks for ``ahead`` groups (2 or more) before it needs them.
+    """
+
+    tokens: int
+    warps: int
+    parts: int
+    ahead: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps * self.parts
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a tile."""
+        return 32 * self.warps
+
+    def shared(self, groups: int) -> int:
+        """Bytes of shared memory: activations with their scales, sums of all parts, barriers."""
+        return groups * self.tokens * (128 + 4) + self.parts * self.block_rows * self.tokens * 4 + self.parts * 8
+
+
+# by the tokens they are meant for, WIDE for more rows than the GPU takes at once; measured, see docs/benchmarks
 SMALL, MIDDLE, LARGE = Tile(32, 16, 2, 1, 8, 2), Tile(32, 32, 2, 2, 6, 2), Tile(64, 32, 2, 2, 4, 2)
-TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 64: Tile(16, 32, 4, 1, 6, 3), 128: MIDDLE}
+TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 64: Tile(32, 32, 2, 1, 4, 4), 128: MIDDLE}
+WIDE = {**TILES, 32: Tile(32, 32, 2, 1, 4, 4), 64: Tile(32, 64, 2, 1, 3, 4), 128: Tile(32, 64, 2, 1, 3, 4)}
+HELD = {8: Held(8, 1, 8, 4), 16: Held(16, 1, 8, 3), 32: Held(32, 1, 8, 2), 128: Held(32, 2, 4, 3)}
+PROCESSORS = 132  # of an H200; only how finely work is shared out depends on it
+_MOST_TILES = {32: PROCESSORS, 128: 2 * PROCESSORS}  # beyond that the tiles above are faster
+
+
+def tile_for(tokens: int, out: int) -> Tile:
+    """The tile for so many tokens and rows."""
+    return next((tile for most, tile in (WIDE if out > 64 * PROCESSORS else TILES).items() if tokens <= most), LARGE)
+
+
+def held_for(tokens: int, out: int, groups: int) -> Held | None:
+    """The shape that keeps the activations, unless they do not fit or too many tiles of rows would have to wait."""
+    for most, shape in HELD.items():
+        if tokens <= most:
+            tiles = -(-tokens // shape.tokens) * -(-out // shape.block_rows)
+            fits = groups >= shape.parts and shape.shared(groups) <= MOST_SHARED
+            return shape if fits and tiles <= _MOST_TILES.get(most, tiles) else None
+    return None

@@ -19,6 +19,7 @@ from bcqfmt.kernels import atom_operands as ao
 from bcqfmt.kernels import atom_reference as ar
 from bcqfmt.kernels import cuda_w4a4_launch as w4
 from bcqfmt.kernels.unroll import static, unrolled
+from bcqfmt.kernels.w4a4_shape import Held, Tile
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-w4a4")
@@ -181,6 +182,9 @@ def expected(weight: BcqWeight, x: Any, slices: int) -> Any:
     (9, 33, 2, 4, "F16", "F32", (16, 8, 2, 2, 2), 2),
     (3, 71, 4, 4, "F16", "F32", (64, 8, 1, 1, 3), 3),
     (10, 70, 2, 4, "F16", "F16", (32, 8, 2, 2, 2), 2),
+    (11, 70, 5, 4, "F16", "F16", (8, 1, 2, 2), 2),
+    (17, 33, 4, 3, "F32", "F32", (16, 2, 3, 2), 3),
+    (9, 132, 3, 4, "BF16", "BF16", (32, 1, 1, 3), 1),
 ])  # fmt: skip
 def test_products_to_the_bit(
     tokens: int, out: int, groups: int, bits: int, kind: str, dtype: str, tile: tuple[int, ...], slices: int
@@ -204,11 +208,34 @@ def test_the_product_as_it_is_shared_out_by_itself() -> None:
 @hypothesis.settings(strategies.examples(200), deadline=None)
 def test_plans(tokens: int, out: int, groups: int) -> None:
     tile, slices = w4.plan_for(tokens, out, groups)
+    assert isinstance(tile, Tile)
     blocks = -(-tokens // tile.block_tokens) * -(-ao.padded(out, 32) // tile.block_rows)
     assert 1 <= slices <= max(1, groups // 4)
     assert slices == 1 or blocks * slices <= tile.blocks * 132
     assert tile.blocks * (tile.shared + 1024) <= 228 * 1024
     assert tile.threads <= 1024
+
+
+@hypothesis.given(st.integers(1, 200), st.integers(1, 40000), st.integers(2, 300))
+@hypothesis.settings(strategies.examples(200), deadline=None)
+def test_plans_that_keep_the_activations(tokens: int, out: int, groups: int) -> None:
+    shape, slices = w4.plan_for(tokens, out, groups, held=True)
+    if isinstance(shape, Held):
+        assert slices == shape.parts <= groups
+        assert shape.ahead >= 2
+        assert shape.shared(groups) <= 227 * 1024
+        assert tokens <= 128
+        assert shape.threads <= 1024
+    else:
+        assert (shape, slices) == w4.plan_for(tokens, out, groups)
+
+
+@pytest.mark.parametrize(("tokens", "out", "groups", "held"), [
+    (1, 4096, 32, True), (16, 11008, 86, True), (64, 4096, 32, True), (128, 4096, 32, True), (64, 11008, 32, False),
+    (64, 4096, 86, False), (129, 512, 8, False), (1, 64, 7, False), (16, 4096, 200, False),
+])  # fmt: skip
+def test_when_activations_are_kept(tokens: int, out: int, groups: int, held: bool) -> None:
+    assert isinstance(w4.plan_for(tokens, out, groups, held=True).tile, Held) == held
 
 
 def test_no_tokens() -> None:

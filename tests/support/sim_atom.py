@@ -11,7 +11,7 @@ from bcqfmt.dtypes import numpy_dtype
 from bcqfmt.kernels import atom_operands as ao
 from bcqfmt.kernels import cuda_kv_attention_launch as kv
 from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.w4a4_shape import Tile
+from bcqfmt.kernels.w4a4_shape import Held, Tile
 
 _GUARD = 64  # elements before and after a result
 _PATTERN = 0xA5
@@ -68,7 +68,7 @@ def product(weight: BcqWeight, x: Any, dtype: str, tile: tuple[int, ...], slices
     """Quantized and multiplied by one tile; the tickets have to be zeros again."""
     placed = w4.atom_to_device(ao.pack_w4(weight))
     quantized = w4.quantize_reorder(x, placed.perm)
-    plan = w4.Plan(Tile(*tile), slices)
+    plan = w4.Plan((Held if len(tile) == 4 else Tile)(*tile), slices)
 
     def run(out: Any) -> None:
         w4.w4a4(quantized, placed, dtype=dtype, out=out, plan=plan)
