@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 @click.option("--sweep", is_flag=True, help="Planes times group sizes instead: time and energy against bytes.")
 @click.option(
     "--only",
-    type=click.Choice(["products", "mixed", "dequantize", "crossover"]),
+    type=click.Choice(["products", "mixed", "dequantize", "atom", "crossover"]),
     multiple=True,
-    help="Measure only this; may be repeated. By default products, mixed and dequantize.",
+    help="Measure only this; may be repeated. By default all but crossover.",
 )
 @click.option("--lut-gemm", type=click.Path(exists=True), help="A library with the published kernel, to time beside.")
 @click.option(
@@ -69,15 +69,19 @@ def command(
 
 
 def _measured(only: tuple[str, ...], speed: float, lut_gemm: str | None) -> Iterator[Row]:
-    from bcqfmt.integrations import bench_kernels, bench_matmul, bench_mixed
+    from bcqfmt.integrations import bench_atom, bench_kernels, bench_matmul, bench_mixed
 
-    chosen = only or ("products", "mixed", "dequantize")
+    chosen = only or ("products", "mixed", "dequantize", "atom")
     if "products" in chosen:
         yield from bench_kernels.products(speed, lut_gemm)
     if "mixed" in chosen:
         yield from bench_mixed.mixed_products(speed)
     if "dequantize" in chosen:
         yield from bench_matmul.dequantized(speed)
+    if "atom" in chosen:
+        yield from bench_atom.w4a4_products(speed)
+        yield from bench_atom.norms(speed)
+        yield from bench_atom.attention(speed)
     if "crossover" in chosen:
         yield from bench_matmul.crossover(speed)
 
