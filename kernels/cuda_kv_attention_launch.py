@@ -72,8 +72,8 @@ def quantize_kv(cache: KvCache, k: Any, v: Any, starts: Any) -> None:
 
 
 def splits_for(blocks: int, capacity: int) -> int:
-    """Into how many blocks a context is split: enough to occupy the GPU, at least 128 tokens to each."""
-    return max(1, min(-(-4 * _PROCESSORS // blocks), capacity // (ATTENTION_WARPS * TILE), 64))
+    """Into how many blocks a context is split: two for a processor (more are slower), at least 128 tokens to each."""
+    return max(1, min(2 * _PROCESSORS // blocks, capacity // (ATTENTION_WARPS * TILE), 64))
 
 
 def decode_attention(

@@ -11,7 +11,6 @@ from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
 from bcqfmt.kernels.byte_shape import at_once
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
-from bcqfmt.kernels.mixed import BATCH as MIXED_BATCH
 from bcqfmt.kernels.mixed import MixedOperand, mixed_gemv, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment, to_device
@@ -111,8 +110,9 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
     y = device.empty_like(x, (count, rows), found.dtype)
     several = _several(weight.bits, found.dtype) if path == "bits" else 0
     fast = weight.bits if several else None
-    both = weight.mixed if path == "mixed" and takes(weight.mixed, found.dtype) else None
-    step = MIXED_BATCH if both is not None else several or BATCH_LIMIT
+    pairs = takes(weight.mixed, found.dtype) if path == "mixed" else 0
+    both = weight.mixed if pairs else None
+    step = pairs or several or BATCH_LIMIT
     for start in range(0, count, step):
         part, out = vectors[start : start + step], y[start : start + step]
         if both is not None:

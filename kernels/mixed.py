@@ -20,7 +20,7 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.launch import LIMIT, check_product, check_same_device
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
-from bcqfmt.kernels.mixed_shape import PREFERRED, SLICES, MixedShape, MixedSpace, space_for
+from bcqfmt.kernels.mixed_shape import MixedShape, MixedSpace, preferred, space_for
 from bcqfmt.kernels.operands import Outliers, operand
 from bcqfmt.weight import BcqWeight
 
@@ -29,7 +29,6 @@ __all__ = ["BATCH", "MixedOperand", "mixed_gemv", "mixed_operand", "packed_entri
 BATCH = 2  # vectors of one launch
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 _COLUMNS = 65535  # reordered columns are 16-bit numbers
-_POWERS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -38,7 +37,7 @@ class MixedOperand:
 
     ``units``, ``perm``, ``indptr`` and ``entries`` are flat int32: what `mixed_layout` says, two 16-bit columns in a
     word for every padded stored column, CSR with rows padded to tiles, packed outliers. ``entry``: bytes of an outlier,
-    0 without any; ``rooms``: most bytes of outliers of a warp when 1, 2, 4, 8 or 16 warps share a tile.
+    0 without any; ``room``: most bytes of outliers of a tile, with 16 more.
     """
 
     shape: tuple[int, int]
@@ -50,7 +49,7 @@ class MixedOperand:
     entries: Any = None
     count: int = 0
     entry: int = 0
-    rooms: tuple[int, ...] = (0, 0, 0, 0, 0)
+    room: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -114,16 +113,13 @@ def _outliers(outliers: Outliers, rows: int, target: Any) -> dict[str, Any]:
     entries, entry = packed_entries(outliers.indices, outliers.added)
     indptr = np.full(-(-rows // ROWS) * ROWS + 1, outliers.count, np.uint32)
     indptr[: rows + 1] = outliers.indptr
-    rooms = []
-    for slices in _POWERS:
-        bounds = indptr[:: ROWS // slices].astype(np.int64)
-        rooms.append(int(np.max(bounds[1:] - bounds[:-1])) * entry + 16)
+    bounds = indptr[::ROWS].astype(np.int64)
     return {
         "indptr": device.upload(indptr, target),
         "entries": device.upload(entries, target),
         "count": outliers.count,
         "entry": entry,
-        "rooms": tuple(rooms),
+        "room": int(np.max(bounds[1:] - bounds[:-1])) * entry + 16,
     }
 
 
@@ -146,48 +142,44 @@ def mixed_gemv(
     check_same_device(x=x, out=y, weight=operand.units)
     if shape is None:
         shape = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
-    shape = shape._replace(overlap=overlap and shape.overlap)
-    if shape.deep not in (1, 2) or operand.twos % shape.deep or operand.fours % shape.deep:
+    if shape is not None and (shape.deep not in (1, 2) or operand.twos % shape.deep or operand.fours % shape.deep):
         raise error("BCQ-E552", found=f"{shape.deep} units at a time", expected="1, or 2 where both kinds are even")
-    if shape.slices not in _POWERS or shape.slices > (operand.twos + operand.fours) // shape.deep:
-        raise error("BCQ-E552", found=f"{shape.slices} warps a tile", expected="1, 2, 4, 8 or 16, no more than units")
-    space = _space(operand, shape)
-    if space is None:
+    space = None if shape is None else _space(operand, shape)
+    if shape is None or space is None:
         found = f"{columns} columns, {batch} vectors"
         raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
+    if not overlap:
+        shape = shape._replace(overlap=False, stages=1)
     tiles = -(-rows // ROWS)
     without = operand.indptr is None
     mixed_gemv_kernel(shape).launch(
         (min(device.processors(), tiles),), shape.threads,
         operand.units, operand.perm, x, operand.perm if without else operand.indptr,
         operand.perm if without else operand.entries, y, rows, tiles, columns, operand.twos, operand.fours,
-        operand.count, space.stages, space.room, shared=space.shared_bytes,
+        operand.count, space.room, shared=space.shared_bytes,
     )  # fmt: skip
     return y
 
 
-def takes(operand: MixedOperand | None, dtype: str) -> bool:
-    """Whether there is an operand, and as many vectors of this type as a launch takes fit into shared memory."""
+def takes(operand: MixedOperand | None, dtype: str) -> int:
+    """How many vectors of this type a launch takes; 0 without an operand, or where not one fits into shared memory."""
     kind = _KINDS.get(dtype)
-    return (
-        operand is not None and kind is not None and _space(operand, shape_for(operand, BATCH, kind, kind)) is not None
-    )
+    if operand is None or kind is None:
+        return 0
+    return next((batch for batch in range(BATCH, 0, -1) if shape_for(operand, batch, kind, kind) is not None), 0)
 
 
-def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape:
-    """The shape of a product, the first of those that were measured to be best and fit."""
+def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape | None:
+    """The shape of a product, the first of those that were measured to be best and fit; None where none does."""
     units = operand.twos + operand.fours
     even = operand.twos % 2 == 0 and operand.fours % 2 == 0
-    for slices, tiles, deep, stages in PREFERRED:
-        shape = MixedShape(batch, kind, out, operand.entry, slices, tiles, deep=deep)
-        fits = slices <= units // deep and (deep == 1 or (even and batch * shape.parts == 1))
-        space = _space(operand, shape) if fits else None
-        if space is not None and space.stages >= stages:
+    vectors = batch * MixedShape(batch, kind, out, 0).parts
+    for slices, sides, deep, stages in preferred(vectors, operand.entry > 0, units, even):
+        shape = MixedShape(batch, kind, out, operand.entry, min(slices, units // deep), sides, deep, stages)
+        if _space(operand, shape) is not None:
             return shape
-    slices = max(power for power in _POWERS if power <= min(SLICES, units))
-    return MixedShape(batch, kind, out, operand.entry, slices, 1)
+    return None
 
 
 def _space(operand: MixedOperand, shape: MixedShape) -> MixedSpace | None:
-    room = operand.rooms[_POWERS.index(shape.slices)]
-    return space_for(shape, operand.twos, operand.fours, operand.shape[1], room)
+    return space_for(shape, operand.twos, operand.fours, operand.shape[1], operand.room)

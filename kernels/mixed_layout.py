@@ -1,9 +1,10 @@
 """2/4-bit weights in the order in which `cuda_mixed_gemv` takes them: tiles of 16 rows, units of one bulk copy.
 
 A tile is its 2-bit units (256 columns, 1264 bytes) and then its 4-bit units (128 columns, 1072 bytes). Lane
-l = 4 r + t of a warp holds rows r and r + 8; b counts the bytes of a word, m the MMAs of a unit::
+l = 4 r + t of a warp holds rows r and r + 8; b counts the bytes of a word, m the MMAs of a 4-bit unit::
 
-    2 bit  codes   [2][lane][4] words m = 0..7; bits 8 b + 2 i: row r + 8 (i % 2), column 32 m + 16 (i // 2) + 4 t + b
+    2 bit  codes   [2][lane][4] words k, h = 0, 1; bits 8 b + 2 i: row r + 8 (i % 2), column 128 h + 64 (i // 2) + 16 k
+                   + 4 t + b
            scales  [lane] words: bits 16 h + 4 j: scale code of row r + 8 h, group 4 j + t
            zeros   [lane] 16 bits: bits 4 j + 2 h: zero point of row r + 8 h, group 4 j + t
            units   [t][j] F16: second-order scale of group 4 j + t, one for the 16 rows
@@ -79,8 +80,8 @@ def _nothing() -> Any:
 
 def _two_units(two: TwoBit, start: int, stop: int, out: Bytes) -> None:
     tiles, chunks = out.shape[:2]
-    codes = _padded(two.codes, start, stop, chunks * TWO_COLUMNS).reshape(tiles, 2, 8, chunks, 8, 2, 4, 4)
-    codes = codes.transpose(0, 3, 4, 2, 6, 7, 1, 5)  # tile, chunk, m, r, t, b, +8 rows, +16 columns
+    codes = _padded(two.codes, start, stop, chunks * TWO_COLUMNS).reshape(tiles, 2, 8, chunks, 2, 2, 4, 4, 4)
+    codes = codes.transpose(0, 3, 4, 6, 2, 7, 8, 1, 5)  # tile, chunk, half, k, r, t, b, +8 rows, +64 columns
     whole = codes[..., 0, 0] | codes[..., 1, 0] << 2 | codes[..., 0, 1] << 4 | codes[..., 1, 1] << 6
     out[:, :, :1024] = _in_lanes(whole.reshape(tiles, chunks, 8, 32, 4))
     numbers = _padded(two.scale_codes, start, stop, chunks * 16).reshape(tiles, 2, 8, chunks, 4, 4)

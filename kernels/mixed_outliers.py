@@ -12,7 +12,8 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.mixed_vectors import element_at
 from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect
-from bcqfmt.kernels.ptx_numba import inlined
+from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["outlier_fetcher", "outlier_sum"]
 
@@ -34,40 +35,52 @@ def outlier_fetcher(size: int) -> Any:
 
 
 def outlier_sum(kind: int, size: int) -> Any:
-    """A device function: the sum of value times x over every ``step``-th entry from ``k`` to ``end``.
+    """A device function: the sum of value times x over every ``step``-th entry from ``k`` to ``end``, in that order.
 
     Entries of ``size`` bytes (column and float16 in a word, or column and float32 in two) are in shared memory at
     ``slot``, from entry ``first`` on; those beyond its ``room`` bytes are read where they come from. ``xs``: x in
-    shared memory, in original order.
+    shared memory, in original order. Four entries are on their way at a time: one by one they are all latency.
     """
-    element = element_at(kind)
+    element, short = element_at(kind), size == 4
 
-    def narrow(
+    def entry_at(slot: Any, at: Any) -> Any:
+        if short:
+            word = ptx.lds32(ptx.u32(slot + at * 4), ptx.u32(0))
+            return ptx.u32(word & 0xFFFF), ptx.hi_f16(word)
+        words = ptx.lds64(ptx.u32(slot + at * 8), ptx.u32(0))
+        return words[0], ptx.bits_f32(words[1])
+
+    def entry_of(entries: Any, k: Any) -> Any:
+        if short:
+            word = ptx.ldg32(entries, k)
+            return ptx.u32(word & 0xFFFF), ptx.hi_f16(word)
+        words = ptx.ldg64(entries, k)
+        return words[0], ptx.bits_f32(words[1])
+
+    near, far = inlined(entry_at), inlined(entry_of)
+
+    def added_up(
         entries: Any, k: Any, end: Any, step: Any, first: Any, slot: Any, room: Any, xs: Any, columns: Any
     ) -> Any:
         total = ptx.f32(0.0)
+        there, start = min(end, ptx.u32(first + room // size)), k
+        while k < there:
+            values = cuda.local.array(4, types.float32)
+            places = cuda.local.array(4, types.uint32)
+            for i in static(4):
+                place, value = near(slot, ptx.u32(min(ptx.u32(k + i * step), ptx.u32(there - 1)) - first))
+                values[i], places[i] = value, min(place, columns)
+            for i in static(4):
+                more = ptx.fma_f32(values[i], element(xs, places[i]), total)
+                if ptx.u32(k + i * step) < there:
+                    total = more
+            k = ptx.u32(k + 4 * step)
+        while k > start and ptx.u32(k - step) >= there:  # what the last four went too far
+            k = ptx.u32(k - step)
         while k < end:
-            at = ptx.u32((k - first) * 4)
-            if at < room:
-                word = ptx.lds32(ptx.u32(slot + at), ptx.u32(0))
-            else:
-                word = ptx.ldg32(entries, k)
-            column = min(ptx.u32(word & 0xFFFF), columns)
-            total = ptx.fma_f32(ptx.hi_f16(word), element(xs, column), total)
+            place, value = far(entries, k)
+            total = ptx.fma_f32(value, element(xs, min(place, columns)), total)
             k = ptx.u32(k + step)
         return total
 
-    def full(entries: Any, k: Any, end: Any, step: Any, first: Any, slot: Any, room: Any, xs: Any, columns: Any) -> Any:
-        total = ptx.f32(0.0)
-        while k < end:
-            at = ptx.u32((k - first) * 8)
-            if at < room:
-                words = ptx.lds64(ptx.u32(slot + at), ptx.u32(0))
-            else:
-                words = ptx.ldg64(entries, k)
-            column = min(ptx.u32(words[0]), columns)
-            total = ptx.fma_f32(ptx.bits_f32(words[1]), element(xs, column), total)
-            k = ptx.u32(k + step)
-        return total
-
-    return inlined(narrow if size == 4 else full)
+    return inlined(unrolled(added_up))

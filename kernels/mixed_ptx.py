@@ -1,7 +1,7 @@
-"""Two more instructions in the manner of `ptx`.
+"""Three more instructions in the manner of `ptx`.
 
 ===========================  =====================================================================================
-shared memory                lds16(address, offset) -> word: 16 bits, the upper half is 0
+shared memory                lds8 lds16(address, offset) -> word: 8 or 16 bits, the rest is 0
 tensor cores                 mma_u8: m16n8k32 like ``ptx.mma_s8``, but A's bytes are unsigned
 ===========================  =====================================================================================
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from bcqfmt.kernels.ptx import SIMULATED
 
-__all__ = ["lds16", "mma_u8"]
+__all__ = ["lds8", "lds16", "mma_u8"]
 
 if SIMULATED:
     import numpy as np
@@ -20,6 +20,10 @@ if SIMULATED:
     from bcqfmt.kernels import ptx_twins as twins
     from bcqfmt.kernels.simulator import slot_of
     from bcqfmt.kernels.simulator_ptx import multiplied
+
+    def lds8(address: int, offset: int) -> int:
+        """8 bits, the rest is 0."""
+        return int(slot_of(address + offset, 1)[0])
 
     def lds16(address: int, offset: int) -> int:
         """16 bits, the upper half is 0."""
@@ -38,6 +42,7 @@ else:
 
     _LDS16 = "{ .reg .u32 a; .reg .u16 h; add.u32 a, $1, $2; ld.shared.u16 h, [a]; cvt.u32.u16 $0, h; }"
     lds16 = asm(_LDS16, U32, U32, U32, effects="memory")
+    lds8 = asm("{ .reg .u32 a; add.u32 a, $1, $2; ld.shared.u8 $0, [a]; }", U32, U32, U32, effects="memory")
     _MMA = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
     _MMA += "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     mma_u8 = asm(_MMA, I32, *(U32,) * 6, *(I32,) * 4, count=4, effects="warp")

@@ -6,73 +6,101 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 
-__all__ = ["PREFERRED", "SHAPES", "SHARED_LIMIT", "SLICES", "MixedShape", "MixedSpace", "space_for"]
+__all__ = ["SHAPES", "MixedShape", "MixedSpace", "preferred", "space_for"]
 
 SHARED_LIMIT = 227 * 1024  # of a block on sm_90
-SLICES = 8  # warps that share a tile, for its outliers two rows each
-# Warps of a tile, tiles, units at a time, buffers at least: the first that fits (two units need one vector, see below).
-PREFERRED = ((4, 6, 2, 3), (4, 5, 2, 3), (4, 4, 2, 2), (8, 2, 1, 2))
-ROOM = 4096  # bytes of outliers that a warp asks for ahead, at most
+ROOM = 8192  # bytes of outliers of a tile that are asked for ahead, at most
 
 
 class MixedShape(NamedTuple):
     """What a kernel is compiled for.
 
     ``kind`` and ``out``: 0 float32, 1 float16, 2 bfloat16. ``outliers``: bytes of an entry, 0 without outliers, 4 with
-    float16 values, 8 with float32 ones. ``slices`` warps share a tile (a power of two up to 16), ``tiles`` tiles are
-    handled side by side, ``deep`` units are copied and multiplied at a time (1 or 2). Without ``overlap`` a warp waits
-    for all its copies before it multiplies.
+    float16 values, 8 with float32 ones. ``slices`` warps share a tile, ``sides`` tiles are handled side by side, each
+    warp multiplies ``deep`` units at a time. ``stages`` buffers for each tile hold that for all its warps. Without
+    ``overlap`` there is one, and no copy is on its way while its units are multiplied.
     """
 
     batch: int
     kind: int
     out: int
     outliers: int
-    slices: int = SLICES
-    tiles: int = 2
-    overlap: bool = True
+    slices: int = 8
+    sides: int = 2
     deep: int = 1
+    stages: int = 4
+    overlap: bool = True
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply."""
+        return self.slices * self.sides
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.slices * self.tiles
+        """Threads of a block: for each tile there is a warp that fetches and one that finishes it."""
+        return 32 * (self.warps + 2 * self.sides)
 
     @property
     def parts(self) -> int:
         """16-bit integers of an element of x: float32 gets a second one for what the first leaves over."""
         return 2 if self.kind == 0 else 1
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a buffer."""
+        return self.slices * self.deep * TWO_BYTES
 
-SHAPES = (  # what the compile check looks at
-    MixedShape(1, 1, 1, 4, 4, 6, deep=2),
-    MixedShape(1, 1, 1, 0, 4, 5, deep=2),
-    MixedShape(1, 1, 1, 4, 4, 5, overlap=False, deep=2),
-    MixedShape(1, 2, 2, 4),
-    MixedShape(2, 2, 0, 8),
-    MixedShape(1, 0, 0, 8),
-)
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the sums of a tile."""
+        return self.slices * self.batch * 64
+
+    @property
+    def barriers(self) -> int:
+        """Barriers of a tile: filled and free for every buffer; two for sums left, two for sums taken; outliers."""
+        return 2 * self.stages + 5
 
 
 class MixedSpace(NamedTuple):
-    """What is decided at launch: buffers of a warp, bytes for the outliers of a warp."""
+    """Bytes for the outliers of a tile, bytes of shared memory."""
 
-    stages: int
     room: int
     shared_bytes: int
 
 
 def space_for(shape: MixedShape, twos: int, fours: int, columns: int, room: int) -> MixedSpace | None:
-    """As many buffers as fit, up to 10 (2 without overlap); None where x leaves no place for two."""
-    warps = shape.slices * shape.tiles
+    """None where it does not fit."""
     padded = twos * TWO_COLUMNS + fours * FOUR_COLUMNS
     room = min(-(-room // 16) * 16, ROOM) if shape.outliers else 0
-    original = -(-(columns + 1) * (4 if shape.kind == 0 else 2) // 16) * 16
-    vectors = shape.batch * shape.parts
-    fixed = shape.batch * original + vectors * (padded * 2 + padded // 2)
-    fixed += 2 * (warps + shape.tiles) * shape.batch * 64 + warps * (room + 8)
-    buffer = shape.deep * TWO_BYTES + 8
-    stages = min((SHARED_LIMIT - fixed) // (warps * buffer), 10 if shape.overlap else 2)
-    if stages < 2:
-        return None
-    return MixedSpace(stages, room, fixed + warps * stages * buffer)
+    original = ((columns + (per := 4 if shape.kind == 0 else 8)) // per) * 16
+    fixed = shape.batch * original + shape.batch * shape.parts * (padded * 4 + padded // 2) + 8
+    side = 2 * shape.held_bytes + room + shape.stages * shape.slot_bytes + shape.barriers * 8
+    whole = fixed + shape.sides * side
+    return MixedSpace(room, whole) if whole <= SHARED_LIMIT else None
+
+
+def preferred(vectors: int, outliers: bool, units: int, even: bool) -> list[tuple[int, int, int, int]]:
+    """Slices, sides, deep and stages, the best first, as measured on an H200; what fits has to be seen.
+
+    ``vectors``: integers of an element of x for all vectors together; ``even``: both kinds of units are.
+    """
+    one = [(8, 1, 1, 3), (8, 1, 1, 2), (4, 1, 1, 2), (1, 1, 1, 2)]
+    if vectors > 1:  # more registers
+        return [(8, 1, 1, 4), *one]
+    best = (8, 2, 1, 4)
+    if outliers:  # adding them up takes a warp some time: it needs tiles that last longer
+        best = (6, 2, 2, 3) if even and units <= 24 else (10, 2, 1, 3)
+    return [best, (8, 2, 1, 3), (8, 2, 1, 2), *one]
+
+
+SHAPES = (  # what the compile check looks at
+    MixedShape(1, 1, 1, 4, 10, 2, 1, 3),
+    MixedShape(1, 1, 1, 4, 6, 2, 2, 3),
+    MixedShape(1, 1, 1, 0, 8, 2, 1, 4),
+    MixedShape(1, 2, 2, 8, 10, 2, 1, 3),
+    MixedShape(1, 1, 1, 4, 8, 2, 1, 1, overlap=False),
+    MixedShape(2, 2, 0, 8, 8, 1, 1, 3),
+    MixedShape(1, 0, 0, 8, 8, 1, 1, 3),
+    MixedShape(2, 0, 0, 8, 8, 1, 1, 2),
+)

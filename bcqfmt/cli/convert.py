@@ -231,7 +231,7 @@ def _summary(
 
 
 def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
-    rate = f"{summary['bytes_per_second'] / 1e6:.0f} MB/s, {summary['seconds']:.1f} s"
+    rate = f"{render.size(int(summary['bytes_per_second']))}/s, {summary['seconds']:.1f} s"
     used = f"peak memory {render.size(summary['peak_rss_bytes'])}"
     lines = []
     counts = Counter(finding.code for finding in conversion.warnings)

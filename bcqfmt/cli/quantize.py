@@ -214,8 +214,8 @@ def _text(quantization: Quantization, made: Report, dst: Path, used: dict[str, A
     lines = [f"warning: {finding.text()}" for finding in quantization.warnings]
     lines += [*table(made, _WORST), "", f"{escape(str(dst))}: {total_line(made)}"]
     lines += [f"report: {escape(path)}" for path in written]
-    rate = f"{quantization.plan.nbytes / max(used['seconds'], 1e-3) / 1e6:.0f} MB/s, {used['seconds']:.1f} s"
-    lines.append(f"{rate}, peak memory {render.size(used['peak_rss_bytes'])}")
+    rate = render.size(int(quantization.plan.nbytes / max(used["seconds"], 1e-3)))
+    lines.append(f"{rate}/s, {used['seconds']:.1f} s, peak memory {render.size(used['peak_rss_bytes'])}")
     if len(made.weights) > _WORST:
         lines.append(f"all weights: {command_line('bcqfmt', 'report', dst)}")
     return lines

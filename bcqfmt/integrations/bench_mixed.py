@@ -105,6 +105,6 @@ def _outliers(rows: int, columns: int, share: float) -> tuple[dict[str, Any], An
     entries = torch.zeros(-(-total // 4) * 4, dtype=torch.int32, **gpu)
     entries[:total] = indices | values.view(torch.int16).int() << 16
     bounds = indptr.cpu().numpy().astype(np.int64)
-    rooms = tuple(int(np.diff(bounds[:: ROWS // slices]).max()) * 4 + 16 for slices in (1, 2, 4, 8, 16))
-    extra = {"indptr": indptr, "entries": entries, "count": total, "entry": 4, "rooms": rooms}
+    room = int(np.diff(bounds[::ROWS]).max()) * 4 + 16
+    extra = {"indptr": indptr, "entries": entries, "count": total, "entry": 4, "room": room}
     return extra, (indptr[: rows + 1].contiguous(), indices, values)

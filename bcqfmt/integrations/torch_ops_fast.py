@@ -71,7 +71,7 @@ def mixed_gemv(x: Tensor, weight: MixedOperand) -> Tensor:
         weight.entries,
         weight.count,
         weight.entry,
-        list(weight.rooms),
+        weight.room,
     )
     return result
 
@@ -171,12 +171,12 @@ def _mixed_gemv(
     entries: Tensor | None,
     count: int,
     entry: int,
-    rooms: Sequence[int],
+    room: int,
 ) -> Tensor:
     device.require_cuda()
     operand = MixedOperand(
         shape=(rows, columns), twos=twos, fours=fours, units=units, perm=perm, indptr=indptr, entries=entries,
-        count=count, entry=entry, rooms=tuple(rooms),
+        count=count, entry=entry, room=room,
     )  # fmt: skip
     _check_mixed(operand)
     check_same_device(x=x, units=units, perm=perm, indptr=indptr, entries=entries)
@@ -197,7 +197,7 @@ def _(
     entries: Tensor | None,
     count: int,
     entry: int,
-    rooms: Sequence[int],
+    room: int,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
@@ -228,8 +228,8 @@ def _check_entries(weight: MixedOperand, tiles: int) -> None:
             expected="outliers of 4 or 8 bytes with indptr and entries, or none at all",
         )
     least = 16 if outliers else 0  # a copy of no bytes would never be reported as complete
-    if len(weight.rooms) != 5 or min(weight.rooms) < least:
-        raise error("BCQ-E552", found=f"rooms {list(weight.rooms)}", expected=f"five of at least {least} bytes")
+    if weight.room < least:
+        raise error("BCQ-E552", found=f"room {weight.room}", expected=f"at least {least} bytes")
     if outliers:
         check_array("outlier rows", weight.indptr, ("I32",), (tiles * ROWS + 1,))
         check_array("outliers", weight.entries, ("I32",), (-(-weight.count * weight.entry // 16) * 4,), 16)

@@ -62,6 +62,12 @@ class BcqQuantizer(HfQuantizer):
         super().__init__(quantization_config, **options)
         self.source: Path | None = None
         self._renamings: list[tuple[str, str]] = []
+        self._asked: Any = None
+
+    def update_dtype(self, dtype: Any) -> Any:
+        """Any will do; it is remembered for :meth:`_process_model_after_weight_loading`."""
+        self._asked = dtype
+        return dtype
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **others: Any) -> None:
         """Replace modules by empty ones of the right kind; every header is read and checked here."""
@@ -75,7 +81,7 @@ class BcqQuantizer(HfQuantizer):
                 weights.update(checkpoint.weights())
         self._renamings = place_weights(model, weights, get_model_conversion_mapping(model))
 
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> Any:
+    def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
         """Those of the model, then ours: parts of stacks become buffers of a module of their own."""
         return [*weight_conversions, *(WeightRenaming(old, new) for old, new in self._renamings)]
 
@@ -93,6 +99,8 @@ class BcqQuantizer(HfQuantizer):
                 if part.data_ptr() % part.element_size():  # a file of another writer; kernels want aligned words
                     module._buffers[name] = part.clone()
             module.to_weight(getattr(module, "weight_name", "")).check()
+        if not hasattr(HfQuantizer, "get_new_dtype"):
+            _convert_renamed(model, self._asked)
         model.save_pretrained = Saver(model, self.source)
         return model
 
@@ -110,6 +118,14 @@ class BcqQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Adapters can be trained: gradients pass through the layers, whose weights stay as they are."""
         return True
+
+
+def _convert_renamed(model: Any, dtype: Any) -> None:
+    """Until 5.20 transformers leaves what it renames (Mixtral's routers) in the stored type, whatever is asked for."""
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != dtype and not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)
 
 
 def set_mode(model: nn.Module, *, exact: bool | None = None, planes: int | None = -1) -> None:

@@ -9,7 +9,7 @@ import kernel_samples as ks
 import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import reference
+from bcqfmt.kernels import mixed, reference
 from bcqfmt.kernels.mixed_layout import FourBit, TwoBit, pack_units
 from bcqfmt.kernels.mixed_shape import SHARED_LIMIT, MixedShape, space_for
 from cuda_sim import SimulationError, simulate
@@ -80,11 +80,11 @@ def test_the_overlap_changes_no_bit() -> None:
     assert reference.relative_error(found[0], reference.product(weight, x)) < LARGE
 
 
-@pytest.mark.parametrize(("slices", "tiles"), [(1, 1), (2, 3), (4, 2)])
-def test_other_shares_of_the_work(slices: int, tiles: int) -> None:
+@pytest.mark.parametrize(("slices", "sides"), [(1, 1), (2, 3), (4, 2)])
+def test_other_shares_of_the_work(slices: int, sides: int) -> None:
     weight = sim_mixed.weight(70, 528, 128, outliers="add", share=0.1)
     x = normal(1, 656)
-    found = simulate(sim_mixed.product, weight, x, slices=slices, tiles=tiles)
+    found = simulate(sim_mixed.product, weight, x, slices=slices, sides=sides)
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x)) < BOUND
 
@@ -93,9 +93,29 @@ def test_other_shares_of_the_work(slices: int, tiles: int) -> None:
 def test_two_units_at_a_time(overlap: bool) -> None:
     weight = sim_mixed.weight(33, 1024, 256, outliers="add")
     x = normal(1, 1280)
-    found = simulate(sim_mixed.product, weight, x, overlap=overlap, slices=2, tiles=2, deep=2)
+    found = simulate(sim_mixed.product, weight, x, overlap=overlap, slices=2, sides=2, deep=2)
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x)) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("rows", "low", "high", "outliers", "dtype", "batch", "shape"),
+    [
+        (200, 1536, 512, "add", "F16", 1, {"slices": 4, "sides": 2, "deep": 2, "stages": 2}),
+        (70, 272, 8, "replace", "BF16", 2, {"slices": 2, "sides": 3, "stages": 1}),
+        (50, 256, 131, "add", "F32", 1, {"slices": 2, "sides": 1, "stages": 3}),
+        (20, 0, 300, "", "F16", 1, {"slices": 5, "sides": 2, "stages": 2}),
+    ],
+)
+def test_buffers_and_warps(
+    rows: int, low: int, high: int, outliers: str, dtype: str, batch: int, shape: dict[str, int]
+) -> None:
+    weight = sim_mixed.weight(rows, low, high, outliers=outliers)
+    x = normal(batch, low + high, dtype)
+    for overlap in (True, False):
+        found = simulate(sim_mixed.product, weight, x, overlap=overlap, **shape)
+        assert (found.same, found.intact) == (True, True)
+        assert reference.relative_error(found.value, reference.product(weight, x)) < BOUND
 
 
 def test_more_outliers_than_a_warp_has_room_for() -> None:
@@ -177,9 +197,9 @@ def test_units_hold_every_code_where_the_layout_says() -> None:
     for row, column in rng.integers(0, (21, 300), (200, 2)):
         tile, r, h = row // 16, row % 8, row % 16 // 8
         unit = made[tile, column // 256 * 1264 :][:1264]
-        m, i, t, b = column % 256 // 32, column // 16 % 2, column // 4 % 4, column % 4
+        half, i, k, t, b = column % 256 // 128, column // 64 % 2, column // 16 % 4, column // 4 % 4, column % 4
         words = unit[:1024].view(np.uint32).reshape(2, 32, 4)
-        assert words[m // 4, 4 * r + t, m % 4] >> (8 * b + 2 * (h + 2 * i)) & 3 == codes[row, column]
+        assert words[half, 4 * r + t, k] >> (8 * b + 2 * (h + 2 * i)) & 3 == codes[row, column]
         j, t = column % 256 // 64, column // 16 % 4
         assert unit[1024:1152].view(np.uint32)[4 * r + t] >> (16 * h + 4 * j) & 15 == scales[row, column // 16]
         assert unit[1152:1216].view(np.uint16)[4 * r + t] >> (4 * j + 2 * h) & 3 == zeros[row, column // 16]
@@ -196,11 +216,17 @@ def test_units_hold_every_code_where_the_layout_says() -> None:
 
 
 def test_shapes_that_fit() -> None:
-    space = space_for(MixedShape(1, 1, 1, 4), 24, 16, 8192, 300)
+    space = space_for(MixedShape(1, 1, 1, 4, 10, 2, 1, 3), 24, 16, 8192, 300)
     assert space is not None
-    assert space.stages >= 8
     assert space.shared_bytes <= SHARED_LIMIT
     assert space_for(MixedShape(2, 0, 0, 8), 96, 64, 32768, 300) is None
+
+
+@pytest.mark.parametrize(("columns", "vectors"), [(4096, 2), (16384, 2), (22016, 1), (28672, 1), (49152, 0)])
+def test_wide_weights_are_taken_one_vector_at_a_time(columns: int, vectors: int) -> None:
+    two, four = columns * 3 // 4 // 256, columns // 4 // 128
+    wide = mixed.MixedOperand(shape=(16, columns), twos=two, fours=four, units=None, perm=None)
+    assert mixed.takes(wide, "F16") == vectors
 
 
 @pytest.mark.parametrize(
@@ -231,8 +257,4 @@ def test_arguments_that_it_cannot_take() -> None:
     for deep in (2, 3):
         with pytest.raises(SimulationError) as caught:
             simulate(sim_mixed.product, sim_mixed.weight(16, 256, 128), normal(1, 384), slices=1, deep=deep)
-        assert caught.value.kind == "BCQ-E552"
-    for slices in (3, 4):  # there are two units
-        with pytest.raises(SimulationError) as caught:
-            simulate(sim_mixed.product, sim_mixed.weight(16, 256, 128), normal(1, 384), slices=slices)
         assert caught.value.kind == "BCQ-E552"

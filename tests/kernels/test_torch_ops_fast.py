@@ -63,7 +63,7 @@ def _calls() -> dict[str, Any]:
     x, words = torch.ones(1, 8), torch.zeros(4, dtype=torch.int32)
     return {
         "bit_gemv": (x, [words], [words], 8, [1], [8], [8], "bcq", "F16", None, None),
-        "mixed_gemv": (x, words, words, 8, 8, 0, 1, None, None, 0, 0, [0] * 5),
+        "mixed_gemv": (x, words, words, 8, 8, 0, 1, None, None, 0, 0, 0),
         "csr_outliers": (torch.ones(1, 3), words, words, x, x),
     }
 

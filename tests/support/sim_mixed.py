@@ -10,7 +10,6 @@ import sim_kernels
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.cuda_outliers import csr_outliers
-from bcqfmt.kernels.mixed_shape import MixedShape
 from sim_kernels import Guarded
 
 
@@ -69,7 +68,9 @@ def product(weight: BcqWeight, x: Any, *, result: str = "F32", overlap: bool = T
     placed = mixed.mixed_operand(weight)
     kinds = {"float32": 0, "float16": 1, "bfloat16": 2}
     names = {"F32": 0, "F16": 1, "BF16": 2}
-    chosen: MixedShape = mixed.shape_for(placed, x.shape[0], kinds[x.dtype.name], names[result])._replace(**shape)
+    usual = mixed.shape_for(placed, x.shape[0], kinds[x.dtype.name], names[result])
+    assert usual is not None
+    chosen = usual._replace(**shape)
 
     def run(out: Any) -> None:
         mixed.mixed_gemv(placed, x, out, overlap=overlap, shape=chosen)

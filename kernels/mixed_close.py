@@ -1,0 +1,135 @@
+"""How a tile of a product with 2/4-bit weights is finished: by a warp of its own, so nobody waits. Device functions.
+
+It asks for x, makes barriers ready, adds up the outliers of the tile while others multiply, waits for their sums, adds
+them in a fixed order and writes 16 rows of y.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.mixed_layout import ROWS
+from bcqfmt.kernels.mixed_outliers import outlier_fetcher, outlier_sum
+from bcqfmt.kernels.mixed_shape import MixedShape
+from bcqfmt.kernels.ptx_bits import (
+    arrivals_init,
+    arrive,
+    ask_for,
+    bulk_copy,
+    bulk_expect,
+    bulk_fence,
+    bulk_init,
+    bulk_wait,
+)
+from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.unroll import static, unrolled
+
+__all__ = ["closer"]
+
+
+def closer(shape: MixedShape) -> Any:
+    """A device function for a whole warp: tiles ``tile``, ``tile + step`` ... are finished.
+
+    x goes to ``base``, ``xs_bytes`` a vector (only ``quick`` ones, whole pieces of 16 bytes; others are brought by
+    those who multiply, before all meet). Outliers go to ``kept``; sums are found in two buffers at ``held``.
+    """
+    batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
+    held_bytes, each, elements = shape.held_bytes, 16 // (size or 4), 4 if shape.kind == 0 else 2
+    ask, added_up = outlier_fetcher(size or 4), outlier_sum(shape.kind, size or 4)
+    narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
+
+    def close(
+        x: Any, indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,
+        base: Any, xs_bytes: Any, quick: Any, kept: Any, held: Any, bars: Any, x_bar: Any,
+        tile: Any, step: Any, beside: Any, lane: Any,
+    ) -> None:  # fmt: skip
+        left, after_last = ptx.u32(bars + 2 * stages * 8), ptx.u32((max(count, ptx.u32(1)) - 1) // each)
+        kept_bar = ptx.u32(left + 32)
+        if lane == 0:
+            if beside == 0:
+                bulk_init(x_bar)
+                bulk_fence()
+                if quick:
+                    row_bytes = ptx.u32(columns * elements)
+                    bulk_expect(x_bar, ptx.u32(batch * row_bytes))
+                    for b in static(batch):
+                        place = ptx.u32(base + b * xs_bytes)
+                        bulk_copy(x, ptx.u32((b * row_bytes) >> 4), place, row_bytes, x_bar)
+            for i in static(stages):
+                arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
+            for i in static(2):
+                arrivals_init(ptx.u32(left + i * 8), ptx.u32(slices))
+                arrivals_init(ptx.u32(left + (2 + i) * 8), ptx.u32(1))
+            bulk_init(kept_bar)
+            bulk_fence()
+        begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
+        if size and tile < tiles:
+            row = ptx.u32(tile * ROWS + (lane >> 1))
+            begin, end = indptr[row], indptr[ptx.u32(row + 1)]
+            # where its outliers will be if all tiles have about as many: 4 KB around it, closer than DRAM
+            about = ptx.u32(ptx.f32(count) * (ptx.f32(tile) / ptx.f32(tiles)))
+            ask_for(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
+            if ptx.u32(tile + step) < tiles:
+                row = ptx.u32(row + step * ROWS)
+                next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]
+        cuda.syncthreads()  # before these numbers are looked at: nobody else waits for them
+        begin, end = min(begin, count), min(end, count)
+        if size:
+            first, last = ptx.shfl_u32(begin, ptx.u32(0)), ptx.shfl_u32(end, ptx.u32(31))
+            if lane == 0 and first < last:
+                ask(entries, first, last, room, kept, kept_bar)
+        if quick and size:
+            bulk_wait(x_bar, ptx.u32(0))
+        turned_over, phase, kept_parity = ptx.u32(0), ptx.u32(0), ptx.u32(0)
+        while tile < tiles:
+            values = cuda.local.array(batch, types.float32)
+            for b in static(batch):
+                values[b] = ptx.f32(0.0)
+            if size:
+                last = ptx.shfl_u32(end, ptx.u32(31))
+                if first < last:
+                    bulk_wait(kept_bar, kept_parity)
+                    kept_parity = ptx.u32(kept_parity ^ 1)
+                for b in static(batch):
+                    k = ptx.u32(begin + (lane & 1))
+                    start = ptx.u32(first // each * each)
+                    xs = ptx.u32(base + b * xs_bytes)
+                    value = added_up(entries, k, end, ptx.u32(2), start, kept, room, xs, columns)
+                    ptx.syncwarp()
+                    value = ptx.f32(value + ptx.shfl_xor_f32(value, ptx.u32(1)))
+                    values[b] = ptx.shfl_f32(value, ptx.u32((lane & 15) * 2))
+                begin, end = min(next_begin, count), min(next_end, count)
+                first, last = ptx.shfl_u32(begin, ptx.u32(0)), ptx.shfl_u32(end, ptx.u32(31))
+                if lane == 0 and ptx.u32(tile + step) < tiles and first < last:
+                    ask(entries, first, last, room, kept, kept_bar)
+                after = ptx.u32(tile + step + step)
+                if after < tiles:
+                    row = ptx.u32(after * ROWS + (lane >> 1))
+                    next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]  # looked at a tile later
+            bulk_wait(ptx.u32(left + turned_over * 8), phase)
+            row = ptx.u32(tile * ROWS + (lane & 15))
+            if lane < batch * 16 and row < rows:
+                at = ptx.u32(held + turned_over * held_bytes + lane * 4)
+                value = ptx.f32(0.0)
+                for k in static(slices):
+                    value = ptx.f32(value + ptx.lds_f32(at, ptx.u32(k * (batch * 64))))
+                if size:
+                    extra = values[0]
+                    for b in static(1, batch):
+                        extra = values[b] if lane >= b * 16 else extra
+                    value = ptx.f32(value + extra)
+                place = ptx.u32((lane >> 4) * rows + row)
+                if out == 0:
+                    y[place] = value
+                else:
+                    y[place] = narrow(value)
+            ptx.syncwarp()
+            if lane == 0:
+                arrive(ptx.u32(left + (2 + turned_over) * 8))
+            turned_over = ptx.u32(turned_over ^ 1)
+            if turned_over == 0:
+                phase = ptx.u32(phase ^ 1)
+            tile = ptx.u32(tile + step)
+
+    return inlined(unrolled(close))
