@@ -98,9 +98,7 @@ SHAPES = (  # what the compile check looks at
     MixedShape(1, 1, 1, 4, 10, 2, 1, 3),
     MixedShape(1, 1, 1, 4, 6, 2, 2, 3),
     MixedShape(1, 1, 1, 0, 8, 2, 1, 4),
-    MixedShape(1, 2, 2, 8, 10, 2, 1, 3),
     MixedShape(1, 1, 1, 4, 8, 2, 1, 1, overlap=False),
     MixedShape(2, 2, 0, 8, 8, 1, 1, 3),
-    MixedShape(1, 0, 0, 8, 8, 1, 1, 3),
     MixedShape(2, 0, 0, 8, 8, 1, 1, 2),
 )
