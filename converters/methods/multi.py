@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bcqfmt.converters.methods.assembling import bcq_weight
 from bcqfmt.converters.methods.floats_kernels import KINDS
@@ -17,11 +17,15 @@ from bcqfmt.converters.methods.matrix import checked
 from bcqfmt.converters.methods.multi_kernels import extend_rows
 from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
 from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
-from bcqfmt.converters.methods.solving import F32, Numbers, Solved, new_numbers, solve, sorted_blocks
+from bcqfmt.converters.methods.solving import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
 from bcqfmt.converters.words_kernels import each_share
 from bcqfmt.errors import error
 
 __all__ = ["Multi", "MultiSettings"]
+
+_NEXT = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+_NEAR = 1.485  # times the error of planes of its own; the goal is 1.5, and a sample decides
+_GROUPS, _PART = 512, 64  # of the sample: at least so many groups, and one of so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +44,9 @@ class MultiSettings:
 class Multi:
     """``multi``: the first ``seed`` planes and their scale set are what `bcq` gives for that many bits, bit for bit.
 
-    No group's error grows with the precision. The planes above are found one by one (``multi_kernels``), then all
-    together (``joint_kernels``).
+    No group's error grows with the precision. Every plane above is found for itself (``multi_kernels``), then together
+    with those before it (``joint_kernels``), where the precision next to the seed counts as much as it can while the
+    one after it is near planes of its own (``_weights``).
     """
 
     name = "multi"
@@ -75,7 +80,7 @@ class Multi:
         """A bcq weight with a scale set for each precision from the seed on; notes: the mean squared error of each."""
         weight, s = checked(job), self._settings
         seed = solve(job, weight, s.seed, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
-        codes, precisions, errors = self._extended(job, weight, seed)
+        codes, precisions, errors = self._extended(job, weight, seed, self._weights(job, weight, seed))
         sets = {s.seed + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
         alpha, z = sets.pop(s.bits)
         made = bcq_weight(
@@ -84,7 +89,36 @@ class Multi:
         mse = {str(s.seed + i): float(sums) / weight.size for i, sums in enumerate(errors.sum(axis=0))}
         return Quantized(made, {"mse_by_precision": mse})
 
-    def _extended(self, job: Job, weight: F32, seed: Solved) -> tuple[Any, list[Numbers], npt.NDArray[np.float64]]:
+    def _weights(self, job: Job, weight: F32, seed: Solved) -> F64:
+        """What squared errors count, ``[precisions]`` above the seed: 1 for the first, then one of ``_NEXT``.
+
+        It is the least with which some rows stay within ``_NEAR`` at the second, or the last. A plane more brings
+        errors down to about a quarter, so with 4 both count the same. From there on weights double.
+        """
+        s = self._settings
+        chosen = _NEXT[0]
+        if s.bits > s.seed + 1 and s.starts:
+            groups = seed.numbers.z.shape[1]
+            count = max(_GROUPS, weight.shape[0] * groups // _PART) // groups + 1
+            rows = np.unique(np.linspace(0, weight.shape[0] - 1, count).astype(np.intp))
+            some = weight[rows]
+            alpha = np.ascontiguousarray(seed.numbers.alpha[:, rows])  # else loops are compiled once more
+            start = replace(seed, numbers=Numbers(alpha, seed.numbers.z[rows]))
+            alone = solve(job, some, s.seed + 2, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
+            limit = _NEAR * float(alone.errors.sum())
+
+            def near(weight_of_next: float) -> bool:
+                _, _, errors = self._extended(job, some, start, self._rising(weight_of_next))
+                return float(errors[:, 2].sum()) <= limit
+
+            chosen = _NEXT[bisect_left(_NEXT[:-1], True, key=near)]
+        return self._rising(chosen)
+
+    def _rising(self, weight_of_next: float) -> F64:
+        more = self._settings.bits - self._settings.seed
+        return np.array([weight_of_next * 2.0 ** (t - 1) if t else 1.0 for t in range(more)])
+
+    def _extended(self, job: Job, weight: F32, seed: Solved, weights: F64) -> tuple[Any, list[Numbers], F64]:
         """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``."""
         s, size, (rows, groups) = self._settings, seed.group_size, seed.numbers.z.shape
         more = s.bits - s.seed
@@ -94,7 +128,7 @@ class Multi:
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
 
         def work(first: int, stop: int) -> None:
-            scratch, bench = new_work(size, s.bits), new_bench(s.seed, s.bits)
+            scratch, bench = new_work(size, s.bits), new_bench(s.seed, s.bits, weights)
             for block, ordered in sorted_blocks(weight, size, first, stop):
                 found = np.zeros((len(ordered), groups, more + 1, s.bits + 1))
                 for i in range(s.seed):

@@ -161,7 +161,9 @@ def extend_rows(
 
     found: float64 [rows, G, q - seed + 1, q + 1], alphas (the first p) and z of each precision p; the seed's are given.
     codes: uint8 [rows, in], filled with q bits. errors: float64 [rows, G, q - seed + 1], squared.
-    starts: of the search for all precisions at once; none if 0. work, bench: scratch for this group size, seed and q.
+    starts: of the search for all precisions at once, and after each plane before the last half as many of that for
+    those so far; none if 0.
+    work, bench: scratch for this group size, seed and q.
     """
     columns = weight.shape[1]
     q = found.shape[3] - 1
@@ -178,18 +180,17 @@ def extend_rows(
             errors[row, j, 0] = measure(values, work, 1 << seed)
             copy(work.edges, bench.seed_edges, (1 << seed) + 1)
             copy(work.labels, bench.seed_labels, 1 << seed)
-            for p in range(seed + 1, q + 1):
-                add_plane(values, power, p, group, errors[row, j], p - seed, rounds, bias, kinds, edges, labels, work)
-            runs = 1 << q
-            copy(work.edges, edges, runs + 1)
-            copy(work.labels, labels, runs)
-            if q > seed:
-                runs = improve(values, group, errors[row, j], rounds, bias, starts, kinds, seed, runs, bench, work)
+            for p in range(seed, q + 1):
+                t = p - seed
+                if t > 0:
+                    add_plane(values, power, p, group, errors[row, j], t, rounds, bias, kinds, edges, labels, work)
+                copy(work.edges, edges, (1 << p) + 1)
+                copy(work.labels, labels, 1 << p)
+                if t > 0:
+                    tried = starts if p == q else (starts + 1) >> 1
+                    improve(values, group, errors[row, j], rounds, bias, tried, kinds, seed, t, bench, work)
             for k in range(1, 1 << q):
-                if k >= runs:
-                    work.spare[k - 1] = np.inf
-                else:
-                    work.spare[k - 1] = np.float64(values[edges[k] - 1]) if edges[k] > 0 else -np.inf
+                work.spare[k - 1] = np.float64(values[edges[k] - 1]) if edges[k] > 0 else -np.inf
             codes_by(weight[row, begin:end], work.spare, labels, q, codes[row, begin:end])
 
 
@@ -198,11 +199,8 @@ def add_plane(
     values: Any, power: Any, p: Any, group: Any, errors: Any, t: Any, rounds: Any, bias: Any, kinds: Any, edges: Any,
     labels: Any, work: Any,
 ) -> None:  # fmt: skip
-    """Plane p - 1 under the runs in ``work``, which are replaced by its leaves: row t of ``group`` and ``errors``."""
-    runs = 1 << (p - 1)
+    """Plane p - 1 under the runs ``edges``, ``labels``: row t of ``group`` and ``errors``; leaves go to ``work``."""
     q = group.shape[1] - 1
-    copy(work.edges, edges, runs + 1)
-    copy(work.labels, labels, runs)
     result = group[t]
     least = np.inf
     alpha = work.alpha[:p]

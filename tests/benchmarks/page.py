@@ -30,10 +30,10 @@ all of them alike. A conversion reads the source twice (to convert, to hash), go
 source's words to compare them (strip by strip, while they are in the cache), writes once, and hashes three times: the
 source's bytes, the new file's, and every weight's, which it reads back for that. A file's digest needs its bytes one
 after the other: those of two files that are being written are made in one loop with the processor's SHA instructions.
-The other two are made sixteen streams at a time where the processor has AVX-512. Of a conversion's processor time the
-sixteen streams take about 28 %, the files' digests 20 %, packing and the way back 17 %, reading 16 %, writing and the
-file system 8 %, the rest is Python, numpy and waiting for locks (one profile, of another run than the table, with a
-little other work on the machine).
+The other two are made sixteen streams at a time where the processor has AVX-512. Of 6.35 core-seconds the sixteen
+streams take 1.82, the files' digests 1.29 (0.85 in pairs, 0.44 alone), packing and the way back 1.05, reading 0.99,
+writing and the file system 0.58, Python 0.33, numpy 0.11, hashlib (the last tensors) 0.11 (one profile of processor
+time, of another run than the table, with other work on the machine).
 
 **How far half the speed of the copy is.** What each pass costs by itself in one thread, the best of many repetitions:
 sixteen digests at a time 2.9 GB/s, two 1.97, one 1.45 (hashlib); reading from the page cache 6 to 7 GB/s, writing to it
@@ -44,6 +44,17 @@ each other they share caches and memory: 6.2 to 7.0 core-seconds in 3.4 to 3.8 s
 the machine. The copy took 1.0 to 1.6 s in those runs: half its speed would have been 2.0 to 3.2 s. In turn with it ran
 the code before the way back was gone in strips and files were hashed in pairs: it takes 6 % longer (median of the eight
 ratios, 5 to 27 %). These figures are of a machine whose memory others use as well.
+
+**What did not help.** The loop for two files is at its floor: the instruction for two rounds can begin every third
+cycle on this processor, 96 cycles for a block of 64 bytes, and the loop takes 97; the message schedule costs nothing
+beside it. It leaves the vector units idle, so lanes can go along with it, if vectors keep to the last sixteen
+registers: two files and sixteen lanes in one loop take 1800 cycles for 32 blocks, one after the other 2600; one file
+and sixteen lanes 2800 for 48. A conversion gains nothing by it on the clock. With two files it took 0.96 of the
+processor time (0.86 to 1.04) and 1.00 of the time (0.94 to 1.10), three rounds in turn. With one file processor time
+fell by 16 % and the time rose by 2 % (medians of six runs each): eight files of a source and the weights that wait are
+streams enough for one such loop, not for two at once, so one core waits for the other. There was other work on the
+machine in both cases. Neither is in use. Reading the new file through a memory map instead of copying it would save two
+thirds of what that costs (44 us instead of 141 for a megabyte), 0.2 core-seconds; it was not tried in a conversion.
 """
 
 _SCALING = """## How it is measured
@@ -81,7 +92,8 @@ places, and without a bias also by the published algorithm, which does not get a
 planes is known: a third plane cuts the sorted numbers of each of the four codes in two, so all the third planes that
 can be best are tried, about a million per group, each with the scales of least squares. With a bias and groups of 128
 even the best of them is above 1.15 times `bcq`, so that goal cannot be met with this seed. Asked for three planes
-alone, `multi` finds that best; asked for four, it gives up some of it for the fourth, both counting the same.
+alone, `multi` finds that best; asked for four, it gives up as much of it as the fourth needs. More weights, and a bound
+for four planes: `nested.md`.
 """
 
 _CPU = """## How it is measured

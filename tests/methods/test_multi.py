@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bcq_oracle
+import nested_bound
 import nested_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
@@ -161,6 +162,72 @@ def test_the_oracle_of_the_third_plane_has_tried_all_bits(numbers: list[int], bi
     codes = np.digitize(values, (-4.0, 0.0, 4.0))
     known = nested_oracle.best_plane_error_by_bits(values, codes, 2, bias)
     assert nested_oracle.best_plane_error(values, codes, 2, bias) == pytest.approx(known, abs=1e-9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(-9, 9) | st.floats(-9, 9), min_size=8, max_size=9), st.booleans())
+def test_the_bound_of_one_more_plane_is_the_least_of_all_bits(numbers: list[float], bias: bool):
+    values = np.array(numbers, np.float64)
+    codes = np.digitize(values, (-4.0, 0.0, 4.0))
+    known = nested_oracle.best_plane_error_by_bits(values, codes, 2, bias)
+    proven, found = nested_bound.least_error(values, codes, 1, bias)
+    assert found == pytest.approx(known, abs=1e-4)
+    assert proven == pytest.approx(known, abs=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_bound_of_two_more_planes_is_the_least_of_all_bits(seed: int, bias: bool):
+    """All pairs of planes are tried, each with the scales of least squares."""
+    values = np.random.default_rng(seed).normal(size=7)
+    codes = np.digitize(values, (-0.7, 0.0, 0.7))
+    least = min(
+        nested_oracle.best_plane_error(values, codes | np.array(bits) << 2, 3, bias)
+        for bits in itertools.product((0, 1), repeat=7)
+    )
+    proven, found = nested_bound.least_error(values, codes, 2, bias, share=0.01)
+    assert found == pytest.approx(least, rel=0.0102, abs=1e-5)
+    assert found >= least - 1e-9
+    assert least * 0.98 - 1e-5 <= proven <= least + 1e-9
+
+
+@pytest.mark.parametrize("group_size", [32, 128])
+@pytest.mark.parametrize("kind", ["plain", "heavy"])
+def test_three_planes_alone_reach_the_bound(kind: str, group_size: int):
+    """The search for one more plane finds the best one, for numbers with tails too."""
+    weight = normal(1)[:, :2048] if kind == "plain" else matrix(1, 2048, "heavy")
+    for bias in (False, True):
+        codes = Bcq.build({"bits": 2, "bias": bias, "group_size": group_size}).quantize(job(weight)).weight.codes()
+        found = group_errors(
+            weight, quantized(weight, bits=3, bias=bias, group_size=group_size).dequantize(), group_size
+        )
+        pieces = zip(weight.reshape(-1, group_size), codes.reshape(-1, group_size), strict=True)
+        best = [nested_bound.least_error(values, code, 1, bias, share=1e-3)[0] for values, code in pieces]
+        assert sum(best) * (1 - 2e-3) <= found.sum() <= 1.01 * sum(best)
+
+
+def test_four_planes_alone_are_near_their_bound():
+    """Without a bias, where the bound takes little time: what both precisions pay for sharing a plane is a tenth."""
+    weight = normal(1)[:, :1024]
+    codes = Bcq.build({"bits": 2, "bias": False}).quantize(job(weight)).weight.codes()
+    found = group_errors(weight, quantized(weight, bits=4, bias=False).dequantize(), 128)
+    pieces = zip(weight.reshape(-1, 128), codes.reshape(-1, 128), strict=True)
+    bounds = [nested_bound.least_error(values, code, 2, False, share=0.02) for values, code in pieces]
+    proven, reached = np.array(bounds).sum(axis=0)
+    assert reached * 0.979 <= proven <= found.sum() * (1 + 1e-3)
+    assert found.sum() <= 1.15 * reached
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_next_precision_keeps_near_planes_of_its_own_where_it_can(bias: bool):
+    """Without a bias it takes little, with one more than the third plane would like."""
+    weight = normal(32)
+    made = Multi.build({"bias": bias}).quantize(job(weight))
+    plain = Multi.build({"bits": 3, "bias": bias}).quantize(job(weight))
+    paid = made.notes["mse_by_precision"]["3"] / plain.notes["mse_by_precision"]["3"]
+    assert 1.0 <= paid < (1.04 if bias else 1.005)
+    alone = Bcq.build({"bits": 4, "bias": bias}).quantize(job(weight)).weight
+    assert made.notes["mse_by_precision"]["4"] <= 1.5 * figures(weight, alone)["mse"]
 
 
 def test_all_precisions_together_get_further_than_plane_by_plane():
