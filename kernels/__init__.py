@@ -21,7 +21,7 @@ its simulator only when something is launched.
 `cuda_kv_attention_launch`      attention over an INT4 cache: `cuda_kv_attention` `cuda_kv_attention_cache`
                                 `atom_reference_kv`
 `cpu`                           products and the normative decoder, compiled for the CPU: `cpu_*`
-`launch` `device` `cubins`      how kernels are declared, compiled, kept and launched; where arrays live
+`launch` `device` `cubins`      how kernels are declared, compiled, kept and launched; where arrays live; `limits`
 `ptx` `simulator` `unroll`      instructions that Numba lacks (`ptx_*`) and their twins; the same kernels without a GPU
                                 (`simulator_ptx`); loops written out before compiling
 ==============================  =====================================================================================

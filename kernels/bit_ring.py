@@ -20,7 +20,7 @@ from bcqfmt.kernels.ptx_bits import arrivals_init, arrive, bulk_copy, bulk_expec
 from bcqfmt.kernels.ptx_numba import cuda, inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["fetcher", "finisher", "releaser", "seats"]
+__all__ = ["after_copy", "fetcher", "finisher", "releaser", "seats"]
 
 _ALL = 0xFFFFFFFF  # copies: more than there can be
 
@@ -113,6 +113,7 @@ def _producer(ring: Ring) -> Any:
     the block, how many blocks the tile still has, the buffer, the parity of its barrier (at first 1: it is free).
     """
     layout, stages, slices, blocks = ring.layout, ring.stages, ring.slices, ring.blocks
+    go_on = after_copy(stages)
     q, chunks, sharing, sets = layout.bits, layout.chunks, layout.sharing, layout.sets
     halves, set_bytes, slot_bytes, plane_bytes = 256 // layout.span, layout.set_bytes, ring.slot_bytes, ring.plane_bytes
 
@@ -132,17 +133,33 @@ def _producer(ring: Ring) -> Any:
             bulk_copy(planes, ptx.u32((tile * chunks + first) * (q * 32)), slot, size, filled)
             from_set = ptx.u32((tile * sets + first_set) * (set_bytes // 16))
             bulk_copy(numbers, from_set, ptx.u32(slot + plane_bytes), more, filled)
-            block = ptx.u32(block + 1) if block + 1 < blocks else ptx.u32(0)
-            left = ptx.u32(left - 1)
-            if left == 0:
-                tile, block, left = ptx.u32(tile + step), turn, ptx.u32(blocks)
-            spot = ptx.u32(spot + 1)
-            if spot == stages:
-                spot, parity = ptx.u32(0), ptx.u32(parity ^ 1)
+            tile, block, left, spot, parity = go_on(tile, block, left, spot, parity, step, turn, ptx.u32(blocks))
             count = ptx.u32(count - 1)
         return tile, block, left, spot, parity
 
     return inlined(produce)
+
+
+def after_copy(stages: int) -> Any:
+    """A device function: where a fetching warp stands after one more copy. Every tile is begun at block ``turn``.
+
+    Tile, block, blocks that the tile still has (of ``blocks``), buffer, parity of the buffer's barrier.
+    """
+
+    def go_on(
+        tile: Any, block: Any, left: Any, spot: Any, parity: Any, step: Any, turn: Any, blocks: Any
+    ) -> Any:  # fmt: skip
+        block, left = ptx.u32(block + 1), ptx.u32(left - 1)
+        if block == blocks:
+            block = ptx.u32(0)
+        if left == 0:
+            tile, block, left = ptx.u32(tile + step), turn, blocks
+        spot = ptx.u32(spot + 1)
+        if spot == stages:
+            spot, parity = ptx.u32(0), ptx.u32(parity ^ 1)
+        return tile, block, left, spot, parity
+
+    return inlined(go_on)
 
 
 def finisher(ring: Ring, out: int, added: bool) -> Any:

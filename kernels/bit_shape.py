@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bcqfmt.kernels.bit_layout import BitLayout
+from bcqfmt.kernels.limits import SHARED_LIMIT
 
-__all__ = ["SHARED_LIMIT", "BitShape", "Ring", "examples", "shape_for"]
+__all__ = ["BitShape", "Ring", "examples", "shape_for"]
 
-SHARED_LIMIT = 227 * 1024  # of a block on sm_90
 _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.bit_shape import SHARED_LIMIT, BitShape, Ring, shape_for
+from bcqfmt.kernels.bit_shape import BitShape, Ring, shape_for
+from bcqfmt.kernels.limits import SHARED_LIMIT
 
 __all__ = ["BATCH", "ByteShape", "at_once", "byte_shape_for", "examples", "product_shape"]
 

@@ -23,12 +23,12 @@ from bcqfmt.kernels.cuda_kv_attention import (
 )
 from bcqfmt.kernels.cuda_kv_attention_cache import CACHE_WARPS, quantize_kv_kernel
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.limits import PROCESSORS
 
 __all__ = ["HEAD_DIMS", "KvCache", "decode_attention", "quantize_kv", "splits_for"]
 
 HEAD_DIMS = (64, 128, 256)
 _FLOATS = ("F16", "BF16", "F32")
-_PROCESSORS = 132  # of an H200; only how finely work is shared out depends on it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -73,7 +73,7 @@ def quantize_kv(cache: KvCache, k: Any, v: Any, starts: Any) -> None:
 
 def splits_for(blocks: int, capacity: int) -> int:
     """Into how many blocks a context is split: two for a processor (more are slower), at least 128 tokens to each."""
-    return max(1, min(2 * _PROCESSORS // blocks, capacity // (ATTENTION_WARPS * TILE), 64))
+    return max(1, min(2 * PROCESSORS // blocks, capacity // (ATTENTION_WARPS * TILE), 64))
 
 
 def decode_attention(

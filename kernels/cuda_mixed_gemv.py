@@ -28,7 +28,7 @@ from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO
 from bcqfmt.kernels.mixed_ptx import lds8, lds16
 from bcqfmt.kernels.mixed_ring import fetcher
 from bcqfmt.kernels.mixed_shape import SHAPES, MixedShape
-from bcqfmt.kernels.mixed_units import four_bit_group, four_words, two_bit_group, two_words
+from bcqfmt.kernels.mixed_units import code_words, four_bit_group, four_words, two_bit_group, two_words
 from bcqfmt.kernels.mixed_vectors import vector_piece
 from bcqfmt.kernels.ptx_bits import arrive, barrier_of, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, types
@@ -57,7 +57,8 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
     order_words = 4 * TOGETHER
     fetch, close, piece = fetcher(shape), closer(shape), vector_piece(kind)
     ask_order, to_integers = order_fetcher(workers), column_integers(batch, parts, kind, workers)
-    two_bit, four_bit, load_two, load_four = two_bit_group(), four_bit_group(), two_words(), four_words()
+    two_bit, four_bit, load_codes = two_bit_group(), four_bit_group(), code_words()
+    load_two, load_four = two_words(), four_words()
     declared = _ARGUMENTS.format(x="u32" if kind == 0 else "u16", y="f32" if out == 0 else "u16")
 
     @kernel(declared, threads=shape.threads, variant=repr(shape))
@@ -156,10 +157,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     while ahead != 0:  # not written out: registers
                         load_two(given, info, xa, ptx.u32(xa + beyond), ia, lower, upper)
                         a = cuda.local.array(8, types.uint32)
-                        for h in static(2):
-                            found = ptx.lds128(ptx.u32(here + lane * 16), ptx.u32(h * 512))
-                            for w in static(4):
-                                a[h * 4 + w] = found[w]
+                        load_codes(a, ptx.u32(here + lane * 16))
                         codes = ptx.lds32(ptx.u32(here + lane * 4), ptx.u32(1024))
                         zeros = lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
                         scales = ptx.lds64(ptx.u32(here + t * 8), ptx.u32(1216))
@@ -201,10 +199,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                         while ahead != 0:
                             load_four(given, info, xa, ia, lower, upper)
                             a = cuda.local.array(8, types.uint32)
-                            for h in static(2):
-                                found = ptx.lds128(ptx.u32(here + lane * 16), ptx.u32(h * 512))
-                                for w in static(4):
-                                    a[h * 4 + w] = found[w]
+                            load_codes(a, ptx.u32(here + lane * 16))
                             pair = ptx.lds32(ptx.u32(here + r8 * 4), ptx.u32(1024))
                             ends = lds8(ptx.u32(here + r8), ptx.u32(1056))
                             if overlap and (deep == 1 or ahead == 1):

@@ -23,7 +23,8 @@ from bcqfmt.kernels.cuda_rmsnorm import WARPS, activation_kernel
 from bcqfmt.kernels.cuda_w4a4 import w4a4_kernel
 from bcqfmt.kernels.cuda_w4a4_held import w4a4_held_kernel
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
-from bcqfmt.kernels.w4a4_shape import MOST_SHARED, PROCESSORS, Held, Tile, held_for, tile_for
+from bcqfmt.kernels.limits import PROCESSORS, SHARED_LIMIT
+from bcqfmt.kernels.w4a4_shape import Held, Tile, held_for, tile_for
 
 __all__ = [
     "Activations", "AtomDevice", "Plan", "atom_to_device", "plan_for", "quantize_reorder", "rmsnorm",
@@ -171,9 +172,9 @@ def w4a4(x: Activations, weight: AtomDevice, *, dtype: str = "F16", out: Any = N
 
 def _launch_held(shape: Held, slices: int, x: Activations, weight: AtomDevice, y: Any, kind: str) -> None:
     groups, columns = weight.groups, -(-x.tokens // shape.tokens)
-    if slices != shape.parts or slices > groups or shape.shared(groups) > MOST_SHARED:
+    if slices != shape.parts or slices > groups or shape.shared(groups) > SHARED_LIMIT:
         found = f"{slices} slices of {groups} groups, {shape.shared(groups)} bytes of shared memory"
-        raise error("BCQ-E552", found=found, expected=f"{shape.parts} slices, at most {MOST_SHARED} bytes")
+        raise error("BCQ-E552", found=found, expected=f"{shape.parts} slices, at most {SHARED_LIMIT} bytes")
     row_tiles = -(-weight.rows // shape.block_rows)
     grid = (columns, min(row_tiles, max(1, PROCESSORS // columns)))
     w4a4_held_kernel(shape, kind).launch(

@@ -11,6 +11,7 @@ from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
 from bcqfmt.kernels.byte_shape import at_once
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.limits import PROCESSORS
 from bcqfmt.kernels.mixed import MixedOperand, mixed_gemv, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment, to_device
@@ -24,7 +25,6 @@ BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # where they are fewer; measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
 CROSSOVER = (24, 12)
 _FLOATS = ("F16", "BF16", "F32")
-_PROCESSORS = 132  # of an H200; only how finely the columns are shared out depends on it
 
 
 class MatmulWeight:
@@ -201,7 +201,7 @@ def _splits(segment: DeviceSegment, rows: int, mu: int, batch: int, threads: int
     from bcqfmt.kernels import cuda_lut_gemv as cuda_kernels
 
     tiles = -(-cuda_kernels.chunks_of(segment.width, segment.group_size, mu) // cuda_kernels.tables_of(mu, batch))
-    wanted = -(-4 * _PROCESSORS // -(-rows // threads))
+    wanted = -(-4 * PROCESSORS // -(-rows // threads))
     return max(1, min(tiles, wanted, 65535))
 
 

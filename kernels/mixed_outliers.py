@@ -2,7 +2,7 @@
 
 Entries are CSR by row: a word of column and float16, or where float16 would lose something two words, column and
 float32. The device functions here know nothing of the kernel around them: a kernel keeps x in shared memory, calls
-:func:`outlier_fetcher` one tile ahead and :func:`outlier_sum` where the tile ends.
+:func:`outlier_fetcher` one tile ahead and :func:`outlier_sum` while its other warps multiply.
 """
 
 from __future__ import annotations

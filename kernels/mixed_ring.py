@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.bit_ring import after_copy
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, TWO_BYTES
 from bcqfmt.kernels.mixed_shape import MixedShape
 from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
@@ -58,7 +59,7 @@ def _producer(shape: MixedShape, waits: bool) -> Any:
     Given and returned is where it stands: the tile, the block, how many blocks the tile still has, the buffer, and the
     parity of its barrier. Unless it ``waits``, buffers are known to be free.
     """
-    stages, slices, slot_bytes = shape.stages, shape.slices, shape.slot_bytes
+    stages, slices, slot_bytes, go_on = shape.stages, shape.slices, shape.slot_bytes, after_copy(shape.stages)
     two, less = shape.deep * (TWO_BYTES // 16), shape.deep * ((TWO_BYTES - FOUR_BYTES) // 16)
 
     def produce(
@@ -77,14 +78,7 @@ def _producer(shape: MixedShape, waits: bool) -> Any:
             bulk_copy(
                 units, ptx.u32(tile * pieces + begin), ptx.u32(place + spot * slot_bytes), ptx.u32(size * 16), filled
             )
-            block, left = ptx.u32(block + 1), ptx.u32(left - 1)
-            if block == blocks:
-                block = ptx.u32(0)
-            if left == 0:
-                tile, block, left = ptx.u32(tile + step), turn, blocks
-            spot = ptx.u32(spot + 1)
-            if spot == stages:
-                spot, parity = ptx.u32(0), ptx.u32(parity ^ 1)
+            tile, block, left, spot, parity = go_on(tile, block, left, spot, parity, step, turn, blocks)
             count = ptx.u32(count - 1)
         return tile, block, left, spot, parity
 

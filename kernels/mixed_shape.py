@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bcqfmt.kernels.limits import SHARED_LIMIT
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 
 __all__ = ["SHAPES", "MixedShape", "MixedSpace", "preferred", "space_for"]
 
-SHARED_LIMIT = 227 * 1024  # of a block on sm_90
 ROOM = 8192  # bytes of outliers of a tile that are asked for ahead, at most
 
 

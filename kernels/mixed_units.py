@@ -14,7 +14,17 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.mixed_ptx import mma_u8
 from bcqfmt.kernels.ptx_numba import inlined
 
-__all__ = ["four_bit_group", "four_words", "two_bit_group", "two_words"]
+__all__ = ["code_words", "four_bit_group", "four_words", "two_bit_group", "two_words"]
+
+
+def code_words() -> Any:
+    """A device function: this lane's eight words of codes of a unit, at ``place``, to ``a``."""
+
+    def load(a: Any, place: Any) -> None:
+        a[0], a[1], a[2], a[3] = ptx.lds128(place, ptx.u32(0))
+        a[4], a[5], a[6], a[7] = ptx.lds128(place, ptx.u32(512))
+
+    return inlined(load)
 
 
 def two_words() -> Any:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "HELD", "LARGE", "MOST_SHARED", "PROCESSORS", "TILES", "WIDE", "Held", "Tile", "held_for", "tile_for",
-]  # fmt: skip
+from bcqfmt.kernels.limits import PROCESSORS, SHARED_LIMIT
 
-MOST_SHARED = 227 * 1024  # bytes that a block can have on sm_90
+__all__ = ["HELD", "LARGE", "TILES", "WIDE", "Held", "Tile", "held_for", "tile_for"]
 
 
 class Tile(NamedTuple):
@@ -81,7 +79,6 @@ SMALL, MIDDLE, LARGE = Tile(32, 16, 2, 1, 8, 2), Tile(32, 32, 2, 2, 6, 2), Tile(
 TILES = {8: Tile(32, 8, 2, 1, 8, 2), 16: SMALL, 32: Tile(32, 16, 2, 2, 6, 2), 64: Tile(32, 32, 2, 1, 4, 4), 128: MIDDLE}
 WIDE = {**TILES, 32: Tile(32, 32, 2, 1, 4, 4), 64: Tile(32, 64, 2, 1, 3, 4), 128: Tile(32, 64, 2, 1, 3, 4)}
 HELD = {8: Held(8, 1, 8, 4), 16: Held(16, 1, 8, 3), 32: Held(32, 1, 8, 2), 128: Held(32, 2, 4, 3)}
-PROCESSORS = 132  # of an H200; only how finely work is shared out depends on it
 _MOST_TILES = {32: PROCESSORS, 128: 2 * PROCESSORS}  # beyond that the tiles above are faster
 
 
@@ -95,6 +92,6 @@ def held_for(tokens: int, out: int, groups: int) -> Held | None:
     for most, shape in HELD.items():
         if tokens <= most:
             tiles = -(-tokens // shape.tokens) * -(-out // shape.block_rows)
-            fits = groups >= shape.parts and shape.shared(groups) <= MOST_SHARED
+            fits = groups >= shape.parts and shape.shared(groups) <= SHARED_LIMIT
             return shape if fits and tiles <= _MOST_TILES.get(most, tiles) else None
     return None

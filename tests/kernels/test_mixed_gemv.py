@@ -10,8 +10,9 @@ import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.dtypes import numpy_dtype
 from bcqfmt.kernels import mixed, reference
+from bcqfmt.kernels.limits import SHARED_LIMIT
 from bcqfmt.kernels.mixed_layout import FourBit, TwoBit, pack_units
-from bcqfmt.kernels.mixed_shape import SHARED_LIMIT, MixedShape, space_for
+from bcqfmt.kernels.mixed_shape import MixedShape, space_for
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-mixed_gemv")
@@ -118,10 +119,10 @@ def test_buffers_and_warps(
         assert reference.relative_error(found.value, reference.product(weight, x)) < BOUND
 
 
-def test_more_outliers_than_a_warp_has_room_for() -> None:
+def test_more_outliers_than_a_tile_has_room_for() -> None:
     plain = sim_mixed.weight(18, 1280, 128)
     counts = np.zeros(18, np.int64)
-    counts[4:6] = 1400  # eight bytes each, where 4096 are asked for ahead
+    counts[4:6] = 1400  # more bytes than the 8192 that are asked for ahead
     columns = np.tile(np.arange(1400), 2)
     values = np.random.default_rng(2).normal(size=2800).astype(np.float16)
     weight = plain.with_outliers(np.concatenate([[0], np.cumsum(counts)]), columns, values, mode="replace")
