@@ -8,7 +8,7 @@ its simulator only when something is launched.
 ==============================  =====================================================================================
 `operands` `reference`          a checked weight as arrays, ``operand(weight)``; the float64 product to compare with.
                                 `operands_lut_gemm`: the published kernel's own arrays, there and back
-`matmul`                        ``lut_gemv``, ``dequantize``, ``matmul`` on torch tensors: checks, choices, launches
+`matmul` `matmul_weight`        ``lut_gemv``, ``dequantize``, ``matmul`` on torch tensors: checks, choices, launches
 `operands_device`               operands on a device, in the orders that kernels read
 `cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_dequant_wide`: 5 to 8 planes; `cuda_outliers`: a launch of
                                 their own

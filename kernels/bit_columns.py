@@ -72,7 +72,7 @@ def _eight_columns(kind: int, width: int, reordered: bool) -> Any:
         if quick and not reordered and column + 8 <= width:
             at = ptx.u32((b * columns + start + column) // (32 // words))
             for e in static(words // 4):
-                four = ptx.ldg128_keep(x, ptx.u32(at + e))
+                four = ptx.ldcg128(x, ptx.u32(at + e))
                 for w in static(4):
                     raw[to + 4 * e + w] = four[w]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
@@ -13,10 +14,20 @@ from bcqfmt.kernels.byte_shape import BATCH, ByteShape, product_shape
 from bcqfmt.kernels.launch import LIMIT, Kernel, check_array, check_product, check_same_device
 from bcqfmt.kernels.operands import Operand
 
-__all__ = ["BATCH", "BitOperand", "bit_gemv", "bit_operand", "kernel_of"]
+__all__ = ["BATCH", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "kernel_of", "plan_of"]
 
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+_FLOATS = tuple(_KINDS)
 _ROTATION = 3
+
+
+class Step(NamedTuple):
+    """The launch for one segment: what is the same whenever as many vectors of the same types are multiplied."""
+
+    kernel: Kernel
+    grid: tuple[int]
+    threads: int
+    shared: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -31,11 +42,17 @@ class BitSegment:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class BitOperand:
-    """A matrix (out, in) for :func:`bit_gemv`."""
+    """A matrix (out, in) for :func:`bit_gemv`.
+
+    ``settled``: all work that wrote these tensors has finished. Only then may a product fetch them while the kernel in
+    front of it still runs, for that kernel could be the one that writes them.
+    """
 
     shape: tuple[int, int]
     segments: tuple[BitSegment, ...]
     perm: Any
+    settled: bool = False
+    plans: dict[tuple[Any, ...], tuple[Step, ...]] = field(default_factory=dict, init=False, repr=False)
 
 
 def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
@@ -65,7 +82,8 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
             )
         )
     perm = None if operand.perm is None else device.upload(operand.perm, target)
-    return BitOperand(shape=operand.shape, segments=tuple(segments), perm=perm)
+    device.settle(segments[-1].planes)
+    return BitOperand(shape=operand.shape, segments=tuple(segments), perm=perm, settled=True)
 
 
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
@@ -76,34 +94,63 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     added to the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured
     to be best. Same bits at every call.
     """
-    device.require_capability(9, 0)
-    rows, columns = operand.shape
-    batch, dtype, y, result = check_product(
-        operand.shape, x, out, dtypes=tuple(_KINDS), results=tuple(_KINDS), most=BATCH
-    )
+    device.require_capability(9, 0, _place(operand))
+    rows, _ = operand.shape
+    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
     if addend is not None:
         check_array("addend", addend, ("F32",), (batch, rows))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].planes)
-    tiles = -(-rows // 16)
-    held = addend
-    for k, segment in enumerate(operand.segments):
-        final = k == len(operand.segments) - 1
-        target = y if final else device.empty_like(x, (batch, rows), "F32")
-        kind = _KINDS[result] if final else 0
-        precise, added = "F32" in (dtype, result), held is not None
-        shape = shapes[k] if shapes else _shape(operand, segment, batch, _KINDS[dtype], kind, added, precise)
-        if shape.slices > segment.layout.chunks:
-            raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
-        launched = kernel_of(shape)
-        grid = min(device.processors(), tiles)
-        launched.launch(
-            (grid,), shape.ring.threads,
+    added = addend is not None
+    plan = _steps(operand, shapes) if shapes else plan_of(operand, batch, dtype, result, added=added)
+    carry_out(operand, plan, batch, x, y, addend)
+    return y
+
+
+def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: bool = False) -> tuple[Step, ...]:
+    """A step for every segment, found once; ``dtype`` of x, ``result`` of y, ``added``: with an addend.
+
+    BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
+    """
+    key = (batch, dtype, result, added)
+    if key not in operand.plans:
+        device.require_capability(9, 0, _place(operand))
+        precise, last = "F32" in (dtype, result), len(operand.segments) - 1
+        shapes = [
+            _shape(operand, s, batch, _KINDS[dtype], _KINDS[result] if k == last else 0, added or k > 0, precise)
+            for k, s in enumerate(operand.segments)
+        ]
+        operand.plans[key] = _steps(operand, shapes)
+    return operand.plans[key]
+
+
+def carry_out(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y: Any, addend: Any = None) -> None:
+    """The launches of a plan, for arrays that were checked: x and y may have any dimensions of that many elements."""
+    (rows, columns), held, tiles = operand.shape, addend, -(-operand.shape[0] // 16)
+    left = len(plan)
+    for step, segment in zip(plan, operand.segments, strict=True):
+        left -= 1
+        target = device.empty_like(x, (batch, rows), "F32") if left else y
+        step.kernel.launch(
+            step.grid, step.threads,
             segment.planes, segment.numbers, x, segment.planes if operand.perm is None else operand.perm,
             target if held is None else held, target, rows, tiles, columns, segment.start, _ROTATION,
-            shared=shape.shared_bytes,
+            shared=step.shared, early=operand.settled,
         )  # fmt: skip
         held = target
-    return y
+
+
+def _steps(operand: BitOperand, shapes: Sequence[BitShape | ByteShape]) -> tuple[Step, ...]:
+    grid = (min(device.processors(_place(operand)), -(-operand.shape[0] // 16)),)
+    for segment, shape in zip(operand.segments, shapes, strict=True):
+        if shape.slices > segment.layout.chunks:
+            raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
+    return tuple(Step(kernel_of(shape), grid, shape.ring.threads, shape.shared_bytes) for shape in shapes)
+
+
+def _place(operand: BitOperand) -> int | None:
+    """The number of the weight's GPU; None, the current one, for tensors that are refused for being on the host."""
+    found = device.place_of(operand.segments[0].planes)
+    return None if found < 0 else found
 
 
 def kernel_of(shape: BitShape | ByteShape) -> Kernel:

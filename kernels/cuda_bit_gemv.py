@@ -13,10 +13,10 @@ integer starts at the pattern of 1.5 * 2^23 minus C, so reading it as float32 co
 planes (or other groups, where a group is shorter than 128 columns) are added up at the end of a tile.
 
 A block holds x as bits for all columns in shared memory, made by its warps (`bit_prepare`) while the first weights are
-on their way. Its warps take the chunks of a tile in turn (``slices``, with ``tiles`` side by side); what they multiply
-comes through a ring of ``stages`` buffers that another warp fills (`bit_ring`). Slices are added in a fixed order, so
-two runs give the same bits. Blocks of threads start at different places of their rows: equal strides would meet on the
-same memory channels.
+on their way; these may be asked for before the kernel in front has ended, x may not. Its warps take the chunks of a
+tile in turn (``slices``, with ``tiles`` side by side); what they multiply comes through a ring of ``stages`` buffers
+that another warp fills (`bit_ring`). Slices are added in a fixed order, so two runs give the same bits. Blocks of
+threads start at different places of their rows: equal strides would meet on the same memory channels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
 from bcqfmt.kernels.bit_shape import BitShape, examples
 from bcqfmt.kernels.bit_steps import ONES, number_pairs, sums_as_floats
 from bcqfmt.kernels.launch import Kernel, kernel
-from bcqfmt.kernels.ptx_bits import bulk_wait, mma_b1, mma_b1_wide
+from bcqfmt.kernels.ptx_bits import after_earlier, begin_next, bulk_wait, mma_b1, mma_b1_wide
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -77,6 +77,8 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
+        after_earlier()
+        begin_next()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         sign = -1 if t % sharers == sharers - 1 else 1

@@ -25,7 +25,7 @@ from bcqfmt.kernels.byte_shape import ByteShape, examples
 from bcqfmt.kernels.cuda_bit_gemv import declared
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.mixed_ptx import mma_u8
-from bcqfmt.kernels.ptx_bits import bulk_wait
+from bcqfmt.kernels.ptx_bits import after_earlier, begin_next, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -68,6 +68,8 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
+        after_earlier()
+        begin_next()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk

@@ -29,8 +29,8 @@ from bcqfmt.kernels.mixed_ptx import lds8, lds16
 from bcqfmt.kernels.mixed_ring import fetcher
 from bcqfmt.kernels.mixed_shape import SHAPES, MixedShape
 from bcqfmt.kernels.mixed_units import code_words, four_bit_group, four_words, two_bit_group, two_words
-from bcqfmt.kernels.mixed_vectors import vector_piece
-from bcqfmt.kernels.ptx_bits import arrive, barrier_of, bulk_wait
+from bcqfmt.kernels.mixed_vectors import vector_loader
+from bcqfmt.kernels.ptx_bits import after_earlier, arrive, barrier_of, begin_next, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -51,11 +51,11 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
 def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
     """The kernel for one batch and choice of types; widths are arguments of the launch."""
     batch, kind, out, parts, overlap = shape.batch, shape.kind, shape.out, shape.parts, shape.overlap
-    slices, sides, deep, stages, warps = shape.slices, shape.sides, shape.deep, shape.stages, shape.warps
+    slices, sides, stages, warps = shape.slices, shape.sides, shape.stages, shape.warps
     slot_bytes, held_bytes, barrier_bytes = shape.slot_bytes, shape.held_bytes, shape.barriers * 8
     vectors, floats, per, workers = batch * parts, 2 * batch * parts, 4 if kind == 0 else 8, 32 * warps
     order_words = 4 * TOGETHER
-    fetch, close, piece = fetcher(shape), closer(shape), vector_piece(kind)
+    fetch, close, load_x = fetcher(shape), closer(shape), vector_loader(batch, kind, workers)
     ask_order, to_integers = order_fetcher(workers), column_integers(batch, parts, kind, workers)
     two_bit, four_bit, load_codes = two_bit_group(), four_bit_group(), code_words()
     load_two, load_four = two_words(), four_words()
@@ -73,7 +73,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
         beside = ptx.u32(warp // slices) if warp < warps else ptx.u32((warp - warps) % sides)
         tile, step = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * beside), ptx.u32(cuda.gridDim.x * sides)
-        chunks, low_chunks = ptx.u32((twos + fours) // deep), ptx.u32(twos // deep)
+        chunks = ptx.u32(twos + fours)
         padded = ptx.u32(twos * TWO_COLUMNS + fours * FOUR_COLUMNS)
         blocks = ptx.u32((chunks + (slices - 1)) // slices)
         turn = ptx.rem_u32(ptx.u32(cuda.blockIdx.x * sides + beside), blocks)  # not all at the same memory channels
@@ -84,36 +84,24 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
         kept = ptx.u32(info_at + vectors * (padded >> 1) + sides * (2 * held_bytes) + beside * room)
         after_kept = ptx.u32(info_at + vectors * (padded >> 1) + sides * (2 * held_bytes + room))
         place = ptx.u32(after_kept + beside * (stages * slot_bytes))
-        x_bar = ptx.u32(after_kept + sides * (stages * slot_bytes))
-        bars = ptx.u32(x_bar + 8 + beside * barrier_bytes)
-        quick = columns % per == 0
+        bars = ptx.u32(after_kept + sides * (stages * slot_bytes) + beside * barrier_bytes)
         if warp >= warps + sides:
             close(
-                x, indptr, entries, y, rows, tiles, columns, count, room, base, xs_bytes, quick, kept, held, bars,
-                x_bar, tile, step, beside, lane,
+                indptr, entries, y, rows, tiles, columns, count, room, base, xs_bytes, kept, held, bars, tile, step,
+                lane,
             )  # fmt: skip
             return
         if warp >= warps:
             pieces = ptx.u32(twos * (TWO_BYTES // 16) + fours * (FOUR_BYTES // 16))  # of a tile
-            fetch(units, tile, tiles, step, turn, chunks, low_chunks, blocks, pieces, place, bars, lane)
+            fetch(units, tile, tiles, step, turn, chunks, twos, blocks, pieces, place, bars, lane)
             return
 
         order = cuda.local.array(order_words, types.uint32)
         ask_order(perm, order, thread, ptx.u32(padded >> 3))
-        if quick:
-            if thread < batch:  # the column after the last one
-                zero = ptx.u32(0)
-                ptx.sts128(ptx.u32(base + thread * xs_bytes + (xs_bytes - 16)), zero, zero, zero, zero, zero)
-        else:
-            for b in static(batch):
-                s = thread
-                while ptx.u32(s * 16) < xs_bytes:
-                    w0, w1, w2, w3 = piece(x, ptx.u32(b), ptx.u32(s * per), columns, quick)
-                    ptx.sts128(ptx.u32(base + b * xs_bytes + s * 16), ptx.u32(0), w0, w1, w2, w3)
-                    s = ptx.u32(s + workers)
+        after_earlier()
+        begin_next()
+        load_x(x, base, xs_bytes, columns, thread)
         cuda.syncthreads()
-        if quick:
-            bulk_wait(x_bar, ptx.u32(0))
         to_integers(perm, order, thread, base, xs_bytes, planes_at, info_at, padded, twos, columns)
         barrier_of(ptx.u32(1), ptx.u32(workers))
 
@@ -121,7 +109,6 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
         # every unit, constants too, because an instruction has room for one
         mine, lane = ptx.shfl_u32(ptx.u32(warp % slices), lane), ptx.shfl_u32(lane, lane)
         nothing = ptx.u32(rows >> 31)
-        several = ptx.shfl_u32(ptx.u32(nothing + deep), lane) if deep > 1 else ptx.u32(1)
         nibbles = ptx.shfl_u32(ptx.u32(nothing + 0x000F000F), lane)
         thousands = ptx.shfl_u32(ptx.u32(nothing + 0x64646464), lane)
         t, r8, own = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(lane >> 3)
@@ -150,83 +137,75 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                 first = ptx.u32(block * slices)
                 c = ptx.u32(first + mine)
                 bulk_wait(bar, parity)
-                if c < low_chunks:
-                    xa, ia = ptx.u32(xlane + c * (deep * 1024)), ptx.u32(ilane + c * (deep * 128))
-                    here = ptx.u32(slot + mine * (deep * TWO_BYTES))
-                    ahead = several
-                    while ahead != 0:  # not written out: registers
-                        load_two(given, info, xa, ptx.u32(xa + beyond), ia, lower, upper)
+                if c < twos:
+                    xa, ia = ptx.u32(xlane + c * 1024), ptx.u32(ilane + c * 128)
+                    here = ptx.u32(slot + mine * TWO_BYTES)
+                    load_two(given, info, xa, ptx.u32(xa + beyond), ia, lower, upper)
+                    a = cuda.local.array(8, types.uint32)
+                    load_codes(a, ptx.u32(here + lane * 16))
+                    codes = ptx.lds32(ptx.u32(here + lane * 4), ptx.u32(1024))
+                    zeros = lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
+                    scales = ptx.lds64(ptx.u32(here + t * 8), ptx.u32(1216))
+                    lows = ptx.lds32(ptx.u32(here + t * 4), ptx.u32(1248))
+                    if overlap:
+                        ptx.syncwarp()
+                        if lane == 0:
+                            arrive(ptx.u32(bar + stages * 8))
+                    for v in static(vectors):
+                        if v > 0:
+                            xv, iv = ptx.u32(xa + v * (padded * 4)), ptx.u32(ia + v * (padded >> 1))
+                            load_two(given, info, xv, ptx.u32(xv + beyond), iv, lower, upper)
+                        for j in static(4):
+                            # the second-order multiply: 1024 + code and 1024 + zero are float16 patterns
+                            above = ptx.u32((ptx.u32(codes >> ptx.u32(4 * j)) & nibbles) | 0x64006400)
+                            above = ptx.hsub2(above, ptx.prmt(lows, thousands, ptx.u32(0x4040 + j * 0x0101)))
+                            scale = ptx.hi_f16(scales[j // 2]) if j % 2 else ptx.lo_f16(scales[j // 2])
+                            moved = ptx.u32(zeros >> ptx.u32(j // 2 * 8))
+                            zero = ptx.i32(moved & (0x30 if j % 2 else 0x03))
+                            zero8 = ptx.i32(moved & (0xC0 if j % 2 else 0x0C))
+                            less, unit = ptx.i32(info[2 * j]), ptx.f32(scale * ptx.bits_f32(info[2 * j + 1]))
+                            d = two_bit(
+                                a[j // 2 * 4], a[j // 2 * 4 + 1], a[j // 2 * 4 + 2], a[j // 2 * 4 + 3],
+                                given[2 * j], given[2 * j + 1], given[8 + 2 * j], given[9 + 2 * j], j % 2 != 0,
+                            )  # fmt: skip
+                            low = ptx.f32(ptx.i32(d[0] * 256 + d[1] + zero * less))
+                            high = ptx.f32(ptx.i32(d[2] * 256 + d[3] + zero8 * less))
+                            sums[2 * v] = ptx.fma_f32(ptx.f32(unit * ptx.lo_f16(above)), low, sums[2 * v])
+                            sums[2 * v + 1] = ptx.fma_f32(ptx.f32(unit * ptx.hi_f16(above)), high, sums[2 * v + 1])
+                else:
+                    if c < chunks:
+                        past = ptx.u32(c - twos)
+                        xa, ia = ptx.u32(xlane4 + past * 512), ptx.u32(ilane4 + past * 64)
+                        ahead = ptx.u32(max(twos, first) - first)  # 2-bit units of the block
+                        here = ptx.u32(slot + mine * FOUR_BYTES + ahead * (TWO_BYTES - FOUR_BYTES))
+                        load_four(given, info, xa, ia, lower, upper)
                         a = cuda.local.array(8, types.uint32)
                         load_codes(a, ptx.u32(here + lane * 16))
-                        codes = ptx.lds32(ptx.u32(here + lane * 4), ptx.u32(1024))
-                        zeros = lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
-                        scales = ptx.lds64(ptx.u32(here + t * 8), ptx.u32(1216))
-                        lows = ptx.lds32(ptx.u32(here + t * 4), ptx.u32(1248))
-                        if overlap and (deep == 1 or ahead == 1):
+                        pair = ptx.lds32(ptx.u32(here + r8 * 4), ptx.u32(1024))
+                        ends = lds8(ptx.u32(here + r8), ptx.u32(1056))
+                        if overlap:
                             ptx.syncwarp()
                             if lane == 0:
                                 arrive(ptx.u32(bar + stages * 8))
+                        zero, zero8 = ptx.i32(ends & 0x0F), ptx.i32(ends & 0xF0)
+                        scale, scale8 = ptx.lo_f16(pair), ptx.f32(ptx.hi_f16(pair) * ptx.f32(0.25))
                         for v in static(vectors):
                             if v > 0:
                                 xv, iv = ptx.u32(xa + v * (padded * 4)), ptx.u32(ia + v * (padded >> 1))
-                                load_two(given, info, xv, ptx.u32(xv + beyond), iv, lower, upper)
-                            for j in static(4):
-                                # the second-order multiply: 1024 + code and 1024 + zero are float16 patterns
-                                above = ptx.u32((ptx.u32(codes >> ptx.u32(4 * j)) & nibbles) | 0x64006400)
-                                above = ptx.hsub2(above, ptx.prmt(lows, thousands, ptx.u32(0x4040 + j * 0x0101)))
-                                scale = ptx.hi_f16(scales[j // 2]) if j % 2 else ptx.lo_f16(scales[j // 2])
-                                moved = ptx.u32(zeros >> ptx.u32(j // 2 * 8))
-                                zero = ptx.i32(moved & (0x30 if j % 2 else 0x03))
-                                zero8 = ptx.i32(moved & (0xC0 if j % 2 else 0x0C))
-                                less, unit = ptx.i32(info[2 * j]), ptx.f32(scale * ptx.bits_f32(info[2 * j + 1]))
-                                d = two_bit(
-                                    a[j // 2 * 4], a[j // 2 * 4 + 1], a[j // 2 * 4 + 2], a[j // 2 * 4 + 3],
-                                    given[2 * j], given[2 * j + 1], given[8 + 2 * j], given[9 + 2 * j], j % 2 != 0,
+                                load_four(given, info, xv, iv, lower, upper)
+                            part[2 * v], part[2 * v + 1] = ptx.f32(0.0), ptx.f32(0.0)
+                            for j in static(2):
+                                d = four_bit(
+                                    a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3],
+                                    given[2 * j], given[2 * j + 1], given[8 + 2 * j], given[9 + 2 * j],
                                 )  # fmt: skip
+                                less, unit = ptx.i32(info[2 * j]), ptx.bits_f32(info[2 * j + 1])
                                 low = ptx.f32(ptx.i32(d[0] * 256 + d[1] + zero * less))
                                 high = ptx.f32(ptx.i32(d[2] * 256 + d[3] + zero8 * less))
-                                sums[2 * v] = ptx.fma_f32(ptx.f32(unit * ptx.lo_f16(above)), low, sums[2 * v])
-                                sums[2 * v + 1] = ptx.fma_f32(ptx.f32(unit * ptx.hi_f16(above)), high, sums[2 * v + 1])
-                        here, xa, ia = ptx.u32(here + TWO_BYTES), ptx.u32(xa + 1024), ptx.u32(ia + 128)
-                        ahead = ptx.u32(ahead - 1)
-                else:
-                    if c < chunks:
-                        past = ptx.u32(c - low_chunks)
-                        xa, ia = ptx.u32(xlane4 + past * (deep * 512)), ptx.u32(ilane4 + past * (deep * 64))
-                        here = ptx.u32(slot + mine * (deep * FOUR_BYTES))
-                        here = ptx.u32(here + (max(low_chunks, first) - first) * (deep * (TWO_BYTES - FOUR_BYTES)))
-                        ahead = several
-                        while ahead != 0:
-                            load_four(given, info, xa, ia, lower, upper)
-                            a = cuda.local.array(8, types.uint32)
-                            load_codes(a, ptx.u32(here + lane * 16))
-                            pair = ptx.lds32(ptx.u32(here + r8 * 4), ptx.u32(1024))
-                            ends = lds8(ptx.u32(here + r8), ptx.u32(1056))
-                            if overlap and (deep == 1 or ahead == 1):
-                                ptx.syncwarp()
-                                if lane == 0:
-                                    arrive(ptx.u32(bar + stages * 8))
-                            zero, zero8 = ptx.i32(ends & 0x0F), ptx.i32(ends & 0xF0)
-                            scale, scale8 = ptx.lo_f16(pair), ptx.f32(ptx.hi_f16(pair) * ptx.f32(0.25))
-                            for v in static(vectors):
-                                if v > 0:
-                                    xv, iv = ptx.u32(xa + v * (padded * 4)), ptx.u32(ia + v * (padded >> 1))
-                                    load_four(given, info, xv, iv, lower, upper)
-                                part[2 * v], part[2 * v + 1] = ptx.f32(0.0), ptx.f32(0.0)
-                                for j in static(2):
-                                    d = four_bit(
-                                        a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3],
-                                        given[2 * j], given[2 * j + 1], given[8 + 2 * j], given[9 + 2 * j],
-                                    )  # fmt: skip
-                                    less, unit = ptx.i32(info[2 * j]), ptx.bits_f32(info[2 * j + 1])
-                                    low = ptx.f32(ptx.i32(d[0] * 256 + d[1] + zero * less))
-                                    high = ptx.f32(ptx.i32(d[2] * 256 + d[3] + zero8 * less))
-                                    part[2 * v] = ptx.fma_f32(unit, low, part[2 * v])
-                                    part[2 * v + 1] = ptx.fma_f32(unit, high, part[2 * v + 1])
-                                sums[2 * v] = ptx.fma_f32(scale, part[2 * v], sums[2 * v])
-                                sums[2 * v + 1] = ptx.fma_f32(scale8, part[2 * v + 1], sums[2 * v + 1])
-                            here, xa, ia = ptx.u32(here + FOUR_BYTES), ptx.u32(xa + 512), ptx.u32(ia + 64)
-                            ahead = ptx.u32(ahead - 1)
+                                part[2 * v] = ptx.fma_f32(unit, low, part[2 * v])
+                                part[2 * v + 1] = ptx.fma_f32(unit, high, part[2 * v + 1])
+                            sums[2 * v] = ptx.fma_f32(scale, part[2 * v], sums[2 * v])
+                            sums[2 * v + 1] = ptx.fma_f32(scale8, part[2 * v + 1], sums[2 * v + 1])
                     elif overlap:
                         ptx.syncwarp()
                         if lane == 0:

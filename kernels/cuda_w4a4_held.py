@@ -16,7 +16,7 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
-from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
+from bcqfmt.kernels.ptx_bits import after_earlier, begin_next, bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 from bcqfmt.kernels.w4a4_shape import HELD, Held
@@ -83,6 +83,8 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
         for d in static(AHEAD):
             if d < units:
                 fetch(words, weight_scale, unit_rows, ptx.u32(first + d), groups, rows, lane, ring, scales, d)
+        after_earlier()
+        begin_next()
         if beside == 0 and lane == 0 and count > 0:
             there = min(ptx.u32(NT), ptx.u32(tiles - first_tile))
             bulk_expect(bar, ptx.u32(there * count * 1024))
@@ -93,7 +95,7 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
         while i < groups * QUADS:
             g = ptx.u32(i // QUADS)
             piece = ptx.u32(g * (tiles * 2) + min(ptx.u32(first_tile * 2 + i % QUADS), ptx.u32(tiles * 2 - 1)))
-            found = ptx.ldg128_keep(scale, piece)
+            found = ptx.ldcg128(scale, piece)
             ptx.sts128(ptx.u32(xs_base + i * 16), ptx.u32(0), found[0], found[1], found[2], found[3])
             i = ptx.u32(i + THREADS)
         cuda.syncthreads()

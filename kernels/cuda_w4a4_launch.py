@@ -37,7 +37,10 @@ _TICKETS = 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class AtomDevice:
-    """A packed weight on a device; ``tickets`` are zeros between launches."""
+    """A packed weight on a device; ``tickets`` are zeros between launches.
+
+    ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
+    """
 
     out: int
     columns: int
@@ -45,6 +48,7 @@ class AtomDevice:
     scale: Any
     perm: Any
     tickets: Any
+    settled: bool = False
 
     @property
     def groups(self) -> int:
@@ -89,8 +93,10 @@ def atom_to_device(packed: AtomWeight, target: Any = None) -> AtomDevice:
         scale=device.upload(packed.scale, target),
         perm=device.upload(packed.perm, target),
         tickets=device.upload(np.zeros(_TICKETS, np.int32), target),
+        settled=True,
     )
     _check_weight(made)
+    device.settle(made.words)
     return made
 
 
@@ -180,6 +186,7 @@ def _launch_held(shape: Held, slices: int, x: Activations, weight: AtomDevice, y
     w4a4_held_kernel(shape, kind).launch(
         grid, shape.threads, weight.words, weight.scale, x.codes, x.scale, y,
         groups, weight.rows, weight.out, -(-x.tokens // TOKENS), x.tokens, row_tiles, shared=shape.shared(groups),
+        early=weight.settled,
     )  # fmt: skip
 
 

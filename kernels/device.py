@@ -17,7 +17,10 @@ import numpy as np
 from bcqfmt.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["Described", "capability", "describe", "empty_like", "require_cuda", "simulated", "stream_of", "upload"]
+__all__ = [
+    "Described", "capability", "describe", "empty_like", "place_of", "processors", "require_cuda", "settle",
+    "simulated", "stream_of", "upload",
+]  # fmt: skip
 
 _TORCH = {
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -27,6 +30,7 @@ _NAMES = {
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8",
     "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32", "int64": "I64",
 }  # fmt: skip
+_named: dict[Any, str] = {}  # torch.dtype -> name
 
 
 class Described(NamedTuple):
@@ -84,45 +88,60 @@ def _trouble() -> tuple[str, str, str | None] | None:
     return None
 
 
-def capability() -> tuple[int, int]:
-    """Compute capability of the current GPU; (8, 0) in the simulator."""
+def capability(index: int | None = None) -> tuple[int, int]:
+    """Compute capability of a GPU by its number, by default of the current one; (8, 0) in the simulator."""
     require_cuda()
-    if simulated():
-        return 8, 0
-    from bcqfmt.kernels.ptx_numba import cuda
-
-    major, minor = cuda.get_current_device().compute_capability
-    return int(major), int(minor)
+    return (8, 0) if simulated() else _asked(_current() if index is None else index)[0]
 
 
-def require_capability(major: int, minor: int) -> None:
-    """BCQ-E551 unless there is a GPU of at least this compute capability; the simulator has any."""
+def require_capability(major: int, minor: int, index: int | None = None) -> None:
+    """BCQ-E551 unless the GPU of this number, by default the current one, has it or more; the simulator has any."""
     require_cuda()
-    if not simulated() and capability() < (major, minor):
-        found = "{}.{}".format(*capability())
+    if not simulated() and capability(index) < (major, minor):
+        found = "{}.{}".format(*capability(index))
         raise error("BCQ-E551", found=f"a GPU of compute capability {found}", expected=f"{major}.{minor}")
 
 
-def processors() -> int:
-    """Multiprocessors of the current GPU; 2 in the simulator."""
+def processors(index: int | None = None) -> int:
+    """Multiprocessors of a GPU by its number, by default of the current one; 2 in the simulator."""
     require_cuda()
-    if simulated():
-        return 2
+    return 2 if simulated() else _asked(_current() if index is None else index)[1]
+
+
+def _current() -> int:
+    """The number of the current GPU. In a thread that has no context yet Numba makes one current."""
     from bcqfmt.kernels.ptx_numba import cuda
 
-    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    return int(cuda.get_current_device().id)
+
+
+@functools.cache
+def _asked(index: int) -> tuple[tuple[int, int], int]:
+    """Compute capability and multiprocessors, asked once of each GPU: a machine may have several kinds."""
+    from bcqfmt.kernels.ptx_numba import cuda
+
+    found = cuda.gpus[index]
+    major, minor = found.compute_capability
+    return (int(major), int(minor)), int(found.MULTIPROCESSOR_COUNT)
 
 
 def describe(array: Any) -> Described:
     """A torch tensor, or a numpy array, in one vocabulary; BCQ-E552 for anything else."""
     if isinstance(array, np.ndarray):
-        name = _NAMES.get(array.dtype.name, array.dtype.name)
-        return Described(name, array.shape, bool(array.flags.c_contiguous), array.__array_interface__["data"][0], -1)
+        name, address = _NAMES.get(array.dtype.name, array.dtype.name), array.__array_interface__["data"][0]
+        return Described(name, array.shape, bool(array.flags.c_contiguous), address, place_of(array))
     if not is_torch(array):
         raise error("BCQ-E552", found=f"a {type(array).__name__}", expected="a torch tensor")
-    kind = str(array.dtype).removeprefix("torch.")
-    place = array.device.index or 0 if array.device.type == "cuda" else -1
-    return Described(_NAMES.get(kind, kind), tuple(array.shape), array.is_contiguous(), array.data_ptr(), place)
+    kind = _named.get(array.dtype)
+    if kind is None:
+        plain = str(array.dtype).removeprefix("torch.")
+        kind = _named[array.dtype] = _NAMES.get(plain, plain)
+    return Described(kind, tuple(array.shape), array.is_contiguous(), array.data_ptr(), place_of(array))
+
+
+def place_of(array: Any) -> int:
+    """The number of the GPU that a torch tensor is on; -1 on the host."""
+    return array.device.index or 0 if getattr(array, "is_cuda", False) else -1
 
 
 def is_torch(array: Any) -> bool:
@@ -131,10 +150,12 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def empty_like(array: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """An uninitialised array of ``dtype`` ("F32") where ``array`` lives."""
+def empty_like(array: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+    """An uninitialised array of ``dtype`` ("F32"; by default that of ``array``) where ``array`` lives."""
     if isinstance(array, np.ndarray):
-        return np.empty(shape, numpy_dtype(dtype))
+        return np.empty(shape, array.dtype if dtype is None else numpy_dtype(dtype))
+    if dtype is None:
+        return array.new_empty(shape)
     return array.new_empty(shape, dtype=getattr(sys.modules["torch"], _TORCH[dtype]))
 
 
@@ -171,7 +192,17 @@ def _no_device(fault: Exception, device: Any) -> BcqError:
 
 def stream_of(array: Any) -> int:
     """The number of torch's current stream on the device of ``array``; asked anew at every launch, for captures."""
-    return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object around it, as torch's own code asks
+    if raw is not None:
+        return int(raw(array.device.index or 0))
+    return int(torch.cuda.current_stream(array.device).cuda_stream)
+
+
+def settle(array: Any) -> None:
+    """Wait for everything that torch's current stream on the device of ``array`` was given; nothing on the host."""
+    if is_torch(array) and array.device.type == "cuda":
+        sys.modules["torch"].cuda.current_stream(array.device).synchronize()
 
 
 def on_host(array: Any) -> Any:

@@ -13,6 +13,7 @@ compute capability without a GPU. In the simulator the same source runs as Pytho
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from bcqfmt.kernels.cubins import Loaded
 
 __all__ = ["LIMIT", "Kernel", "check_array", "check_product", "check_same_device", "kernel"]
 
+_HERE = contextlib.nullcontext()
 LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
 _NUMPY: dict[str, Any] = {
     "u8": np.uint8,
@@ -47,6 +49,7 @@ class Kernel:
         self.variant = variant
         self.name = function.__name__
         self.arguments = [tuple(piece.split()) for piece in declared.split(",")]
+        self._pointers = [kind.endswith("*") for kind, _ in self.arguments]
         self.options = options
         self._ready: dict[int, Loaded] = {}
         self.__doc__ = function.__doc__
@@ -71,39 +74,42 @@ class Kernel:
         text, _ = cuda.compile_ptx(self.function, self.signature(), cc=capability, launch_bounds=bounds)
         return str(text)
 
-    def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0) -> None:
+    def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0, early: bool = False) -> None:
         """Run ``grid`` blocks of ``threads`` threads with ``shared`` bytes of dynamic shared memory.
 
         Arrays are checked by the caller (:func:`check_array`); they are passed by address and must outlive the launch.
+        ``early``: before the kernel in front has finished, only for kernels that wait for it themselves (`cubins`).
         """
         if len(arguments) != len(self.arguments):
             raise TypeError(f"{self.name} takes {len(self.arguments)} arguments, not {len(arguments)}")
         device.require_cuda()
-        if any(size < 1 for size in grid):
+        if min(grid) < 1:
             return
-        if grid[0] > LIMIT or any(size > 65535 for size in grid[1:]):
+        if grid[0] > LIMIT or (len(grid) > 1 and max(grid[1:]) > 65535):
             raise error("BCQ-E554", found=f"{self.name}: a grid of {' x '.join(map(str, grid))} blocks")
         if device.simulated():
             self._simulate(grid, threads, arguments, shared)
             return
-        first = next(a for a, (kind, _) in zip(arguments, self.arguments, strict=True) if kind.endswith("*"))
-        with _on(first):
-            found = self._compiled(first.device.index or 0, shared)
-            values = [a.data_ptr() if hasattr(a, "data_ptr") else a for a in arguments]
-            found.launch(grid, threads, shared, device.stream_of(first), values)
+        first = arguments[self._pointers.index(True)]
+        values = [a.data_ptr() if pointer else a for a, pointer in zip(arguments, self._pointers, strict=True)]
+        with _HERE if _is_on(first) else _on(first):
+            self._compiled(first, shared).launch(grid, threads, shared, device.stream_of(first), values, early)
 
     def prepare(self, array: Any, shared: int = 0) -> None:
         """Compile and load for the device of ``array``: what has to happen before a CUDA graph is captured."""
         device.require_cuda()
         if not device.simulated():
             with _on(array):
-                self._compiled(array.device.index or 0, shared)
+                self._compiled(array, shared)
 
-    def _compiled(self, index: int, shared: int) -> Loaded:
-        if index not in self._ready:
-            self._ready[index] = Loaded(self, device.capability())
-        self._ready[index].allow_shared(shared)
-        return self._ready[index]
+    def _compiled(self, array: Any, shared: int) -> Loaded:
+        """For the device of ``array``, which has to be the current one."""
+        index = array.device.index or 0
+        found = self._ready.get(index)
+        if found is None:
+            found = self._ready[index] = Loaded(self, device.capability())
+        found.allow_shared(shared)
+        return found
 
     def _simulate(self, grid: Sequence[int], threads: int, arguments: Sequence[Any], shared: int) -> None:
         from bcqfmt.kernels.ptx_numba import cuda
@@ -144,6 +150,7 @@ def check_array(
     BCQ-E554 above 2^31 - 1 elements. Outside of the simulator it has to be a torch tensor on a GPU.
     """
     found = device.describe(array)
+    size = found.size
     if not device.simulated() and found.device < 0:
         raise error(
             "BCQ-E552",
@@ -153,21 +160,24 @@ def check_array(
         )
     if found.dtype not in dtypes:
         raise error("BCQ-E552", found=f"{what} has dtype {found.dtype}", expected=" or ".join(dtypes))
-    wanted = tuple(shape)
-    if len(found.shape) != len(wanted) or any(w not in (None, s) for s, w in zip(found.shape, wanted, strict=True)):
-        shown = ", ".join("any" if w is None else str(w) for w in wanted)
+    if not _fits(found.shape, shape):
+        shown = ", ".join("any" if w is None else str(w) for w in shape)
         raise error("BCQ-E552", found=f"{what} has shape {list(found.shape)}", expected=f"[{shown}]")
     if not found.contiguous:
         raise error("BCQ-E552", found=f"{what} is not contiguous", expected="a contiguous tensor: .contiguous()")
-    if found.size and found.address % align:
+    if size and found.address % align:
         raise error(
             "BCQ-E552",
             found=f"{what} starts at an address that is no multiple of {align}",
             expected="an aligned tensor: .clone() makes one",
         )
-    if found.size > LIMIT:
-        raise error("BCQ-E554", found=f"{what} has {found.size} elements", expected=f"at most {LIMIT}")
+    if size > LIMIT:
+        raise error("BCQ-E554", found=f"{what} has {size} elements", expected=f"at most {LIMIT}")
     return found
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
 
 
 def check_product(
@@ -182,16 +192,23 @@ def check_product(
     batch = seen.shape[0]
     if not 1 <= batch <= most:
         raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{most}; matmul takes any number")
-    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out
+    y = device.empty_like(x, (batch, rows)) if out is None else out
+    if out is None and batch * rows <= LIMIT:
+        return batch, seen.dtype, y, seen.dtype
     return batch, seen.dtype, y, check_array("out", y, results, (batch, rows)).dtype
 
 
 def check_same_device(**arrays: Any) -> None:
     """BCQ-E552 unless all arrays (None is skipped) are on one device."""
-    places = {name: device.describe(array).device for name, array in arrays.items() if array is not None}
+    places = {name: device.place_of(array) for name, array in arrays.items() if array is not None}
     if len(set(places.values())) > 1:
         shown = ", ".join(f"{name} on {'the host' if i < 0 else f'cuda:{i}'}" for name, i in places.items())
         raise error("BCQ-E552", found=shown, expected="one device for all")
+
+
+def _is_on(array: Any) -> bool:
+    """Whether the array's device is the current one already."""
+    return bool(sys.modules["torch"].cuda.current_device() == (array.device.index or 0))
 
 
 def _on(array: Any) -> Any:

@@ -2,94 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import error
 from bcqfmt.kernels import device
-from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv, bit_operand
-from bcqfmt.kernels.bit_layout import layout_of
-from bcqfmt.kernels.byte_shape import at_once
+from bcqfmt.kernels.bit_gemv import bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import PROCESSORS
-from bcqfmt.kernels.mixed import MixedOperand, mixed_gemv, mixed_operand, takes
-from bcqfmt.kernels.operands import Operand
-from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment, to_device
-from bcqfmt.scheme import SecondOrder
-from bcqfmt.weight import BcqWeight
+from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, MatmulWeight, path_of
+from bcqfmt.kernels.mixed import mixed_gemv, takes
+from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
 
 __all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dequantize", "lut_gemv", "matmul", "path_of"]
 
-BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
-# From this many vectors on, dequantize + matmul is faster than anything else: where eight at once are multiplied, and
-# where they are fewer; measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
-CROSSOVER = (24, 12)
 _FLOATS = ("F16", "BF16", "F32")
-
-
-class MatmulWeight:
-    """A weight on a device in the orders that products need; each is uploaded when it is first used."""
-
-    def __init__(self, operand: Operand, target: Any = None, weight: BcqWeight | None = None) -> None:
-        """``target``: torch's device, by default the current GPU. ``weight``: what the operand was made of; without it
-        there is no :func:`mixed_gemv`.
-        """
-        self.operand = operand
-        self._target = target
-        self._weight = weight
-
-    @cached_property
-    def linear(self) -> bool:
-        """Whether float32 can hold the numbers that look-ups need; if not, only dequantizing is left."""
-        try:
-            return all(segment.alpha.size and segment.z.size for segment in self.operand.segments) and (
-                self.operand.outliers is None or self.operand.outliers.added is not None
-            )
-        except BcqError:
-            return False
-
-    @cached_property
-    def mixed(self) -> MixedOperand | None:
-        """For :func:`mixed_gemv`; None unless it takes the weight (2/4 bits, second-order scales) and the GPU."""
-        second = any(isinstance(s.scale, SecondOrder) for s in self._weight.scheme.segments) if self._weight else False
-        if self._weight is None or not second or not self.linear or device.capability() < (9, 0):
-            return None
-        try:
-            return mixed_operand(self._weight, self._target)
-        except BcqError as refusal:
-            if refusal.code != "BCQ-E553":
-                raise
-            return None
-
-    @cached_property
-    def bits(self) -> BitOperand | None:
-        """For :func:`bit_gemv`; None where the GPU, the group size or outliers leave the look-up kernel alone."""
-        known = self.linear and self.operand.outliers is None and device.capability() >= (9, 0)
-        if not known or any(layout_of(segment) is None for segment in self.operand.segments):
-            return None
-        return bit_operand(self.operand, self._target)
-
-    @cached_property
-    def look_up(self) -> DeviceOperand:
-        """For :func:`lut_gemv`."""
-        return to_device(self.operand, "lut-gemm", self._target)
-
-    @cached_property
-    def exact(self) -> DeviceOperand:
-        """For :func:`dequantize`."""
-        return to_device(self.operand, "canonical", self._target)
-
-
-def path_of(weight: MatmulWeight, vectors: int) -> str:
-    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
-    many, few = CROSSOVER
-    if vectors >= many or not weight.linear:
-        return "dequantize"
-    if weight.mixed is not None:
-        return "mixed" if vectors < few else "dequantize"
-    if vectors >= few and _several(weight.bits, "F16") < BATCH_LIMIT:
-        return "dequantize"
-    return "look-up" if weight.bits is None else "bits"
 
 
 def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
@@ -101,14 +27,20 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
     rows, columns = weight.operand.shape
     if not found.shape or found.shape[-1] != columns:
         raise error("BCQ-E552", found=f"x of shape {list(found.shape)}", expected=f"[..., {columns}]")
-    lead = found.shape[:-1]
+    lead, count = found.shape[:-1], found.size // columns
+    if path is None:
+        ready = weight.ready(count, found.dtype)
+        # what the kernel does not take as it is goes the long way, on which it is put right or refused
+        if ready is not None and found.device == ready.place and found.contiguous and found.address % 16 == 0:
+            y = device.empty_like(x, (*lead, rows))
+            ready.start(x, y)
+            return y
+        path = path_of(weight, count)
     vectors = x.reshape(-1, columns)
-    count = vectors.shape[0]
-    path = path_of(weight, count) if path is None else path
     if count and path == "dequantize":
         return (vectors @ dequantize(weight.exact, found.dtype).T).reshape(*lead, rows)
     y = device.empty_like(x, (count, rows), found.dtype)
-    several = _several(weight.bits, found.dtype) if path == "bits" else 0
+    several = weight.several(found.dtype) if path == "bits" else 0
     fast = weight.bits if several else None
     pairs = takes(weight.mixed, found.dtype) if path == "mixed" else 0
     both = weight.mixed if pairs else None
@@ -122,14 +54,6 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
         else:
             bit_gemv(fast, _aligned(part), out=out)
     return y.reshape(*lead, rows)
-
-
-def _several(operand: BitOperand | None, dtype: str) -> int:
-    """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
-    kind = {"F32": 0, "F16": 1, "BF16": 2}.get(dtype, 0)
-    if operand is None:
-        return 0
-    return at_once([s.layout for s in operand.segments], kind, reordered=operand.perm is not None)
 
 
 def _aligned(x: Any) -> Any:

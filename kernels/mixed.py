@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +17,32 @@ import numpy.typing as npt
 from bcqfmt.dtypes import round_to
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
-from bcqfmt.kernels.launch import LIMIT, check_product, check_same_device
+from bcqfmt.kernels.launch import LIMIT, Kernel, check_product, check_same_device
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
 from bcqfmt.kernels.mixed_shape import MixedShape, MixedSpace, preferred, space_for
 from bcqfmt.kernels.operands import Outliers, operand
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["BATCH", "MixedOperand", "mixed_gemv", "mixed_operand", "packed_entries", "shape_for", "takes"]
+__all__ = [
+    "BATCH", "MixedOperand", "MixedStep", "carry_out", "mixed_gemv", "mixed_operand", "packed_entries", "plan_of",
+    "shape_for", "takes",
+]  # fmt: skip
 
 BATCH = 2  # vectors of one launch
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+_FLOATS = tuple(_KINDS)
 _COLUMNS = 65535  # reordered columns are 16-bit numbers
+
+
+class MixedStep(NamedTuple):
+    """The launch of a product: what is the same whenever as many vectors of the same types are multiplied."""
+
+    kernel: Kernel
+    grid: tuple[int]
+    threads: int
+    shared: int
+    room: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -37,7 +51,8 @@ class MixedOperand:
 
     ``units``, ``perm``, ``indptr`` and ``entries`` are flat int32: what `mixed_layout` says, two 16-bit columns in a
     word for every padded stored column, CSR with rows padded to tiles, packed outliers. ``entry``: bytes of an outlier,
-    0 without any; ``room``: most bytes of outliers of a tile, with 16 more.
+    0 without any; ``room``: most bytes of outliers of a tile, with 16 more. ``settled``: as in
+    `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
     """
 
     shape: tuple[int, int]
@@ -50,6 +65,8 @@ class MixedOperand:
     count: int = 0
     entry: int = 0
     room: int = 0
+    settled: bool = False
+    plans: dict[tuple[Any, ...], MixedStep] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -83,14 +100,9 @@ def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = 
     extra: dict[str, Any] = {}
     if whole.outliers is not None and whole.outliers.count:
         extra = _outliers(whole.outliers, rows, target)
-    return MixedOperand(
-        shape=whole.shape,
-        twos=twos,
-        fours=fours,
-        units=device.upload(units, target),
-        perm=device.upload(places.view(np.uint32), target),
-        **extra,
-    )
+    words, columns_of = device.upload(units, target), device.upload(places.view(np.uint32), target)
+    device.settle(words)
+    return MixedOperand(shape=whole.shape, twos=twos, fours=fours, units=words, perm=columns_of, settled=True, **extra)
 
 
 def packed_entries(columns: Any, values: Any) -> tuple[npt.NDArray[np.uint32], int]:
@@ -132,33 +144,60 @@ def mixed_gemv(
     while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
     every call.
     """
-    device.require_capability(9, 0)
+    device.require_capability(9, 0, _place(operand))
+    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
+    check_same_device(x=x, out=y, weight=operand.units)
+    if shape is None and overlap:
+        step = plan_of(operand, batch, dtype, result)
+    else:
+        found = shape_for(operand, batch, _KINDS[dtype], _KINDS[result]) if shape is None else shape
+        step = _step(operand, batch, found, overlap)
+    carry_out(operand, step, x, y)
+    return y
+
+
+def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> MixedStep:
+    """The launch for ``batch`` vectors of type ``dtype`` with a result of type ``result``, found once.
+
+    BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
+    """
+    key = (batch, dtype, result)
+    if key not in operand.plans:
+        device.require_capability(9, 0, _place(operand))
+        found = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
+        operand.plans[key] = _step(operand, batch, found, True)
+    return operand.plans[key]
+
+
+def carry_out(operand: MixedOperand, step: MixedStep, x: Any, y: Any) -> None:
+    """The launch, for arrays that were checked: x and y may have any dimensions of that many elements."""
+    (rows, columns), without = operand.shape, operand.indptr is None
+    step.kernel.launch(
+        step.grid, step.threads,
+        operand.units, operand.perm, x, operand.perm if without else operand.indptr,
+        operand.perm if without else operand.entries, y, rows, -(-rows // ROWS), columns, operand.twos, operand.fours,
+        operand.count, step.room, shared=step.shared, early=operand.settled,
+    )  # fmt: skip
+
+
+def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: bool) -> MixedStep:
     from bcqfmt.kernels.cuda_mixed_gemv import mixed_gemv_kernel
 
     rows, columns = operand.shape
-    batch, dtype, y, result = check_product(
-        operand.shape, x, out, dtypes=tuple(_KINDS), results=tuple(_KINDS), most=BATCH
-    )
-    check_same_device(x=x, out=y, weight=operand.units)
-    if shape is None:
-        shape = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
-    if shape is not None and (shape.deep not in (1, 2) or operand.twos % shape.deep or operand.fours % shape.deep):
-        raise error("BCQ-E552", found=f"{shape.deep} units at a time", expected="1, or 2 where both kinds are even")
     space = None if shape is None else _space(operand, shape)
     if shape is None or space is None:
         found = f"{columns} columns, {batch} vectors"
         raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
     if not overlap:
         shape = shape._replace(overlap=False, stages=1)
-    tiles = -(-rows // ROWS)
-    without = operand.indptr is None
-    mixed_gemv_kernel(shape).launch(
-        (min(device.processors(), tiles),), shape.threads,
-        operand.units, operand.perm, x, operand.perm if without else operand.indptr,
-        operand.perm if without else operand.entries, y, rows, tiles, columns, operand.twos, operand.fours,
-        operand.count, space.room, shared=space.shared_bytes,
-    )  # fmt: skip
-    return y
+    grid = (min(device.processors(_place(operand)), -(-rows // ROWS)),)
+    return MixedStep(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
+
+
+def _place(operand: MixedOperand) -> int | None:
+    """The number of the weight's GPU; None, the current one, for tensors that are refused for being on the host."""
+    found = device.place_of(operand.units)
+    return None if found < 0 else found
 
 
 def takes(operand: MixedOperand | None, dtype: str) -> int:
@@ -171,11 +210,11 @@ def takes(operand: MixedOperand | None, dtype: str) -> int:
 
 def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape | None:
     """The shape of a product, the first of those that were measured to be best and fit; None where none does."""
-    units = operand.twos + operand.fours
-    even = operand.twos % 2 == 0 and operand.fours % 2 == 0
     vectors = batch * MixedShape(batch, kind, out, 0).parts
-    for slices, sides, deep, stages in preferred(vectors, operand.entry > 0, units, even):
-        shape = MixedShape(batch, kind, out, operand.entry, min(slices, units // deep), sides, deep, stages)
+    share = operand.count / (operand.shape[0] * operand.shape[1])
+    for slices, sides, stages in preferred(vectors, share):
+        most = min(slices, operand.twos + operand.fours)
+        shape = MixedShape(batch, kind, out, operand.entry, most, sides, stages)
         if _space(operand, shape) is not None:
             return shape
     return None

@@ -1,7 +1,7 @@
 """How a tile of a product with 2/4-bit weights is finished: by a warp of its own, so nobody waits. Device functions.
 
-It asks for x, makes barriers ready, adds up the outliers of the tile while others multiply, waits for their sums, adds
-them in a fixed order and writes 16 rows of y.
+It makes barriers ready, adds up the outliers of the tile while others multiply, waits for their sums, adds them in a
+fixed order and writes 16 rows of y.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from bcqfmt.kernels.ptx_bits import (
     arrivals_init,
     arrive,
     ask_for,
-    bulk_copy,
-    bulk_expect,
     bulk_fence,
     bulk_init,
     bulk_wait,
@@ -31,31 +29,21 @@ __all__ = ["closer"]
 def closer(shape: MixedShape) -> Any:
     """A device function for a whole warp: tiles ``tile``, ``tile + step`` ... are finished.
 
-    x goes to ``base``, ``xs_bytes`` a vector (only ``quick`` ones, whole pieces of 16 bytes; others are brought by
-    those who multiply, before all meet). Outliers go to ``kept``; sums are found in two buffers at ``held``.
+    When all have met, x is at ``base``, ``xs_bytes`` a vector, and no kernel before this one is still at work, so that
+    y may be written. Outliers go to ``kept``; sums are found in two buffers at ``held``.
     """
     batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
-    held_bytes, each, elements = shape.held_bytes, 16 // (size or 4), 4 if shape.kind == 0 else 2
+    held_bytes, each = shape.held_bytes, 16 // (size or 4)
     ask, added_up = outlier_fetcher(size or 4), outlier_sum(shape.kind, size or 4)
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
     def close(
-        x: Any, indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,
-        base: Any, xs_bytes: Any, quick: Any, kept: Any, held: Any, bars: Any, x_bar: Any,
-        tile: Any, step: Any, beside: Any, lane: Any,
+        indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,
+        base: Any, xs_bytes: Any, kept: Any, held: Any, bars: Any, tile: Any, step: Any, lane: Any,
     ) -> None:  # fmt: skip
         left, after_last = ptx.u32(bars + 2 * stages * 8), ptx.u32((max(count, ptx.u32(1)) - 1) // each)
         kept_bar = ptx.u32(left + 32)
         if lane == 0:
-            if beside == 0:
-                bulk_init(x_bar)
-                bulk_fence()
-                if quick:
-                    row_bytes = ptx.u32(columns * elements)
-                    bulk_expect(x_bar, ptx.u32(batch * row_bytes))
-                    for b in static(batch):
-                        place = ptx.u32(base + b * xs_bytes)
-                        bulk_copy(x, ptx.u32((b * row_bytes) >> 4), place, row_bytes, x_bar)
             for i in static(stages):
                 arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
             for i in static(2):
@@ -79,8 +67,6 @@ def closer(shape: MixedShape) -> Any:
             first, last = ptx.shfl_u32(begin, ptx.u32(0)), ptx.shfl_u32(end, ptx.u32(31))
             if lane == 0 and first < last:
                 ask(entries, first, last, room, kept, kept_bar)
-        if quick and size:
-            bulk_wait(x_bar, ptx.u32(0))
         turned_over, phase, kept_parity = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             values = cuda.local.array(batch, types.float32)

@@ -1,6 +1,6 @@
 """How 2/4-bit weights flow through shared memory: a warp for each tile that only starts copies. Device functions.
 
-The ``slices`` warps of a tile take neighbouring chunks (``deep`` units each), a *block* of the tile at a time: one copy
+The ``slices`` warps of a tile take neighbouring units, a *block* of the tile at a time: one copy
 into the next of ``stages`` buffers. A barrier tells them that it is filled, another tells the fetching warp that all of
 them have taken what they need.
 """
@@ -60,7 +60,7 @@ def _producer(shape: MixedShape, waits: bool) -> Any:
     parity of its barrier. Unless it ``waits``, buffers are known to be free.
     """
     stages, slices, slot_bytes, go_on = shape.stages, shape.slices, shape.slot_bytes, after_copy(shape.stages)
-    two, less = shape.deep * (TWO_BYTES // 16), shape.deep * ((TWO_BYTES - FOUR_BYTES) // 16)
+    two, less = TWO_BYTES // 16, (TWO_BYTES - FOUR_BYTES) // 16
 
     def produce(
         units: Any, tiles: Any, step: Any, turn: Any, chunks: Any, low: Any, blocks: Any, pieces: Any, place: Any,

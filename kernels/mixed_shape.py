@@ -17,7 +17,7 @@ class MixedShape(NamedTuple):
 
     ``kind`` and ``out``: 0 float32, 1 float16, 2 bfloat16. ``outliers``: bytes of an entry, 0 without outliers, 4 with
     float16 values, 8 with float32 ones. ``slices`` warps share a tile, ``sides`` tiles are handled side by side, each
-    warp multiplies ``deep`` units at a time. ``stages`` buffers for each tile hold that for all its warps. Without
+    warp multiplies a unit at a time. ``stages`` buffers for each tile hold one for all its warps. Without
     ``overlap`` there is one, and no copy is on its way while its units are multiplied.
     """
 
@@ -27,7 +27,6 @@ class MixedShape(NamedTuple):
     outliers: int
     slices: int = 8
     sides: int = 2
-    deep: int = 1
     stages: int = 4
     overlap: bool = True
 
@@ -49,7 +48,7 @@ class MixedShape(NamedTuple):
     @property
     def slot_bytes(self) -> int:
         """Bytes of a buffer."""
-        return self.slices * self.deep * TWO_BYTES
+        return self.slices * TWO_BYTES
 
     @property
     def held_bytes(self) -> int:
@@ -74,31 +73,31 @@ def space_for(shape: MixedShape, twos: int, fours: int, columns: int, room: int)
     padded = twos * TWO_COLUMNS + fours * FOUR_COLUMNS
     room = min(-(-room // 16) * 16, ROOM) if shape.outliers else 0
     original = ((columns + (per := 4 if shape.kind == 0 else 8)) // per) * 16
-    fixed = shape.batch * original + shape.batch * shape.parts * (padded * 4 + padded // 2) + 8
+    fixed = shape.batch * original + shape.batch * shape.parts * (padded * 4 + padded // 2)
     side = 2 * shape.held_bytes + room + shape.stages * shape.slot_bytes + shape.barriers * 8
     whole = fixed + shape.sides * side
     return MixedSpace(room, whole) if whole <= SHARED_LIMIT else None
 
 
-def preferred(vectors: int, outliers: bool, units: int, even: bool) -> list[tuple[int, int, int, int]]:
-    """Slices, sides, deep and stages, the best first, as measured on an H200; what fits has to be seen.
+def preferred(vectors: int, outliers: float) -> list[tuple[int, int, int]]:
+    """Slices, sides and stages, the best first, as measured on an H200; what fits has to be seen.
 
-    ``vectors``: integers of an element of x for all vectors together; ``even``: both kinds of units are.
+    ``vectors``: integers of an element of x for all vectors together; ``outliers``: their share of all elements.
     """
-    one = [(8, 1, 1, 3), (8, 1, 1, 2), (4, 1, 1, 2), (1, 1, 1, 2)]
+    one = [(8, 1, 3), (8, 1, 2), (4, 1, 2), (1, 1, 2)]
     if vectors > 1:  # more registers
-        return [(8, 1, 1, 4), *one]
-    best = (8, 2, 1, 4)
-    if outliers:  # adding them up takes a warp some time: it needs tiles that last longer
-        best = (6, 2, 2, 3) if even and units <= 24 else (10, 2, 1, 3)
-    return [best, (8, 2, 1, 3), (8, 2, 1, 2), *one]
+        return [(8, 1, 4), *one]
+    best = (8, 2, 4)
+    if outliers:  # adding them up takes a warp some time: more of them, and tiles that last longer
+        best = (6, 3, 3) if outliers <= 0.01 else (5, 3, 4)
+    return [best, (8, 2, 3), (8, 2, 2), *one]
 
 
 SHAPES = (  # what the compile check looks at
-    MixedShape(1, 1, 1, 4, 10, 2, 1, 3),
-    MixedShape(1, 1, 1, 4, 6, 2, 2, 3),
-    MixedShape(1, 1, 1, 0, 8, 2, 1, 4),
-    MixedShape(1, 1, 1, 4, 8, 2, 1, 1, overlap=False),
-    MixedShape(2, 2, 0, 8, 8, 1, 1, 3),
-    MixedShape(2, 0, 0, 8, 8, 1, 1, 2),
+    MixedShape(1, 1, 1, 4, 6, 3, 3),
+    MixedShape(1, 1, 1, 4, 5, 3, 4),
+    MixedShape(1, 1, 1, 0, 8, 2, 4),
+    MixedShape(1, 1, 1, 4, 8, 2, 1, overlap=False),
+    MixedShape(2, 2, 0, 8, 8, 1, 3),
+    MixedShape(2, 0, 0, 8, 8, 1, 2),
 )

@@ -7,38 +7,51 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_steps import WIDEN
 from bcqfmt.kernels.mixed_ptx import lds16
-from bcqfmt.kernels.ptx_numba import inlined
+from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["element_at", "vector_piece"]
+__all__ = ["element_at", "vector_loader"]
 
 
-def vector_piece(kind: int) -> Any:
-    """A device function: 16 bytes of vector ``b`` from element ``start`` on, zeros after its last element.
+def vector_loader(batch: int, kind: int, threads: int) -> Any:
+    """A device function for ``threads`` threads: all vectors to ``base``, ``xs_bytes`` each, zeros after the last.
 
-    ``quick``: vectors are whole pieces of 16 bytes.
+    Not by a bulk copy: it would stand in line behind those of the weights, which are asked for earlier.
     """
     each = 1 if kind == 0 else 2
+    per = 4 * each
 
-    def piece(x: Any, b: Any, start: Any, columns: Any, quick: Any) -> Any:
-        w0, w1, w2, w3 = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
-        if quick and start < columns:
-            w0, w1, w2, w3 = ptx.ldg128_keep(x, ptx.u32((b * columns + start) // (4 * each)))
-        for k in static(4 * each):
-            word = ptx.u32(0)
-            if not quick and start + k < columns:
-                word = ptx.u32(ptx.u32(x[ptx.u32(b * columns + start + k)]) << (k % each * 16))
-            if k // each == 0:
-                w0 = ptx.u32(w0 | word)
-            if k // each == 1:
-                w1 = ptx.u32(w1 | word)
-            if k // each == 2:
-                w2 = ptx.u32(w2 | word)
-            if k // each == 3:
-                w3 = ptx.u32(w3 | word)
-        return w0, w1, w2, w3
+    def load(x: Any, base: Any, xs_bytes: Any, columns: Any, thread: Any) -> None:
+        zero = ptx.u32(0)
+        for b in static(batch):
+            here = ptx.u32(base + b * xs_bytes)
+            s = thread
+            if columns % per == 0:
+                pieces, begin = ptx.u32(columns // per), ptx.u32(b * (columns // per))
+                while s <= pieces:
+                    other = ptx.u32(s + threads)
+                    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+                    if s < pieces:  # both are asked for before either is waited for
+                        a0, a1, a2, a3 = ptx.ldcg128(x, ptx.u32(begin + s))
+                    if other < pieces:
+                        b0, b1, b2, b3 = ptx.ldcg128(x, ptx.u32(begin + other))
+                    ptx.sts128(ptx.u32(here + s * 16), zero, a0, a1, a2, a3)
+                    if other <= pieces:
+                        ptx.sts128(ptx.u32(here + other * 16), zero, b0, b1, b2, b3)
+                    s = ptx.u32(other + threads)
+            else:
+                while ptx.u32(s * 16) < xs_bytes:
+                    words = cuda.local.array(4, types.uint32)
+                    for w in static(4):
+                        words[w] = zero
+                    for k in static(per):
+                        if ptx.u32(s * per + k) < columns:
+                            found = ptx.u32(x[ptx.u32(b * columns + s * per + k)])
+                            words[k // each] = ptx.u32(words[k // each] | found << (k % each * 16))
+                    ptx.sts128(ptx.u32(here + s * 16), zero, words[0], words[1], words[2], words[3])
+                    s = ptx.u32(s + threads)
 
-    return inlined(unrolled(piece))
+    return inlined(unrolled(load))
 
 
 def element_at(kind: int) -> Any:

@@ -20,7 +20,8 @@ pairs of F16 in words       hadd2 hsub2 hmul2 hfma2
 one rounding, never fused   add_ sub_ mul_ with f32 and f64, fma_f32, f64_to_f32
 global loads, past L1       ldg32 -> word, ldg64 -> 2 words, ldg128 -> 4 words: read-only data, used once
 the same, kept in L1        ldg64_keep ldg128_keep
-what other blocks wrote     ldcg_f32(p, i), after their threadfence
+what other blocks wrote     ldcg_f32(p, i), after their threadfence; what an earlier kernel wrote while this one
+                            was there already: ldcg128(p, i) -> 4 words
 global stores               stg64(p, i, a, b) stg128(p, i, a, b, c, d) stg128_stream
 tickets                     atomic_inc(p, i, limit): the old value; wraps to 0 after `limit`
 shared memory               shared_address(array) -> word; lds32 lds64 lds128 (address, offset) -> words,

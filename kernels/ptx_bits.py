@@ -9,6 +9,8 @@ bulk copies, sm_90           bulk_init(barrier) bulk_fence() bulk_expect(barrier
 arrivals, sm_90              arrivals_init(barrier, count) arrive(barrier): so many end a phase; bulk_wait as above
 some warps of a block        barrier_of(id, threads)
 global memory                ask_for(p, i): the 16 bytes i, with their neighbours, into the second cache
+the kernels around, sm_90    after_earlier(): until all that was launched before is done and can be seen;
+                             begin_next(): the next kernel may start, up to where it waits for this one
 ===========================  =====================================================================================
 
 Fragments of ``mma_b1``: lane l has row l // 4 (a0) and l // 4 + 8 (a1), columns 32 (l % 4) .. + 31 of A; column l // 4,
@@ -23,8 +25,8 @@ from typing import Any
 from bcqfmt.kernels.ptx import SIMULATED
 
 __all__ = [
-    "arrivals_init", "arrive", "ask_for", "barrier_of", "bulk_copy", "bulk_expect", "bulk_fence", "bulk_init",
-    "bulk_wait", "mma_b1", "mma_b1_wide", "sts8",
+    "after_earlier", "arrivals_init", "arrive", "ask_for", "barrier_of", "begin_next", "bulk_copy", "bulk_expect",
+    "bulk_fence", "bulk_init", "bulk_wait", "mma_b1", "mma_b1_wide", "sts8",
 ]  # fmt: skip
 
 if SIMULATED:
@@ -109,6 +111,12 @@ if SIMULATED:
     def ask_for(pointer: Any, index: Any) -> None:
         """Nothing is far away here."""
 
+    def after_earlier() -> None:
+        """Kernels follow one another here."""
+
+    def begin_next() -> None:
+        """As above."""
+
     def barrier_of(number: int, threads: int) -> None:
         """Wait for that many threads at the barrier of that number."""
         lane = current()
@@ -137,3 +145,5 @@ else:
     )  # fmt: skip
     barrier_of = asm("bar.sync $0, $1;", NONE, U32, U32, effects="memory")
     ask_for = asm_at("prefetch.global.L2 [$0];", NONE, size=16, effects="memory")
+    after_earlier = asm("griddepcontrol.wait;", NONE, effects="memory")
+    begin_next = asm("griddepcontrol.launch_dependents;", NONE, effects="memory")

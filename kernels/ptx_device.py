@@ -66,6 +66,7 @@ ldg64 = asm_at("ld.global.nc.L1::no_allocate.v2.u32 {$0, $1}, [$2];", U32, size=
 ldg128 = asm_at("ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];", U32, size=16, count=4, effects="load")
 ldg64_keep = asm_at("ld.global.nc.v2.u32 {$0, $1}, [$2];", U32, size=8, count=2, effects="load")
 ldg128_keep = asm_at("ld.global.nc.v4.u32 {$0, $1, $2, $3}, [$4];", U32, size=16, count=4, effects="load")
+ldcg128 = asm_at("ld.global.cg.v4.u32 {$0, $1, $2, $3}, [$4];", U32, size=16, count=4, effects="memory")
 ldcg_f32 = asm_at("ld.global.cg.f32 $0, [$1];", F32, size=4, effects="memory")
 stg64 = asm_at("st.global.v2.u32 [$2], {$0, $1};", NONE, U32, U32, size=8, effects="memory")
 stg128 = asm_at("st.global.v4.u32 [$4], {$0, $1, $2, $3};", NONE, *(U32,) * 4, size=16, effects="memory")

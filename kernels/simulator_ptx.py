@@ -47,7 +47,7 @@ def ldg128(pointer: Any, index: Any) -> Words:
     return _words(_at(pointer, index, 16))
 
 
-ldg64_keep, ldg128_keep = ldg64, ldg128
+ldg64_keep, ldg128_keep, ldcg128 = ldg64, ldg128, ldg128
 
 
 def ldcg_f32(pointer: Any, index: Any) -> Any:

@@ -94,6 +94,8 @@ def table(rows: list[Row]) -> list[str]:
         beside = "; ".join(
             f"{name} {taken:.1f} us: {taken / row.microseconds:.2f}x" for name, taken in row.peers.items()
         )
+        if row.alone is not None:
+            beside = "; ".join(filter(None, (f"launched alone {row.alone:.2f} us", beside)))
         if row.joules is not None:
             beside = f"{row.joules * 1e3:.1f} mJ"
         lines.append(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.generate import DTYPES, bar
+from bcqfmt.cli.generate import DTYPES, bar, device_option
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.errors import error, escape
 
@@ -22,6 +22,7 @@ from bcqfmt.errors import error, escape
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the activations.")
 @click.option("--exact", is_flag=True, help="Multiply with the exact dense matrices instead of using the kernels.")
 @click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
+@device_option
 @json_option
 def command(
     bcq: Path,
@@ -32,6 +33,7 @@ def command(
     dtype: str,
     exact: bool,
     planes: int | None,
+    device: str,
     as_json: bool,
 ) -> None:
     """Measure a BCQ checkpoint on a text: perplexity, speed.
@@ -52,8 +54,8 @@ def command(
     open_checkpoint(bcq).close()
     text = _read(file)
     with ExitStack() as stack:
-        loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes)
-        other = None if reference is None else run.load(reference, dtype=dtype)
+        loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes, device=device)
+        other = None if reference is None else run.load(reference, dtype=dtype, device=device)
         total = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         tick = bar(stack, min(total, max_tokens or total))
         found = run.evaluate(loaded, text, other, context=context, most=max_tokens, tick=tick)

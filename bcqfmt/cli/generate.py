@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,6 +16,23 @@ from bcqfmt.cli.main import json_option, verb
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+class _Device(click.ParamType[str]):
+    """``cpu``, ``cuda`` or ``cuda:1``."""
+
+    name = "device"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As it is, if torch could mean a device by it."""
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
+            self.fail(f"{value!r} is not cpu, cuda or cuda:N.", param, ctx)
+        return value
+
+
+device_option = click.option(
+    "--device", type=_Device(), default="cpu", show_default=True, metavar="cpu|cuda[:N]", help="Where it is run."
+)
+
+
 @verb("generate")
 @click.argument("bcq", type=click.Path(path_type=Path))
 @click.option("--prompt", required=True, help="The text to go on with.")
@@ -22,11 +40,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the activations.")
 @click.option("--exact", is_flag=True, help="Multiply with the exact dense matrices instead of using the kernels.")
 @click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
+@device_option
 @json_option
 def command(
-    bcq: Path, prompt: str, max_new_tokens: int, dtype: str, exact: bool, planes: int | None, as_json: bool
-) -> None:
-    """Generate text with a BCQ checkpoint, on the CPU.
+    bcq: Path, prompt: str, max_new_tokens: int, dtype: str, exact: bool, planes: int | None, device: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Generate text with a BCQ checkpoint.
 
     BCQ is a BCQ folder with its tokenizer. The likeliest token is taken every time, so the same command gives the same
     text. With --exact it is the text that the dense export gives. Needs torch and transformers:
@@ -36,13 +56,14 @@ def command(
     Example:
       bcqfmt generate model-bcq/ --prompt "Once upon a time"
       bcqfmt generate model-bcq/ --prompt "Once upon a time" --max-new-tokens 200 --exact
+      bcqfmt generate model-bcq/ --prompt "Once upon a time" --device cuda
     """
     from bcqfmt.integrations import transformers_run as run
     from bcqfmt.reader import open as open_checkpoint
 
     open_checkpoint(bcq).close()  # what is no BCQ folder is told so before anything heavy is loaded
     with ExitStack() as stack:
-        loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes)
+        loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes, device=device)
         text, tokens, seconds = run.generate(loaded, prompt, most=max_new_tokens, tick=bar(stack, max_new_tokens))
     rate = tokens / max(seconds, 1e-9)
     if as_json:

@@ -33,7 +33,7 @@ VERBS = {
     "restore": "Rebuild the source of a converted folder, byte for byte.",
     "finalize": "Close a conversion that was done in parts.",
     "export": "Write a BCQ checkpoint in another layout, without loss.",
-    "generate": "Generate text with a BCQ checkpoint, on the CPU.",
+    "generate": "Generate text with a BCQ checkpoint.",
     "eval": "Measure a BCQ checkpoint on a text: perplexity, speed.",
     "diff": "Compare two checkpoints, tensor by tensor.",
     "bench": "Measure the kernels on this machine's GPU.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -29,6 +30,7 @@ def w4a4_products(speed: float) -> Iterator[Row]:
     for rows, columns in SHAPES:
         weights = [_weight(rows, columns) for _ in range(AROUND * 2 // (rows * columns) + 1)]
         dense = [torch.randn(rows, columns, device="cuda", dtype=torch.float16) for _ in range(8)]
+        torch.cuda.synchronize()
         for tokens in TOKENS:
             yield _product(weights, dense, tokens, speed)
 
@@ -39,9 +41,11 @@ def _product(weights: list[w4.AtomDevice], dense: list[torch.Tensor], tokens: in
     ready = w4.quantize_reorder(x, weights[0].perm)
     y = torch.empty(tokens, rows, device="cuda", dtype=torch.float16)
     taken = replayed(lambda i: w4.w4a4(ready, weights[i % count], out=y), 2 * count)
+    plain = [replace(weight, settled=False) for weight in weights]
+    alone = replayed(lambda i: w4.w4a4(ready, plain[i % count], out=y), 2 * count)
     nbytes = rows * (groups + 1) * 64 + rows * groups * 4 + tokens * (columns + groups * 4 + 2 * rows)
     peers = {"cuBLAS fp16": replayed(lambda i: torch.mm(x, dense[i % len(dense)].T), 2 * len(dense))}
-    return Row("W4A4", rows, columns, 4, 128, tokens, taken, nbytes / speed * 1e6, peers, nbytes)
+    return Row("W4A4", rows, columns, 4, 128, tokens, taken, nbytes / speed * 1e6, peers, nbytes, alone=alone)
 
 
 def norms(speed: float) -> Iterator[Row]:
@@ -95,6 +99,7 @@ def _weight(rows: int, columns: int) -> w4.AtomDevice:
         scale=torch.rand(groups, rows, device="cuda") * 0.01,
         perm=torch.randperm(columns, device="cuda").int(),
         tickets=torch.zeros(4096, device="cuda", dtype=torch.int32),
+        settled=True,
     )  # fmt: skip
 
 

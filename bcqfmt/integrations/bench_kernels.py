@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,11 @@ SWEEP = [(q, g) for q in range(1, 9) for g in (8, 16, 32, 64, 128, 512, 12288)]
 
 
 class Row(NamedTuple):
-    """One measurement: microseconds, and what the floor and the peers need."""
+    """One measurement: microseconds, and what the floor and the peers need.
+
+    ``alone``: microseconds where every product is launched when the one before has ended, without fetching its weight
+    while that one still runs (`cubins`).
+    """
 
     kernel: str
     rows: int
@@ -42,6 +47,7 @@ class Row(NamedTuple):
     bytes: int
     error: float | None = None
     joules: float | None = None
+    alone: float | None = None
 
 
 def replayed(call: Callable[[int], object], count: int, rounds: int = 7) -> float:
@@ -137,7 +143,8 @@ def _product(
         )
         scales = (torch.rand(tiles * layout.sets * layout.set_bytes // 2, device="cuda") * 0.1).half().view(torch.int32)
         segment = bit_gemv.BitSegment(layout=layout, planes=planes, numbers=scales, start=0)
-        weights.append(bit_gemv.BitOperand(shape=(rows, columns), segments=(segment,), perm=None))
+        weights.append(bit_gemv.BitOperand(shape=(rows, columns), segments=(segment,), perm=None, settled=True))
+    torch.cuda.synchronize()
     x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)
     y = torch.empty(batch, rows, device="cuda", dtype=torch.float16)
 
@@ -145,10 +152,25 @@ def _product(
         bit_gemv.bit_gemv(weights[i % count], x, out=y, shapes=(shape,))
 
     taken = replayed(call, 2 * count)
+    weights, settled = [replace(weight, settled=False) for weight in weights], weights
+    alone = replayed(call, 2 * count)
+    weights = settled
     joules = _energy(call, taken) if energy else None
     way = "bits" if isinstance(shape, BitShape) else "bytes"
     return Row(
-        f"{way}, {formula}", rows, columns, q, g, batch, taken, nbytes / speed * 1e6, peers, nbytes, None, joules
+        f"{way}, {formula}",
+        rows,
+        columns,
+        q,
+        g,
+        batch,
+        taken,
+        nbytes / speed * 1e6,
+        peers,
+        nbytes,
+        None,
+        joules,
+        alone,
     )
 
 

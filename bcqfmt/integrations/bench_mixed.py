@@ -7,6 +7,7 @@ reordered. The floor counts every byte that moves: units, perm, outliers, x and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,9 @@ def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: d
     nbytes = weights[0].nbytes + 2 * (rows + columns)
     name = f"mixed, {100 * share:g} % outliers" if share else "mixed"
 
-    def row(kernel: str, taken: float) -> Row:
+    def row(kernel: str, taken: float, alone: float | None = None) -> Row:
         bits = round(8 * nbytes / (rows * columns), 2)
-        return Row(kernel, rows, columns, bits, 16, 1, taken, nbytes / speed * 1e6, peers, nbytes)
+        return Row(kernel, rows, columns, bits, 16, 1, taken, nbytes / speed * 1e6, peers, nbytes, alone=alone)
 
     def fused(i: int) -> None:
         mixed.mixed_gemv(weights[i % count], x, y)
@@ -50,7 +51,11 @@ def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: d
     def waiting(i: int) -> None:
         mixed.mixed_gemv(weights[i % count], x, y, overlap=False)
 
-    yield row(name, replayed(fused, 2 * count))
+    def after(i: int) -> None:
+        mixed.mixed_gemv(unsettled[i % count], x, y)
+
+    unsettled = [replace(weight, settled=False) for weight in weights]
+    yield row(name, replayed(fused, 2 * count), replayed(after, 2 * count))
     if share in (0.0, 0.002):
         yield row(f"{name}, no overlap", replayed(waiting, 2 * count))
     if share:
@@ -66,7 +71,7 @@ def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: d
 
 def _without_outliers(weight: mixed.MixedOperand) -> mixed.MixedOperand:
     return mixed.MixedOperand(
-        shape=weight.shape, twos=weight.twos, fours=weight.fours, units=weight.units, perm=weight.perm
+        shape=weight.shape, twos=weight.twos, fours=weight.fours, units=weight.units, perm=weight.perm, settled=True
     )
 
 
@@ -87,8 +92,10 @@ def random_weight(rows: int, columns: int, share: float) -> tuple[mixed.MixedOpe
         fours=fours,
         units=units.view(-1).view(torch.int32),
         perm=torch.randperm(columns, **gpu).to(torch.int16).view(torch.int32),
+        settled=True,
         **extra,
     )
+    torch.cuda.synchronize()
     return made, apart
 
 

@@ -12,6 +12,7 @@ without running (fake tensors, ``torch.compile``). Importing this module registe
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from torch.multiprocessing import reductions
 from bcqfmt.dtypes import logical_name
 from bcqfmt.errors import error
 from bcqfmt.integrations.torch_module_parts import borrowed, spec_of, suffixes, weight_of
-from bcqfmt.kernels import cpu
+from bcqfmt.kernels import cpu, matmul
 
 __all__ = ["linear", "prepared_count", "values"]
 
@@ -86,7 +87,7 @@ def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int |
 
 def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> Any:
     from bcqfmt.integrations.torch_gpu import gpu_weight
-    from bcqfmt.kernels import matmul, operands
+    from bcqfmt.kernels import operands
 
     named = dict(zip(suffixes(spec), parts, strict=True))
     made = None if planes is not None or index is not None else gpu_weight(spec_of(spec), named)
@@ -152,16 +153,13 @@ def _values_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int, dty
 
 
 def _linear_cuda(x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int) -> Tensor:
-    from bcqfmt.kernels import matmul
-
     _check(x, spec, parts)
-    found: Tensor = matmul.matmul(_prepared(parts, spec, planes, index, _on_gpu), x.detach().contiguous())
+    plain = x.detach() if x.requires_grad else x
+    found: Tensor = matmul.matmul(_prepared(parts, spec, planes, index, _on_gpu), plain.contiguous())
     return found
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    from bcqfmt.kernels import matmul
-
     found: Tensor = matmul.dequantize(_prepared(parts, spec, planes, index, _on_gpu).exact, logical_name(dtype))
     return found
 
@@ -196,5 +194,24 @@ torch.library.register_fake("bcqfmt::linear", _linear_fake)
 torch.library.register_fake("bcqfmt::values", _values_fake)
 torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setup)
 
-linear: Any = torch.ops.bcqfmt.linear.default
 values: Any = torch.ops.bcqfmt.values.default
+_linear: Any = torch.ops.bcqfmt.linear.default
+_below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+
+
+def linear(x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int) -> Tensor:
+    """``torch.ops.bcqfmt.linear``; where no gradient is asked for, without the way through torch's autograd.
+
+    That way, in Python, takes longer than all that is done here for a product on a GPU, and ends where this one does.
+    """
+    found: Tensor
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _learning(x, parts)):
+        found = _linear(x, parts, spec, planes, index)
+    else:
+        with _below_autograd():
+            found = _linear(x, parts, spec, planes, index)
+    return found
+
+
+def _learning(x: Tensor, parts: Sequence[Tensor]) -> bool:
+    return x.requires_grad or any(part.requires_grad for part in parts)

@@ -141,7 +141,7 @@ class GpuWeight(matmul.MatmulWeight):
     def bits(self) -> BitOperand | None:
         """For the fast product."""
         layouts = [layout_of(piece) for piece in self._pieces]
-        if not self.linear or device.capability() < (9, 0) or None in layouts:
+        if not self.linear or device.capability(self._place) < (9, 0) or None in layouts:
             return None
         segments = tuple(
             BitSegment(
@@ -151,7 +151,8 @@ class GpuWeight(matmul.MatmulWeight):
             for piece, layout in zip(self._pieces, layouts, strict=True)
             if layout is not None
         )  # fmt: skip
-        return BitOperand(shape=self.operand.shape, segments=segments, perm=None)
+        device.settle(segments[-1].planes)
+        return BitOperand(shape=self.operand.shape, segments=segments, perm=None, settled=True)
 
     @cached_property
     def look_up(self) -> operands_device.DeviceOperand:

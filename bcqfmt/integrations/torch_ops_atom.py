@@ -57,8 +57,9 @@ def _named(x: Tensor, codes: Tensor, scale: Tensor) -> Activations:
 def w4a4(x: Activations, weight: AtomDevice, *, dtype: torch.dtype = torch.float16) -> Tensor:
     """``x W^T`` (tokens, out) in ``dtype``: float16, bfloat16 or float32."""
     result: Tensor = torch.ops.bcqfmt.w4a4(
-        x.codes, x.scale, x.tokens, weight.words, weight.scale, weight.perm, weight.tickets, weight.out, dtype
-    )
+        x.codes, x.scale, x.tokens, weight.words, weight.scale, weight.perm, weight.tickets, weight.out, dtype,
+        weight.settled,
+    )  # fmt: skip
     return result
 
 
@@ -134,6 +135,7 @@ def _w4a4(
     tickets: Tensor,
     out: int,
     dtype: torch.dtype,
+    settled: bool = False,
 ) -> Tensor:
     device.require_cuda()
     from bcqfmt.kernels import cuda_w4a4_launch as w4
@@ -146,7 +148,7 @@ def _w4a4(
         )
     ready = w4.Activations(codes=codes, scale=scale, tokens=tokens, columns=codes.shape[1] * GROUP)
     weight = w4.AtomDevice(
-        out=out, columns=perm.numel(), words=words, scale=weight_scale, perm=perm, tickets=tickets
+        out=out, columns=perm.numel(), words=words, scale=weight_scale, perm=perm, tickets=tickets, settled=settled
     )  # fmt: skip
     result: Tensor = w4.w4a4(ready, weight, dtype=str(dtype).removeprefix("torch."))
     return result
@@ -163,6 +165,7 @@ def _(
     tickets: Tensor,
     out: int,
     dtype: torch.dtype,
+    settled: bool = False,
 ) -> Tensor:
     return scale.new_empty((tokens, out), dtype=dtype)
 

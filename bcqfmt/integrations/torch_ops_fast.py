@@ -3,7 +3,8 @@
 As those of `torch_ops`: tensors and numbers only, the result known without running, launched on the current stream, no
 wait for the device, no gradient; once each has run it can be captured in a CUDA graph. The functions here spell a
 :class:`~bcqfmt.kernels.bit_gemv.BitOperand` and a :class:`~bcqfmt.kernels.mixed.MixedOperand` out for them. Whatever
-reaches an operator is checked in full before the launch: BCQ-E552 says what was found and what should be there.
+reaches an operator is checked in full before the launch: BCQ-E552 says what was found and what should be there. What
+cannot be checked is ``settled``, that nothing still writes the weight; False is always safe (`bit_gemv.BitOperand`).
 
 Importing this module registers the operators and needs torch; nothing else does.
 """
@@ -50,6 +51,7 @@ def bit_gemv(x: Tensor, weight: BitOperand, addend: Tensor | None = None) -> Ten
         ",".join(layout.number for layout in layouts),
         weight.perm,
         addend,
+        weight.settled,
     )
     return result
 
@@ -72,6 +74,7 @@ def mixed_gemv(x: Tensor, weight: MixedOperand) -> Tensor:
         weight.count,
         weight.entry,
         weight.room,
+        weight.settled,
     )
     return result
 
@@ -98,6 +101,7 @@ def _bit_gemv(
     number_types: str,
     perm: Tensor | None,
     addend: Tensor | None,
+    settled: bool = False,
 ) -> Tensor:
     device.require_cuda()
     parts = (numbers, bits, widths, group_sizes, formulas.split(","), number_types.split(","))
@@ -116,7 +120,7 @@ def _bit_gemv(
     named = {f"planes {k}": s.planes for k, s in enumerate(segments)}
     named |= {f"numbers {k}": s.numbers for k, s in enumerate(segments)}
     check_same_device(x=x, perm=perm, addend=addend, **named)
-    operand = BitOperand(shape=(rows, sum(widths)), segments=tuple(segments), perm=perm)
+    operand = BitOperand(shape=(rows, sum(widths)), segments=tuple(segments), perm=perm, settled=settled)
     result: Tensor = bits_of.bit_gemv(operand, x, addend=addend)
     return result
 
@@ -134,6 +138,7 @@ def _(
     number_types: str,
     perm: Tensor | None,
     addend: Tensor | None,
+    settled: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
@@ -172,11 +177,12 @@ def _mixed_gemv(
     count: int,
     entry: int,
     room: int,
+    settled: bool = False,
 ) -> Tensor:
     device.require_cuda()
     operand = MixedOperand(
         shape=(rows, columns), twos=twos, fours=fours, units=units, perm=perm, indptr=indptr, entries=entries,
-        count=count, entry=entry, room=room,
+        count=count, entry=entry, room=room, settled=settled,
     )  # fmt: skip
     _check_mixed(operand)
     check_same_device(x=x, units=units, perm=perm, indptr=indptr, entries=entries)
@@ -198,6 +204,7 @@ def _(
     count: int,
     entry: int,
     room: int,
+    settled: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 

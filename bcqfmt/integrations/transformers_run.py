@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.kernels.device import require_cuda
 
 __all__ = ["Figures", "Loaded", "evaluate", "generate", "load"]
 
@@ -38,9 +39,16 @@ class Figures(NamedTuple):
     top1: float | None = None
 
 
-def load(folder: Path, *, dtype: str = "auto", exact: bool = False, planes: int | None = None) -> Loaded:
-    """``folder``: config, weights, tokenizer. ``exact`` and ``planes`` are for BCQ folders, as in `set_mode`."""
+def load(
+    folder: Path, *, dtype: str = "auto", exact: bool = False, planes: int | None = None, device: str = "cpu"
+) -> Loaded:
+    """``folder``: config, weights, tokenizer. ``exact`` and ``planes`` are for BCQ folders, as in `set_mode`.
+
+    ``device``: torch's name of it. BCQ-E306 or BCQ-E551 where it is a GPU that cannot be used.
+    """
     transformers, bridge = _world()
+    if device != "cpu":  # before anything heavy is loaded
+        require_cuda()
     if not folder.is_dir():  # transformers would look for a hub id
         raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
     tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", "copy the original model's tokenizer files")
@@ -48,7 +56,15 @@ def load(folder: Path, *, dtype: str = "auto", exact: bool = False, planes: int 
         transformers.AutoModelForCausalLM, folder, "a model", "bcqfmt validate --deep checks it", dtype=dtype
     )
     bridge.set_mode(model, exact=exact, planes=planes)
-    return Loaded(model.eval(), tokenizer, folder)
+    return Loaded(_placed(model.eval(), device), tokenizer, folder)
+
+
+def _placed(model: Any, device: str) -> Any:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as fault:
+        reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
+        raise error("BCQ-E551", found=f"torch cannot use {escape(device)}: {escape(reason)}") from fault
 
 
 def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> Any:
@@ -71,7 +87,7 @@ def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None =
     """
     import torch
 
-    ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
+    ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
     if not ids.numel():
         raise error("BCQ-E302", found="a prompt without tokens", expected="some text")
     _check_length(loaded, ids.shape[1] + most, "--max-new-tokens counts, and so does the prompt")
@@ -109,7 +125,7 @@ def evaluate(
     losses, others, divergences, agreeing, seconds, largest = [], [], [], 0, 0.0, 0.0
     with torch.inference_mode():
         for window in windows:
-            ids = torch.tensor([window])
+            ids = torch.tensor([window], device=loaded.model.device)
             start = time.perf_counter()
             found = _log_probabilities(loaded, ids)
             seconds += time.perf_counter() - start

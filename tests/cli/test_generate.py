@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bcqfmt.cli import generate as verb
+from bcqfmt.kernels import device
 from conversions import convert
 from peers import PEERS
 from tiny_models import as_dense
@@ -80,6 +81,24 @@ def test_without_the_extra_it_says_what_to_install(
     assert result.exit_code == 2
     assert "BCQ-E306" in result.stderr
     assert "pip install 'bcqfmt[transformers]'" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["generate", "eval"])
+def test_devices(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "text.txt").write_text("abcabc")
+    options: list[object] = ["--prompt", PROMPT, "--max-new-tokens", "2"]
+    if name == "eval":
+        options = ["--text", tmp_path / "text.txt", "--context", "8"]
+    assert run(name, model, *options, "--device", "cpu").exit_code == 0
+    for wrong in ("gpu", "cuda:", "cuda:one", "meta", "cpu:0"):
+        refused = run(name, model, *options, "--device", wrong)
+        assert (refused.exit_code, "cpu, cuda or cuda:N" in refused.stderr) == (2, True)
+    monkeypatch.setattr(device, "_trouble", lambda: ("BCQ-E551", "no GPU here", None))
+    none = run(name, model, *options, "--device", "cuda")
+    assert (none.exit_code, "BCQ-E551" in none.stderr) == (5, True)
+    monkeypatch.setattr(device, "_trouble", lambda: None)
+    fewer = run(name, model, *options, "--device", "cuda:99")  # torch knows better than a glance at the machine
+    assert (fewer.exit_code, "torch cannot use cuda:99" in fewer.stderr) == (5, True)
 
 
 def test_types_are_those_of_torch() -> None:

@@ -52,8 +52,8 @@ def test_shares_of_the_work() -> None:
     placed, on_gpu, expected = mixed.mixed_operand(weight), to_gpu(x), reference.product(weight, x)
     plain = mixed.shape_for(placed, 1, 1, 0)
     assert plain is not None
-    for slices, sides, deep, stages in ((1, 4, 1, 2), (4, 4, 2, 2), (8, 1, 1, 5), (12, 1, 1, 1), (5, 3, 1, 4)):
-        shape = plain._replace(slices=slices, sides=sides, deep=deep, stages=stages)
+    for slices, sides, stages in ((1, 4, 2), (4, 4, 2), (8, 1, 5), (12, 1, 1), (5, 3, 4)):
+        shape = plain._replace(slices=slices, sides=sides, stages=stages)
         found = twice((1, 999), torch.float32, lambda out: mixed.mixed_gemv(placed, on_gpu, out, shape=shape))  # noqa: B023
         assert reference.relative_error(found.cpu().numpy(), expected) < 2e-5
 

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernel_samples as ks
 import sim_bcq_linear
@@ -271,3 +273,36 @@ def test_parts_that_are_missing_or_of_another_type_are_refused() -> None:
     with pytest.raises(BcqError) as caught:
         ops.linear(x, [parts[0][:3], *parts[1:]], layer.text, 0, 0)
     assert caught.value.code == "BCQ-V304"
+
+
+@pytest.mark.parametrize("who", ["nobody", "x", "a part"])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_the_short_way_is_only_for_products_without_a_gradient(who: str, mode: Any) -> None:
+    """It gives what the operator gives, and requires a gradient where the operator does."""
+    layer = BcqLinear.from_weight(ks.weight("affine", 4, 9, 96, 32))
+    x = torch.randn(2, 96, requires_grad=who == "x")
+    layer.bcq_s0_scale.requires_grad_(who == "a part")
+    with mode():
+        y = layer(x)
+        expected = torch.ops.bcqfmt.linear(x, layer.parts(), layer.text, 0, 0)
+    assert torch.equal(y, expected)
+    assert (y.requires_grad, y.is_inference()) == (expected.requires_grad, expected.is_inference())
+
+
+def test_the_short_way_keeps_what_runs_below_autograd() -> None:
+    """Modes that watch or replace operators see the same one; fake tensors get a fake result."""
+    layer = BcqLinear.from_weight(ks.weight("affine", 4, 9, 96, 32))
+    x, seen = torch.ones(1, 96), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        layer(x)
+    assert seen == ["bcqfmt.linear.default"]
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        y = layer(fake.from_tensor(torch.ones(3, 96)))
+    assert isinstance(y, FakeTensor)
+    assert y.shape == (3, 9)

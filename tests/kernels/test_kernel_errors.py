@@ -14,7 +14,7 @@ import kernel_samples as ks
 import sim_errors
 import sim_mixed
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import device, launch, matmul
+from bcqfmt.kernels import device, launch, matmul, matmul_weight
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
 from bcqfmt.kernels.operands_device import to_device
 from cuda_sim import SimulationError, simulate
@@ -96,8 +96,7 @@ class _On:
 
 
 def test_arrays_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = device.Described("F32", (1,), True, 0, 0)
-    monkeypatch.setattr(device, "describe", lambda array: made._replace(device=array.index))
+    monkeypatch.setattr(device, "place_of", lambda array: array.index)
     launch.check_same_device(x=_On(1), y=_On(1), z=None)
     with pytest.raises(BcqError, match=r"BCQ-E552.*x on cuda:0, y on the host"):
         launch.check_same_device(x=_On(0), y=_On(-1))
@@ -143,8 +142,8 @@ def test_weights_whose_numbers_leave_float32_are_dequantized() -> None:
 
 def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, quick in (((8, 0), "look-up"), ((9, 0), "bits")):
-        monkeypatch.setattr(device, "capability", lambda found=capability: found)
-        monkeypatch.setattr(matmul, "bit_operand", lambda operand, target: operand)
+        monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
+        monkeypatch.setattr(matmul_weight, "bit_operand", lambda operand, target: operand)
         for planes in range(1, 9):
             weight = matmul.MatmulWeight(operand(ks.weight("bcq", planes, 2, 64, 32)))
             assert matmul.path_of(weight, 1) == quick
@@ -155,9 +154,9 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
 
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
-    monkeypatch.setattr(matmul, "bit_operand", lambda operand, target: operand)
+    monkeypatch.setattr(matmul_weight, "bit_operand", lambda operand, target: operand)
     for capability, way in (((8, 0), "look-up"), ((9, 0), "mixed")):
-        monkeypatch.setattr(device, "capability", lambda found=capability: found)
+        monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")
         assert matmul.path_of(matmul.MatmulWeight(operand(weight), None, weight), 1) == way
         assert matmul.path_of(matmul.MatmulWeight(operand(weight)), 1) == "look-up"  # outliers, no weight to look at

@@ -62,8 +62,8 @@ def _calls() -> dict[str, Any]:
 
     x, words = torch.ones(1, 8), torch.zeros(4, dtype=torch.int32)
     return {
-        "bit_gemv": (x, [words], [words], 8, [1], [8], [8], "bcq", "F16", None, None),
-        "mixed_gemv": (x, words, words, 8, 8, 0, 1, None, None, 0, 0, 0),
+        "bit_gemv": (x, [words], [words], 8, [1], [8], [8], "bcq", "F16", None, None, False),
+        "mixed_gemv": (x, words, words, 8, 8, 0, 1, None, None, 0, 0, 0, False),
         "csr_outliers": (torch.ones(1, 3), words, words, x, x),
     }
 

@@ -1,0 +1,145 @@
+"""A weight on a GPU in the orders that products need, and which of them a product takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+from bcqfmt.errors import BcqError
+from bcqfmt.kernels import bit_gemv as bits_of
+from bcqfmt.kernels import device
+from bcqfmt.kernels import mixed as mixed_of
+from bcqfmt.kernels.bit_gemv import BitOperand, bit_operand
+from bcqfmt.kernels.bit_layout import layout_of
+from bcqfmt.kernels.byte_shape import at_once
+from bcqfmt.kernels.launch import LIMIT
+from bcqfmt.kernels.mixed import MixedOperand, mixed_operand, takes
+from bcqfmt.kernels.operands import Operand
+from bcqfmt.kernels.operands_device import DeviceOperand, to_device
+from bcqfmt.scheme import SecondOrder
+from bcqfmt.weight import BcqWeight
+
+__all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "Ready", "path_of"]
+
+BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
+# From this many vectors on, dequantize + matmul is faster than anything else: where eight at once are multiplied, and
+# where they are fewer; measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
+CROSSOVER = (24, 12)
+_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
+
+
+class Ready(NamedTuple):
+    """A product that needs one launch a segment: ``start(x, y)``, and the number of the GPU where both have to be."""
+
+    place: int
+    start: Callable[[Any, Any], None]
+
+
+class MatmulWeight:
+    """A weight on a device in the orders that products need; each is uploaded when it is first used."""
+
+    def __init__(self, operand: Operand, target: Any = None, weight: BcqWeight | None = None) -> None:
+        """``target``: torch's device, by default the current GPU. ``weight``: what the operand was made of; without it
+        there is no :func:`mixed_gemv`.
+        """
+        self.operand = operand
+        self._target = target
+        self._weight = weight
+        self._ready: dict[tuple[int, str], Ready | None] = {}
+        self._several: dict[str, int] = {}
+
+    @cached_property
+    def linear(self) -> bool:
+        """Whether float32 can hold the numbers that look-ups need; if not, only dequantizing is left."""
+        try:
+            return all(segment.alpha.size and segment.z.size for segment in self.operand.segments) and (
+                self.operand.outliers is None or self.operand.outliers.added is not None
+            )
+        except BcqError:
+            return False
+
+    @cached_property
+    def mixed(self) -> MixedOperand | None:
+        """For :func:`mixed_gemv`; None unless it takes the weight (2/4 bits, second-order scales) and the GPU."""
+        second = any(isinstance(s.scale, SecondOrder) for s in self._weight.scheme.segments) if self._weight else False
+        if self._weight is None or not second or not self.linear or device.capability(self._place) < (9, 0):
+            return None
+        try:
+            return mixed_operand(self._weight, self._target)
+        except BcqError as refusal:
+            if refusal.code != "BCQ-E553":
+                raise
+            return None
+
+    @cached_property
+    def bits(self) -> BitOperand | None:
+        """For :func:`bit_gemv`; None where the GPU, the group size or outliers leave the look-up kernel alone."""
+        known = self.linear and self.operand.outliers is None and device.capability(self._place) >= (9, 0)
+        if not known or any(layout_of(segment) is None for segment in self.operand.segments):
+            return None
+        return bit_operand(self.operand, self._target)
+
+    @cached_property
+    def look_up(self) -> DeviceOperand:
+        """For :func:`lut_gemv`."""
+        return to_device(self.operand, "lut-gemm", self._target)
+
+    @cached_property
+    def exact(self) -> DeviceOperand:
+        """For :func:`dequantize`."""
+        return to_device(self.operand, "canonical", self._target)
+
+    @cached_property
+    def _place(self) -> int | None:
+        """The number of the GPU; None where no one said which: the current one."""
+        number = str(self._target).rpartition(":")[2]
+        return int(number) if number.isdigit() else None
+
+    def several(self, dtype: str) -> int:
+        """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
+        if dtype not in self._several:
+            kind, operand = _KINDS.get(dtype, 0), self.bits
+            layouts = [] if operand is None else [segment.layout for segment in operand.segments]
+            reordered = operand is not None and operand.perm is not None
+            self._several[dtype] = at_once(layouts, kind, reordered=reordered) if layouts else 0
+        return self._several[dtype]
+
+    def ready(self, vectors: int, dtype: str) -> Ready | None:
+        """How that many vectors are multiplied, if that takes one launch a segment; found once, for it takes longer
+        than the product.
+        """
+        if vectors >= CROSSOVER[0]:
+            return None
+        key = (vectors, dtype)
+        if key not in self._ready:
+            self._ready[key] = _ready(self, vectors, dtype)
+        return self._ready[key]
+
+
+def path_of(weight: MatmulWeight, vectors: int) -> str:
+    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
+    many, few = CROSSOVER
+    if vectors >= many or not weight.linear:
+        return "dequantize"
+    if weight.mixed is not None:
+        return "mixed" if vectors < few else "dequantize"
+    if vectors >= few and weight.several("F16") < BATCH_LIMIT:
+        return "dequantize"
+    return "look-up" if weight.bits is None else "bits"
+
+
+def _ready(weight: MatmulWeight, vectors: int, dtype: str) -> Ready | None:
+    if dtype not in _KINDS or vectors < 1 or vectors * max(weight.operand.shape) > LIMIT:
+        return None
+    path = path_of(weight, vectors)
+    start: Callable[[Any, Any], None]
+    if path == "bits" and (bits := weight.bits) is not None and vectors <= weight.several(dtype):
+        place = device.place_of(bits.segments[0].planes)
+        start = partial(bits_of.carry_out, bits, bits_of.plan_of(bits, vectors, dtype, dtype), vectors)
+    elif path == "mixed" and (mixed := weight.mixed) is not None and vectors <= takes(mixed, dtype):
+        place = device.place_of(mixed.units)
+        start = partial(mixed_of.carry_out, mixed, mixed_of.plan_of(mixed, vectors, dtype, dtype))
+    else:
+        return None
+    return Ready(place, start) if place >= 0 or device.simulated() else None

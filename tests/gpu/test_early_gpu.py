@@ -1,0 +1,111 @@
+"""Products that begin before the kernel in front has ended: the same bits as those that do not, wherever they run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import kernel_samples as ks
+import sim_atom
+import sim_mixed
+from bcqfmt.kernels import atom_operands as ao
+from bcqfmt.kernels import cuda_w4a4_launch as w4
+from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
+from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
+from bcqfmt.kernels.operands import operand
+from gpu_arrays import to_gpu
+
+SIZE = 2048
+Product = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def atom(placed: Any, x: torch.Tensor) -> torch.Tensor:
+    """Activations of four bits, quantized on the way."""
+    found: torch.Tensor = w4.w4a4(w4.quantize_reorder(x, placed.perm), placed, dtype="BF16")
+    return found
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Product, int]] = {
+    "bits": (lambda: bit_operand(operand(ks.weight("bcq", 2, SIZE, SIZE, 128))), bit_gemv, 1),
+    "bytes": (lambda: bit_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 32))), bit_gemv, 4),
+    "two segments": (lambda: bit_operand(operand(ks.mixed(SIZE, 1536, 512, outliers="", perm=True))), bit_gemv, 2),
+    "w4a4": (lambda: w4.atom_to_device(ao.pack_w4(sim_atom.atom_weight(SIZE, SIZE // 128))), atom, 3),
+    "mixed": (lambda: mixed_operand(sim_mixed.weight(SIZE, 1536, 512, outliers="add", share=0.01)), mixed_gemv, 1),
+}
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+def made(kind: str) -> tuple[Any, Product, torch.Tensor]:
+    """A square weight, its product, vectors."""
+    make, product, batch = KINDS[kind]
+    placed = make()
+    assert placed.settled
+    return placed, product, to_gpu(ks.vectors(batch, SIZE, "BF16"))  # holds what eight products make of it
+
+
+def chain(placed: Any, product: Product, x: torch.Tensor, between: bool) -> torch.Tensor:
+    """Every product reads what the one in front of it writes, directly or through another kernel."""
+    for _ in range(8):
+        x = product(placed, x)
+        if between:
+            x = x / x.abs().max()
+    return x
+
+
+@EACH
+@pytest.mark.parametrize("between", [True, False])
+def test_the_same_bits_as_one_after_the_other(kind: str, between: bool) -> None:
+    placed, product, x = made(kind)
+    expected = chain(replace(placed, settled=False), product, x, between)
+    assert torch.isfinite(expected).all()
+    for _ in range(20):
+        assert torch.equal(chain(placed, product, x, between), expected)
+
+
+@EACH
+def test_x_that_the_kernel_in_front_writes_late(kind: str) -> None:
+    """A long kernel in front, which has not written x when the product begins."""
+    placed, product, x = made(kind)
+    expected = product(replace(placed, settled=False), x)
+    held = torch.zeros_like(x)
+    for _ in range(10):
+        held.zero_()
+        torch.cuda._sleep(2_000_000)
+        held.copy_(x)
+        assert torch.equal(product(placed, held), expected)
+
+
+@EACH
+def test_a_graph(kind: str) -> None:
+    placed, product, x = made(kind)
+    expected = chain(placed, product, x, True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain(placed, product, x, True)
+    for _ in range(5):
+        y.zero_()
+        graph.replay()
+        assert torch.equal(y, expected)
+
+
+@EACH
+def test_a_thread_that_has_not_used_the_gpu(kind: str) -> None:
+    placed, product, x = made(kind)
+    expected, found = product(placed, x), list[Any]()
+
+    def run() -> None:
+        try:
+            found.append(product(placed, x).cpu())
+        except BaseException as fault:  # noqa: BLE001 - shown by the test
+            found.append(fault)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], torch.Tensor), found[0]
+    assert torch.equal(found[0], expected.cpu())
