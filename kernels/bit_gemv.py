@@ -11,7 +11,7 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import BATCH, ByteShape, product_shape
-from bcqfmt.kernels.launch import LIMIT, Kernel, check_array, check_product, check_same_device
+from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
 from bcqfmt.kernels.operands import Operand
 
 __all__ = ["BATCH", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "kernel_of", "plan_of"]
@@ -52,7 +52,7 @@ class BitOperand:
     segments: tuple[BitSegment, ...]
     perm: Any
     settled: bool = False
-    plans: dict[tuple[Any, ...], tuple[Step, ...]] = field(default_factory=dict, init=False, repr=False)
+    plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
 
 def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
@@ -120,7 +120,8 @@ def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: 
             for k, s in enumerate(operand.segments)
         ]
         operand.plans[key] = _steps(operand, shapes)
-    return operand.plans[key]
+    found: tuple[Step, ...] = operand.plans[key]
+    return found
 
 
 def carry_out(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y: Any, addend: Any = None) -> None:

@@ -200,9 +200,20 @@ def stream_of(array: Any) -> int:
 
 
 def settle(array: Any) -> None:
-    """Wait for everything that torch's current stream on the device of ``array`` was given; nothing on the host."""
+    """Wait for everything that torch's current stream on the device of ``array`` was given; nothing on the host.
+
+    BCQ-E552 while a CUDA graph is captured, in which nothing can be waited for.
+    """
     if is_torch(array) and array.device.type == "cuda":
-        sys.modules["torch"].cuda.current_stream(array.device).synchronize()
+        torch = sys.modules["torch"]
+        if torch.cuda.is_current_stream_capturing():
+            raise error(
+                "BCQ-E552",
+                found="a weight that is prepared while a CUDA graph is captured",
+                expected="one that was prepared before",
+                hint="multiply as many vectors as in the graph once before the capture",
+            )
+        torch.cuda.current_stream(array.device).synchronize()
 
 
 def on_host(array: Any) -> Any:

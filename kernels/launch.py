@@ -24,7 +24,7 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.cubins import Loaded
 
-__all__ = ["LIMIT", "Kernel", "check_array", "check_product", "check_same_device", "kernel"]
+__all__ = ["LIMIT", "Kernel", "Plans", "check_array", "check_product", "check_same_device", "kernel"]
 
 _HERE = contextlib.nullcontext()
 LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
@@ -140,6 +140,13 @@ def kernel(
     if registers is not None:
         options["max_registers"] = registers
     return lambda function: Kernel(function, declared, options, variant)
+
+
+class Plans(dict[tuple[Any, ...], Any]):
+    """Launches that an operand has found once. A copy of the operand, or a pickled one, finds its own."""
+
+    def __reduce__(self) -> tuple[type[Plans], tuple[()]]:
+        return Plans, ()
 
 
 def check_array(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from bcqfmt.dtypes import round_to
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
-from bcqfmt.kernels.launch import LIMIT, Kernel, check_product, check_same_device
+from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_product, check_same_device
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
 from bcqfmt.kernels.mixed_shape import MixedShape, MixedSpace, preferred, space_for
@@ -66,7 +66,7 @@ class MixedOperand:
     entry: int = 0
     room: int = 0
     settled: bool = False
-    plans: dict[tuple[Any, ...], MixedStep] = field(default_factory=dict, init=False, repr=False)
+    plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -166,7 +166,8 @@ def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Mixed
         device.require_capability(9, 0, _place(operand))
         found = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
         operand.plans[key] = _step(operand, batch, found, True)
-    return operand.plans[key]
+    step: MixedStep = operand.plans[key]
+    return step
 
 
 def carry_out(operand: MixedOperand, step: MixedStep, x: Any, y: Any) -> None:

@@ -12,11 +12,12 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.params import ParamType
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-class _Device(click.ParamType[str]):
+class _Device(ParamType[str]):
     """``cpu``, ``cuda`` or ``cuda:1``."""
 
     name = "device"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from bcqfmt.cli.params import ParamType
 from bcqfmt.durable import output_path
 from bcqfmt.errors import error
 
@@ -69,7 +70,7 @@ def command_line(*words: str | Path) -> str:
     return shlex.join(str(word) for word in words)
 
 
-class _Size(click.ParamType[int]):
+class _Size(ParamType[int]):
     """Bytes: ``5GB`` is decimal, ``5GiB`` binary."""
 
     name = "size"
@@ -85,7 +86,7 @@ class _Size(click.ParamType[int]):
         return size
 
 
-class _Part(click.ParamType[tuple[int, int]]):
+class _Part(ParamType[tuple[int, int]]):
     """``2/8``: the second of eight parts."""
 
     name = "i/N"

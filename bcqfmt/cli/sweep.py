@@ -14,6 +14,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.params import ParamType
 from bcqfmt.cli.report import check_output
 from bcqfmt.cli.settings import given_settings
 from bcqfmt.cli.sources import find_source
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _MOST_TEXT = 1 << 30
 
 
-class _List(click.ParamType[tuple[str, ...]]):
+class _List(ParamType[tuple[str, ...]]):
     """Values separated by commas."""
 
     name = "list"

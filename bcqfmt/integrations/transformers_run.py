@@ -128,8 +128,8 @@ def evaluate(
             ids = torch.tensor([window], device=loaded.model.device)
             start = time.perf_counter()
             found = _log_probabilities(loaded, ids)
+            losses.append(-float(found.gather(1, ids[0, 1:, None]).sum()))  # which waits for a GPU
             seconds += time.perf_counter() - start
-            losses.append(-float(found.gather(1, ids[0, 1:, None]).sum()))
             if reference is not None:
                 wanted = _log_probabilities(reference, ids)
                 others.append(-float(wanted.gather(1, ids[0, 1:, None]).sum()))

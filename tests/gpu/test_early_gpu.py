@@ -21,12 +21,12 @@ from bcqfmt.kernels.operands import operand
 from gpu_arrays import to_gpu
 
 SIZE = 2048
-Product = Callable[[Any, torch.Tensor], torch.Tensor]
+Product = Callable[..., torch.Tensor]
 
 
-def atom(placed: Any, x: torch.Tensor) -> torch.Tensor:
+def atom(placed: Any, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Activations of four bits, quantized on the way."""
-    found: torch.Tensor = w4.w4a4(w4.quantize_reorder(x, placed.perm), placed, dtype="BF16")
+    found: torch.Tensor = w4.w4a4(w4.quantize_reorder(x, placed.perm), placed, dtype="BF16", out=out)
     return found
 
 
@@ -69,7 +69,7 @@ def test_the_same_bits_as_one_after_the_other(kind: str, between: bool) -> None:
 
 @EACH
 def test_x_that_the_kernel_in_front_writes_late(kind: str) -> None:
-    """A long kernel in front, which has not written x when the product begins."""
+    """A long kernel and a copy in front, which have not written x when the product is launched."""
     placed, product, x = made(kind)
     expected = product(replace(placed, settled=False), x)
     held = torch.zeros_like(x)
@@ -77,6 +77,19 @@ def test_x_that_the_kernel_in_front_writes_late(kind: str) -> None:
         held.zero_()
         torch.cuda._sleep(2_000_000)
         held.copy_(x)
+        assert torch.equal(product(placed, held), expected)
+
+
+@EACH
+def test_x_that_a_product_in_front_writes(kind: str) -> None:
+    """The one in front lets the next begin while it works: until it has ended, x is not what it should be."""
+    placed, product, x = made(kind)
+    plain = replace(placed, settled=False)
+    expected = product(plain, product(plain, x))
+    held = torch.empty_like(x)
+    for _ in range(50):
+        held.fill_(float("nan"))
+        product(placed, x, out=held)
         assert torch.equal(product(placed, held), expected)
 
 

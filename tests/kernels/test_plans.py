@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,3 +157,22 @@ def test_the_stream_without_an_object_around_it(monkeypatch: pytest.MonkeyPatch)
     assert device.stream_of(array) == 7
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 40 + index, raising=False)
     assert device.stream_of(array) == 41
+
+
+@WEIGHTS
+def test_an_operand_that_was_used_can_be_copied(weight: BcqWeight, recorder: Recorder) -> None:
+    found = placed(weight)
+    matmul.matmul(found, vectors(1))
+    used = found.bits if found.mixed is None else found.mixed
+    assert used is not None
+    assert used.plans
+    for other in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
+        assert not other.plans
+        assert (other.shape, other.settled) == (used.shape, used.settled)
+
+
+def test_no_weight_is_prepared_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "is_torch", lambda array: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(BcqError, match="BCQ-E552"):
+        device.settle(SimpleNamespace(device=SimpleNamespace(type="cuda")))

@@ -82,6 +82,7 @@ def test_waiting_is_for_the_current_stream_of_the_device(monkeypatch: pytest.Mon
     device.settle(ks.vectors(1, 4))
     assert not asked
     monkeypatch.setattr(device, "is_torch", lambda array: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     place = torch.device("cuda", 1)
     device.settle(SimpleNamespace(device=place))
     assert asked == [place, "waited"]
