@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bcqfmt.dtypes import BITS, numpy_dtype
 from bcqfmt.stored import StoredTensor
 
-__all__ = ["Turns", "new_array", "read_array", "reused", "wait_for_room"]
+__all__ = ["Turns", "give_back", "new_array", "read_array", "reused", "wait_for_room"]
 
 Array = npt.NDArray[Any]
 Block = npt.NDArray[np.uint8]
@@ -103,6 +103,12 @@ def reused() -> Iterator[None]:
         yield
     finally:
         _store.leave()
+
+
+def give_back() -> None:
+    """No memory is kept that nobody uses: there are few large arrays to come, or none."""
+    with _store.lock:
+        _store.free, _store.most = [], _store.out
 
 
 def wait_for_room(size: int, limit: int, heed: Callable[[], None]) -> None:

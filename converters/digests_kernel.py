@@ -2,13 +2,14 @@
 
 The rounds of one stream wait for each other; those of sixteen do not. On a processor with 512-bit vectors a byte costs
 half of what hashlib takes with the processor's own SHA instructions; on others it is no gain. A vector has a word of
-every stream. Two streams at once with the SHA instructions (`digests_pair_kernel`) cost more than that; beside wide
-vectors, in one loop, these instructions are slower by orders of magnitude.
+every stream. One more stream can go along, with the SHA instructions, where the processor has them too
+(`digests_along_kernel`); then a lane's bytes cost less still.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from bcqfmt.converters.digests_constants import CONSTANTS, START
 from bcqfmt.converters.words_kernels import aligned, compiled, operation, types
 from bcqfmt.converters.words_shuffle import copy_run, turn
 
-__all__ = ["BLOCK", "HERE", "LANES", "Lanes"]
+__all__ = ["BLOCK", "HERE", "LANES", "Lanes", "add", "number", "read"]
 
 LANES, BLOCK = 16, 64  # streams; bytes of a block
 HERE = _HERE = np.uint64(2**64 - 1)  # no file
@@ -136,8 +137,8 @@ def _xor(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 _bytes, _finish = operation(_build_turn_bytes), operation(_build_finish)
-_read, _number = operation(_build_read, types.uint64), operation(_build_number, types.uint64)
-_add, _put_word = operation(_build_add), operation(_build_put_word)
+read, number = operation(_build_read, types.uint64), operation(_build_number, types.uint64)
+add, _put_word = operation(_build_add), operation(_build_put_word)
 _rounds, _last_rounds = operation(_build_rounds(False)), operation(_build_rounds(True))
 
 
@@ -154,23 +155,23 @@ def _advance(state: Any, lanes: Any, constants: Any, data: Any, row: Any, room: 
     while True:
         most = _0
         for lane in range(_16):
-            count = min(_number(counts + lane * _8), row // _64)
+            count = min(number(counts + lane * _8), row // _64)
             _put_word(some + lane * _4, count)
             most = max(most, count)
-            file = _number(lanes + lane * _8)
+            file = number(lanes + lane * _8)
             done = _0
             while file != _HERE and done < count * _64:
                 size = count * _64 - done
-                came = _read(file, data + lane * row + done, size, _number(places + lane * _8) + done)
+                came = read(file, data + lane * row + done, size, number(places + lane * _8) + done)
                 if came == _0 or came > size:
                     return lane
                 done += came
         if most == _0:
             return _16
         for lane in range(_16):
-            count = min(_number(counts + lane * _8), row // _64)
-            _add(counts + lane * _8, _0 - count)
-            _add(places + lane * _8, count * _64)
+            count = min(number(counts + lane * _8), row // _64)
+            add(counts + lane * _8, _0 - count)
+            add(places + lane * _8, count * _64)
         for block in range(most):
             at = data + block * _64
             for i in range(_0, _16, _8):
@@ -185,7 +186,10 @@ def _advance(state: Any, lanes: Any, constants: Any, data: Any, row: Any, room: 
             _finish(state, after, some, block)
 
 
-_advance_all = compiled(_advance, types.uint64, *(types.uint64,) * 6)  # numbers: arrays take long to compile
+@cache
+def _loop() -> Any:
+    """Compiled when first needed: not everybody does, and it takes long; with arrays for numbers longer still."""
+    return compiled(_advance, types.uint64, *(types.uint64,) * 6)
 
 
 class Lanes:
@@ -227,4 +231,4 @@ class Lanes:
             raise ValueError("more blocks than there is room for")
         states, constants, data = self.states.ctypes.data, CONSTANTS.ctypes.data, self.data.ctypes.data
         room, row = self._room.ctypes.data, self.data.shape[1]
-        return int(_advance_all(states, self._numbers.ctypes.data, constants, data, row, room))
+        return int(_loop()(states, self._numbers.ctypes.data, constants, data, row, room))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,12 @@ from typing import Any
 from bcqfmt.converters.buffers import reused
 from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.complete import carried_out
-from bcqfmt.converters.digests import ManyDigests, even, faster_here
+from bcqfmt.converters.digests import ManyDigests, even
+from bcqfmt.converters.digests_along import digests_for
 from bcqfmt.converters.digests_file import FileDigests
-from bcqfmt.converters.digests_pair import Meeting, has_instructions
 from bcqfmt.converters.executors import Executor
 from bcqfmt.converters.finalize import finalize
+from bcqfmt.converters.late import LateRecords
 from bcqfmt.converters.plan import Plan, Shard, make_plan
 from bcqfmt.converters.protocol import Layout, Module, Options
 from bcqfmt.converters.registry import find_modules, layouts
@@ -32,14 +33,13 @@ from bcqfmt.converters.remarks import remark
 from bcqfmt.converters.settings import Settings
 from bcqfmt.converters.shard_job import ShardJob
 from bcqfmt.converters.workspace import Workspace, partial_folder
+from bcqfmt.durable import OutputFile
 from bcqfmt.errors import BcqError, Finding, error
 from bcqfmt.files import SourceFile
-from bcqfmt.hashing import hash_file, stream_digests
-from bcqfmt.writer import DEFAULT_SHARD_BYTES, write_shard
+from bcqfmt.hashing import Digests, hash_file, stream_digests
+from bcqfmt.writer import DEFAULT_SHARD_BYTES, Written, write_shard
 
 __all__ = ["Conversion", "ConvertOptions"]
-
-_WORTH = 1 << 26  # bytes that are worth another compiled loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +226,15 @@ class Conversion:
 
         threads = max(1, workers // max(1, len(shards)))
         pool = ThreadPoolExecutor(workers)
-        with reused(), self._digests(shards, workers) as many:
+        with reused(), digests_for(sum(shard.nbytes for shard in shards), workers) as many:
             try:
                 sources = self._source_digests(space, paths, many)
-                jobs: list[Callable[[], None]] = [
-                    partial(self._shard, space, shard, threads, beat, shard_done, many) for shard in shards
+                late = LateRecords()
+                writing = [
+                    pool.submit(self._shard, space, shard, threads, beat, shard_done, many, late) for shard in shards
                 ]
-                futures = [pool.submit(job) for job in jobs + sources]
+                closing = [partial(late.close, shard.file, job) for shard, job in zip(shards, writing, strict=True)]
+                futures = writing + [pool.submit(job) for job in closing + sources]
                 finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 self._raise_first(finished)
             finally:
@@ -248,15 +250,6 @@ class Conversion:
         real = [fault for fault in faults if not isinstance(fault, Stopped)]
         if faults:
             raise (real or faults)[0]
-
-    def _digests(self, shards: list[Shard], workers: int) -> AbstractContextManager[ManyDigests | None]:
-        """Who hashes many streams at once; nobody where that is no gain."""
-        if sum(shard.nbytes for shard in shards) < _WORTH or not faster_here():
-            return nullcontext()
-        pairs = min(workers, len(shards)) > 1 and has_instructions()
-        many = ManyDigests(max(1, workers // 4), Meeting() if pairs else None)
-        many.expect(sum(shard.nbytes for shard in shards))
-        return many
 
     def _source_digests(self, space: Workspace, paths: list[str], many: ManyDigests | None) -> list[Callable[[], None]]:
         """The jobs that hash the source's files and write down what they find."""
@@ -289,17 +282,35 @@ class Conversion:
         beat: Callable[[int], None],
         shard_done: Callable[[str, int], None] | None,
         many: ManyDigests | None,
+        late: LateRecords,
     ) -> None:
-        record = space.done(shard.file, self.plan)
-        if record is None:
-            options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
-            job = ShardJob(self.source, shard, self.modules, self.layouts, options, self._heed)
-            digests = stream_digests if many is None else partial(FileDigests, many, job.parts())
-            written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat, digests=digests)
-            record = space.finish(shard.file, self.plan, job.record(written))
-        else:
+        """Write a shard; its record as well, unless that has to wait for digests."""
+        if (record := space.done(shard.file, self.plan)) is not None:
             beat(record["size"])
             if many is not None:
                 many.begin(shard.nbytes)
-        if shard_done is not None:
-            shard_done(shard.file, record["size"])
+            if shard_done is not None:
+                shard_done(shard.file, record["size"])
+            return
+        options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
+        job = ShardJob(self.source, shard, self.modules, self.layouts, options, self._heed)
+        made: list[FileDigests] = []
+
+        def digests(head: bytes, output: OutputFile, sizes: Mapping[str, int]) -> AbstractContextManager[Digests]:
+            if many is None:
+                return stream_digests(head, output, sizes)
+            made.append(FileDigests(many, job.parts(), head, output, sizes))
+            return made[0]
+
+        def finish() -> None:
+            found = written
+            for sums in made:
+                digest, tensors = sums.late()
+                found = Written(written.record._replace(sha256=digest), tensors)
+            record = space.finish(shard.file, self.plan, job.record(found))
+            if shard_done is not None:
+                shard_done(shard.file, record["size"])
+
+        written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat, digests=digests)
+        job.let_go()
+        late.add(shard.file, finish, lambda: any(sums.is_late for sums in made))

@@ -83,6 +83,10 @@ class ShardJob:
 
         with ThreadPoolExecutor(options.threads) as pool:
             self.weights = dict(zip(shard.weights, pool.map(converted, shard.weights), strict=True))
+        self._shapes = {
+            name: (weight.spec, {suffix: (part.dtype, part.shape) for suffix, part in weight.parts().items()})
+            for name, weight in self.weights.items()
+        }
         for name, weight in self.weights.items():
             self.units.append(Unit(name, {part.name: part for part in weight.parts().values()}, True))
         for name in shard.dense:
@@ -93,13 +97,16 @@ class ShardJob:
         """The names of the tensors that weights consist of."""
         return {name for unit in self.units if unit.is_weight for name in unit.tensors}
 
+    def let_go(self) -> None:
+        """All is written: nothing is kept but what the record needs."""
+        self.weights, self.units = {}, []
+
     def record(self, written: Written) -> dict[str, Any]:
         """What the finalizer needs to know of this shard."""
         digests = {}
-        for name, weight in self.weights.items():
+        for name, (spec, shapes) in self._shapes.items():
             prefix = part_prefix(name)
-            parts = {s: (p.dtype, p.shape, written.tensors[prefix + s]) for s, p in weight.parts().items()}
-            digests[name] = digest_of(weight.spec, parts)
+            digests[name] = digest_of(spec, {s: (*of, written.tensors[prefix + s]) for s, of in shapes.items()})
         rules = {name: [rule, weight] if weight else [rule] for name, (rule, weight) in self.rules.items()}
         return {
             "file": self.shard.file,

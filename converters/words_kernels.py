@@ -15,10 +15,13 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import binding  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-__all__ = ["aligned", "compiled", "each_share", "inner", "operation", "types"]
+__all__ = ["address_of", "aligned", "compiled", "each_share", "for_this_processor", "inner", "operation", "types"]
+
+_kept: list[Any] = []  # functions of which others know the address only
 
 
 def compiled(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -29,6 +32,23 @@ def compiled(function: Callable[..., Any], result: Any, *arguments: Any) -> Call
     except RuntimeError:  # numba finds no folder that it could write a cache to
         kernel = numba.njit(signature, nogil=True)(function)
     return kernel
+
+
+def address_of(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
+    """Where a function that other compiled ones can call is; it is compiled for these types, now."""
+    signature = result(*arguments)
+    binding.initialize_native_asmparser()  # for those that have instructions of their own
+    try:
+        kernel: Any = numba.cfunc(signature, cache=True)(function)
+    except RuntimeError:  # as above
+        kernel = numba.cfunc(signature)(function)
+    _kept.append(kernel)
+    return int(kernel.address)
+
+
+def for_this_processor() -> bool:
+    """Whether numba compiles for the processor that it runs on, as it does unless told otherwise."""
+    return not (numba.config.CPU_NAME or numba.config.CPU_FEATURES)  # type: ignore[attr-defined]
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:

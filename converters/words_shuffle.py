@@ -139,6 +139,9 @@ def _words(
             for i in range(_0, rows, _8):
                 turn(to + i * to_outer + j * to_inner, to_row, at + i * at_outer + j * at_inner, at_row)
     straight = at_inner == _4 and to_inner == _4
+    if straight and at_outer == inner * _4 and to_outer == at_outer:  # nothing between rows
+        inner = outer * inner
+        outer = _1
     for i in range(outer):
         x = at + i * at_outer
         y = to + i * to_outer

@@ -28,33 +28,37 @@ same layer, `pack_to_int32` from int8 codes, GPTQModel's `pack` from weights, sc
 The copy is `cp -r --reflink=never` and `sync -f`. What the last round has left is removed before the clock starts, for
 all of them alike. A conversion reads the source twice (to convert, to hash), goes back from the new planes to the
 source's words to compare them (strip by strip, while they are in the cache), writes once, and hashes three times: the
-source's bytes, the new file's, and every weight's, which it reads back for that. A file's digest needs its bytes one
-after the other: those of two files that are being written are made in one loop with the processor's SHA instructions.
-The other two are made sixteen streams at a time where the processor has AVX-512. Of 6.35 core-seconds the sixteen
-streams take 1.82, the files' digests 1.29 (0.85 in pairs, 0.44 alone), packing and the way back 1.05, reading 0.99,
-writing and the file system 0.58, Python 0.33, numpy 0.11, hashlib (the last tensors) 0.11 (one profile of processor
-time, of another run than the table, with other work on the machine).
+source's bytes, the new file's, and every weight's. A file's digest needs its bytes one after the other, with the
+processor's SHA instructions; the other two can be made sixteen streams at a time where it has AVX-512. On a processor
+with both, all go through one loop: 16 blocks of a file that is being written, and two blocks of each of eight files of
+the source and eight weights. Whoever converts and writes never waits for digests. One thread takes what is there, from
+the page cache, so however far it is behind, it takes no memory: what was written is mapped, the source is read. When
+everything is written, everybody helps. A shard's record follows when its digests are there, about a gigabyte later at
+most. Of the processor time that loop takes 36 %, digests that nothing goes along with 5 %, packing and the way back
+17 %, copies out of the page cache 10 %, into it 9 %, the rest of the file system and of memory 11 %, Python 8 %, numpy
+2 % (one profile, of another run than the table, of 6.5 core-seconds with the profiler).
 
 **How far half the speed of the copy is.** What each pass costs by itself in one thread, the best of many repetitions:
-sixteen digests at a time 2.9 GB/s, two 1.97, one 1.45 (hashlib); reading from the page cache 6 to 7 GB/s, writing to it
-4; packing a layer of 22.5 MB and going back 9.4 ms. For 2.06 GB that is 0.7 + 0.7 core-seconds for digests of source
-and weights, 1.0 for those of the files, 0.9 for reading three times, 0.8 for packing and the way back, 0.5 for writing;
-with 0.4 for Python, from the profile, 5.0 together, or 2.5 s on two cores that never wait, half of it SHA-256. Beside
-each other they share caches and memory: 6.2 to 7.0 core-seconds in 3.4 to 3.8 s, in eight runs with little else on
-the machine. The copy took 1.0 to 1.6 s in those runs: half its speed would have been 2.0 to 3.2 s. In turn with it ran
-the code before the way back was gone in strips and files were hashed in pairs: it takes 6 % longer (median of the eight
-ratios, 5 to 27 %). These figures are of a machine whose memory others use as well.
+one block of all lanes and eight of the file 0.5 us; one digest 1.45 GB/s (hashlib), sixteen 2.9; reading from the page
+cache 7 to 8 GB/s, mapping it 50, writing to it 4; packing a layer of 22.5 MB and going back 10.3 ms. For 2.06 GB that
+is 2.0 core-seconds for all digests, 0.6 for reading twice, 0.1 for mapping twice, 0.9 for packing and the way back, 0.5
+for writing; with 0.4 for Python 4.5 together, or 2.25 s on two cores that never wait. It takes 5.0 to 5.8 core-seconds
+in 2.6 to 3.1 s, beside a copy of 1.3 to 2.0 s: nine rounds in turn with the code before, which hashed two files in one
+loop and the lanes in another. That one takes 1.24 times as long (median; 1.16 to 1.40) and 1.20 times the processor
+time. Seven of these nine rounds were at least half as fast as the copy, their median is 0.52. The machine's memory and
+disk are used by others as well: the same loop takes 1.1 to 1.5 us for 48 blocks from one minute to the next, the copy
+1.3 to 2.6 s. So the verdict above is not certain: this page was measured three times that evening, with the same loops,
+and found 0.58, 0.45 and 0.62, the last of them with the code as it is and nothing else running.
 
-**What did not help.** The loop for two files is at its floor: the instruction for two rounds can begin every third
-cycle on this processor, 96 cycles for a block of 64 bytes, and the loop takes 97; the message schedule costs nothing
-beside it. It leaves the vector units idle, so lanes can go along with it, if vectors keep to the last sixteen
-registers: two files and sixteen lanes in one loop take 1800 cycles for 32 blocks, one after the other 2600; one file
-and sixteen lanes 2800 for 48. A conversion gains nothing by it on the clock. With two files it took 0.96 of the
-processor time (0.86 to 1.04) and 1.00 of the time (0.94 to 1.10), three rounds in turn. With one file processor time
-fell by 16 % and the time rose by 2 % (medians of six runs each): eight files of a source and the weights that wait are
-streams enough for one such loop, not for two at once, so one core waits for the other. There was other work on the
-machine in both cases. Neither is in use. Reading the new file through a memory map instead of copying it would save two
-thirds of what that costs (44 us instead of 141 for a megabyte), 0.2 core-seconds; it was not tried in a conversion.
+**What did not help.** Two files in one loop with sixteen lanes (1800 cycles for 32 blocks; with one file it is 2800 for
+48): there are not so many lanes. One file and sixteen lanes in each of two threads: eight files of a source and the
+weights that wait are streams enough for one such loop, so one core waited for the other. Lanes without a file as soon
+as the source is behind (6 % slower, median of four rounds); files of the source in the place of the one that is written
+(750 MB of files were then hashed alone). Leaving the last weights to those who write them, and a niceness for these
+threads: no difference that could be told from the noise. Other distances between rows, smaller rows, other distances of
+prefetching: the same. What helped besides: a descriptor of its own for every file of the source that is hashed (reading
+locks the other one for milliseconds), and one copy for all lanes of a strip where nothing lies between them (8 % of
+packing).
 """
 
 _SCALING = """## How it is measured

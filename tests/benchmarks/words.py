@@ -40,9 +40,12 @@ _START = """
 import os, sys, time
 import numpy
 begun = time.perf_counter()
-from bcqfmt.converters import digests_kernel, digests_pair, words
-if digests_pair.has_instructions():
-    digests_pair.PairedDigest(digests_pair.Meeting(), bytes(64)).hexdigest()
+from bcqfmt.converters import digests, digests_along, words
+from bcqfmt.files import SourceFile
+make = digests_along.DigestsAlong if digests_along.fits_here() else digests.ManyDigests
+with make() as many:
+    file = SourceFile(sys.executable)
+    many.results([many.submit(file, 0, 4096) for _ in range(16)])
 codes = numpy.zeros((8, 64), numpy.uint8)
 order = numpy.arange(64)
 words.planes_to_gptq(words.codes_to_planes(codes, 4, order))

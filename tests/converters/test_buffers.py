@@ -41,6 +41,21 @@ def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
     assert buffers._store.free == []
 
 
+def test_memory_is_given_back_when_told_but_for_what_is_in_use() -> None:
+    with reused():
+        kept = new_array((2, MEGA), np.uint8)
+        kept[:] = 7
+        del (spare := [new_array((3, MEGA), np.uint8)])[0]
+        assert len(buffers._store.free) == 1
+        buffers.give_back()
+        assert buffers._store.free == []
+        assert (kept == 7).all()
+        at = place(kept)
+        del kept
+        assert place(new_array((2, MEGA), np.uint8)) == at  # as before
+    assert spare == []
+
+
 def test_outside_and_when_small_it_is_a_plain_array() -> None:
     assert new_array((4, MEGA), np.uint8).base is None
     with reused():

@@ -1,12 +1,14 @@
-"""Sixteen digests at a time against hashlib, whatever the lengths, and a conversion that uses them."""
+"""Many digests at a time against hashlib, whatever the lengths, and a conversion that uses them."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
 import threading
-from concurrent.futures import CancelledError
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.converters import digests, digests_file, digests_pair, pipeline
+from bcqfmt.converters import (
+    digests,
+    digests_along,
+    digests_file,
+    digests_one_kernel,
+    digests_stream,
+    digests_written,
+    pipeline,
+)
 from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.digests import ManyDigests, even
+from bcqfmt.converters.digests_along import DigestsAlong, fits_here
+from bcqfmt.converters.digests_along_loop import Along
 from bcqfmt.converters.digests_file import FileDigests
 from bcqfmt.converters.digests_kernel import LANES, Lanes
-from bcqfmt.converters.digests_pair import Meeting, PairedDigest, has_instructions
+from bcqfmt.converters.digests_written import WrittenFile
+from bcqfmt.converters.late import LateRecords
 from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.durable import OutputFile
 from bcqfmt.errors import BcqError, error
 from bcqfmt.files import SourceFile
 from bcqfmt.stored import StoredTensor
@@ -74,8 +88,8 @@ def test_any_number_of_streams_of_any_length(
 ) -> None:
     contents = [data(begin + size, i) for i, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests, "_STEP", 64 * blocks)
-        patch.setattr(digests, "_ROW", 128 * rows)
+        patch.setattr(digests_stream, "_STEP", 64 * blocks)
+        patch.setattr(digests, "ROW", 128 * rows)
         patch.setattr(digests, "_FEW", few)
         with ManyDigests(threads) as many:
             futures = [many.submit(Memory(content), begin, size) for content, size in zip(contents, sizes, strict=True)]
@@ -211,80 +225,159 @@ def test_streams_that_fill_the_lanes_to_the_end() -> None:
     assert not even([])
 
 
-# ---------------------------------------------------------------------------------------------------- two at a time
-with_instructions = pytest.mark.skipif(not has_instructions(), reason="no instructions for SHA-256")
-CHUNKS = st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 3000)), max_size=30)
+# ------------------------------------------------------------------------------------------- a file and sixteen streams
+with_instructions = pytest.mark.skipif(not fits_here(), reason="no instructions for it")
+
+
+def state_of(states: Array, size: int) -> str:
+    """The digest of so many whole blocks whose state this is."""
+    return digests_one_kernel.digest_of(digests_one_kernel.ordered(states), np.empty(0, np.uint8), size)
 
 
 @with_instructions
-@given(st.lists(CHUNKS, min_size=1, max_size=4), st.integers(0, 200), st.integers(1, 3), st.sampled_from([0.0, 0.001]))
-@settings(max_examples=100, deadline=None)
-def test_files_that_meet_have_their_own_digests(
-    files: list[list[int]], head: int, enough: int, patience: float
+@pytest.mark.parametrize(("times", "rows"), [(1, 1), (7, 2), (64, 64), (65, 8)])
+def test_one_stream_and_sixteen_lanes_in_one_loop(times: int, rows: int) -> None:
+    """From memory, wherever it lies, and from files; the stream that is first too."""
+    first, others = data(1024 * times + 9, 99), [data(128 * times + i, i) for i in range(LANES)]
+    for from_file in (set(), {0, 5, 15}, set(range(LANES)), {LANES}, set(range(LANES + 1))):
+        along = Along(128 * rows)
+        along.states[:], along.first[:] = along.start[:, None], digests_one_kernel.fresh_state()
+        contents = [np.frombuffer(content, np.uint8)[i % 3 :] for i, content in enumerate([*others, first])]
+        files = [Memory(content.tobytes()) for content in contents]
+        for lane, content in enumerate(contents):
+            along.places[lane] = 0 if lane in from_file else content.ctypes.data
+            if lane in from_file:
+                along.files[lane] = files[lane]._file.fileno()
+        assert along.advance(times) == (times, LANES + 1)
+        for lane, content in enumerate(contents[:LANES]):
+            assert state_of(along.states[:, lane], 128 * times) == sha256(content[: 128 * times].tobytes())
+        assert state_of(digests_one_kernel.natural(along.first), 1024 * times) == sha256(
+            contents[LANES][: 1024 * times].tobytes()
+        )
+
+
+@with_instructions
+@pytest.mark.parametrize("short", [3, LANES])
+def test_a_lane_that_cannot_be_read_stops_the_loop_where_it_is(short: int) -> None:
+    contents = [data(1024 * 8, i) for i in range(LANES + 1)]
+    contents[short] = contents[short][: 4 * (1024 if short == LANES else 128) + 5]
+    files = [Memory(content) for content in contents]
+    along = Along(256)
+    along.states[:], along.first[:] = along.start[:, None], digests_one_kernel.fresh_state()
+    along.files[:], along.places[:] = [file._file.fileno() for file in files], 0
+    assert along.advance(8) == (4, short)
+    assert list(along.places) == [4 * 128] * LANES + [4 * 1024]
+    assert state_of(along.states[:, 0], 4 * 128) == sha256(contents[0][: 4 * 128])
+
+
+@with_instructions
+def test_a_stream_alone() -> None:
+    for size in EDGES:
+        content = data(size, 7)
+        with DigestsAlong() as many:
+            assert many.result(many.submit(Memory(content), 0, size)) == sha256(content)
+
+
+STREAMS = st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 30_000)), max_size=30)
+
+
+@with_instructions
+@given(
+    *(STREAMS, STREAMS, st.lists(st.lists(st.integers(1, 9000), max_size=9), max_size=3)),
+    *(st.integers(1, 3), st.sampled_from([1, 3, 1 << 13]), st.sampled_from([1, 4000]), st.sampled_from([0, 1 << 30])),
+)
+@settings(max_examples=60, deadline=None)
+def test_files_that_grow_along_with_any_streams(
+    sources: list[int], weights: list[int], files: list[list[int]], most: int, times: int, enough: int, slack: int
 ) -> None:
-    """Chunks of any length, handed over by as many threads as there are files, in any order."""
-    meeting, found = Meeting(), {}
-    contents = [[data(size, 100 * i + j) for j, size in enumerate((head, *sizes))] for i, sizes in enumerate(files)]
+    """Files of any chunks, written by a thread each; streams of other files, and of theirs."""
+    contents = [[data(size, 100 * i + j) for j, size in enumerate(sizes)] for i, sizes in enumerate(files)]
+    found: dict[int, str] = {}
 
-    def write(i: int) -> None:
-        digest = PairedDigest(meeting, contents[i][0])
-        for content in contents[i][1:]:
-            digest.update(np.frombuffer(content, np.uint8))
-        found[i] = digest.hexdigest()
+    def write(i: int, folder: Path) -> None:
+        size = sum(map(len, contents[i]))
+        with OutputFile(folder / str(i), size) as output:
+            stream, at = many.follow(WrittenFile(output), size), 0
+            for content in contents[i]:
+                output.write(content)
+                at += len(content)
+                many.reach(stream, at)
+                many.keep_up(0)
+            many.reach(stream, at)
+        found[i] = many.result(stream.future)  # when it has its name
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests_pair, "_ENOUGH", enough)
-        patch.setattr(digests_pair, "_MOST", 2 * enough)
-        patch.setattr(digests_pair, "_PATIENCE", patience)
-        threads = [threading.Thread(target=write, args=(i,)) for i in range(len(files))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(digests_along, "_TIMES", times)
+        patch.setattr(digests_along, "_ENOUGH", enough)
+        patch.setattr(digests_along, "_SLACK", slack)
+        patch.setattr(digests_along, "_PIECE", 640)
+        written = data(40_000, 5)
+        with OutputFile(Path(folder) / "w") as output:
+            output.write(written)
+            kept = WrittenFile(output)
+        with DigestsAlong(1, most) as many:
+            theirs = [many.submit(Memory(data(size, i)), 0, size) for i, size in enumerate(sources)]
+            ours = [many.submit(kept, i, size) for i, size in enumerate(weights)]
+            threads = [threading.Thread(target=write, args=(i, Path(folder))) for i in range(len(files))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert many.results(theirs) == [sha256(data(size, i)) for i, size in enumerate(sources)]
+            assert many.results(ours) == [sha256(written[i : i + size]) for i, size in enumerate(weights)]
     assert found == {i: sha256(b"".join(content)) for i, content in enumerate(contents)}
-    assert meeting.open == []
 
 
 @with_instructions
-def test_two_files_are_hashed_in_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both in the thread of whoever finds the other; one alone when the other is closed, or has nothing for long."""
-    monkeypatch.setattr(digests_pair, "_ENOUGH", 2)
-    monkeypatch.setattr(digests_pair, "_MOST", 3)
-    monkeypatch.setattr(digests_pair, "_PATIENCE", 0.001)
-    counts: list[int] = []
-    advance = digests_pair._advance
-    monkeypatch.setattr(digests_pair, "_advance", lambda streams: (counts.append(len(streams)), advance(streams)))
-    meeting, chunk = Meeting(), np.zeros(640, np.uint8)
-    one, two = PairedDigest(meeting, b"1"), PairedDigest(meeting, b"")
-    one.update(chunk)
-    assert counts == [0]  # nobody else has anything yet
-    two.update(chunk)
-    assert counts == [0, 2]
-    for _ in range(3):
-        two.update(chunk)
-    assert counts == [0, 2, 0, 1]
-    two.close()  # as when its file could not be written
-    one.update(chunk)
-    one.update(chunk)
-    assert counts[4:] == [0, 1]
-    assert one.hexdigest() == sha256(b"1" + bytes(3 * 640))
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_a_fault_of_one_stream_leaves_the_others_along_alone(tmp_path: Path, wrong: int) -> None:
+    for i in range(9):
+        (tmp_path / str(i)).write_bytes(data(100_000, i))
+    files = [SourceFile(tmp_path / str(i)) for i in range(9)]
+    os.truncate(tmp_path / str(wrong), 70_000)
+    files[8].path.unlink()
+    files[8].close()  # it can not be opened again
+    with DigestsAlong() as many:
+        futures = [many.submit(file, 0, 100_000) for file in files]
+        right = [i for i in range(8) if i != wrong]
+        assert many.results([futures[i] for i in right]) == [sha256(data(100_000, i)) for i in right]
+        with pytest.raises(BcqError, match="BCQ-E103"):
+            many.result(futures[wrong])
+        with pytest.raises(BcqError, match="BCQ-E101"):
+            many.result(futures[8])
 
 
 @with_instructions
-def test_a_stranger_closes_only_when_nobody_hashes_it() -> None:
-    """An error of one writer never takes memory away that another is hashing."""
-    meeting = Meeting()
-    digest = PairedDigest(meeting, b"")
-    digest._busy = True
-    closing = threading.Thread(target=digest.close)
-    closing.start()
-    closing.join(0.05)
-    assert closing.is_alive()
-    with meeting.changed:
-        digest._busy = False
-        meeting.changed.notify_all()
-    closing.join(60)
-    assert not closing.is_alive()
+def test_a_file_system_that_maps_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = data(50_000, 1)
+    with OutputFile(tmp_path / "x") as output:
+        output.write(content)
+        kept = WrittenFile(output)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(digests_written.mmap, "mmap", refuse)
+    with DigestsAlong() as many:
+        futures = [many.submit(kept, i, 40_000) for i in range(9)]
+        assert many.results(futures) == [sha256(content[i : i + 40_000]) for i in range(9)]
+
+
+def test_a_written_file_that_cannot_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with OutputFile(tmp_path / "x") as output:
+        output.write(b"12345")
+        kept = WrittenFile(output)
+    with pytest.raises(BcqError, match=r"BCQ-E402.*byte 5"):
+        kept.read_into(0, np.empty(6, np.uint8))
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for name, call in (("preadv", lambda: kept.read_into(0, np.empty(5, np.uint8))), ("dup", kept.duplicate)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(BcqError, match=r"BCQ-E402.*Input/output error"):
+                call()
 
 
 # ------------------------------------------------------------------------------------------------------ in a file
@@ -296,14 +389,25 @@ def test_a_written_file_has_the_same_digests(tmp_path: Path, monkeypatch: pytest
     for small in (0, 1 << 16):
         monkeypatch.setattr(digests_file, "_SMALL", small)
         for wanted in (set(arrays), {"w00", "w03", "w20"}, set()):
-            with ManyDigests(meeting=Meeting() if small and has_instructions() else None) as many:
-                written = write_tensors(tmp_path / "many", tensors, {}, digests=partial(FileDigests, many, wanted))
-            assert written.record == plain.record
-            assert written.tensors == {name: plain.tensors[name] for name in wanted}
+            made: list[FileDigests] = []
+
+            def make(many: ManyDigests, wanted: set[str], made: list[FileDigests], *file: Any) -> FileDigests:
+                made.append(FileDigests(many, wanted, *file))
+                return made[0]
+
+            with DigestsAlong() if small and fits_here() else ManyDigests() as many:
+                written = write_tensors(tmp_path / "many", tensors, {}, digests=partial(make, many, wanted, made))
+                digest, of_tensors = made[0].late()
+            assert not made[0].is_late
+            assert (written.record.size, digest) == plain.record
+            assert of_tensors == {name: plain.tensors[name] for name in wanted}
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "many").read_bytes()
 
 
-def test_a_write_that_fails_forgets_its_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ManyDigests, pytest.param(DigestsAlong, marks=with_instructions)])
+def test_a_write_that_fails_forgets_its_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[ManyDigests]
+) -> None:
     monkeypatch.setattr(digests_file, "_SMALL", 0)
     tensors = {f"w{i}": StoredTensor.from_array(f"w{i}", np.zeros(5000, np.uint8)) for i in range(20)}
 
@@ -313,45 +417,85 @@ def test_a_write_that_fails_forgets_its_digests(tmp_path: Path, monkeypatch: pyt
             raise KeyboardInterrupt
 
     ticks: list[int] = []
-    with ManyDigests() as many, pytest.raises(KeyboardInterrupt):
+    with kind() as many, pytest.raises(KeyboardInterrupt):
         write_tensors(tmp_path / "x", tensors, {}, stop, digests=partial(FileDigests, many, set(tensors)))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("few", "last", "paired"), [(0, 0, False), (7, 0, True), (7, 50_000, True), (7, 1 << 20, False)]
-)
-def test_a_conversion_makes_the_same_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, last: int, paired: bool
-) -> None:
-    source = gptq_folder(tmp_path / "source", layers=20)
-    convert(source, tmp_path / "plain", max_shard_size=60_000, workers=2)
+@pytest.fixture
+def lanes_in_use(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Conversions hash in lanes, however small they are; how many lanes were used each time."""
     used: list[int] = []
-    advance = Lanes.advance
 
-    def counted(lanes: Lanes) -> int:
-        used.append(int(np.count_nonzero(lanes.counts)))
-        return advance(lanes)
+    def counted(kind: type[Any], live: Callable[[Any], Array]) -> None:
+        advance = kind.advance
 
-    monkeypatch.setattr(Lanes, "advance", counted)
-    monkeypatch.setattr(pipeline, "_WORTH", 0)
-    monkeypatch.setattr(pipeline, "faster_here", lambda: True)
+        def count(lanes: Any, *times: int) -> Any:
+            used.append(int(np.count_nonzero(live(lanes))))
+            return advance(lanes, *times)
+
+        monkeypatch.setattr(kind, "advance", count)
+
+    counted(Lanes, lambda lanes: lanes.counts)
+    counted(Along, lambda along: along.places[:LANES] != along.places[LANES - 1])
+    monkeypatch.setattr(digests_along, "_WORTH", 0)
+    monkeypatch.setattr(digests_along, "faster_here", lambda: True)
     monkeypatch.setattr(pipeline, "even", lambda _: True)
     monkeypatch.setattr(digests_file, "_SMALL", 0)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("few", "last", "along"), [(0, 0, False), (7, 0, True), (7, 50_000, True), (7, 1 << 20, False)]
+)
+def test_a_conversion_makes_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes_in_use: list[int], few: int, last: int, along: bool
+) -> None:
+    source = gptq_folder(tmp_path / "source", layers=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(digests_along, "_WORTH", 1 << 60)
+        convert(source, tmp_path / "plain", max_shard_size=60_000, workers=2)
+    assert not lanes_in_use
     monkeypatch.setattr(digests, "_FEW", few)
     monkeypatch.setattr(digests, "_LAST", last)
-    monkeypatch.setattr(pipeline, "has_instructions", lambda: paired and has_instructions())
+    monkeypatch.setattr(digests_along, "fits_here", lambda: along and fits_here())
     convert(source, tmp_path / "many", max_shard_size=60_000, workers=2)
     assert tree(tmp_path / "many") == tree(tmp_path / "plain")
-    assert used or last == 1 << 20  # the last ones of a large folder, all of this one
+    assert lanes_in_use or last == 1 << 20  # the last ones of a large folder, all of this one
     proved(source, tmp_path / "many", tmp_path)
 
 
-def test_a_source_that_changes_is_found_out_by_the_lanes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shard_is_told_once_whoever_finishes_it(tmp_path: Path, lanes_in_use: list[int]) -> None:
+    source = gptq_folder(tmp_path / "source", layers=20)
+    told: list[str] = []
+    conversion = Conversion(open_source(source), ConvertOptions(max_shard_size=20_000, workers=3))
+    assert conversion.run(tmp_path / "bcq", shard_done=lambda name, _: told.append(name))
+    assert len(told) > 3
+    assert sorted(told) == [shard.file for shard in conversion.plan.shards]
+    assert lanes_in_use
+
+
+def test_a_record_that_is_late_is_written_when_the_next_file_is() -> None:
+    """A run that is killed later on has not lost it."""
+    late, done, waiting = LateRecords(), [], {"a": True, "b": True, "c": False}
+    for name in "abc":
+        late.add(name, partial(done.append, name), partial(waiting.get, name))
+    assert done == ["c"]
+    waiting["b"] = False
+    late.add("d", partial(done.append, "d"), lambda: True)
+    assert done == ["c", "b"]
+    written: Future[None] = Future()
+    closing = threading.Thread(target=late.close, args=("a", written))
+    closing.start()
+    assert done == ["c", "b"]  # not before it is written
+    written.set_result(None)
+    closing.join(60)
+    late.close("b", written)
+    assert done == ["c", "b", "a"]
+
+
+def test_a_source_that_changes_is_found_out_by_the_lanes_too(tmp_path: Path, lanes_in_use: list[int]) -> None:
     source = gptq_folder(tmp_path / "source", layers=8)
-    monkeypatch.setattr(pipeline, "_WORTH", 0)
-    monkeypatch.setattr(pipeline, "faster_here", lambda: True)
-    monkeypatch.setattr(pipeline, "even", lambda _: True)
 
     def touch(_: int) -> None:
         path = source / "model.safetensors"
