@@ -6,10 +6,10 @@ from typing import Any
 
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
-from bcqfmt.kernels.bit_gemv import bit_gemv
+from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import PROCESSORS
-from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, MatmulWeight, path_of
+from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, USUAL, MatmulWeight, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
 
@@ -52,8 +52,20 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
         elif fast is None:
             lut_gemv(weight.look_up, part, out=out)
         else:
-            bit_gemv(fast, _aligned(part), out=out)
+            _usual_gemv(fast, part, out)
     return y.reshape(*lead, rows)
+
+
+def _usual_gemv(operand: BitOperand, x: Any, out: Any) -> None:
+    """The fast product of x (1..8, in) to ``out``, filled up to a number of vectors that it is compiled for."""
+    count = len(x)
+    size = next(size for size in USUAL if size >= count)
+    if size == count:
+        bit_gemv(operand, _aligned(x), out=out)
+        return
+    more = device.empty_like(x, (size, operand.shape[1]))
+    more[:count], more[count:] = x, 0
+    out[:] = bit_gemv(operand, more)[:count]
 
 
 def _aligned(x: Any) -> Any:

@@ -20,12 +20,15 @@ from bcqfmt.kernels.operands_device import DeviceOperand, to_device
 from bcqfmt.scheme import SecondOrder
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "Ready", "path_of"]
+__all__ = ["BATCH_LIMIT", "CROSSOVER", "USUAL", "MatmulWeight", "Ready", "path_of"]
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # From this many vectors on, dequantize + matmul is faster than anything else: where eight at once are multiplied, and
 # where they are fewer; measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
 CROSSOVER = (24, 12)
+# The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
+# length is filled up with zeros, and the first one of every length does not have to wait for a compiler.
+USUAL = (1, 2, 4, 8)
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 
 
@@ -134,7 +137,7 @@ def _ready(weight: MatmulWeight, vectors: int, dtype: str) -> Ready | None:
         return None
     path = path_of(weight, vectors)
     start: Callable[[Any, Any], None]
-    if path == "bits" and (bits := weight.bits) is not None and vectors <= weight.several(dtype):
+    if path == "bits" and vectors in USUAL and (bits := weight.bits) is not None and vectors <= weight.several(dtype):
         place = device.place_of(bits.segments[0].planes)
         start = partial(bits_of.carry_out, bits, bits_of.plan_of(bits, vectors, dtype, dtype), vectors)
     elif path == "mixed" and (mixed := weight.mixed) is not None and vectors <= takes(mixed, dtype):

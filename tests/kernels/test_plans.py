@@ -7,6 +7,7 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ import kernel_samples as ks
 import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import bit_gemv, device, matmul, matmul_weight, mixed
+from bcqfmt.kernels import bit_gemv, device, matmul, matmul_weight, mixed, reference
 from bcqfmt.kernels.operands import operand
 from pretended_gpu import Recorder, pretend_products
 
@@ -157,6 +158,39 @@ def test_the_stream_without_an_object_around_it(monkeypatch: pytest.MonkeyPatch)
     assert device.stream_of(array) == 7
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 40 + index, raising=False)
     assert device.stream_of(array) == 41
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("count", [1, 3, 5, 7, 11, 21])
+def test_other_numbers_of_vectors_are_filled_up(
+    count: int, dtype: torch.dtype, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel is compiled for three vectors, or five: four or eight are multiplied, and the results are those asked
+    for. The product itself is the reference's here.
+    """
+    found, asked = placed(WEIGHT), list[int]()
+    assert found.bits is not None
+    x = torch.from_numpy(np.random.default_rng(count).normal(size=(count, 256))).to(dtype)
+
+    def product(weight: Any, vectors: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        assert weight is found.bits
+        assert vectors.is_contiguous()
+        asked.append(len(vectors))
+        exact = torch.from_numpy(reference.product(WEIGHT, vectors.float().numpy())).to(vectors.dtype)
+        return exact if out is None else out.copy_(exact)
+
+    monkeypatch.setattr(matmul, "bit_gemv", product)
+    monkeypatch.setattr(found, "ready", lambda *_: None)  # the way of one launch has its own tests
+    y = matmul.matmul(found, x)
+    most = found.several("F32" if dtype == torch.float32 else "F16")
+    assert torch.equal(y, torch.from_numpy(reference.product(WEIGHT, x.float().numpy())).to(dtype))
+    assert set(asked) <= set(matmul_weight.USUAL)
+    assert asked == [most] * (count // most) + [n for n in (1, 2, 4, 8) if n >= count % most][:1] * (count % most > 0)
+
+
+def test_only_usual_numbers_take_the_short_way(recorder: Recorder) -> None:
+    found = placed(WEIGHT)
+    assert [n for n in range(1, 24) if found.ready(n, "F16") is not None] == list(matmul_weight.USUAL)
 
 
 @WEIGHTS
