@@ -47,8 +47,9 @@ in 2.6 to 3.1 s, beside a copy of 1.3 to 2.0 s: nine rounds in turn with the cod
 loop and the lanes in another. That one takes 1.24 times as long (median; 1.16 to 1.40) and 1.20 times the processor
 time. Seven of these nine rounds were at least half as fast as the copy, their median is 0.52. The machine's memory and
 disk are used by others as well: the same loop takes 1.1 to 1.5 us for 48 blocks from one minute to the next, the copy
-1.3 to 2.6 s. So the verdict above is not certain: this page was measured three times that evening, with the same loops,
-and found 0.58, 0.45 and 0.62, the last of them with the code as it is and nothing else running.
+1.3 to 2.6 s. So the verdict above is not certain, and goes by how fast the copy happens to be: the page was measured
+five times that evening and found 0.58, 0.45, 0.62, 0.48 and 0.43 (median 0.48), the last three with the code as it is
+and nothing else running; the table is the third, whose copy took 1.9 s, those of the last two 1.4 and 1.5 s.
 
 **What did not help.** Two files in one loop with sixteen lanes (1800 cycles for 32 blocks; with one file it is 2800 for
 48): there are not so many lanes. One file and sixteen lanes in each of two threads: eight files of a source and the
