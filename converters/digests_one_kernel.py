@@ -13,20 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.converters.digests_constants import CONSTANTS, START
+from bcqfmt.converters.digests_constants import CONSTANTS, START, end_message
 from bcqfmt.converters.words_kernels import compiled, operation, types
 
-__all__ = ["advance", "digest_of", "fresh_state", "natural", "ordered"]
+__all__ = ["advance", "digest_of", "natural", "ordered"]
 
 _ORDER = [5, 4, 1, 0, 7, 6, 3, 2]
 State = npt.NDArray[np.uint32]
 _WORD, _LONG = ir.IntType(32), ir.IntType(64)
 _FOUR = ir.VectorType(_WORD, 4)
-
-
-def fresh_state() -> State:
-    """The state before the first byte, uint32 [8]."""
-    return START[_ORDER]
 
 
 def ordered(state: State | None) -> State:
@@ -43,11 +38,9 @@ def natural(state: State) -> State:
 
 def digest_of(state: State, rest: npt.NDArray[np.uint8], size: int) -> str:
     """The digest when the last bytes, less than a block, have come; ``size``: of all of them."""
-    blocks = (rest.size + 8) // 64 + 1
-    last = np.zeros(64 * blocks, np.uint8)
-    last[: rest.size], last[rest.size] = rest, 0x80
-    last[-8:] = np.frombuffer((8 * size).to_bytes(8, "big"), np.uint8)
-    advance(state, last.ctypes.data, blocks)
+    last = np.empty(128, np.uint8)
+    last[: rest.size] = rest
+    advance(state, last.ctypes.data, end_message(last, rest.size, size))
     return natural(state).astype(">u4").tobytes().hex()
 
 

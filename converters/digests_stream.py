@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.converters.digests_constants import end_message
+
 if TYPE_CHECKING:
     from bcqfmt.converters.digests_kernel import Lanes
 
@@ -78,11 +80,7 @@ class Stream:
         """The last bytes, less than a block, and what SHA-256 puts after them, into a lane."""
         row, count = lanes.data[lane], self.left
         self.source.read_into(self.at, row[:count])
-        blocks = (count + 8) // 64 + 1
-        row[count : 64 * blocks] = 0
-        row[count] = 0x80
-        row[64 * blocks - 8 : 64 * blocks] = np.frombuffer((8 * self.size).to_bytes(8, "big"), np.uint8)
-        lanes.counts[lane], self.left = blocks, 0
+        lanes.counts[lane], self.left = end_message(row, count, self.size), 0
 
     def finish(self) -> None:
         """The last bytes, a few, alone."""

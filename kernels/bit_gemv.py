@@ -94,7 +94,7 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     added to the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured
     to be best. Same bits at every call.
     """
-    device.require_capability(9, 0, _place(operand))
+    device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
     rows, _ = operand.shape
     batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
     if addend is not None:
@@ -113,7 +113,7 @@ def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: 
     """
     key = (batch, dtype, result, added)
     if key not in operand.plans:
-        device.require_capability(9, 0, _place(operand))
+        device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
         precise, last = "F32" in (dtype, result), len(operand.segments) - 1
         shapes = [
             _shape(operand, s, batch, _KINDS[dtype], _KINDS[result] if k == last else 0, added or k > 0, precise)
@@ -141,17 +141,11 @@ def carry_out(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y
 
 
 def _steps(operand: BitOperand, shapes: Sequence[BitShape | ByteShape]) -> tuple[Step, ...]:
-    grid = (min(device.processors(_place(operand)), -(-operand.shape[0] // 16)),)
+    grid = (min(device.processors(device.gpu_of(operand.segments[0].planes)), -(-operand.shape[0] // 16)),)
     for segment, shape in zip(operand.segments, shapes, strict=True):
         if shape.slices > segment.layout.chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
     return tuple(Step(kernel_of(shape), grid, shape.ring.threads, shape.shared_bytes) for shape in shapes)
-
-
-def _place(operand: BitOperand) -> int | None:
-    """The number of the weight's GPU; None, the current one, for tensors that are refused for being on the host."""
-    found = device.place_of(operand.segments[0].planes)
-    return None if found < 0 else found
 
 
 def kernel_of(shape: BitShape | ByteShape) -> Kernel:

@@ -18,8 +18,8 @@ from bcqfmt.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
 __all__ = [
-    "Described", "capability", "describe", "empty_like", "place_of", "processors", "require_cuda", "settle",
-    "simulated", "stream_of", "upload",
+    "Described", "capability", "describe", "empty_like", "gpu_of", "place_of", "processors", "require_cuda",
+    "settle", "simulated", "stream_of", "upload",
 ]  # fmt: skip
 
 _TORCH = {
@@ -142,6 +142,12 @@ def describe(array: Any) -> Described:
 def place_of(array: Any) -> int:
     """The number of the GPU that a torch tensor is on; -1 on the host."""
     return array.device.index or 0 if getattr(array, "is_cuda", False) else -1
+
+
+def gpu_of(array: Any) -> int | None:
+    """The number of the GPU that a weight is on; None, the current one, for a weight that is refused on the host."""
+    found = place_of(array)
+    return None if found < 0 else found
 
 
 def is_torch(array: Any) -> bool:

@@ -144,7 +144,7 @@ def mixed_gemv(
     while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
     every call.
     """
-    device.require_capability(9, 0, _place(operand))
+    device.require_capability(9, 0, device.gpu_of(operand.units))
     batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
     check_same_device(x=x, out=y, weight=operand.units)
     if shape is None and overlap:
@@ -163,7 +163,7 @@ def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Mixed
     """
     key = (batch, dtype, result)
     if key not in operand.plans:
-        device.require_capability(9, 0, _place(operand))
+        device.require_capability(9, 0, device.gpu_of(operand.units))
         found = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
         operand.plans[key] = _step(operand, batch, found, True)
     step: MixedStep = operand.plans[key]
@@ -191,14 +191,8 @@ def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: 
         raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
     if not overlap:
         shape = shape._replace(overlap=False, stages=1)
-    grid = (min(device.processors(_place(operand)), -(-rows // ROWS)),)
+    grid = (min(device.processors(device.gpu_of(operand.units)), -(-rows // ROWS)),)
     return MixedStep(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
-
-
-def _place(operand: MixedOperand) -> int | None:
-    """The number of the weight's GPU; None, the current one, for tensors that are refused for being on the host."""
-    found = device.place_of(operand.units)
-    return None if found < 0 else found
 
 
 def takes(operand: MixedOperand | None, dtype: str) -> int:

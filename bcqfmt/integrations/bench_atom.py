@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
-from bcqfmt.integrations.bench_kernels import AROUND, Row, replayed
+from bcqfmt.integrations.bench_kernels import AROUND, Row, early_and_alone, replayed
 from bcqfmt.kernels import cuda_kv_attention_launch as kv
 from bcqfmt.kernels import cuda_w4a4_launch as w4
 from bcqfmt.kernels.w4a4_shape import HELD, LARGE, TILES, WIDE, Held, Tile
@@ -30,19 +29,16 @@ def w4a4_products(speed: float) -> Iterator[Row]:
     for rows, columns in SHAPES:
         weights = [_weight(rows, columns) for _ in range(AROUND * 2 // (rows * columns) + 1)]
         dense = [torch.randn(rows, columns, device="cuda", dtype=torch.float16) for _ in range(8)]
-        torch.cuda.synchronize()
         for tokens in TOKENS:
             yield _product(weights, dense, tokens, speed)
 
 
 def _product(weights: list[w4.AtomDevice], dense: list[torch.Tensor], tokens: int, speed: float) -> Row:
-    rows, columns, groups, count = weights[0].out, weights[0].columns, weights[0].groups, len(weights)
+    rows, columns, groups = weights[0].out, weights[0].columns, weights[0].groups
     x = torch.randn(tokens, columns, device="cuda", dtype=torch.float16)
     ready = w4.quantize_reorder(x, weights[0].perm)
     y = torch.empty(tokens, rows, device="cuda", dtype=torch.float16)
-    taken = replayed(lambda i: w4.w4a4(ready, weights[i % count], out=y), 2 * count)
-    plain = [replace(weight, settled=False) for weight in weights]
-    alone = replayed(lambda i: w4.w4a4(ready, plain[i % count], out=y), 2 * count)
+    taken, alone = early_and_alone(lambda weight: w4.w4a4(ready, weight, out=y), weights)
     nbytes = rows * (groups + 1) * 64 + rows * groups * 4 + tokens * (columns + groups * 4 + 2 * rows)
     peers = {"cuBLAS fp16": replayed(lambda i: torch.mm(x, dense[i % len(dense)].T), 2 * len(dense))}
     return Row("W4A4", rows, columns, 4, 128, tokens, taken, nbytes / speed * 1e6, peers, nbytes, alone=alone)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,17 @@ from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import product_shape
 
-__all__ = ["AROUND", "Row", "bandwidth", "cublas", "products", "replayed", "shapes_to_compile", "sweep"]
+__all__ = [
+    "AROUND",
+    "Row",
+    "bandwidth",
+    "cublas",
+    "early_and_alone",
+    "products",
+    "replayed",
+    "shapes_to_compile",
+    "sweep",
+]
 
 AROUND = 260_000_000  # bytes of weights that follow one another
 LARGE, SMALL = ((28672, 8192), (49152, 12288)), ((4096, 4096), (11008, 4096))
@@ -70,6 +80,15 @@ def replayed(call: Callable[[int], object], count: int, rounds: int = 7) -> floa
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / count)
     return statistics.median(times)
+
+
+def early_and_alone(product: Callable[[Any], object], weights: Sequence[Any]) -> tuple[float, float]:
+    """Median microseconds of a product, as `Row` tells them apart: with these settled weights, and if they were not."""
+    torch.cuda.synchronize()  # which settles them
+    count = len(weights)
+    early = replayed(lambda i: product(weights[i % count]), 2 * count)
+    plain = [replace(weight, settled=False) for weight in weights]
+    return early, replayed(lambda i: product(plain[i % count]), 2 * count)
 
 
 def bandwidth() -> float:
@@ -144,18 +163,14 @@ def _product(
         scales = (torch.rand(tiles * layout.sets * layout.set_bytes // 2, device="cuda") * 0.1).half().view(torch.int32)
         segment = bit_gemv.BitSegment(layout=layout, planes=planes, numbers=scales, start=0)
         weights.append(bit_gemv.BitOperand(shape=(rows, columns), segments=(segment,), perm=None, settled=True))
-    torch.cuda.synchronize()
     x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)
     y = torch.empty(batch, rows, device="cuda", dtype=torch.float16)
 
-    def call(i: int) -> None:
-        bit_gemv.bit_gemv(weights[i % count], x, out=y, shapes=(shape,))
+    def product(weight: bit_gemv.BitOperand) -> None:
+        bit_gemv.bit_gemv(weight, x, out=y, shapes=(shape,))
 
-    taken = replayed(call, 2 * count)
-    weights, settled = [replace(weight, settled=False) for weight in weights], weights
-    alone = replayed(call, 2 * count)
-    weights = settled
-    joules = _energy(call, taken) if energy else None
+    taken, alone = early_and_alone(product, weights)
+    joules = _energy(lambda i: product(weights[i % count]), taken) if energy else None
     way = "bits" if isinstance(shape, BitShape) else "bytes"
     return Row(
         f"{way}, {formula}",

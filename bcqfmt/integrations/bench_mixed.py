@@ -7,13 +7,12 @@ reordered. The floor counts every byte that moves: units, perm, outliers, x and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from bcqfmt.integrations.bench_kernels import AROUND, Row, cublas, replayed
+from bcqfmt.integrations.bench_kernels import AROUND, Row, cublas, early_and_alone, replayed
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.cuda_outliers import csr_outliers
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, ROWS, TWO_BYTES, TWO_COLUMNS
@@ -45,17 +44,10 @@ def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: d
         bits = round(8 * nbytes / (rows * columns), 2)
         return Row(kernel, rows, columns, bits, 16, 1, taken, nbytes / speed * 1e6, peers, nbytes, alone=alone)
 
-    def fused(i: int) -> None:
-        mixed.mixed_gemv(weights[i % count], x, y)
-
     def waiting(i: int) -> None:
         mixed.mixed_gemv(weights[i % count], x, y, overlap=False)
 
-    def after(i: int) -> None:
-        mixed.mixed_gemv(unsettled[i % count], x, y)
-
-    unsettled = [replace(weight, settled=False) for weight in weights]
-    yield row(name, replayed(fused, 2 * count), replayed(after, 2 * count))
+    yield row(name, *early_and_alone(lambda weight: mixed.mixed_gemv(weight, x, y), weights))
     if share in (0.0, 0.002):
         yield row(f"{name}, no overlap", replayed(waiting, 2 * count))
     if share:

@@ -241,7 +241,7 @@ def test_one_stream_and_sixteen_lanes_in_one_loop(times: int, rows: int) -> None
     first, others = data(1024 * times + 9, 99), [data(128 * times + i, i) for i in range(LANES)]
     for from_file in (set(), {0, 5, 15}, set(range(LANES)), {LANES}, set(range(LANES + 1))):
         along = Along(128 * rows)
-        along.states[:], along.first[:] = along.start[:, None], digests_one_kernel.fresh_state()
+        along.states[:], along.first[:] = along.start[:, None], digests_one_kernel.ordered(None)
         contents = [np.frombuffer(content, np.uint8)[i % 3 :] for i, content in enumerate([*others, first])]
         files = [Memory(content.tobytes()) for content in contents]
         for lane, content in enumerate(contents):
@@ -263,7 +263,7 @@ def test_a_lane_that_cannot_be_read_stops_the_loop_where_it_is(short: int) -> No
     contents[short] = contents[short][: 4 * (1024 if short == LANES else 128) + 5]
     files = [Memory(content) for content in contents]
     along = Along(256)
-    along.states[:], along.first[:] = along.start[:, None], digests_one_kernel.fresh_state()
+    along.states[:], along.first[:] = along.start[:, None], digests_one_kernel.ordered(None)
     along.files[:], along.places[:] = [file._file.fileno() for file in files], 0
     assert along.advance(8) == (4, short)
     assert list(along.places) == [4 * 128] * LANES + [4 * 1024]
