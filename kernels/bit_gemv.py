@@ -10,11 +10,12 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import BATCH, ByteShape, product_shape
-from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
+from bcqfmt.kernels.byte_shape import BATCH, ByteShape, at_once, product_shape
+from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, aligned, check_array, check_product, check_same_device
 from bcqfmt.kernels.operands import Operand
+from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, arguments, entries_of, needs
 
-__all__ = ["BATCH", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "kernel_of", "plan_of"]
+__all__ = ["BATCH", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "kernel_of", "most_of", "plan_of"]
 
 _KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 _FLOATS = tuple(_KINDS)
@@ -28,6 +29,7 @@ class Step(NamedTuple):
     grid: tuple[int]
     threads: int
     shared: int
+    room: int = 0  # bytes for the outliers of a tile, where the step adds them up
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -51,14 +53,13 @@ class BitOperand:
     shape: tuple[int, int]
     segments: tuple[BitSegment, ...]
     perm: Any
+    outliers: Entries | None = None
     settled: bool = False
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
 
 def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
-    """The operand on a device in the fast layout; BCQ-E553 where a group size has none, or where there are outliers."""
-    if operand.outliers is not None:
-        raise error("BCQ-E553", tensor=operand.name, found="outliers", expected="a weight without")
+    """The operand on a device in the fast layout, outliers included; BCQ-E553 where a group size has none."""
     segments = []
     for segment in operand.segments:
         layout = layout_of(segment)
@@ -82,17 +83,18 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
             )
         )
     perm = None if operand.perm is None else device.upload(operand.perm, target)
+    outliers = entries_of(operand.outliers, *operand.shape, target)
     device.settle(segments[-1].planes)
-    return BitOperand(shape=operand.shape, segments=tuple(segments), perm=perm, settled=True)
+    return BitOperand(shape=operand.shape, segments=tuple(segments), perm=perm, outliers=outliers, settled=True)
 
 
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
     """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    At most 4 of float32, in groups of 8 or 16 columns, and where more do not fit into shared memory. ``out``: (batch,
-    out) in any of these types, by default new and of x's; float32 counts as above. ``addend``: (batch, out) float32,
-    added to the product before it is rounded. ``shapes``: how each segment is carried out, by default what was measured
-    to be best. Same bits at every call.
+    One launch a segment for up to 8 vectors: 4 of float32 or in groups of 8 or 16 columns, and as many as fit into
+    shared memory. ``out``: (batch, out) in any of these types, by default new and of x's; float32 counts as above.
+    ``addend``: (batch, out) float32, added to the product before it is rounded. ``shapes``: how each segment is carried
+    out, by default what was measured to be best. Same bits at every call.
     """
     device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
     rows, _ = operand.shape
@@ -100,10 +102,28 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     if addend is not None:
         check_array("addend", addend, ("F32",), (batch, rows))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].planes)
-    added = addend is not None
-    plan = _steps(operand, shapes) if shapes else plan_of(operand, batch, dtype, result, added=added)
-    carry_out(operand, plan, batch, x, y, addend)
+    if shapes:
+        carry_out(operand, _steps(operand, shapes), batch, x, y, addend)
+        return y
+    step = min(batch, most_of(operand, dtype, result) or batch)  # where not one fits, the plan says so
+    for begin in range(0, batch, step):
+        part = slice(begin, begin + step)
+        count, plus = min(step, batch - begin), None if addend is None else addend[part]
+        plan = plan_of(operand, count, dtype, result, added=addend is not None)
+        carry_out(operand, plan, count, aligned(x[part]), y[part], plus)
     return y
+
+
+def most_of(operand: BitOperand, dtype: str, result: str) -> int:
+    """How many vectors one launch takes, x of ``dtype`` and y of ``result``; 0 where not one fits. Found once."""
+    key = (dtype, result)
+    if key not in operand.plans:
+        layouts = [segment.layout for segment in operand.segments]
+        operand.plans[key] = at_once(
+            layouts, _KINDS[dtype], _KINDS[result], reordered=operand.perm is not None, beside=_beside(operand, True)
+        )
+    found: int = operand.plans[key]
+    return found
 
 
 def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: bool = False) -> tuple[Step, ...]:
@@ -116,8 +136,8 @@ def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: 
         device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
         precise, last = "F32" in (dtype, result), len(operand.segments) - 1
         shapes = [
-            _shape(operand, s, batch, _KINDS[dtype], _KINDS[result] if k == last else 0, added or k > 0, precise)
-            for k, s in enumerate(operand.segments)
+            _shape(operand, k, batch, _KINDS[dtype], _KINDS[result] if k == last else 0, added or k > 0, precise)
+            for k in range(last + 1)
         ]
         operand.plans[key] = _steps(operand, shapes)
     found: tuple[Step, ...] = operand.plans[key]
@@ -131,21 +151,35 @@ def carry_out(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y
     for step, segment in zip(plan, operand.segments, strict=True):
         left -= 1
         target = device.empty_like(x, (batch, rows), "F32") if left else y
+        indptr, entries, count = arguments(None if left else operand.outliers, segment.planes)
         step.kernel.launch(
             step.grid, step.threads,
             segment.planes, segment.numbers, x, segment.planes if operand.perm is None else operand.perm,
-            target if held is None else held, target, rows, tiles, columns, segment.start, _ROTATION,
-            shared=step.shared, early=operand.settled,
+            target if held is None else held, target, indptr, entries, rows, tiles, columns, segment.start, _ROTATION,
+            count, step.room, shared=step.shared, early=operand.settled,
         )  # fmt: skip
         held = target
 
 
 def _steps(operand: BitOperand, shapes: Sequence[BitShape | ByteShape]) -> tuple[Step, ...]:
     grid = (min(device.processors(device.gpu_of(operand.segments[0].planes)), -(-operand.shape[0] // 16)),)
-    for segment, shape in zip(operand.segments, shapes, strict=True):
+    steps, last = [], len(shapes) - 1
+    for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
+        beside = _beside(operand, k == last)
         if shape.slices > segment.layout.chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
-    return tuple(Step(kernel_of(shape), grid, shape.ring.threads, shape.shared_bytes) for shape in shapes)
+        if shape.outliers != beside.size:
+            raise error(
+                "BCQ-E552", found=f"a shape for outliers of {shape.outliers} bytes", expected=f"{beside.size} bytes"
+            )
+        shared = shape.shared_bytes + beside.bytes(shape.batch, shape.kind, shape.tiles)
+        steps.append(Step(kernel_of(shape), grid, shape.ring.threads, shared, beside.room))
+    return tuple(steps)
+
+
+def _beside(operand: BitOperand, last: bool) -> Beside:
+    """What a segment's product needs for outliers: they go with the last."""
+    return needs(operand.outliers, operand.shape[1]) if last else NONE
 
 
 def kernel_of(shape: BitShape | ByteShape) -> Kernel:
@@ -157,10 +191,13 @@ def kernel_of(shape: BitShape | ByteShape) -> Kernel:
 
 
 def _shape(
-    operand: BitOperand, segment: BitSegment, batch: int, kind: int, out: int, added: bool, precise: bool
+    operand: BitOperand, k: int, batch: int, kind: int, out: int, added: bool, precise: bool
 ) -> BitShape | ByteShape:
-    reordered = operand.perm is not None
-    found = product_shape(segment.layout, batch, kind, out, reordered=reordered, added=added, precise=precise)
+    layout, last = operand.segments[k].layout, k == len(operand.segments) - 1
+    found = product_shape(
+        layout, batch, kind, out, reordered=operand.perm is not None, added=added, precise=precise,
+        beside=_beside(operand, last),
+    )  # fmt: skip
     if found is None:
         raise error(
             "BCQ-E553",

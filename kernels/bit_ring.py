@@ -28,15 +28,15 @@ _ALL = 0xFFFFFFFF  # copies: more than there can be
 def seats(ring: Ring, begin: int) -> Any:
     """A device function: where a thread has its place; buffers begin ``begin`` bytes after ``base``.
 
-    Given: lane, warp (from ``slices * sides`` on they fetch), which of the tiles side by side, its first tile and the
-    step to the next, the block to start with, its buffers and its barriers.
+    Given: lane, warp (from ``slices * sides`` on they fetch, then they add up outliers), which of the tiles side by
+    side, its first tile and the step to the next, the block to start with, its buffers and its barriers.
     """
     slices, side, blocks, workers = ring.slices, ring.sides, ring.blocks, ring.slices * ring.sides
     buffer_bytes, bar_begin, bar_bytes = ring.stages * ring.slot_bytes, begin + ring.barriers_at, ring.barriers * 8
 
     def seat(base: Any, thread: Any, rotation: Any) -> Any:
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
-        beside = ptx.u32(warp // slices) if warp < workers else ptx.u32(warp - workers)
+        beside = ptx.u32(warp // slices) if warp < workers else ptx.u32((warp - workers) % side)
         tile = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * beside)
         turn = ptx.u32((cuda.blockIdx.x * rotation + beside) % blocks)
         place, bars = ptx.u32(base + begin + beside * buffer_bytes), ptx.u32(base + bar_begin + beside * bar_bytes)
@@ -58,7 +58,9 @@ def releaser(ring: Ring) -> Any:
         ptx.syncwarp()
         if lane == 0:
             arrive(ptx.u32(bar + stages * 8))
-        block = ptx.u32(block + 1) if block + 1 < blocks else ptx.u32(0)
+        block = ptx.u32(block + 1)
+        if block == blocks:
+            block = ptx.u32(0)
         slot, bar = ptx.u32(slot + slot_bytes), ptx.u32(bar + 8)
         if bar == ptx.u32(bars + stages * 8):
             slot, bar, parity = place, bars, ptx.u32(parity ^ 1)
@@ -93,14 +95,14 @@ def fetcher(ring: Ring) -> Any:
 
 def _opener(ring: Ring) -> Any:
     """A device function for one lane: the barriers of a tile at ``bars`` are made ready."""
-    stages, slices, finished = ring.stages, ring.slices, ring.finished
+    stages, slices, finished, terms = ring.stages, ring.slices, ring.finished, ring.terms
 
     def open_barriers(bars: Any) -> None:
         for i in static(stages):
             bulk_init(ptx.u32(bars + i * 8))
             arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
         for i in static(finished):
-            arrivals_init(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(slices))
+            arrivals_init(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(terms))
         bulk_fence()
 
     return inlined(unrolled(open_barriers))
@@ -168,7 +170,7 @@ def finisher(ring: Ring, out: int, added: bool) -> Any:
     It tells the buffer's barrier. The warp whose turn it is (``adding == mine``) waits for the others, adds up and
     writes 16 rows of y. Returned: whose turn it is next, the next buffer and the parity of its barrier.
     """
-    slices, batch, held_bytes, finished = ring.slices, ring.batch, ring.held_bytes, ring.finished
+    slices, batch, held_bytes, finished, terms = ring.slices, ring.batch, ring.held_bytes, ring.finished, ring.terms
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
     def finish(
@@ -188,14 +190,16 @@ def finisher(ring: Ring, out: int, added: bool) -> Any:
                 if row < rows:
                     place = ptx.u32((e >> 4) * rows + row)
                     value = addend[place] if added else ptx.f32(0.0)
-                    for k in static(slices):
+                    for k in static(terms):
                         value = ptx.f32(value + ptx.lds_f32(ptx.u32(from_here + e * 4), ptx.u32(k * (batch * 64))))
                     if out == 0:
                         y[place] = value
                     else:
                         y[place] = narrow(value)
                 e = ptx.u32(e + 32)
-        adding = ptx.u32(adding + 1) if adding + 1 < slices else ptx.u32(0)
+        adding = ptx.u32(adding + 1)
+        if adding == slices:
+            adding = ptx.u32(0)
         buffer = ptx.u32(buffer + 1)
         if buffer == finished:
             buffer, parity = ptx.u32(0), ptx.u32(parity ^ 1)

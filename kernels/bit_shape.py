@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.limits import SHARED_LIMIT
+from bcqfmt.kernels.outlier_entries import NONE, Beside
 
 __all__ = ["BitShape", "Ring", "examples", "shape_for"]
 
@@ -13,18 +14,27 @@ _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
 
 
 class Ring(NamedTuple):
-    """Buffers of a product (`bit_ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles."""
+    """Buffers of a product (`bit_ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
+
+    ``extra``: 1 where a further warp of each tile adds up outliers, else 0.
+    """
 
     layout: BitLayout
     slices: int
     sides: int
     stages: int
     batch: int
+    extra: int = 0
 
     @property
     def threads(self) -> int:
-        """Threads of a block: those that multiply, and a warp that fetches for each tile."""
-        return 32 * (self.slices + 1) * self.sides
+        """Threads of a block: those that multiply, and for each tile a warp that fetches, and the one for outliers."""
+        return 32 * (self.slices + 1 + self.extra) * self.sides
+
+    @property
+    def terms(self) -> int:
+        """Sums that make an element of y."""
+        return self.slices + self.extra
 
     @property
     def blocks(self) -> int:
@@ -53,18 +63,18 @@ class Ring(NamedTuple):
 
     @property
     def finished(self) -> int:
-        """Tiles whose sums may be waiting to be added up."""
-        return self.stages // self.blocks + 1
+        """Tiles whose sums may be waiting to be added up; the warp for outliers needs one more (`bit_outliers`)."""
+        return self.stages // self.blocks + 1 + self.extra
 
     @property
     def barriers(self) -> int:
-        """Barriers for each of the tiles side by side: filled, free, finished."""
-        return 2 * self.stages + self.finished
+        """Barriers for each of the tiles side by side: filled, free, finished, outliers."""
+        return 2 * self.stages + self.finished + self.extra
 
     @property
     def held_bytes(self) -> int:
         """Bytes of sums of one tile."""
-        return self.slices * self.batch * 64
+        return self.terms * self.batch * 64
 
     @property
     def held_at(self) -> int:
@@ -95,11 +105,12 @@ class BitShape(NamedTuple):
     slices: int = 8  # at most the chunks of a row
     tiles: int = 2
     stages: int = 4
+    outliers: int = 0  # bytes of an entry, 0 without outliers
 
     @property
     def ring(self) -> Ring:
         """Its buffers."""
-        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch)
+        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, int(self.outliers > 0))
 
     @property
     def sharers(self) -> int:
@@ -130,8 +141,8 @@ class BitShape(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return self.fixed_bytes + self.ring.bytes
+        """Dynamic shared memory of a block, outliers apart: these follow (`outlier_entries.Beside`)."""
+        return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
 
     @property
     def converted(self) -> bool:
@@ -143,11 +154,12 @@ class BitShape(NamedTuple):
 
 
 def shape_for(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False
-) -> BitShape | None:
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
+    beside: Beside = NONE,
+) -> BitShape | None:  # fmt: skip
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory, or sums overflow.
 
-    ``precise``: three parts of x instead of two, as good as float32.
+    ``precise``: three parts of x instead of two, as good as float32. ``beside``: outliers.
     """
     parts = 3 if precise else 2
     if parts == 3 and layout.places == 4 and layout.formula != "bcq" and layout.bits > 4:
@@ -155,16 +167,17 @@ def shape_for(
     slices = min(8, layout.chunks)
     few = layout.chunks <= 2 * slices  # then most blocks of threads see all their weights at once
     for tiles, stages in ((2, 2),) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
-        shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages)
-        if shape.ring.bytes <= _IN_FLIGHT and shape.shared_bytes <= SHARED_LIMIT:
+        shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, beside.size)
+        if shape.ring.bytes <= _IN_FLIGHT and shape.shared_bytes + beside.bytes(batch, kind, tiles) <= SHARED_LIMIT:
             return shape
-    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2)
-    return shape if shape.shared_bytes <= SHARED_LIMIT else None
+    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2, beside.size)
+    return shape if shape.shared_bytes + beside.bytes(batch, kind, 1) <= SHARED_LIMIT else None
 
 
 def examples() -> list[BitShape]:
-    """Both formulas, one and two vectors, a reordered one: what has to compile without spilling."""
+    """Both formulas, one and two vectors, a reordered one, outliers: what has to compile without spilling."""
     return [
+        BitShape(BitLayout(4, 4096, 128, "affine", "F16"), 1, 1, 1, 2, outliers=4),
         BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2),
         BitShape(BitLayout(3, 4096, 64, "affine", "F16"), 2, 2, 2, 2, reordered=True, added=True, tiles=1),
     ]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape, Ring, shape_for
 from bcqfmt.kernels.limits import SHARED_LIMIT
+from bcqfmt.kernels.outlier_entries import NONE, Beside
 
 __all__ = ["BATCH", "ByteShape", "at_once", "byte_shape_for", "examples", "product_shape"]
 
@@ -27,11 +28,12 @@ class ByteShape(NamedTuple):
     slices: int = 8  # at most the chunks of a row
     tiles: int = 2
     stages: int = 3
+    outliers: int = 0  # bytes of an entry, 0 without outliers
 
     @property
     def ring(self) -> Ring:
         """Its buffers."""
-        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch)
+        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, int(self.outliers > 0))
 
     @property
     def sets(self) -> int:
@@ -55,12 +57,12 @@ class ByteShape(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return self.fixed_bytes + self.ring.bytes
+        """Dynamic shared memory of a block, outliers apart: these follow (`outlier_entries.Beside`)."""
+        return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
 
 
 def byte_shape_for(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, beside: Beside = NONE
 ) -> ByteShape | None:
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
 
@@ -70,46 +72,58 @@ def byte_shape_for(
         return None
     for slices, tiles, stages in _PREFERRED:
         warps = min(slices, layout.chunks)
-        shape = ByteShape(layout, batch, kind, out, reordered, added, warps, tiles, stages)
-        if shape.shared_bytes <= SHARED_LIMIT:
+        shape = ByteShape(layout, batch, kind, out, reordered, added, warps, tiles, stages, beside.size)
+        if shape.shared_bytes + beside.bytes(batch, kind, tiles) <= SHARED_LIMIT:
             return shape
     return None
 
 
 def product_shape(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False
-) -> BitShape | ByteShape | None:
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
+    beside: Beside = NONE,
+) -> BitShape | ByteShape | None:  # fmt: skip
     """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups of 32.
 
-    ``precise``: as good as float32, which only bits are. None where x does not fit, or more than four vectors would
-    have to be bits.
+    ``precise``: as good as float32, which only bits are. ``beside``: outliers. None where x does not fit, or more than
+    four vectors would have to be bits.
     """
     with_bytes = None
     if not precise:
-        with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added)
+        with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added, beside=beside)
     if with_bytes is not None and (batch > 2 or layout.places == 4):
         return with_bytes
     if batch > 4:
         return None
-    return shape_for(layout, batch, kind, out, reordered=reordered, added=added, precise=precise) or with_bytes
+    bits = shape_for(layout, batch, kind, out, reordered=reordered, added=added, precise=precise, beside=beside)
+    return bits or with_bytes
 
 
-def at_once(layouts: Sequence[BitLayout], kind: int, *, reordered: bool) -> int:
-    """How many vectors of a type one launch takes for every one of these segments; 0 where there is no way."""
+def at_once(
+    layouts: Sequence[BitLayout], kind: int, out: int, *, reordered: bool, beside: Beside = NONE
+) -> int:  # fmt: skip
+    """How many vectors of a type one launch takes for every one of these segments; 0 where there is no way.
+
+    ``out``: the type of the result. Outliers go with the last segment.
+    """
+    last = len(layouts) - 1
     for batch in (8, 4, 2, 1):
         found = (
-            product_shape(layout, batch, kind, kind, reordered=reordered, added=True, precise=kind == 0)
-            for layout in layouts
-        )
+            product_shape(
+                layout, batch, kind, out, reordered=reordered, added=True, precise=0 in (kind, out),
+                beside=beside if k == last else NONE,
+            )
+            for k, layout in enumerate(layouts)
+        )  # fmt: skip
         if None not in found:
             return batch
     return 0
 
 
 def examples() -> list[ByteShape]:
-    """Both formulas, four vectors and one with short groups: what has to compile without spilling."""
+    """Both formulas, four vectors and one with short groups, outliers: what has to compile without spilling."""
     return [
         ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
         ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
         ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
+        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 8, 1, 1, outliers=4),
     ]

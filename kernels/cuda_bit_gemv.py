@@ -25,12 +25,13 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.bit_outliers import outlier_warp
 from bcqfmt.kernels.bit_prepare import bit_vectors
 from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
 from bcqfmt.kernels.bit_shape import BitShape, examples
 from bcqfmt.kernels.bit_steps import ONES, number_pairs, sums_as_floats
 from bcqfmt.kernels.launch import Kernel, kernel
-from bcqfmt.kernels.ptx_bits import after_earlier, begin_next, bulk_wait, mma_b1, mma_b1_wide
+from bcqfmt.kernels.ptx_bits import after_earlier, begin_next, bulk_wait, mad_i32, mma_b1, mma_b1_wide
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -40,8 +41,8 @@ __all__ = ["bit_gemv_kernel", "compile_cases", "declared"]
 def declared(kind: int, out: int) -> str:
     """The arguments of products with operands in the order of `bit_layout`."""
     x, y = "u32" if kind == 0 else "u16", "f32" if out == 0 else "u16"
-    pointers = f"u32* planes, u32* numbers, {x}* x, i32* perm, f32* addend, {y}* y"
-    return f"{pointers}, u32 rows, u32 tiles, u32 columns, u32 start, u32 rotation"
+    pointers = f"u32* planes, u32* numbers, {x}* x, i32* perm, f32* addend, {y}* y, u32* indptr, u32* entries"
+    return f"{pointers}, u32 rows, u32 tiles, u32 columns, u32 start, u32 rotation, u32 count, u32 room"
 
 
 @functools.cache
@@ -59,6 +60,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     piece, piece_mask = 32 // passes, (1 << (32 // passes)) - 1
     floats, b_words = 2 * batch, batch * pairs
     plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
+    adders, add_outliers = workers + shape.tiles, outlier_warp(shape)
     held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
     seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
     pair_at, value_of = number_pairs(layout.number), sums_as_floats(shape.converted)
@@ -67,13 +69,16 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
     @unrolled
     def bit_gemv(
-        planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any,
-        rows: Any, tiles: Any, columns: Any, start: Any, rotation: Any,
+        planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any, indptr: Any, entries: Any,
+        rows: Any, tiles: Any, columns: Any, start: Any, rotation: Any, outlier_count: Any, room: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
         lane, warp, beside, tile, step, turn, place, bars = seat(base, thread, rotation)
+        if warp >= adders:  # none, where there are no outliers
+            add_outliers(indptr, entries, x, outlier_count, room, columns, base, tile, tiles, step, beside, bars, lane)
+            return
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
@@ -101,14 +106,16 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         slot, bar, parity = place, bars, ptx.u32(0)
         adding, buffer, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
-            block = turn
-            for _ in range(blocks):
+            block, left = turn, ptx.u32(blocks)
+            while left > 0:  # counted in 32 bits, as everything that is done for every chunk
+                left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
                 bulk_wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, tc = ptx.u32(xlane + c * (2 * stride)), ptx.u32(tlane + c * (halves * passes * 64))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
-                    for h in range(halves):  # rolled up: written out, Numba takes minutes
+                    h = ptx.u32(0)
+                    while h < halves:  # rolled up: written out, Numba takes minutes
                         part = cuda.local.array(floats, types.float32)
                         units = cuda.local.array(batch, types.float32)
                         nh = nc
@@ -170,8 +177,9 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                                             count[2 * b + 1] = ptx.i32(count[2 * b + 1] + (d[2] << one) + (d[3] << two))
                                         else:  # the sign's plane counts backwards
                                             weight = ptx.i32(top << more)
-                                            count[2 * b] = ptx.i32(count[2 * b] + (d[0] << one) + d[1] * weight)
-                                            count[2 * b + 1] = ptx.i32(count[2 * b + 1] + (d[2] << one) + d[3] * weight)
+                                            sum8 = ptx.i32(count[2 * b + 1] + (d[2] << one))
+                                            count[2 * b] = mad_i32(d[1], weight, ptx.i32(count[2 * b] + (d[0] << one)))
+                                            count[2 * b + 1] = mad_i32(d[3], weight, sum8)
                                     if bcq:
                                         part[2 * b] = ptx.f32(part[2 * b] + scale * value_of(count[2 * b]))
                                         part[2 * b + 1] = ptx.f32(part[2 * b + 1] + scale8 * value_of(count[2 * b + 1]))
@@ -190,6 +198,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                         xc, tc, wc = ptx.u32(xc + stride), ptx.u32(tc + passes * 64), ptx.u32(wc + 8)
                         if sharing == 1:
                             nc = ptx.u32(nc + set_bytes)
+                        h = ptx.u32(h + 1)
                 block, slot, bar, parity = release(lane, place, bars, block, slot, bar, parity)
             for k in static(floats):
                 value = ptx.f32(sums[k] * factor)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.bit_outliers import outlier_warp
 from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
 from bcqfmt.kernels.bit_steps import number_pairs
 from bcqfmt.kernels.byte_prepare import byte_vectors
@@ -49,6 +50,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
     stride, sums_at = shape.stride, shape.sums_at
     floats, counts, b_words = 2 * sets, 4 * sets, 8 * sets
     plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
+    adders, add_outliers = workers + shape.tiles, outlier_warp(shape)
     held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
     seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
     pair_at, prepare = number_pairs(layout.number), byte_vectors(shape)
@@ -58,13 +60,16 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
     @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
     @unrolled
     def byte_gemv(
-        planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any,
-        rows: Any, tiles: Any, columns: Any, start: Any, rotation: Any,
+        planes: Any, numbers: Any, x: Any, perm: Any, addend: Any, y: Any, indptr: Any, entries: Any,
+        rows: Any, tiles: Any, columns: Any, start: Any, rotation: Any, count: Any, room: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
         lane, warp, beside, tile, step, turn, place, bars = seat(base, thread, rotation)
+        if warp >= adders:  # none, where there are no outliers
+            add_outliers(indptr, entries, x, count, room, columns, base, tile, tiles, step, beside, bars, lane)
+            return
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
@@ -88,14 +93,16 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         slot, bar, parity = place, bars, ptx.u32(0)
         adding, buffer, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
-            block = turn
-            for _ in range(blocks):
+            block, left = turn, ptx.u32(blocks)
+            while left > 0:  # counted in 32 bits, as everything that is done for every chunk
+                left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
                 bulk_wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * (2 * stride)), ptx.u32(ilane + c * (2 * sets * 32))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
-                    for h in range(2):  # rolled up: written out, Numba takes minutes
+                    h = ptx.u32(0)
+                    while h < 2:  # rolled up: written out, Numba takes minutes
                         nh = nc
                         if sharing > 1:
                             first_set = ptx.u32(ptx.u32(c * halves) // sharing)
@@ -168,6 +175,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                         xc, ic, wc = ptx.u32(xc + stride), ptx.u32(ic + sets * 32), ptx.u32(wc + 8)
                         if sharing == 1 and halves == 2:
                             nc = ptx.u32(nc + set_bytes)
+                        h = ptx.u32(h + 1)
                 block, slot, bar, parity = release(lane, place, bars, block, slot, bar, parity)
             for k in static(floats):  # lane 4 r + t has rows r and r + 8 of vector (4 set + t) / places
                 value = sums[k]

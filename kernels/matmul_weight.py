@@ -12,7 +12,6 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
-from bcqfmt.kernels.byte_shape import at_once
 from bcqfmt.kernels.launch import LIMIT
 from bcqfmt.kernels.mixed import MixedOperand, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
@@ -50,7 +49,6 @@ class MatmulWeight:
         self._target = target
         self._weight = weight
         self._ready: dict[tuple[int, str], Ready | None] = {}
-        self._several: dict[str, int] = {}
 
     @cached_property
     def linear(self) -> bool:
@@ -77,8 +75,8 @@ class MatmulWeight:
 
     @cached_property
     def bits(self) -> BitOperand | None:
-        """For :func:`bit_gemv`; None where the GPU, the group size or outliers leave the look-up kernel alone."""
-        known = self.linear and self.operand.outliers is None and device.capability(self._place) >= (9, 0)
+        """For :func:`bit_gemv`; None where the GPU or the group size leave the look-up kernel alone."""
+        known = self.linear and device.capability(self._place) >= (9, 0)
         if not known or any(layout_of(segment) is None for segment in self.operand.segments):
             return None
         return bit_operand(self.operand, self._target)
@@ -101,12 +99,7 @@ class MatmulWeight:
 
     def several(self, dtype: str) -> int:
         """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
-        if dtype not in self._several:
-            kind, operand = _KINDS.get(dtype, 0), self.bits
-            layouts = [] if operand is None else [segment.layout for segment in operand.segments]
-            reordered = operand is not None and operand.perm is not None
-            self._several[dtype] = at_once(layouts, kind, reordered=reordered) if layouts else 0
-        return self._several[dtype]
+        return 0 if self.bits is None or dtype not in _KINDS else bits_of.most_of(self.bits, dtype, dtype)
 
     def ready(self, vectors: int, dtype: str) -> Ready | None:
         """How that many vectors are multiplied, if that takes one launch a segment; found once, for it takes longer

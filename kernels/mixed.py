@@ -12,21 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from bcqfmt.dtypes import round_to
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_product, check_same_device
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
 from bcqfmt.kernels.mixed_shape import MixedShape, MixedSpace, preferred, space_for
-from bcqfmt.kernels.operands import Outliers, operand
+from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.outlier_entries import Entries, arguments, entries_of, needs
 from bcqfmt.weight import BcqWeight
 
 __all__ = [
-    "BATCH", "MixedOperand", "MixedStep", "carry_out", "mixed_gemv", "mixed_operand", "packed_entries", "plan_of",
-    "shape_for", "takes",
+    "BATCH", "MixedOperand", "MixedStep", "carry_out", "mixed_gemv", "mixed_operand", "plan_of", "shape_for",
+    "takes",
 ]  # fmt: skip
 
 BATCH = 2  # vectors of one launch
@@ -49,10 +48,8 @@ class MixedStep(NamedTuple):
 class MixedOperand:
     """A matrix (out, in) for :func:`mixed_gemv`.
 
-    ``units``, ``perm``, ``indptr`` and ``entries`` are flat int32: what `mixed_layout` says, two 16-bit columns in a
-    word for every padded stored column, CSR with rows padded to tiles, packed outliers. ``entry``: bytes of an outlier,
-    0 without any; ``room``: most bytes of outliers of a tile, with 16 more. ``settled``: as in
-    `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
+    ``units`` and ``perm`` are flat int32: what `mixed_layout` says, and two 16-bit columns in a word for every padded
+    stored column. ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
     """
 
     shape: tuple[int, int]
@@ -60,19 +57,15 @@ class MixedOperand:
     fours: int
     units: Any
     perm: Any
-    indptr: Any = None
-    entries: Any = None
-    count: int = 0
-    entry: int = 0
-    room: int = 0
+    outliers: Entries | None = None
     settled: bool = False
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        words = (self.units, self.perm, self.indptr, self.entries)
-        return sum(4 * device.describe(array).size for array in words if array is not None)
+        words = device.describe(self.units).size + device.describe(self.perm).size
+        return 4 * words + (0 if self.outliers is None else self.outliers.nbytes)
 
 
 def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = None) -> MixedOperand:
@@ -97,42 +90,12 @@ def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = 
     places = np.full(twos * TWO_COLUMNS + fours * FOUR_COLUMNS, columns, np.uint16)  # beyond the last: zeros
     places[: widths[0]] = order[: widths[0]]
     places[twos * TWO_COLUMNS :][: widths[1]] = order[widths[0] :]
-    extra: dict[str, Any] = {}
-    if whole.outliers is not None and whole.outliers.count:
-        extra = _outliers(whole.outliers, rows, target)
+    outliers = entries_of(whole.outliers, rows, columns, target)
     words, columns_of = device.upload(units, target), device.upload(places.view(np.uint32), target)
     device.settle(words)
-    return MixedOperand(shape=whole.shape, twos=twos, fours=fours, units=words, perm=columns_of, settled=True, **extra)
-
-
-def packed_entries(columns: Any, values: Any) -> tuple[npt.NDArray[np.uint32], int]:
-    """Outliers as words, and the bytes of one: column and float16 (4), or where that loses something, float32 (8).
-
-    Padded with zeros to whole pieces of 16 bytes.
-    """
-    exact = values.astype(np.float64)
-    with np.errstate(over="ignore"):
-        short = round_to(exact, "F16")
-    if np.array_equal(short.astype(np.float64), exact, equal_nan=True):
-        size, made = 4, columns.astype(np.uint32) | short.view(np.uint16).astype(np.uint32) << np.uint32(16)
-    else:
-        pairs = [columns.astype(np.uint32), values.astype(np.float32).view(np.uint32)]
-        size, made = 8, np.stack(pairs, axis=1).reshape(-1)
-    return np.concatenate([made, np.zeros(-made.size % 4, np.uint32)]), size
-
-
-def _outliers(outliers: Outliers, rows: int, target: Any) -> dict[str, Any]:
-    entries, entry = packed_entries(outliers.indices, outliers.added)
-    indptr = np.full(-(-rows // ROWS) * ROWS + 1, outliers.count, np.uint32)
-    indptr[: rows + 1] = outliers.indptr
-    bounds = indptr[::ROWS].astype(np.int64)
-    return {
-        "indptr": device.upload(indptr, target),
-        "entries": device.upload(entries, target),
-        "count": outliers.count,
-        "entry": entry,
-        "room": int(np.max(bounds[1:] - bounds[:-1])) * entry + 16,
-    }
+    return MixedOperand(
+        shape=whole.shape, twos=twos, fours=fours, units=words, perm=columns_of, outliers=outliers, settled=True
+    )
 
 
 def mixed_gemv(
@@ -172,12 +135,12 @@ def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Mixed
 
 def carry_out(operand: MixedOperand, step: MixedStep, x: Any, y: Any) -> None:
     """The launch, for arrays that were checked: x and y may have any dimensions of that many elements."""
-    (rows, columns), without = operand.shape, operand.indptr is None
+    rows, columns = operand.shape
+    indptr, entries, count = arguments(operand.outliers, operand.perm)
     step.kernel.launch(
         step.grid, step.threads,
-        operand.units, operand.perm, x, operand.perm if without else operand.indptr,
-        operand.perm if without else operand.entries, y, rows, -(-rows // ROWS), columns, operand.twos, operand.fours,
-        operand.count, step.room, shared=step.shared, early=operand.settled,
+        operand.units, operand.perm, x, indptr, entries, y, rows, -(-rows // ROWS), columns, operand.twos,
+        operand.fours, count, step.room, shared=step.shared, early=operand.settled,
     )  # fmt: skip
 
 
@@ -206,14 +169,15 @@ def takes(operand: MixedOperand | None, dtype: str) -> int:
 def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape | None:
     """The shape of a product, the first of those that were measured to be best and fit; None where none does."""
     vectors = batch * MixedShape(batch, kind, out, 0).parts
-    share = operand.count / (operand.shape[0] * operand.shape[1])
+    extra = operand.outliers
+    size, share = (0, 0.0) if extra is None else (extra.size, extra.count / (operand.shape[0] * operand.shape[1]))
     for slices, sides, stages in preferred(vectors, share):
         most = min(slices, operand.twos + operand.fours)
-        shape = MixedShape(batch, kind, out, operand.entry, most, sides, stages)
+        shape = MixedShape(batch, kind, out, size, most, sides, stages)
         if _space(operand, shape) is not None:
             return shape
     return None
 
 
 def _space(operand: MixedOperand, shape: MixedShape) -> MixedSpace | None:
-    return space_for(shape, operand.twos, operand.fours, operand.shape[1], operand.room)
+    return space_for(shape, operand.twos, operand.fours, operand.shape[1], needs(operand.outliers, operand.shape[1]))

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.fused_outliers import outlier_tiles
 from bcqfmt.kernels.mixed_layout import ROWS
-from bcqfmt.kernels.mixed_outliers import outlier_fetcher, outlier_sum
 from bcqfmt.kernels.mixed_shape import MixedShape
 from bcqfmt.kernels.ptx_bits import (
     arrivals_init,
     arrive,
-    ask_for,
     bulk_fence,
     bulk_init,
     bulk_wait,
@@ -33,15 +32,15 @@ def closer(shape: MixedShape) -> Any:
     y may be written. Outliers go to ``kept``; sums are found in two buffers at ``held``.
     """
     batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
-    held_bytes, each = shape.held_bytes, 16 // (size or 4)
-    ask, added_up = outlier_fetcher(size or 4), outlier_sum(shape.kind, size or 4)
+    held_bytes = shape.held_bytes
+    look, ask, add_up = outlier_tiles(batch, shape.kind, size or 4)
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
     def close(
         indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,
         base: Any, xs_bytes: Any, kept: Any, held: Any, bars: Any, tile: Any, step: Any, lane: Any,
     ) -> None:  # fmt: skip
-        left, after_last = ptx.u32(bars + 2 * stages * 8), ptx.u32((max(count, ptx.u32(1)) - 1) // each)
+        left = ptx.u32(bars + 2 * stages * 8)
         kept_bar = ptx.u32(left + 32)
         if lane == 0:
             for i in static(stages):
@@ -52,47 +51,21 @@ def closer(shape: MixedShape) -> Any:
             bulk_init(kept_bar)
             bulk_fence()
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
-        if size and tile < tiles:
-            row = ptx.u32(tile * ROWS + (lane >> 1))
-            begin, end = indptr[row], indptr[ptx.u32(row + 1)]
-            # where its outliers will be if all tiles have about as many: 4 KB around it, closer than DRAM
-            about = ptx.u32(ptx.f32(count) * (ptx.f32(tile) / ptx.f32(tiles)))
-            ask_for(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
-            if ptx.u32(tile + step) < tiles:
-                row = ptx.u32(row + step * ROWS)
-                next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]
-        cuda.syncthreads()  # before these numbers are looked at: nobody else waits for them
-        begin, end = min(begin, count), min(end, count)
         if size:
-            first, last = ptx.shfl_u32(begin, ptx.u32(0)), ptx.shfl_u32(end, ptx.u32(31))
-            if lane == 0 and first < last:
-                ask(entries, first, last, room, kept, kept_bar)
+            begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
+        cuda.syncthreads()  # before these numbers are looked at: nobody else waits for them
+        if size:
+            begin, end, first = ask(entries, count, room, kept, kept_bar, lane, begin, end)
         turned_over, phase, kept_parity = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             values = cuda.local.array(batch, types.float32)
             for b in static(batch):
                 values[b] = ptx.f32(0.0)
             if size:
-                last = ptx.shfl_u32(end, ptx.u32(31))
-                if first < last:
-                    bulk_wait(kept_bar, kept_parity)
-                    kept_parity = ptx.u32(kept_parity ^ 1)
-                for b in static(batch):
-                    k = ptx.u32(begin + (lane & 1))
-                    start = ptx.u32(first // each * each)
-                    xs = ptx.u32(base + b * xs_bytes)
-                    value = added_up(entries, k, end, ptx.u32(2), start, kept, room, xs, columns)
-                    ptx.syncwarp()
-                    value = ptx.f32(value + ptx.shfl_xor_f32(value, ptx.u32(1)))
-                    values[b] = ptx.shfl_f32(value, ptx.u32((lane & 15) * 2))
-                begin, end = min(next_begin, count), min(next_end, count)
-                first, last = ptx.shfl_u32(begin, ptx.u32(0)), ptx.shfl_u32(end, ptx.u32(31))
-                if lane == 0 and ptx.u32(tile + step) < tiles and first < last:
-                    ask(entries, first, last, room, kept, kept_bar)
-                after = ptx.u32(tile + step + step)
-                if after < tiles:
-                    row = ptx.u32(after * ROWS + (lane >> 1))
-                    next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]  # looked at a tile later
+                kept_parity, begin, end, first, next_begin, next_end = add_up(
+                    values, indptr, entries, count, room, base, xs_bytes, columns, kept, kept_bar, tile, tiles, step,
+                    lane, kept_parity, begin, end, first, next_begin, next_end,
+                )  # fmt: skip
             bulk_wait(ptx.u32(left + turned_over * 8), phase)
             row = ptx.u32(tile * ROWS + (lane & 15))
             if lane < batch * 16 and row < rows:

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.limits import SHARED_LIMIT
 from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
+from bcqfmt.kernels.outlier_entries import Beside, x_bytes
 
 __all__ = ["SHAPES", "MixedShape", "MixedSpace", "preferred", "space_for"]
-
-ROOM = 8192  # bytes of outliers of a tile that are asked for ahead, at most
 
 
 class MixedShape(NamedTuple):
@@ -68,15 +67,13 @@ class MixedSpace(NamedTuple):
     shared_bytes: int
 
 
-def space_for(shape: MixedShape, twos: int, fours: int, columns: int, room: int) -> MixedSpace | None:
+def space_for(shape: MixedShape, twos: int, fours: int, columns: int, outliers: Beside) -> MixedSpace | None:
     """None where it does not fit."""
     padded = twos * TWO_COLUMNS + fours * FOUR_COLUMNS
-    room = min(-(-room // 16) * 16, ROOM) if shape.outliers else 0
-    original = ((columns + (per := 4 if shape.kind == 0 else 8)) // per) * 16
-    fixed = shape.batch * original + shape.batch * shape.parts * (padded * 4 + padded // 2)
-    side = 2 * shape.held_bytes + room + shape.stages * shape.slot_bytes + shape.barriers * 8
+    fixed = shape.batch * (x_bytes(columns, shape.kind) + shape.parts * (padded * 4 + padded // 2))
+    side = 2 * shape.held_bytes + outliers.room + shape.stages * shape.slot_bytes + shape.barriers * 8
     whole = fixed + shape.sides * side
-    return MixedSpace(room, whole) if whole <= SHARED_LIMIT else None
+    return MixedSpace(outliers.room, whole) if whole <= SHARED_LIMIT else None
 
 
 def preferred(vectors: int, outliers: float) -> list[tuple[int, int, int]]:

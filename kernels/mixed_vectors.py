@@ -13,42 +13,46 @@ from bcqfmt.kernels.unroll import static, unrolled
 __all__ = ["element_at", "vector_loader"]
 
 
-def vector_loader(batch: int, kind: int, threads: int) -> Any:
+def vector_loader(batch: int, kind: int, threads: int, together: int = 2) -> Any:
     """A device function for ``threads`` threads: all vectors to ``base``, ``xs_bytes`` each, zeros after the last.
 
-    Not by a bulk copy: it would stand in line behind those of the weights, which are asked for earlier.
+    Not by a bulk copy: it would stand in line behind those of the weights, which are asked for earlier. ``together``
+    pieces of 16 bytes are asked for before any is waited for.
     """
-    each = 1 if kind == 0 else 2
+    each, words = 1 if kind == 0 else 2, 4 * together
     per = 4 * each
 
     def load(x: Any, base: Any, xs_bytes: Any, columns: Any, thread: Any) -> None:
         zero = ptx.u32(0)
+        held = cuda.local.array(words, types.uint32)
         for b in static(batch):
             here = ptx.u32(base + b * xs_bytes)
             s = thread
             if columns % per == 0:
                 pieces, begin = ptx.u32(columns // per), ptx.u32(b * (columns // per))
                 while s <= pieces:
-                    other = ptx.u32(s + threads)
-                    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
-                    if s < pieces:  # both are asked for before either is waited for
-                        a0, a1, a2, a3 = ptx.ldcg128(x, ptx.u32(begin + s))
-                    if other < pieces:
-                        b0, b1, b2, b3 = ptx.ldcg128(x, ptx.u32(begin + other))
-                    ptx.sts128(ptx.u32(here + s * 16), zero, a0, a1, a2, a3)
-                    if other <= pieces:
-                        ptx.sts128(ptx.u32(here + other * 16), zero, b0, b1, b2, b3)
-                    s = ptx.u32(other + threads)
+                    for i in static(together):
+                        a0, a1, a2, a3 = zero, zero, zero, zero
+                        if ptx.u32(s + i * threads) < pieces:
+                            a0, a1, a2, a3 = ptx.ldcg128(x, ptx.u32(begin + s + i * threads))
+                        held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = a0, a1, a2, a3
+                    for i in static(together):
+                        at = ptx.u32(s + i * threads)
+                        if at <= pieces:
+                            ptx.sts128(
+                                ptx.u32(here + at * 16), zero,
+                                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3],
+                            )  # fmt: skip
+                    s = ptx.u32(s + together * threads)
             else:
                 while ptx.u32(s * 16) < xs_bytes:
-                    words = cuda.local.array(4, types.uint32)
                     for w in static(4):
-                        words[w] = zero
+                        held[w] = zero
                     for k in static(per):
                         if ptx.u32(s * per + k) < columns:
                             found = ptx.u32(x[ptx.u32(b * columns + s * per + k)])
-                            words[k // each] = ptx.u32(words[k // each] | found << (k % each * 16))
-                    ptx.sts128(ptx.u32(here + s * 16), zero, words[0], words[1], words[2], words[3])
+                            held[k // each] = ptx.u32(held[k // each] | found << (k % each * 16))
+                    ptx.sts128(ptx.u32(here + s * 16), zero, held[0], held[1], held[2], held[3])
                     s = ptx.u32(s + threads)
 
     return inlined(unrolled(load))

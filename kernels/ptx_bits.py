@@ -8,6 +8,8 @@ bulk copies, sm_90           bulk_init(barrier) bulk_fence() bulk_expect(barrier
                              bytes, barrier): 16-byte pieces from piece i on; bulk_wait(barrier, parity)
 arrivals, sm_90              arrivals_init(barrier, count) arrive(barrier): so many end a phase; bulk_wait as above
 some warps of a block        barrier_of(id, threads)
+integers                     mad_i32(a, b, c): a * b + c, in this order; the compiler would turn a sum of products
+                             round and need one instruction more
 global memory                ask_for(p, i): the 16 bytes i, with their neighbours, into the second cache
 the kernels around, sm_90    after_earlier(): until all that was launched before is done and can be seen;
                              begin_next(): the next kernel may start, up to where it waits for this one
@@ -26,7 +28,7 @@ from bcqfmt.kernels.ptx import SIMULATED
 
 __all__ = [
     "after_earlier", "arrivals_init", "arrive", "ask_for", "barrier_of", "begin_next", "bulk_copy", "bulk_expect",
-    "bulk_fence", "bulk_init", "bulk_wait", "mma_b1", "mma_b1_wide", "sts8",
+    "bulk_fence", "bulk_init", "bulk_wait", "mad_i32", "mma_b1", "mma_b1_wide", "sts8",
 ]  # fmt: skip
 
 if SIMULATED:
@@ -53,6 +55,10 @@ if SIMULATED:
         sums = together(operands, whole)
         row, column = lane_id() // 4, 2 * (lane_id() % 4)
         return tuple(int(sums[row + 8 * (i // 2), column + i % 2]) for i in range(4))
+
+    def mad_i32(a: Any, b: Any, c: Any) -> Any:
+        """The last 32 bits, signed."""
+        return ((int(a) * int(b) + int(c) + 2**31) % 2**32) - 2**31
 
     def sts8(address: int, offset: int, word: int) -> None:
         """The lowest byte."""
@@ -128,6 +134,7 @@ else:
     _B1 = "mma.sync.aligned.%s.row.col.s32.b1.b1.s32.and.popc {$0, $1, $2, $3}, %s, {0, 0, 0, 0};"
     mma_b1 = asm(_B1 % ("m16n8k128", "{$4, $5}, {$6}"), I32, U32, U32, U32, count=4, effects="warp")
     mma_b1_wide = asm(_B1 % ("m16n8k256", "{$4, $5, $6, $7}, {$8, $9}"), I32, *(U32,) * 6, count=4, effects="warp")
+    mad_i32 = asm("mad.lo.s32 $0, $1, $2, $3;", I32, I32, I32, I32)
     _STS8 = "{ .reg .u32 a; add.u32 a, $0, $1; st.shared.u8 [a], $2; }"
     sts8 = asm(_STS8, NONE, U32, U32, U32, effects="memory")
     bulk_init = asm("mbarrier.init.shared.b64 [$0], 1;", NONE, U32, effects="memory")

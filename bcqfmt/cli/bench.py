@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--sweep", is_flag=True, help="Planes times group sizes instead: time and energy against bytes.")
 @click.option(
     "--only",
-    type=click.Choice(["products", "mixed", "dequantize", "atom", "crossover"]),
+    type=click.Choice(["products", "outliers", "mixed", "dequantize", "atom", "crossover"]),
     multiple=True,
     help="Measure only this; may be repeated. By default all but crossover.",
 )
@@ -69,11 +69,13 @@ def command(
 
 
 def _measured(only: tuple[str, ...], speed: float, lut_gemm: str | None) -> Iterator[Row]:
-    from bcqfmt.integrations import bench_atom, bench_kernels, bench_matmul, bench_mixed
+    from bcqfmt.integrations import bench_atom, bench_kernels, bench_matmul, bench_mixed, bench_outliers
 
-    chosen = only or ("products", "mixed", "dequantize", "atom")
+    chosen = only or ("products", "outliers", "mixed", "dequantize", "atom")
     if "products" in chosen:
         yield from bench_kernels.products(speed, lut_gemm)
+    if "outliers" in chosen:
+        yield from bench_outliers.with_outliers(speed)
     if "mixed" in chosen:
         yield from bench_mixed.mixed_products(speed)
     if "dequantize" in chosen:

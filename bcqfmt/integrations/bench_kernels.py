@@ -151,18 +151,11 @@ def _product(
     layout = _layout(q, columns, g, formula)
     shape = product_shape(layout, batch, 1, 1, reordered=False, added=False)
     assert shape is not None
-    groups, tiles = -(-columns // g), -(-rows // 16)
+    groups = -(-columns // g)
     numbers = 2 * (q + 1) if formula == "bcq" else 2 + q / 8
     nbytes = int(rows * columns * q / 8 + rows * groups * numbers + 2 * batch * (rows + columns))
     count = max(2, min(60, AROUND * 8 // (rows * columns * q) + 1))
-    weights = []
-    for _ in range(count):
-        planes = torch.randint(
-            -(2**31), 2**31 - 1, (tiles * layout.chunks * q * 128,), device="cuda", dtype=torch.int32
-        )
-        scales = (torch.rand(tiles * layout.sets * layout.set_bytes // 2, device="cuda") * 0.1).half().view(torch.int32)
-        segment = bit_gemv.BitSegment(layout=layout, planes=planes, numbers=scales, start=0)
-        weights.append(bit_gemv.BitOperand(shape=(rows, columns), segments=(segment,), perm=None, settled=True))
+    weights = [random_operand(layout, rows, columns) for _ in range(count)]
     x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)
     y = torch.empty(batch, rows, device="cuda", dtype=torch.float16)
 
@@ -187,6 +180,16 @@ def _product(
         joules,
         alone,
     )
+
+
+def random_operand(layout: BitLayout, rows: int, columns: int) -> bit_gemv.BitOperand:
+    """A weight of one segment on the GPU: random planes, small positive float16 numbers."""
+    tiles = -(-rows // 16)
+    words = tiles * layout.chunks * layout.bits * 128
+    planes = torch.randint(-(2**31), 2**31 - 1, (words,), device="cuda", dtype=torch.int32)
+    scales = (torch.rand(tiles * layout.sets * layout.set_bytes // 2, device="cuda") * 0.1).half().view(torch.int32)
+    segment = bit_gemv.BitSegment(layout=layout, planes=planes, numbers=scales, start=0)
+    return bit_gemv.BitOperand(shape=(rows, columns), segments=(segment,), perm=None, settled=True)
 
 
 def cublas(rows: int, columns: int, batch: int) -> float:

@@ -7,20 +7,18 @@ reordered. The floor counts every byte that moves: units, perm, outliers, x and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from bcqfmt.integrations.bench_kernels import AROUND, Row, cublas, early_and_alone, replayed
+from bcqfmt.integrations.bench_outliers import SHAPES, SHARES, random_outliers
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.cuda_outliers import csr_outliers
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, ROWS, TWO_BYTES, TWO_COLUMNS
 
-__all__ = ["SHAPES", "SHARES", "mixed_products", "random_weight"]
-
-SHAPES = ((28672, 8192), (11008, 4096), (4096, 4096))
-SHARES = (0.0, 0.002, 0.005, 0.015)
+__all__ = ["mixed_products", "random_weight"]
 
 
 def mixed_products(speed: float) -> Iterator[Row]:
@@ -51,7 +49,7 @@ def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: d
     if share in (0.0, 0.002):
         yield row(f"{name}, no overlap", replayed(waiting, 2 * count))
     if share:
-        bare = [_without_outliers(weight) for weight in weights]
+        bare = [replace(weight, outliers=None) for weight in weights]
 
         def both(i: int) -> None:
             mixed.mixed_gemv(bare[i % count], x, y)
@@ -59,12 +57,6 @@ def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: d
             csr_outliers(y, indptr, indices, values, x)
 
         yield row(f"{name}, two launches", replayed(both, 2 * count))
-
-
-def _without_outliers(weight: mixed.MixedOperand) -> mixed.MixedOperand:
-    return mixed.MixedOperand(
-        shape=weight.shape, twos=weight.twos, fours=weight.fours, units=weight.units, perm=weight.perm, settled=True
-    )
 
 
 def random_weight(rows: int, columns: int, share: float) -> tuple[mixed.MixedOperand, Any]:
@@ -77,33 +69,15 @@ def random_weight(rows: int, columns: int, share: float) -> tuple[mixed.MixedOpe
     two[:, :, 1248:] &= 15
     four = units[:, twos * TWO_BYTES :].view(tiles, fours, FOUR_BYTES)
     four[:, :, 1024:1056] = (torch.rand(tiles, fours, 16, **gpu) * 0.01).half().view(torch.uint8)
-    extra, apart = _outliers(rows, columns, share) if share else ({}, None)
+    outliers, apart = random_outliers(rows, columns, share)
     made = mixed.MixedOperand(
         shape=(rows, columns),
         twos=twos,
         fours=fours,
         units=units.view(-1).view(torch.int32),
         perm=torch.randperm(columns, **gpu).to(torch.int16).view(torch.int32),
+        outliers=outliers,
         settled=True,
-        **extra,
     )
     torch.cuda.synchronize()
     return made, apart
-
-
-def _outliers(rows: int, columns: int, share: float) -> tuple[dict[str, Any], Any]:
-    gpu: Any = {"device": "cuda"}
-    tiles = -(-rows // ROWS)
-    counts = torch.binomial(torch.full((rows,), float(columns), **gpu), torch.tensor(share, **gpu))
-    indptr = torch.zeros(tiles * ROWS + 1, dtype=torch.int32, **gpu)
-    indptr[1 : rows + 1] = counts.int().cumsum(0)
-    indptr[rows + 1 :] = indptr[rows]
-    total = int(indptr[rows])
-    indices = torch.randint(0, columns, (total,), dtype=torch.int32, **gpu)
-    values = torch.randn(total, **gpu).half()
-    entries = torch.zeros(-(-total // 4) * 4, dtype=torch.int32, **gpu)
-    entries[:total] = indices | values.view(torch.int16).int() << 16
-    bounds = indptr.cpu().numpy().astype(np.int64)
-    room = int(np.diff(bounds[::ROWS]).max()) * 4 + 16
-    extra = {"indptr": indptr, "entries": entries, "count": total, "entry": 4, "room": room}
-    return extra, (indptr[: rows + 1].contiguous(), indices, values)

@@ -25,6 +25,7 @@ from bcqfmt.kernels.bit_layout import ROWS, BitLayout
 from bcqfmt.kernels.launch import check_array, check_same_device
 from bcqfmt.kernels.mixed import MixedOperand
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
+from bcqfmt.kernels.outlier_entries import Entries
 
 __all__ = ["bit_gemv", "csr_outliers", "mixed_gemv"]
 
@@ -51,6 +52,7 @@ def bit_gemv(x: Tensor, weight: BitOperand, addend: Tensor | None = None) -> Ten
         ",".join(layout.number for layout in layouts),
         weight.perm,
         addend,
+        *_spelled_out(weight.outliers),
         weight.settled,
     )
     return result
@@ -69,11 +71,7 @@ def mixed_gemv(x: Tensor, weight: MixedOperand) -> Tensor:
         weight.shape[1],
         weight.twos,
         weight.fours,
-        weight.indptr,
-        weight.entries,
-        weight.count,
-        weight.entry,
-        weight.room,
+        *_spelled_out(weight.outliers),
         weight.settled,
     )
     return result
@@ -86,6 +84,13 @@ def csr_outliers(y: Tensor, indptr: Tensor, indices: Tensor, values: Tensor, x: 
     """
     torch.ops.bcqfmt.csr_outliers(y, indptr, indices, values, x)
     return y
+
+
+def _spelled_out(outliers: Entries | None) -> tuple[Tensor | None, Tensor | None, int, int, int]:
+    """indptr, entries, count, bytes of an entry, most bytes of a tile."""
+    if outliers is None:
+        return None, None, 0, 0, 0
+    return outliers.indptr, outliers.entries, outliers.count, outliers.size, outliers.most
 
 
 @torch.library.custom_op("bcqfmt::bit_gemv", mutates_args=())
@@ -101,6 +106,11 @@ def _bit_gemv(
     number_types: str,
     perm: Tensor | None,
     addend: Tensor | None,
+    indptr: Tensor | None,
+    entries: Tensor | None,
+    count: int,
+    entry: int,
+    most: int,
     settled: bool = False,
 ) -> Tensor:
     device.require_cuda()
@@ -119,8 +129,10 @@ def _bit_gemv(
         check_array("perm", perm, ("I32",), (sum(widths),))
     named = {f"planes {k}": s.planes for k, s in enumerate(segments)}
     named |= {f"numbers {k}": s.numbers for k, s in enumerate(segments)}
-    check_same_device(x=x, perm=perm, addend=addend, **named)
-    operand = BitOperand(shape=(rows, sum(widths)), segments=tuple(segments), perm=perm, settled=settled)
+    check_same_device(x=x, perm=perm, addend=addend, indptr=indptr, entries=entries, **named)
+    outliers = _checked_entries(rows, indptr, entries, count, entry, most)
+    shape = (rows, sum(widths))
+    operand = BitOperand(shape=shape, segments=tuple(segments), perm=perm, outliers=outliers, settled=settled)
     result: Tensor = bits_of.bit_gemv(operand, x, addend=addend)
     return result
 
@@ -138,6 +150,11 @@ def _(
     number_types: str,
     perm: Tensor | None,
     addend: Tensor | None,
+    indptr: Tensor | None,
+    entries: Tensor | None,
+    count: int,
+    entry: int,
+    most: int,
     settled: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
@@ -176,14 +193,14 @@ def _mixed_gemv(
     entries: Tensor | None,
     count: int,
     entry: int,
-    room: int,
+    most: int,
     settled: bool = False,
 ) -> Tensor:
     device.require_cuda()
+    outliers = _checked_entries(rows, indptr, entries, count, entry, most)
     operand = MixedOperand(
-        shape=(rows, columns), twos=twos, fours=fours, units=units, perm=perm, indptr=indptr, entries=entries,
-        count=count, entry=entry, room=room, settled=settled,
-    )  # fmt: skip
+        shape=(rows, columns), twos=twos, fours=fours, units=units, perm=perm, outliers=outliers, settled=settled
+    )
     _check_mixed(operand)
     check_same_device(x=x, units=units, perm=perm, indptr=indptr, entries=entries)
     result: Tensor = mixed_of.mixed_gemv(operand, x)
@@ -203,7 +220,7 @@ def _(
     entries: Tensor | None,
     count: int,
     entry: int,
-    room: int,
+    most: int,
     settled: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
@@ -223,23 +240,27 @@ def _check_mixed(weight: MixedOperand) -> None:
     words = (weight.twos * TWO_BYTES + weight.fours * FOUR_BYTES) // 4
     check_array("units", weight.units, ("I32",), (tiles * words,), 16)
     check_array("perm", weight.perm, ("I32",), (padded // 2,), 16)
-    _check_entries(weight, tiles)
 
 
-def _check_entries(weight: MixedOperand, tiles: int) -> None:
-    outliers = weight.indptr is not None and weight.entries is not None
-    if (weight.entry not in (4, 8) or weight.count < 1) if outliers else (weight.entry or weight.count):
+def _checked_entries(
+    rows: int, indptr: Tensor | None, entries: Tensor | None, count: int, entry: int, most: int
+) -> Entries | None:
+    """The outliers of an operator; BCQ-E552 unless their numbers go together, and both arrays have the right size."""
+    given = indptr is not None and entries is not None
+    if (entry not in (4, 8) or count < 1) if given else (entry or count):
         raise error(
             "BCQ-E552",
-            found=f"{weight.count} outliers of {weight.entry} bytes, {'with' if outliers else 'without'} their tensors",
+            found=f"{count} outliers of {entry} bytes, {'with' if given else 'without'} their tensors",
             expected="outliers of 4 or 8 bytes with indptr and entries, or none at all",
         )
-    least = 16 if outliers else 0  # a copy of no bytes would never be reported as complete
-    if weight.room < least:
-        raise error("BCQ-E552", found=f"room {weight.room}", expected=f"at least {least} bytes")
-    if outliers:
-        check_array("outlier rows", weight.indptr, ("I32",), (tiles * ROWS + 1,))
-        check_array("outliers", weight.entries, ("I32",), (-(-weight.count * weight.entry // 16) * 4,), 16)
+    least = 16 if given else 0  # a copy of no bytes would never be reported as complete
+    if most < least:
+        raise error("BCQ-E552", found=f"{most} bytes of outliers in a tile", expected=f"at least {least}")
+    if not given:
+        return None
+    check_array("outlier rows", indptr, ("I32",), (-(-rows // ROWS) * ROWS + 1,))
+    check_array("outliers", entries, ("I32",), (-(-count * entry // 16) * 4,), 16)
+    return Entries(indptr=indptr, entries=entries, count=count, size=entry, most=most)
 
 
 @torch.library.custom_op("bcqfmt::csr_outliers", mutates_args=("y",))

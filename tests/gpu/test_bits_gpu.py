@@ -45,6 +45,36 @@ def test_a_reordered_weight_in_two_segments(batch: int) -> None:
     assert reference.relative_error(found, reference.product(weight, x)) < 7e-4
 
 
+# encoding, q, rows, columns, group size, vectors, dtype of x, share of outliers, what they do
+OUTLIERS = [
+    ("bcq", 2, 4096, 4096, 128, 1, "F16", 0.002, "add"), ("affine", 4, 4096, 8192, 128, 1, "F16", 0.015, "add"),
+    ("affine", 3, 777, 2048, 64, 2, "BF16", 0.1, "replace"), ("bcq", 4, 1000, 4096, 32, 1, "F16", 0.005, "add"),
+    ("affine", 4, 1000, 4096, 128, 8, "F16", 0.005, "add"), ("affine", 4, 333, 8192, 128, 8, "BF16", 0.02, "add"),
+    ("bcq", 3, 1024, 4100, 128, 7, "F32", 0.01, "replace"), ("second-order", 2, 515, 1032, 16, 3, "F16", 0.03, "add"),
+    ("affine", 4, 200, 28672, 128, 1, "F16", 0.01, "add"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "batch", "kind", "share", "mode"), OUTLIERS)
+def test_outliers(
+    encoding: str, q: int, rows: int, columns: int, g: int, batch: int, kind: str, share: float, mode: str
+) -> None:
+    """In one launch where all vectors fit into shared memory a second time, else in several."""
+    weight = ks.weight(encoding, q, rows, columns, g, seed=q, perm=True, outliers=mode, share=share)
+    x = ks.vectors(batch, columns, kind)
+    placed, on_gpu = bit_operand(operand(weight)), to_gpu(x)
+    found = twice((batch, rows), on_gpu.dtype, lambda out: bit_gemv(placed, on_gpu, out=out)).float().cpu().numpy()
+    limit = {"F16": 7e-4, "BF16": 4e-3, "F32": 3e-6}[kind]
+    assert reference.relative_error(found, reference.product(weight, x)) < limit
+
+
+def test_outliers_of_a_reordered_weight_in_two_segments() -> None:
+    weight = ks.mixed(1000, 3072, 1024, perm=True)
+    x = ks.vectors(3, 4096, "F16")
+    found = matmul.matmul(matmul.MatmulWeight(operand(weight)), to_gpu(x), path="bits").float().cpu().numpy()
+    assert reference.relative_error(found, reference.product(weight, x)) < 7e-4
+
+
 def test_both_ways_agree_and_matmul_takes_any_number() -> None:
     weight = ks.weight("bcq", 4, 512, 4096, 128)
     placed, x = bit_operand(operand(weight)), ks.vectors(19, 4096, "F16")

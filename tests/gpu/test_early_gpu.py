@@ -34,9 +34,15 @@ KINDS: dict[str, tuple[Callable[[], Any], Product, int]] = {
     "bits": (lambda: bit_operand(operand(ks.weight("bcq", 2, SIZE, SIZE, 128))), bit_gemv, 1),
     "bytes": (lambda: bit_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 32))), bit_gemv, 4),
     "two segments": (lambda: bit_operand(operand(ks.mixed(SIZE, 1536, 512, outliers="", perm=True))), bit_gemv, 2),
+    "bits, outliers": (
+        lambda: bit_operand(operand(ks.weight("affine", 3, SIZE, SIZE, 128, outliers="add", share=0.01))), bit_gemv, 1
+    ),
+    "bytes, outliers": (
+        lambda: bit_operand(operand(ks.weight("affine", 2, SIZE, SIZE, 64, outliers="add", share=0.02))), bit_gemv, 4
+    ),
     "w4a4": (lambda: w4.atom_to_device(ao.pack_w4(sim_atom.atom_weight(SIZE, SIZE // 128))), atom, 3),
     "mixed": (lambda: mixed_operand(sim_mixed.weight(SIZE, 1536, 512, outliers="add", share=0.01)), mixed_gemv, 1),
-}
+}  # fmt: skip
 EACH = pytest.mark.parametrize("kind", KINDS)
 
 

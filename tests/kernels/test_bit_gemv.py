@@ -88,7 +88,60 @@ def test_vectors_of_any_size(scale: float) -> None:
     assert np.abs(found.value - expected).max() <= 3e-6 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("weight", [ks.weight("bcq", 2, 16, 96, 12), ks.mixed(19, 48, 96)], ids=["group", "outliers"])
+@pytest.mark.parametrize("mode", ["add", "replace"])
+@pytest.mark.parametrize(
+    ("encoding", "rows", "columns", "g", "share", "kind", "shape"),
+    [
+        ("bcq", 40, 300, 64, 0.05, "F16", {"slices": 1, "stages": 2}),  # a block a tile or two
+        ("affine", 70, 520, 128, 0.02, "BF16", {"slices": 3, "tiles": 2, "stages": 3}),  # a tile in one buffer
+        ("affine", 33, 264, 8, 0.1, "F16", {"slices": 2, "stages": 2}),
+        ("second-order", 100, 256, 16, 0.01, "F32", {"slices": 1, "parts": 3, "stages": 4}),
+    ],
+)
+def test_outliers_in_the_same_launch(
+    encoding: str, rows: int, columns: int, g: int, share: float, kind: str, shape: dict[str, int], mode: str
+) -> None:
+    weight = ks.weight(encoding, 3, rows, columns, g, perm=True, outliers=mode, share=share)
+    x = ks.vectors(1 if rows == 33 else 2, columns, kind)
+    found = simulate(sim_bits.bits, weight, x, kind, **shape)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(shape.get("parts", 2))
+
+
+def test_outliers_of_several_segments_and_an_addend() -> None:
+    weight = ks.mixed(19, 48, 96)
+    x = ks.vectors(1, 144, "BF16")
+    plus = np.random.default_rng(3).normal(size=(1, 19)).astype(np.float32)
+    found = simulate(sim_bits.bits, weight, x, "BF16", addend=plus)
+    assert reference.relative_error(found.value - plus, reference.product(weight, x)) < _limit(2)
+
+
+def test_outliers_that_float16_does_not_hold_and_more_than_are_kept() -> None:
+    """Entries of 8 bytes, in the first tile more than 8 KB of them, in others none."""
+    rng = np.random.default_rng(5)
+    chosen = rng.random((37, 600)) < 0.15
+    chosen[16:] = False
+    plain = ks.weight("affine", 2, 37, 600, 64)
+    values = rng.normal(0, 3, int(chosen.sum())).astype(np.float32)
+    indptr = np.concatenate([[0], np.cumsum(chosen.sum(1))])
+    weight = plain.with_outliers(indptr, np.nonzero(chosen)[1], values, mode="add")
+    x = ks.vectors(1, 600, "F16")
+    found = simulate(sim_bits.bits, weight, x, "F16")
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(2)
+
+
+@pytest.mark.parametrize(("kind", "batch"), [("F32", 5), ("F16", 3)])
+def test_more_vectors_than_a_launch_takes(kind: str, batch: int) -> None:
+    """Four of float32, whose second part does not begin at a multiple of 16 bytes; three in groups of 8."""
+    weight = ks.weight("affine", 2, 17, 258, 128 if kind == "F32" else 8, outliers="add")
+    x = ks.vectors(batch, 258, kind)
+    found = simulate(sim_bits.by_itself, weight, x)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(3)
+
+
+@pytest.mark.parametrize("weight", [ks.weight("bcq", 2, 16, 96, 12)], ids=["group"])
 def test_what_has_no_layout_is_refused(weight: BcqWeight) -> None:
     with pytest.raises(SimulationError, match="BCQ-E553"):
         simulate(sim_bits.bits, weight, ks.vectors(1, weight.shape[1], "F16"), "F16")

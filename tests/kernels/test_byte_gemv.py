@@ -11,6 +11,7 @@ from bcqfmt.kernels import reference
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import ByteShape, at_once, byte_shape_for, product_shape
+from bcqfmt.kernels.outlier_entries import NONE, Beside
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-byte_gemv")
@@ -58,6 +59,15 @@ def test_an_addend_is_added() -> None:
     assert reference.relative_error(found.value - plus, reference.product(weight, x)) < LIMIT
 
 
+@pytest.mark.parametrize(("batch", "g", "mode"), [(3, 32, "add"), (8, 128, "replace"), (1, 64, "add")])
+def test_outliers_in_the_same_launch(batch: int, g: int, mode: str) -> None:
+    weight = ks.weight("bcq", 2, 70, 520, g, perm=True, outliers=mode, share=0.02)
+    x = ks.vectors(batch, 520, "BF16")
+    found = simulate(sim_bits.whole_bytes, weight, x, "BF16", slices=2, tiles=2, stages=3)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan, -np.inf])
 def test_what_is_not_finite_makes_its_vector_nan(value: float) -> None:
     weight, x = ks.weight("bcq", 2, 16, 256, 128), ks.vectors(3, 256, "F16")
@@ -87,7 +97,12 @@ def test_which_way_is_taken() -> None:
     assert way(16, 8) is None
     assert way(128, 8, width=16384) is None
     wide, narrow = (BitLayout(4, width, 128, "bcq", "F16") for width in (16384, 4096))
-    assert at_once([narrow], 1, reordered=False) == 8
-    assert at_once([narrow, wide], 1, reordered=False) == 4
-    assert at_once([narrow], 0, reordered=False) == 4
+    assert at_once([narrow], 1, 1, reordered=False) == 8
+    assert at_once([narrow, wide], 1, 1, reordered=False) == 4
+    assert at_once([narrow], 0, 0, reordered=False) == 4
     assert byte_shape_for(narrow, 9, 1, 1, reordered=False, added=False) is None
+    # outliers need the vectors a second time
+    beside = Beside(4, 8192, 4000)
+    eight = BitLayout(4, 8192, 128, "bcq", "F16")
+    assert [at_once([eight], 1, 1, reordered=False, beside=b) for b in (NONE, beside)] == [8, 4]
+    assert at_once([eight, narrow], 1, 1, reordered=False, beside=beside) == 8

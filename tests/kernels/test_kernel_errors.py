@@ -155,10 +155,10 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
     monkeypatch.setattr(matmul_weight, "bit_operand", lambda operand, target: operand)
-    for capability, way in (((8, 0), "look-up"), ((9, 0), "mixed")):
+    for capability, way, other in (((8, 0), "look-up", "look-up"), ((9, 0), "mixed", "bits")):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")
         assert matmul.path_of(matmul.MatmulWeight(operand(weight), None, weight), 1) == way
-        assert matmul.path_of(matmul.MatmulWeight(operand(weight)), 1) == "look-up"  # outliers, no weight to look at
-    other = ks.weight("second-order", 2, 40, 64, 8)
-    assert matmul.path_of(matmul.MatmulWeight(operand(other), None, other), 1) == "bits"
+        assert matmul.path_of(matmul.MatmulWeight(operand(weight)), 1) == other  # no weight to look at
+    plain = ks.weight("second-order", 2, 40, 64, 8)
+    assert matmul.path_of(matmul.MatmulWeight(operand(plain), None, plain), 1) == "bits"

@@ -13,6 +13,7 @@ from bcqfmt.kernels import mixed, reference
 from bcqfmt.kernels.limits import SHARED_LIMIT
 from bcqfmt.kernels.mixed_layout import FourBit, TwoBit, pack_units
 from bcqfmt.kernels.mixed_shape import MixedShape, space_for
+from bcqfmt.kernels.outlier_entries import Beside
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-mixed_gemv")
@@ -208,10 +209,10 @@ def test_units_hold_every_code_where_the_layout_says() -> None:
 
 
 def test_shapes_that_fit() -> None:
-    space = space_for(MixedShape(1, 1, 1, 4, 10, 2, 3), 24, 16, 8192, 300)
+    space = space_for(MixedShape(1, 1, 1, 4, 10, 2, 3), 24, 16, 8192, Beside(4, 8192, 300))
     assert space is not None
     assert space.shared_bytes <= SHARED_LIMIT
-    assert space_for(MixedShape(2, 0, 0, 8), 96, 64, 32768, 300) is None
+    assert space_for(MixedShape(2, 0, 0, 8), 96, 64, 32768, Beside(8, 32768, 300)) is None
 
 
 @pytest.mark.parametrize(("columns", "vectors"), [(4096, 2), (16384, 2), (22016, 1), (28672, 1), (49152, 0)])

@@ -7,7 +7,7 @@ import pytest
 
 import sim_mixed
 from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels.mixed import packed_entries
+from bcqfmt.kernels.outlier_entries import packed_entries
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-outliers")
@@ -56,11 +56,11 @@ def test_arguments_that_do_not_fit() -> None:
 
 def test_entries_are_packed_without_loss() -> None:
     columns = np.array([3, 65000, 7, 9, 11])
-    words, size = packed_entries(columns, np.array([1.5, -2, 0.25, 0, 65504], np.float32))
+    words, size = packed_entries(columns, np.array([1.5, -2, 0.25, 0, 65504], np.float32), 65536)
     assert (size, words.size) == (4, 8)
     assert (words[:5] & 0xFFFF == columns).all()
     assert ((words[:5] >> 16).astype(np.uint16).view(np.float16) == [1.5, -2, 0.25, 0, 65504]).all()
-    words, size = packed_entries(columns, np.array([1.5, -2, 1 / 3, 0, 1e6], np.float32))
+    words, size = packed_entries(columns, np.array([1.5, -2, 1 / 3, 0, 1e6], np.float32), 65536)
     assert (size, words.size) == (8, 12)
     assert (words[:10:2] == columns).all()
     assert (words[1:10:2].view(np.float32) == np.array([1.5, -2, 1 / 3, 0, 1e6], np.float32)).all()

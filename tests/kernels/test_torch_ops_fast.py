@@ -62,7 +62,7 @@ def _calls() -> dict[str, Any]:
 
     x, words = torch.ones(1, 8), torch.zeros(4, dtype=torch.int32)
     return {
-        "bit_gemv": (x, [words], [words], 8, [1], [8], [8], "bcq", "F16", None, None, False),
+        "bit_gemv": (x, [words], [words], 8, [1], [8], [8], "bcq", "F16", None, None, None, None, 0, 0, 0, False),
         "mixed_gemv": (x, words, words, 8, 8, 0, 1, None, None, 0, 0, 0, False),
         "csr_outliers": (torch.ones(1, 3), words, words, x, x),
     }

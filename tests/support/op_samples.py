@@ -106,8 +106,8 @@ def bit_gemv_plain(target: str, large: bool) -> Sample:
 
 
 def bit_gemv_everything(target: str, large: bool) -> Sample:
-    """Two segments, reordered, with an addend."""
-    weight = ks.mixed(500, 768, 256, outliers="") if large else ks.mixed(9, 32, 64, outliers="")
+    """Two segments, reordered, with outliers and an addend."""
+    weight = ks.mixed(500, 768, 256) if large else ks.mixed(9, 32, 64)
     placed = bit_operand(operand(weight), target)
     x = _vectors(weight, 2, "BF16", target)
     addend = device.upload(ks.vectors(2, weight.spec.out), target)
@@ -248,7 +248,8 @@ ALL = {"lut_gemv": lut_gemv, "dequantize": dequantize} | FAST | ATOM
 # arguments whose content leads to places in memory: a kernel must not follow it out of bounds, whatever it is
 PLACES = [
     ("lut_gemv", "perm"), ("lut_gemv", "indptr"), ("lut_gemv", "indices"),
-    ("bit_gemv with everything", "perm"),
+    ("bit_gemv with everything", "perm"), ("bit_gemv with everything", "indptr"),
+    ("bit_gemv with everything", "entries"),
     ("mixed_gemv with everything", "perm"), ("mixed_gemv with everything", "indptr"),
     ("mixed_gemv with everything", "entries"),
     ("csr_outliers", "indptr"), ("csr_outliers", "indices"),
@@ -258,10 +259,12 @@ PLACES = [
 
 
 def wrong_places(function: Any, arguments: dict[str, Any], which: str) -> Any:
-    """Call an operator with random words for the content of one argument."""
-    found = arguments[which]
-    words = np.random.default_rng(0).integers(-(2**31), 2**31, tuple(found.shape)).astype(np.int32)
-    return function(**{**arguments, which: device.upload(words, found.device)})
+    """Call an operator with random words for the content of one argument: small ones in no order, then any."""
+    found, made = arguments[which], None
+    for least, end in ((0, 40), (-(2**31), 2**31)):
+        words = np.random.default_rng(0).integers(least, end, tuple(found.shape)).astype(np.int32)
+        made = function(**{**arguments, which: device.upload(words, found.device)})
+    return made
 
 
 def _vectors(weight: BcqWeight, batch: int, kind: str, target: str) -> Tensor:

@@ -22,11 +22,12 @@ def bits(
 ) -> Guarded:  # fmt: skip
     """``x W^T`` with small blocks: ``slices`` x ``tiles`` warps."""
     placed = bit_operand(operand(weight, planes=planes))
-    last = len(placed.segments) - 1
+    last, entry = len(placed.segments) - 1, 0 if placed.outliers is None else placed.outliers.size
     shapes = [
         BitShape(
             s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, parts, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
+            entry if k == last else 0,
         )
         for k, s in enumerate(placed.segments)
     ]  # fmt: skip
@@ -39,15 +40,21 @@ def whole_bytes(
 ) -> Guarded:  # fmt: skip
     """The same with bytes of x."""
     placed = bit_operand(operand(weight))
-    last = len(placed.segments) - 1
+    last, entry = len(placed.segments) - 1, 0 if placed.outliers is None else placed.outliers.size
     shapes = [
         ByteShape(
             s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
+            entry if k == last else 0,
         )
         for k, s in enumerate(placed.segments)
     ]  # fmt: skip
     return _guarded(placed, weight, x, result, addend, shapes)
+
+
+def by_itself(weight: BcqWeight, x: Any, result: str = "F32") -> Guarded:
+    """As many launches as it takes, in the shapes that are chosen."""
+    return _guarded(bit_operand(operand(weight)), weight, x, result, None, None)
 
 
 def _guarded(placed: Any, weight: BcqWeight, x: Any, result: str, addend: Any, shapes: Any) -> Guarded:
