@@ -163,16 +163,19 @@ class CpuMatrix:
             np.matmul(x, values.T, out=result[:, top:stop])
         return result
 
-    def decode_into(self, kind: str, first_row: int, out: Array, *, threads: int | None = None) -> None:
+    def decode_into(
+        self, kind: str, first_row: int, out: Array, *, threads: int | None = None, twice: bool = False
+    ) -> None:
         """Fill ``out`` (rows, in), contiguous, with the values of rows ``first_row`` on, rounded once to ``kind``.
 
         ``out`` has that type, or another one of the same size (``"BF16"``: uint16) which then holds the patterns.
+        ``twice``: rounded to the logical dtype first, as in a dense copy that is loaded in another type.
         """
         from bcqfmt.kernels import cpu_decode as decode
 
         operand = self._operand
         patterns = out.view(decode.PATTERNS[kind])
-        kernel = decode.decode_kernel(kind)
+        kernel = decode.decode_kernel(kind, twice and kind != operand.dtype)
         none = np.empty(0, np.int32)
         outliers = operand.outliers
         perm = none if operand.perm is None else operand.perm

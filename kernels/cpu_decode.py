@@ -68,19 +68,23 @@ def _pick(codes: Any, at: Any, values: Any, first: Any, out: Any, to: Any) -> An
 spread, pick = map(intrinsic, (_spread, _pick))
 
 
+def _rounded(e: Any, logical: Any) -> Any:
+    """A float64 rounded to the logical dtype."""
+    if logical == 0:
+        return nearest(e, np.int64(11), np.int64(-14), np.int64(15))
+    if logical == 1:
+        return nearest(e, np.int64(8), np.int64(-126), np.int64(127))
+    return np.float64(np.float32(e))
+
+
+rounded = numba.njit(error_model="numpy")(_rounded)
+
+
 def _value(code: Any, formula: Any, logical: Any, s: Any, zero: Any) -> Any:
     """E of a code for the formulas with a scale."""
     if formula == 2:
         return s * code + zero
-    difference = code - zero
-    if formula == 1:
-        if logical == 0:
-            difference = nearest(difference, np.int64(11), np.int64(-14), np.int64(15))
-        elif logical == 1:
-            difference = nearest(difference, np.int64(8), np.int64(-126), np.int64(127))
-        else:
-            difference = np.float64(np.float32(difference))
-    return s * difference
+    return s * (rounded(code - zero, logical) if formula == 1 else code - zero)
 
 
 def _sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
@@ -127,8 +131,10 @@ def room(bits: int, group_size: int, groups: int) -> int:
 
 
 @functools.cache
-def decode_kernel(kind: str) -> Any:
+def decode_kernel(kind: str, twice: bool = False) -> Any:
     """The loop over rows of one segment, for values of type ``kind`` (F16, BF16, F32, F64) as patterns of their bits.
+
+    ``twice``: rounded to the logical dtype first.
 
     Arguments: counter uint64[1]; plan uint64: rows, words, bits, width, group size, groups, start, first row, formula,
     logical dtype, 1 if outliers replace; planes uint32 (bits * rows * words); first, second float64 (flat); perm int32
@@ -162,7 +168,8 @@ def decode_kernel(kind: str) -> Any:
                 if kinds <= size:
                     row_values(exact, bits, formula, logical, first, second, r, groups, plane)
                     for c in range(np.int64(groups * kinds)):  # signed: such a loop becomes vector code
-                        final[c] = pattern64(exact[c]) if double else pattern(exact[c], which)
+                        e = rounded(exact[c], logical) if twice else exact[c]
+                        final[c] = pattern64(e) if double else pattern(e, which)
                 for a in range(groups):
                     begin, at = a * size, r * groups + a
                     end = min(begin + size, width)
@@ -174,6 +181,8 @@ def decode_kernel(kind: str) -> Any:
                                 e = plane_sum(code, bits, first, at, plane, second[at])
                             else:
                                 e = value(np.float64(code), formula, logical, first[at], second[at])
+                            if twice:
+                                e = rounded(e, logical)
                             out[o, np.uint64(perm[start + j]) if perm.size else start + j] = (
                                 pattern64(e) if double else pattern(e, which)
                             )
@@ -199,6 +208,8 @@ def decode_kernel(kind: str) -> Any:
                                 e = plane_sum(code, bits, first, at, plane, second[at]) + values[k]
                             else:
                                 e = value(np.float64(code), formula, logical, first[at], second[at]) + values[k]
+                            if twice:
+                                e = rounded(e, logical)
                             out[o, indices[k]] = pattern64(e) if double else pattern(e, which)
 
     element = numba.from_dtype(np.dtype(PATTERNS[kind]))

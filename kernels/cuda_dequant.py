@@ -1,7 +1,8 @@
 """Planes to dense numbers on the device, bit by bit what the normative decoder gives.
 
 Section 8 of the specification is followed to the letter: binary64, the operations in the order written, none fused
-(`ptx` has them so), one rounding at the end, every NaN the canonical one. Two kernels:
+(`ptx` has them so), one rounding at the end, every NaN the canonical one. With ``twice`` values are rounded to the
+logical dtype first, as those of a dense copy are before it is loaded in another type. Two kernels:
 
 - :func:`elements` takes any weight: one thread per element, or, with ``patch``, one per outlier.
 - :func:`tables` is the fast one, for 16-bit results of at most 4 planes in groups of whole words. A group has at most
@@ -18,7 +19,7 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 
-__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "code_value", "elements", "row_writer", "tables"]
+__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "code_value", "elements", "rounding", "row_writer", "tables"]
 
 THREADS = 256
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
@@ -28,22 +29,24 @@ _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
 @functools.cache
-def elements(q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int) -> Kernel:
+def elements(
+    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool = False
+) -> Kernel:
     """One segment of any weight.
 
     ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
-    the result; ``patch``: 0 for all elements, else one of :data:`PATCHES`, for the outliers alone. Block (i, j) has the
-    rows j, j + gridDim.y, ...
+    the result; ``patch``: 0 for all elements, else one of :data:`PATCHES`, for the outliers alone; ``twice``: rounded
+    to the logical dtype first. Block (i, j) has the rows j, j + gridDim.y, ...
     """
 
-    value_of = code_value(formula, logical)
+    value_of, rounded = code_value(formula, logical), rounding(logical if twice else None)
 
     @kernel(
         f"u32* planes, {numbers}* first, {numbers}* second, i32* perm, i32* indptr, i32* indices, f32* values, "
         f"{_WORD[result]} dense, u32 rows, u32 columns, u32 start, u32 width, u32 group_size, u32 count",
         threads=THREADS,
         blocks=4,
-        variant=repr((q, formula, numbers, logical, result, reordered, patch)),
+        variant=repr((q, formula, numbers, logical, result, reordered, patch, twice)),
     )
     def dequantize_elements(
         planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
@@ -94,7 +97,8 @@ def elements(q: int, formula: int, numbers: str, logical: int, result: int, reor
                         exact = ptx.add_f64(exact, ptx.f64(values[item]))
                     elif patch == 2:
                         exact = ptx.f64(values[item])
-                    # -- one rounding
+                    # -- one rounding, or two
+                    exact = rounded(exact)
                     place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(c)
                     if result == 0:
                         dense[place] = ptx.f32_bits(ptx.f64_to_f32(exact)) if exact == exact else ptx.u32(0x7FC00000)
@@ -107,13 +111,16 @@ def elements(q: int, formula: int, numbers: str, logical: int, result: int, reor
 
 
 @functools.cache
-def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite: bool) -> Kernel:
+def tables(
+    q: int, formula: int, numbers: str, logical: int, result: int, finite: bool, twice: bool = False
+) -> Kernel:  # fmt: skip
     """One segment with q <= 4, group size a multiple of 32, everything a multiple of 8 columns, no reordering.
 
-    ``finite``: no value can be a NaN. A warp takes 32 words of a row, 1024 columns, a thread one of them; it writes
-    what its threads hold through shared memory, so that a store of the warp is 512 bytes in a row.
+    ``finite``: no value can be a NaN; ``twice`` as above. A warp takes 32 words of a row, 1024 columns, a thread one of
+    them; it writes what its threads hold through shared memory, so that a store of the warp is 512 bytes in a row.
     """
     codes, write, value_of = 2**q, row_writer(), code_value(formula, logical)
+    rounded = rounding(logical if twice else None)
     ones = 0x11111111
     staged = THREADS * 16
 
@@ -122,7 +129,7 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
         "u32 words, u32 groups, u32 group_words",
         threads=THREADS,
         blocks=5,
-        variant=repr((q, formula, numbers, logical, result, finite)),
+        variant=repr((q, formula, numbers, logical, result, finite, twice)),
     )
     def dequantize_tables(
         planes: Any, first: Any, second: Any, dense: Any, rows: Any, columns: Any, start: Any, width: Any,
@@ -166,6 +173,7 @@ def tables(q: int, formula: int, numbers: str, logical: int, result: int, finite
                             exact = ptx.sub_f64(exact, alpha)
                 else:
                     exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
+                exact = rounded(exact)
                 if result == 1:
                     bits = ptx.f64_to_f16(exact)
                 else:
@@ -219,20 +227,32 @@ def code_value(formula: int, logical: int) -> Any:
     Section 8 of the specification, operation by operation; a float zero point is subtracted in the ``logical`` dtype.
     """
 
+    rounded = rounding(logical if formula == 1 else None)
+
     def value(scale: Any, other: Any, code: Any) -> Any:
         if formula == 2:
             return ptx.add_f64(ptx.mul_f64(scale, ptx.f64(code)), other)
-        exact = ptx.sub_f64(ptx.f64(code), other)
-        if formula == 1:
-            if logical == 0:
-                exact = ptx.f64(ptx.f64_to_f32(exact))
-            elif logical == 1:
-                exact = ptx.f64(ptx.lo_f16(ptx.f64_to_f16(exact)))
-            else:
-                exact = ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(exact)))
-        return ptx.mul_f64(scale, exact)
+        return ptx.mul_f64(scale, rounded(ptx.sub_f64(ptx.f64(code), other)))
 
     return inlined(value)
+
+
+def rounding(kind: int | None) -> Any:
+    """A device function: a binary64 number rounded to a kind of number, as binary64; as it is for None."""
+
+    def as_it_is(value: Any) -> Any:
+        return value
+
+    def single(value: Any) -> Any:
+        return ptx.f64(ptx.f64_to_f32(value))
+
+    def half(value: Any) -> Any:
+        return ptx.f64(ptx.lo_f16(ptx.f64_to_f16(value)))
+
+    def brain(value: Any) -> Any:
+        return ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(value)))
+
+    return inlined(as_it_is if kind is None else (single, half, brain)[kind])
 
 
 def row_writer() -> Any:

@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.cuda_dequant import THREADS, code_value, row_writer
+from bcqfmt.kernels.cuda_dequant import THREADS, code_value, rounding, row_writer
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.unroll import static, unrolled
@@ -19,12 +19,13 @@ __all__ = ["compile_cases", "words"]
 
 
 @functools.cache
-def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kernel:
+def words(q: int, formula: int, numbers: str, logical: int, result: int, twice: bool = False) -> Kernel:
     """One segment: group size a multiple of 32, everything a multiple of 8 columns, no reordering.
 
     Arguments and shape of the grid as of `cuda_dequant.tables`.
     """
     staged, write, value_of = THREADS * 16, row_writer(), code_value(formula, logical)
+    rounded = rounding(logical if twice else None)
     narrow = ptx.f64_to_f16 if result == 1 else ptx.f64_to_bf16
     nan = 0x7E00 if result == 1 else 0x7FC0
 
@@ -33,7 +34,7 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
         "u32 words, u32 groups, u32 group_words",
         threads=THREADS,
         blocks=3,
-        variant=repr((q, formula, numbers, logical, result)),
+        variant=repr((q, formula, numbers, logical, result, twice)),
     )
     @unrolled
     def dequantize_words(
@@ -73,6 +74,7 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
                             moved = plane[i] >> (m - up) if m >= up else plane[i] << (up - m)
                             code = ptx.u32(code | moved & (1 << up))
                         exact = value_of(scale, other, code)
+                    exact = rounded(exact)
                     bits = narrow(exact) if exact == exact else ptx.u32(nan)
                     pairs[m // 2] = ptx.u32(pairs[m // 2] | bits << 16) if m % 2 else bits
                 for i in static(q):
@@ -87,4 +89,4 @@ def words(q: int, formula: int, numbers: str, logical: int, result: int) -> Kern
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     """What `tests/kernels/compile_check.py` compiles."""
-    return {"words": [(8, 0, "f32", 1, 1), (5, 3, "f32", 1, 2), (6, 1, "f32", 2, 2)]}
+    return {"words": [(8, 0, "f32", 1, 1), (5, 3, "f32", 1, 2), (6, 1, "f32", 2, 2), (8, 0, "f32", 1, 2, True)]}

@@ -38,7 +38,9 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
         path = path_of(weight, count)
     vectors = x.reshape(-1, columns)
     if count and path == "dequantize":
-        return (vectors @ dequantize(weight.exact, found.dtype).T).reshape(*lead, rows)
+        # of 16 bits: what a dense copy has when it is loaded in this type
+        dense = dequantize(weight.exact, found.dtype, twice=found.dtype != "F32")
+        return (vectors @ dense.T).reshape(*lead, rows)
     y = device.empty_like(x, (count, rows), found.dtype)
     several = weight.several(found.dtype) if path == "bits" else 0
     fast = weight.bits if several else None
@@ -136,10 +138,13 @@ def _splits(segment: DeviceSegment, rows: int, mu: int, batch: int, threads: int
     return max(1, min(tiles, wanted, 65535))
 
 
-def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, threads: int | None = None) -> Any:
+def dequantize(
+    operand: DeviceOperand, dtype: Any = None, *, out: Any = None, threads: int | None = None, twice: bool = False
+) -> Any:
     """The dense matrix (out, in) in ``dtype`` (by default the logical one), the bits of the normative decoder.
 
-    ``out``: where to write it, contiguous and 16-byte aligned.
+    ``out``: where to write it, contiguous and 16-byte aligned. ``twice``: rounded to the logical dtype first and then
+    to ``dtype``, as in a dense copy that is loaded in another type.
     """
     device.require_cuda()
     from bcqfmt.kernels import cuda_dequant as cuda_kernels
@@ -157,28 +162,29 @@ def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, th
     check_same_device(out=dense, weight=planes)
     block = _block(threads, cuda_kernels.THREADS)
     result, logical = cuda_kernels.KINDS[name], cuda_kernels.KINDS[operand.dtype]
+    twice = twice and name != operand.dtype
     for segment in operand.segments:
         formula = cuda_kernels.FORMULAS[segment.formula]
         numbers = "f64" if segment.numbers == "F64" else "f32"
         grid = (-(-rows // (block // 32)), -(-segment.words // 32))
         if whole_words(operand, segment, name) and segment.bits > 4:
-            words(segment.bits, formula, numbers, logical, result).launch(
+            words(segment.bits, formula, numbers, logical, result, twice).launch(
                 grid, block, segment.planes, segment.first, segment.second, dense, rows, columns, segment.start,
                 segment.width, segment.words, segment.groups, segment.group_size // 32,
             )  # fmt: skip
         elif whole_words(operand, segment, name):
             finite = segment.finite and segment.formula != "float-zero"
-            cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite).launch(
+            cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite, twice).launch(
                 grid, block, segment.planes, segment.first, segment.second, dense, rows, columns, segment.start,
                 segment.width, segment.words, segment.groups, segment.group_size // 32,
             )  # fmt: skip
         else:
-            _elements(operand, segment, dense, (formula, numbers, logical, result), 0, block)
+            _elements(operand, segment, dense, (formula, numbers, logical, result), 0, block, twice)
     if operand.indptr is not None and device.describe(operand.indices).size:
         for segment in operand.segments:
             numbers = "f64" if segment.numbers == "F64" else "f32"
             key = (cuda_kernels.FORMULAS[segment.formula], numbers, logical, result)
-            _elements(operand, segment, dense, key, cuda_kernels.PATCHES[operand.mode], block)
+            _elements(operand, segment, dense, key, cuda_kernels.PATCHES[operand.mode], block, twice)
     return dense
 
 
@@ -194,8 +200,9 @@ def whole_words(operand: DeviceOperand, segment: DeviceSegment, dtype: str) -> b
 
 
 def _elements(
-    operand: DeviceOperand, segment: DeviceSegment, dense: Any, key: tuple[int, str, int, int], patch: int, block: int
-) -> None:
+    operand: DeviceOperand, segment: DeviceSegment, dense: Any, key: tuple[int, str, int, int], patch: int, block: int,
+    twice: bool,
+) -> None:  # fmt: skip
     from bcqfmt.kernels import cuda_dequant as cuda_kernels
 
     formula, numbers, logical, result = key
@@ -204,7 +211,7 @@ def _elements(
     csr = (operand.indptr, operand.indices, operand.values) if patch else (segment.planes,) * 3
     count = device.describe(operand.indices).size if patch else 0
     wide = 1 if patch else -(-segment.width // block)
-    cuda_kernels.elements(segment.bits, formula, numbers, logical, result, reordered, patch).launch(
+    cuda_kernels.elements(segment.bits, formula, numbers, logical, result, reordered, patch, twice).launch(
         (wide, min(operand.rows, 65535)), 32 if patch else block,
         segment.planes, segment.first, segment.second, order, *csr, dense, operand.rows, operand.columns,
         segment.start, segment.width, segment.group_size, count,

@@ -13,6 +13,7 @@ without running (fake tensors, ``torch.compile``). Importing this module registe
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,24 +126,35 @@ def _linear_cpu(x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, inde
 
 
 def _by_values(matrix: cpu.CpuMatrix, vectors: Tensor, threads: int) -> Tensor:
-    """Many vectors: some rows at a time decoded, to bfloat16 for bfloat16 inputs, else to float32, and multiplied."""
+    """Many vectors: some rows at a time decoded and multiplied by torch.
+
+    With inputs of 16 bits these are the values that a dense copy has in their dtype, so that the product is that of a
+    dense layer, bit for bit; but float16 is multiplied as float32 where the processor is slow with it.
+    """
     rows, columns = matrix.shape
-    kind = torch.bfloat16 if vectors.dtype == torch.bfloat16 else torch.float32
-    inputs = vectors.to(kind)
+    slow = vectors.dtype == torch.float16 and not _quick_halves()
+    inputs = vectors.float() if slow else vectors
     y = inputs.new_empty(inputs.shape[0], rows)
     step = max(1, _BLOCK // columns)
-    block = torch.empty(min(step, rows), columns, dtype=kind)
+    block = torch.empty(min(step, rows), columns, dtype=vectors.dtype)
     for top in range(0, rows, step):
         piece = block[: min(step, rows - top)]
-        _decode(matrix, top, piece, threads)
-        y[:, top : top + len(piece)] = inputs @ piece.T
+        _decode(matrix, top, piece, threads, twice=vectors.dtype != torch.float32)
+        y[:, top : top + len(piece)] = torch.nn.functional.linear(inputs, piece.float() if slow else piece)
     return y
 
 
-def _decode(matrix: cpu.CpuMatrix, first_row: int, out: Tensor, threads: int) -> None:
+@functools.cache
+def _quick_halves() -> bool:
+    """Whether this processor has instructions for float16 that torch uses; without them it takes many times longer."""
+    known = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    return known is not None and bool(known())
+
+
+def _decode(matrix: cpu.CpuMatrix, first_row: int, out: Tensor, threads: int, twice: bool = False) -> None:
     kind = logical_name(out.dtype)
     patterns = out.view({1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}[out.element_size()]).numpy()
-    matrix.decode_into(kind, first_row, patterns, threads=threads)
+    matrix.decode_into(kind, first_row, patterns, threads=threads, twice=twice)
 
 
 def _values_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ import bcqfmt
 from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.export import export
 from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.integrations import torch_cpu_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "benchmarks"
@@ -89,6 +90,16 @@ def test_in_16_bits_the_kernels_are_as_near_to_the_truth_as_the_dense_model(
     kernels, dense = (rows[(f"{name} {dtype}", way), ("dense float32", way)]["kl"] for name in ("kernels", "dense"))
     assert kernels <= 1.5 * dense
     assert rows[(f"kernels {dtype}", way), (f"dense {dtype}", way)]["kl"] <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_in_16_bits_a_whole_passage_gets_the_dense_model_s_logits(
+    rows: dict[tuple[Any, Any], dict[str, Any]], dtype: str
+) -> None:
+    if dtype == "float16" and not torch_cpu_ops._quick_halves():
+        pytest.skip("torch multiplies float16 slowly on this processor, so float32 is used")
+    row = rows[(f"kernels {dtype}", "whole"), (f"dense {dtype}", "whole")]
+    assert (row["met"], row["kl"], row["largest"], row["differing"]) == (True, 0, 0, 0)
 
 
 def test_a_comparison_against_sums_by_hand() -> None:

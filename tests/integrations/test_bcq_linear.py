@@ -75,6 +75,23 @@ def test_exact_layers_equal_dense_ones_to_the_last_bit(dtype: torch.dtype, bias:
         assert torch.equal(layer(x), linear(x, dense, shift))
 
 
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_vectors_of_16_bits_are_multiplied_with_the_values_of_the_dense_layer(
+    dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_BLOCK", 96 * 7)  # several pieces
+    weight = plain(dtype=kind, outliers="add", perm=True, numbers="F32")
+    dense = torch.from_numpy(weight.dequantize().astype(np.float32)).to(dtype)
+    x = inputs(60, 96, dtype=dtype)
+    if ops._quick_halves() or dtype == torch.bfloat16:
+        assert torch.equal(BcqLinear.from_weight(weight)(x), linear(x, dense))
+    monkeypatch.setattr(ops, "_quick_halves", lambda: False)
+    wide = linear(x.float(), dense.float()).to(dtype)
+    expected = linear(x, dense) if dtype == torch.bfloat16 else wide
+    assert torch.equal(BcqLinear.from_weight(weight)(x), expected)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_under_autocast_the_result_has_its_dtype(exact: bool) -> None:
     weight = plain()

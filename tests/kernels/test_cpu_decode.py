@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import round_to
+from bcqfmt.dtypes import float64_of, numpy_dtype, round_to
 from bcqfmt.kernels import cpu
 from strategies import bits_of, examples, tiled_weights, weights
 
@@ -28,6 +28,11 @@ def assert_same(weight: BcqWeight, planes: int | None = None) -> None:
         for kind in KINDS:
             expected = weight.dequantize(kind, planes=planes)
             assert bits_of(matrix.dequantize(kind)) == bits_of(expected[index] if stack else expected)
+        logical = weight.dequantize(planes=planes)
+        for kind in KINDS[:2]:  # as a dense copy is loaded
+            found = np.empty(matrix.shape, numpy_dtype(kind))
+            matrix.decode_into(kind, 0, found.view(np.uint16), twice=True)
+            assert bits_of(found) == bits_of(round_to(float64_of(logical[index] if stack else logical), kind))
 
 
 @given(weights(nonfinite=None))

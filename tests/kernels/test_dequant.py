@@ -13,6 +13,7 @@ import kernel_samples as ks
 import sim_kernels
 import strategies
 from bcqfmt import BcqWeight
+from bcqfmt.dtypes import float64_of, round_to
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-dequant")
@@ -57,6 +58,27 @@ def test_elements(encoding: str, q: int, columns: int, g: int) -> None:
 @pytest.mark.parametrize("perm", [False, True])
 def test_segments_reordering_and_outliers(outliers: str, perm: bool) -> None:
     check(ks.mixed(7, 48, 96, outliers=outliers, perm=perm))
+
+
+@pytest.mark.parametrize("logical", DTYPES)
+@pytest.mark.parametrize("which", ["tables", "words", "elements", "everything"])
+def test_as_a_dense_copy_is_loaded(which: str, logical: str) -> None:
+    """Rounded to the logical dtype and then to another: not what one rounding gives."""
+    numbers = {"numbers": "F32", "dtype": logical}
+    weight = {
+        "tables": ks.weight("affine", 4, 5, 96, 32, **numbers),
+        "words": ks.weight("bcq", 6, 3, 64, 32, **numbers),
+        "elements": ks.weight("offset", 4, 4, 65, 13, **numbers),
+        "everything": ks.weight("bcq", 3, 9, 90, 12, perm=True, outliers="add", **numbers),
+    }[which]
+    found = simulate(sim_kernels.dequantize, weight, DTYPES, by_way_of_the_logical=True)
+    values = float64_of(weight.dequantize(logical))
+    for dtype, one in zip(DTYPES, found, strict=True):
+        assert one.value.tobytes() == round_to(values, dtype).tobytes(), dtype
+        assert (one.same, one.intact) == (True, True), dtype
+    short = {"F16": "BF16", "BF16": "F16", "F32": "F16"}[logical]
+    if logical != "F32":
+        assert round_to(values, short).tobytes() != weight.dequantize(short).tobytes()
 
 
 @pytest.mark.parametrize(("encoding", "planes"), [("affine", 2), ("bcq", 3), ("second-order", 1)])

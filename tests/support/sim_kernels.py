@@ -60,13 +60,14 @@ def lut_gemv(
 
 
 def dequantize(
-    weight: BcqWeight, dtypes: tuple[str, ...] = ("F16", "BF16", "F32"), *, planes: int | None = None, threads: int = 64
-) -> list[Guarded]:
+    weight: BcqWeight, dtypes: tuple[str, ...] = ("F16", "BF16", "F32"), *, planes: int | None = None,
+    threads: int = 64, by_way_of_the_logical: bool = False,
+) -> list[Guarded]:  # fmt: skip
     """The dense matrix in several dtypes."""
     placed = to_device(operand(weight, planes=planes), "canonical")
 
     def run(out: Any) -> None:
-        matmul.dequantize(placed, out.dtype.name, out=out, threads=threads)
+        matmul.dequantize(placed, out.dtype.name, out=out, threads=threads, twice=by_way_of_the_logical)
 
     return [twice(weight.shape, dtype, run) for dtype in dtypes]
 
