@@ -41,12 +41,12 @@ class _Store:
         self.most = 0
 
     def take(self, size: int) -> Block:
-        """The smallest free block that fits, else a new one."""
+        """The smallest free block that fits, of several the one that was used last, else a new one."""
         with self.lock:
             self.most = max(self.most, self.out + size)
             fitting = [block for block in self.free if size <= block.size <= _WASTE * size]
             if fitting:
-                chosen = min(fitting, key=lambda block: block.size)
+                chosen = min(reversed(fitting), key=lambda block: block.size)  # the last one given back is in the cache
                 self.free = [block for block in self.free if block is not chosen]
             else:
                 self._keep(self.most - self.out - size)

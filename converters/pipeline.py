@@ -22,11 +22,12 @@ from bcqfmt.converters.checkpoint import SourceCheckpoint
 from bcqfmt.converters.complete import carried_out
 from bcqfmt.converters.digests import ManyDigests, even
 from bcqfmt.converters.digests_along import digests_for
-from bcqfmt.converters.digests_file import FileDigests
+from bcqfmt.converters.digests_file import FileDigests, file_digests
 from bcqfmt.converters.executors import Executor
 from bcqfmt.converters.finalize import finalize
 from bcqfmt.converters.late import LateRecords
 from bcqfmt.converters.plan import Plan, Shard, make_plan
+from bcqfmt.converters.priority import give_way
 from bcqfmt.converters.protocol import Layout, Module, Options
 from bcqfmt.converters.registry import find_modules, layouts
 from bcqfmt.converters.remarks import remark
@@ -225,8 +226,8 @@ class Conversion:
                 tick(done)
 
         threads = max(1, workers // max(1, len(shards)))
-        pool = ThreadPoolExecutor(workers)
         with reused(), digests_for(sum(shard.nbytes for shard in shards), workers) as many:
+            pool = ThreadPoolExecutor(workers, initializer=None if many is None else give_way)
             try:
                 sources = self._source_digests(space, paths, many)
                 late = LateRecords()
@@ -299,7 +300,7 @@ class Conversion:
         def digests(head: bytes, output: OutputFile, sizes: Mapping[str, int]) -> AbstractContextManager[Digests]:
             if many is None:
                 return stream_digests(head, output, sizes)
-            made.append(FileDigests(many, job.parts(), head, output, sizes))
+            made.append(file_digests(many, job.parts(), head, output, sizes))
             return made[0]
 
         def finish() -> None:

@@ -7,8 +7,9 @@ loop is made of stands in that file too.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import binding  # type: ignore[import-untyped]
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-__all__ = ["address_of", "aligned", "compiled", "each_share", "for_this_processor", "inner", "operation", "types"]
+__all__ = ["address_of", "aligned", "compiled", "each_share", "for_this_processor", "inner", "operation", "repeated"]
+__all__ += ["types"]
 
 _kept: list[Any] = []  # functions of which others know the address only
 
@@ -73,6 +76,13 @@ def operation(build: Callable[..., Any], result: Any = types.void) -> Any:
     typed.__name__ = build.__name__
     vars(typed)["__signature__"] = inspect.signature(build)  # numba wants names; the builder stands for the context
     return intrinsic(typed)
+
+
+@contextlib.contextmanager
+def repeated(builder: Any, count: Any) -> Iterator[Any]:
+    """What is built inside happens so many times; for an :func:`operation`, whose loops compile faster than others."""
+    with cgutils.for_range(builder, count) as loop:
+        yield loop.index
 
 
 def aligned(words: int) -> npt.NDArray[np.uint32]:

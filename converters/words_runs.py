@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.converters import words_programs as programs
+from bcqfmt.converters import words_tiles as tiles
 from bcqfmt.converters.words_expected import Comparison, comparison_of, proofs
 from bcqfmt.converters.words_kernels import aligned, each_share
 from bcqfmt.converters.words_programs import Container, Program
@@ -30,6 +31,7 @@ _DEPTH = 64  # blocks of a tile: 256 bytes of a plane, so that stores fill cache
 _TILE_BOTH, _DEPTH_BOTH = 1 << 16, 128  # there and back: the words of both sides stay there as well
 _GRAIN = 16  # lanes: a cache line of words
 _WORTH = 1 << 16  # words that are worth a thread
+_TILED = frozenset(programs.stream(bits) for bits in tiles.WIDTHS)
 _SHEET = 256  # lanes whose columns are put in order at once
 
 
@@ -56,6 +58,10 @@ class Side:
     def part(self, first: int, stop: int) -> Side:
         """Some of the lanes."""
         return replace(self, words=self.words[first * self.lane :], lanes=stop - first)
+
+    def after(self, block: int) -> Side:
+        """Without the first blocks."""
+        return replace(self, words=self.words[block * self.block :], blocks=self.blocks - block)
 
     def together(self, count: int) -> Side:
         """The same words, ``count`` lanes taken as one; their number must be a multiple."""
@@ -145,6 +151,45 @@ def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
 
 def _go(source: Side, target: Side, tail: int = 0, threads: int = 1, back: bool = False) -> bool:
     """Fill or compare, or fill and go ``back`` to compare the source; whether all that was compared was equal."""
+    lanes, blocks = _whole_tiles(source, target, tail)
+    if not (lanes and blocks):
+        return _shuffled(source, target, tail, threads, back)
+    equal = [_tiled(source.part(0, lanes), target.part(0, lanes), blocks, threads, back)]
+    if blocks < source.blocks:
+        below = source.part(0, lanes).after(blocks), target.part(0, lanes).after(blocks)
+        equal.append(_shuffled(*below, tail, threads, back))
+    if lanes < source.lanes:
+        beside = source.part(lanes, source.lanes), target.part(lanes, source.lanes)
+        equal.append(_shuffled(*beside, tail, threads, back))
+    return all(equal)
+
+
+def _whole_tiles(source: Side, target: Side, tail: int) -> tuple[int, int]:
+    """The lanes and blocks, from the first ones on, that `words_tiles` can do."""
+    known = source.container in _TILED and target.container is programs.plane_words(source.container.words)
+    if not (known and source.lane == target.block == 1 and target.comparison is None):
+        return 0, 0
+    full = source.blocks - bool(tail or not source.last.all())
+    return source.lanes // tiles.SIDE * tiles.SIDE, full // tiles.SIDE * tiles.SIDE
+
+
+def _tiled(source: Side, target: Side, blocks: int, threads: int, back: bool) -> bool:
+    """The first blocks, whole tiles of them, of all lanes."""
+    equal: list[bool] = []
+
+    def work(first: int, stop: int) -> None:
+        this, that = source.part(first, stop), target.part(first, stop)
+        size = (stop - first) // tiles.SIDE, blocks // tiles.SIDE
+        ours = this.words.ctypes.data, 4 * int(this.word[1]), 4 * this.block
+        theirs = that.words.ctypes.data, 4 * int(that.word[1]), 4 * that.lane
+        equal.append(tiles.tiles(this.container.words, ours, theirs, size, back))
+
+    each_share(work, source.lanes, tiles.SIDE, min(threads, 1 + target.words.size // _WORTH))
+    return all(equal)
+
+
+def _shuffled(source: Side, target: Side, tail: int, threads: int, back: bool) -> bool:
+    """The same as :func:`_go`, for any layout and size."""
     if not (source.lanes and source.blocks):
         return True
     forth = _program(source.container, target.container, tail)

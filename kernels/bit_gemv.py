@@ -11,7 +11,7 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import BATCH, ByteShape, at_once, product_shape
-from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, aligned, check_array, check_product, check_same_device
+from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, arguments, entries_of, needs
 
@@ -110,7 +110,7 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
         part = slice(begin, begin + step)
         count, plus = min(step, batch - begin), None if addend is None else addend[part]
         plan = plan_of(operand, count, dtype, result, added=addend is not None)
-        carry_out(operand, plan, count, aligned(x[part]), y[part], plus)
+        carry_out(operand, plan, count, x[part], y[part], plus)
     return y
 
 
@@ -118,7 +118,7 @@ def most_of(operand: BitOperand, dtype: str, result: str) -> int:
     """How many vectors one launch takes, x of ``dtype`` and y of ``result``; 0 where not one fits. Found once."""
     key = (dtype, result)
     if key not in operand.plans:
-        layouts = [segment.layout for segment in operand.segments]
+        layouts = tuple(segment.layout for segment in operand.segments)
         operand.plans[key] = at_once(
             layouts, _KINDS[dtype], _KINDS[result], reordered=operand.perm is not None, beside=_beside(operand, True)
         )
@@ -202,6 +202,6 @@ def _shape(
         raise error(
             "BCQ-E553",
             found=f"{operand.shape[1]} columns, {batch} vectors",
-            expected="vectors that fit into shared memory; fewer at once",
+            expected="vectors that fit into shared memory",
         )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 
 from bcqfmt.kernels.bit_layout import BitLayout
@@ -78,6 +78,7 @@ def byte_shape_for(
     return None
 
 
+@functools.cache
 def product_shape(
     layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
     beside: Beside = NONE,
@@ -98,8 +99,9 @@ def product_shape(
     return bits or with_bytes
 
 
+@functools.cache
 def at_once(
-    layouts: Sequence[BitLayout], kind: int, out: int, *, reordered: bool, beside: Beside = NONE
+    layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, beside: Beside = NONE
 ) -> int:  # fmt: skip
     """How many vectors of a type one launch takes for every one of these segments; 0 where there is no way.
 

@@ -1,4 +1,4 @@
-"""y += S x for CSR outliers, a launch of its own: for weights whose product has none fused, and to compare with.
+"""y += S x for CSR outliers, a launch of its own: for products that have none fused, and to compare with.
 
 A warp per row: its lanes take the entries of the row in turn, and shuffles add them up in a fixed order.
 """

@@ -24,7 +24,7 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.cubins import Loaded
 
-__all__ = ["LIMIT", "Kernel", "Plans", "aligned", "check_array", "check_product", "check_same_device", "kernel"]
+__all__ = ["LIMIT", "Kernel", "Plans", "check_array", "check_product", "check_same_device", "kernel"]
 
 _HERE = contextlib.nullcontext()
 LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
@@ -203,11 +203,6 @@ def check_product(
     if out is None and batch * rows <= LIMIT:
         return batch, seen.dtype, y, seen.dtype
     return batch, seen.dtype, y, check_array("out", y, results, (batch, rows)).dtype
-
-
-def aligned(x: Any) -> Any:
-    """x itself, or a copy that starts at a multiple of 16 bytes."""
-    return x if device.describe(x).address % 16 == 0 else x + 0
 
 
 def check_same_device(**arrays: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
-from bcqfmt.kernels.launch import LIMIT, aligned, check_array, check_same_device
+from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import PROCESSORS
 from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, USUAL, MatmulWeight, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
@@ -50,7 +50,7 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
     for start in range(0, count, step):
         part, out = vectors[start : start + step], y[start : start + step]
         if both is not None:
-            mixed_gemv(both, aligned(part), out)
+            mixed_gemv(both, _aligned(part), out)
         elif fast is None:
             lut_gemv(weight.look_up, part, out=out)
         else:
@@ -63,11 +63,16 @@ def _usual_gemv(operand: BitOperand, x: Any, out: Any) -> None:
     count = len(x)
     size = next(size for size in USUAL if size >= count)
     if size == count:
-        bit_gemv(operand, aligned(x), out=out)
+        bit_gemv(operand, _aligned(x), out=out)
         return
     more = device.empty_like(x, (size, operand.shape[1]))
     more[:count], more[count:] = x, 0
     out[:] = bit_gemv(operand, more)[:count]
+
+
+def _aligned(x: Any) -> Any:
+    """x itself, or a copy that starts at a multiple of 16 bytes."""
+    return x if device.describe(x).address % 16 == 0 else x + 0
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None, mu: int = 8, threads: int | None = None) -> Any:

@@ -114,7 +114,10 @@ class MatmulWeight:
 
 
 def path_of(weight: MatmulWeight, vectors: int) -> str:
-    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
+    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors.
+
+    Of float32, which need more memory, "bits" may not take one where it takes those of 16 bits: look-ups do then.
+    """
     many, few = CROSSOVER
     if vectors >= many or not weight.linear:
         return "dequantize"
@@ -122,7 +125,7 @@ def path_of(weight: MatmulWeight, vectors: int) -> str:
         return "mixed" if vectors < few else "dequantize"
     if vectors >= few and weight.several("F16") < BATCH_LIMIT:
         return "dequantize"
-    return "look-up" if weight.bits is None else "bits"
+    return "bits" if weight.several("F16") else "look-up"
 
 
 def _ready(weight: MatmulWeight, vectors: int, dtype: str) -> Ready | None:

@@ -15,7 +15,7 @@ from bcqfmt.kernels.bit_layout import ROWS, BitLayout
 from bcqfmt.kernels.cuda_outliers import csr_outliers
 from bcqfmt.kernels.outlier_entries import Entries
 
-__all__ = ["SHARES", "random_outliers", "with_outliers"]
+__all__ = ["SHAPES", "SHARES", "random_outliers", "with_outliers"]
 
 SHAPES = ((28672, 8192), (11008, 4096), (4096, 4096))
 SHARES = (0.0, 0.002, 0.005, 0.015)

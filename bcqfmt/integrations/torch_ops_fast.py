@@ -247,7 +247,8 @@ def _checked_entries(
 ) -> Entries | None:
     """The outliers of an operator; BCQ-E552 unless their numbers go together, and both arrays have the right size."""
     given = indptr is not None and entries is not None
-    if (entry not in (4, 8) or count < 1) if given else (entry or count):
+    half = (indptr is None) != (entries is None)
+    if half or ((entry not in (4, 8) or count < 1) if given else (entry or count)):
         raise error(
             "BCQ-E552",
             found=f"{count} outliers of {entry} bytes, {'with' if given else 'without'} their tensors",

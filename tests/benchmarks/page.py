@@ -18,7 +18,8 @@ Things that are compared run in turn in one process, after one round to warm up;
 A figure is the median of the rounds, in brackets the lowest and the highest. All files are in the page cache.
 
 **First calls.** A new process whose numba cache is empty. Python's own bytecode is there, as after an installation: a
-process that is not counted comes first.
+process that is not counted comes first. In the five runs that are named below it took 2.46, 2.97, 2.87, 2.14 and
+3.97 s: on a machine that others use as well this is not certain either.
 
 **Packers.** One 4-bit layer of 11008 x 4096, two threads. The floor is `np.copyto` of as many bytes as go in and come
 out. The peers' packers run in a Python of their own (BCQFMT_PEER_PYTHON) in the same rounds, where it has them: the
@@ -34,32 +35,37 @@ with both, all go through one loop: 16 blocks of a file that is being written, a
 the source and eight weights. Whoever converts and writes never waits for digests. One thread takes what is there, from
 the page cache, so however far it is behind, it takes no memory: what was written is mapped, the source is read. When
 everything is written, everybody helps. A shard's record follows when its digests are there, about a gigabyte later at
-most. Of the processor time that loop takes 36 %, digests that nothing goes along with 5 %, packing and the way back
-17 %, copies out of the page cache 10 %, into it 9 %, the rest of the file system and of memory 11 %, Python 8 %, numpy
-2 % (one profile, of another run than the table, of 6.5 core-seconds with the profiler).
+most. Whoever converts gives way to that thread (a niceness of 5): a source's digests take longest of all. Of the
+processor time that loop takes 46 %, digests without company 1 to 8 %, packing and the way back 14 %, copies
+out of the page cache 12 %, into it 6 %, the rest of the file system and of memory 10 %, Python 8 %, numpy 2 % (one
+profile, of another run than the table, of 5.2 core-seconds).
 
 **How far half the speed of the copy is.** What each pass costs by itself in one thread, the best of many repetitions:
 one block of all lanes and eight of the file 0.5 us; one digest 1.45 GB/s (hashlib), sixteen 2.9; reading from the page
-cache 7 to 8 GB/s, mapping it 50, writing to it 4; packing a layer of 22.5 MB and going back 10.3 ms. For 2.06 GB that
-is 2.0 core-seconds for all digests, 0.6 for reading twice, 0.1 for mapping twice, 0.9 for packing and the way back, 0.5
-for writing; with 0.4 for Python 4.5 together, or 2.25 s on two cores that never wait. It takes 5.0 to 5.8 core-seconds
-in 2.6 to 3.1 s, beside a copy of 1.3 to 2.0 s: nine rounds in turn with the code before, which hashed two files in one
-loop and the lanes in another. That one takes 1.24 times as long (median; 1.16 to 1.40) and 1.20 times the processor
-time. Seven of these nine rounds were at least half as fast as the copy, their median is 0.52. The machine's memory and
-disk are used by others as well: the same loop takes 1.1 to 1.5 us for 48 blocks from one minute to the next, the copy
-1.3 to 2.6 s. So the verdict above is not certain, and goes by how fast the copy happens to be: the page was measured
-five times that evening and found 0.58, 0.45, 0.62, 0.48 and 0.43 (median 0.48), the last three with the code as it is
-and nothing else running; the table is the third, whose copy took 1.9 s, those of the last two 1.4 and 1.5 s.
+cache 7 to 8 GB/s, mapping it 50, writing to it 4; packing a layer of 22.5 MB and going back 5 ms when other layers are
+not in the way, 7 ms when source and planes come from memory. For 2.06 GB that is 2.0 core-seconds for all digests, 0.6
+for reading twice, 0.1 for mapping twice, 0.6 for packing and the way back, 0.5 for writing; with 0.4 for Python 4.2
+together, or 2.1 s on two cores that never wait. It takes 5.0 to 5.3 core-seconds in 2.7 to 2.9 s, beside a copy of 1.3
+to 1.6 s: eight rounds in turn with the code before, which packed by way of memory and gave way to nobody. That one
+takes 1.10 times as long and 1.10 times the processor time (medians of the six rounds that nobody else disturbed). Of
+these six, four were at least half as fast as the copy, their median is 0.53 (0.49 before). The machine's processors,
+memory and disk are used by others as well: two threads that only count lose 10 to 17 % of their time, at times half
+of it, and the copy takes 1.3 to 2.6 s. So the verdict above is not certain: the page was measured five times that
+evening and found 0.49, 0.50, 0.62, 0.51 and 0.55 (median 0.51); the table is the fourth. Digests and copies, without
+which nobody can do, are two thirds of the time.
 
 **What did not help.** Two files in one loop with sixteen lanes (1800 cycles for 32 blocks; with one file it is 2800 for
 48): there are not so many lanes. One file and sixteen lanes in each of two threads: eight files of a source and the
 weights that wait are streams enough for one such loop, so one core waited for the other. Lanes without a file as soon
 as the source is behind (6 % slower, median of four rounds); files of the source in the place of the one that is written
-(750 MB of files were then hashed alone). Leaving the last weights to those who write them, and a niceness for these
-threads: no difference that could be told from the noise. Other distances between rows, smaller rows, other distances of
-prefetching: the same. What helped besides: a descriptor of its own for every file of the source that is hashed (reading
-locks the other one for milliseconds), and one copy for all lanes of a strip where nothing lies between them (8 % of
-packing).
+(750 MB of files were then hashed alone). Leaving the last weights to those who write them: no difference that could be
+told from the noise. A niceness of 10: conversions stand still (5 % slower than with 5). Tensors in pieces of 8 MB: more
+of them wait, and nothing is in the cache (20 % more processor time). Reading smaller pieces of a layer, large pages:
+the same. The way back alone, from planes to words that are far apart, in registers: 20 to 40 % slower than by way of a
+tile. Planes written around the cache would save a fifth of packing, but then the way back would not begin with what
+goes to the file. Other distances between rows, smaller rows, other distances of prefetching: the same. What helped
+besides: a descriptor of its own for every file of the source that is hashed (reading locks the other one for
+milliseconds), and one copy for all lanes of a strip where nothing lies between them (8 % of packing).
 """
 
 _SCALING = """## How it is measured

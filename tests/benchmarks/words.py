@@ -46,9 +46,9 @@ make = digests_along.DigestsAlong if digests_along.fits_here() else digests.Many
 with make() as many:
     file = SourceFile(sys.executable)
     many.results([many.submit(file, 0, 4096) for _ in range(16)])
-codes = numpy.zeros((8, 64), numpy.uint8)
-order = numpy.arange(64)
-words.planes_to_gptq(words.codes_to_planes(codes, 4, order))
+codes = numpy.zeros((16, 512), numpy.uint8)
+order = numpy.arange(512)
+words.gptq_to_planes(words.planes_to_gptq(words.codes_to_planes(codes, 4, order)), 4)
 words.planes_to_awq(words.awq_to_planes(words.codes_to_awq_gemm(codes)))
 print(time.perf_counter() - begun)
 """

@@ -41,6 +41,16 @@ def test_memory_is_used_again_when_the_last_view_is_gone() -> None:
     assert buffers._store.free == []
 
 
+def test_of_several_blocks_the_last_one_that_was_used_is_used_again() -> None:
+    with reused():
+        arrays = [new_array((2, MEGA), np.uint8) for _ in range(3)]
+        places = [place(array) for array in arrays]
+        for chosen in (1, 2, 0):
+            arrays[chosen] = new_array((1,), np.uint8)
+        again = [new_array((2, MEGA), np.uint8) for _ in range(3)]
+        assert [place(array) for array in again] == [places[0], places[2], places[1]]
+
+
 def test_memory_is_given_back_when_told_but_for_what_is_in_use() -> None:
     with reused():
         kept = new_array((2, MEGA), np.uint8)

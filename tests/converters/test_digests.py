@@ -31,7 +31,7 @@ from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.digests import ManyDigests, even
 from bcqfmt.converters.digests_along import DigestsAlong, fits_here
 from bcqfmt.converters.digests_along_loop import Along
-from bcqfmt.converters.digests_file import FileDigests
+from bcqfmt.converters.digests_file import FileDigests, file_digests
 from bcqfmt.converters.digests_kernel import LANES, Lanes
 from bcqfmt.converters.digests_written import WrittenFile
 from bcqfmt.converters.late import LateRecords
@@ -392,7 +392,7 @@ def test_a_written_file_has_the_same_digests(tmp_path: Path, monkeypatch: pytest
             made: list[FileDigests] = []
 
             def make(many: ManyDigests, wanted: set[str], made: list[FileDigests], *file: Any) -> FileDigests:
-                made.append(FileDigests(many, wanted, *file))
+                made.append(file_digests(many, wanted, *file))
                 return made[0]
 
             with DigestsAlong() if small and fits_here() else ManyDigests() as many:
@@ -418,7 +418,7 @@ def test_a_write_that_fails_forgets_its_digests(
 
     ticks: list[int] = []
     with kind() as many, pytest.raises(KeyboardInterrupt):
-        write_tensors(tmp_path / "x", tensors, {}, stop, digests=partial(FileDigests, many, set(tensors)))
+        write_tensors(tmp_path / "x", tensors, {}, stop, digests=partial(file_digests, many, set(tensors)))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt.converters import words, words_kernels, words_runs
+from bcqfmt.converters import words_tiles as tiles
 from bcqfmt.converters.words_expected import expecting, proving
 from bcqfmt.packing import pack_planes, unpack_codes
 
@@ -291,20 +293,22 @@ def test_only_what_can_be_compared_in_place_is() -> None:
         assert not comparison.took(pool.submit(words.planes_to_gptq, planes_).result())
 
 
-def test_a_way_back_is_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was proved on the way is not run again; any other way, from other memory or to it, is."""
-    source = random_words((64, 48), np.uint32, 1)
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_way_back_is_gone_once(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was proved on the way, in tiles or not, is not run again; any other way, from other memory or to it, is."""
+    source = random_words((16 * bits, 48), np.uint32, 1)
     ran: list[int] = []
-    kernel = words_runs.shuffle
-    monkeypatch.setattr(words_runs, "shuffle", lambda *a: (ran.append(a[-1]), kernel(*a))[1])
+    shuffle, tile = words_runs.shuffle, tiles.tiles
+    monkeypatch.setattr(words_runs, "shuffle", lambda *a: (ran.append(a[-1]), shuffle(*a))[1])
+    monkeypatch.setattr(tiles, "tiles", lambda *a: (ran.append(1 + a[-1]), tile(*a))[1])
 
     def compared(planes_: Array, expected: Array = source) -> bool:
         with expecting(expected) as comparison:
-            assert comparison.took(words.planes_to_gptq(planes_, 4))
+            assert comparison.took(words.planes_to_gptq(planes_, bits))
         return comparison.equal
 
     with proving(source):
-        planes_ = words.gptq_to_planes(source, 4)
+        planes_ = words.gptq_to_planes(source, bits)
         assert compared(planes_)
         assert ran == [2]
         other = planes_.copy()
@@ -312,8 +316,8 @@ def test_a_way_back_is_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not compared(other)
         assert not compared(planes_, source ^ np.uint32(1 << 31))
         assert ran == [2, 1, 1]
-        words.gptq_to_planes(source.copy(), 4)  # nobody asked about these
-        words.gptq_to_planes(source, 4, perm=np.arange(512)[::-1])
+        words.gptq_to_planes(source.copy(), bits)  # nobody asked about these
+        words.gptq_to_planes(source, bits, perm=np.arange(512)[::-1])
         assert 2 not in ran[1:]
     ran.clear()
     assert compared(planes_)
@@ -327,16 +331,54 @@ def test_a_wrong_way_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(source: Any, target: Any, tail: int) -> Any:
         program = right(source, target, tail)
-        return program if source is words_runs.programs.stream(4) else replace(program, steps=program.steps[:-1])
+        return program if source is words_runs.programs.stream(3) else replace(program, steps=program.steps[:-1])
 
-    source = random_words((64, 48), np.uint32, 2)
+    source = random_words((48, 48), np.uint32, 2)
     for program, equal in ((right, True), (wrong, False)):
         monkeypatch.setattr(words_runs, "_program", program)
-        with proving(source):
-            planes_ = words.gptq_to_planes(source, 4)
-            with expecting(source) as comparison:
-                words.planes_to_gptq(planes_, 4)
-        assert comparison.equal == equal
+        assert proved(source, 3) == equal
+
+
+def proved(source: Array, bits: int) -> bool:
+    with proving(source):
+        planes_ = words.gptq_to_planes(source, bits)
+        with expecting(source) as comparison:
+            words.planes_to_gptq(planes_, bits)
+    return comparison.equal
+
+
+# -------------------------------------------------------------------------------------------------------- tiles
+@pytest.mark.parametrize("bits", tiles.WIDTHS)
+@pytest.mark.parametrize(("n", "k"), [(16, 512), (48, 1024), (80, 544), (64, 511), (143, 1055), (17, 8192)])
+def test_whole_tiles_and_what_is_beside_them(bits: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes and blocks that fill tiles, or leave some over, or half a block; strips that are full and not."""
+    monkeypatch.setattr(words_runs, "_WORTH", 1 << 10)  # so that these use threads
+    sizes: list[tuple[int, int]] = []
+    kernel = tiles.tiles
+    monkeypatch.setattr(tiles, "tiles", lambda *a: (sizes.append(a[3]), kernel(*a))[1])
+    check(LAYOUTS["stream_rows"], bits, n, k, 8 * k + bits + 2, 1, 2)
+    assert set(sizes) <= {(lanes, k // 512) for lanes in range(1, n // 16 + 1)}
+    assert bool(sizes) == (k >= 512)
+
+
+def test_a_wrong_way_back_in_tiles_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop whose way back leaves out the last exchange."""
+    exchanges, ends = tiles._PROGRAMS[4]
+    right = tiles._steps
+
+    def wrong(builder: Any, bits: int, rows: list[Any], back: bool) -> list[Any]:
+        monkeypatch.setitem(tiles._PROGRAMS, 4, (exchanges[1:] if back else exchanges, ends))
+        return right(builder, bits, rows, back)
+
+    monkeypatch.setattr(tiles, "_steps", wrong)
+    build = words_kernels.operation(tiles._build_tiles(4))
+    signature = words_kernels.types.void(words_kernels.types.uint64)
+    loop = numba.njit(signature, nogil=True)(lambda numbers: build(numbers))
+    source = random_words((128, 96), np.uint32, 2)
+    assert proved(source, 4)
+    monkeypatch.setattr(tiles, "_loop", lambda _: loop)
+    assert np.array_equal(words.gptq_to_planes(source, 4), pack_planes(words.stream_rows_to_codes(source, 4, 1024), 4))
+    assert not proved(source, 4)
 
 
 # ---------------------------------------------------------------------------------------------------------- HQQ

@@ -96,13 +96,16 @@ def test_vectors_of_any_size(scale: float) -> None:
         ("affine", 70, 520, 128, 0.02, "BF16", {"slices": 3, "tiles": 2, "stages": 3}),  # a tile in one buffer
         ("affine", 33, 264, 8, 0.1, "F16", {"slices": 2, "stages": 2}),
         ("second-order", 100, 256, 16, 0.01, "F32", {"slices": 1, "parts": 3, "stages": 4}),
+        # seven tiles for a warp and fewer places for their sums: it has to wait until they are free
+        ("affine", 200, 256, 128, 0.02, "F16", {"slices": 1, "stages": 2}),
+        ("bcq", 200, 520, 64, 0.02, "F16", {"slices": 2, "stages": 2}),
     ],
 )
 def test_outliers_in_the_same_launch(
     encoding: str, rows: int, columns: int, g: int, share: float, kind: str, shape: dict[str, int], mode: str
 ) -> None:
     weight = ks.weight(encoding, 3, rows, columns, g, perm=True, outliers=mode, share=share)
-    x = ks.vectors(1 if rows == 33 else 2, columns, kind)
+    x = ks.vectors(1 if rows in (33, 200) else 2, columns, kind)
     found = simulate(sim_bits.bits, weight, x, kind, **shape)
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(shape.get("parts", 2))
@@ -131,14 +134,14 @@ def test_outliers_that_float16_does_not_hold_and_more_than_are_kept() -> None:
     assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(2)
 
 
-@pytest.mark.parametrize(("kind", "batch"), [("F32", 5), ("F16", 3)])
-def test_more_vectors_than_a_launch_takes(kind: str, batch: int) -> None:
-    """Four of float32, whose second part does not begin at a multiple of 16 bytes; three in groups of 8."""
-    weight = ks.weight("affine", 2, 17, 258, 128 if kind == "F32" else 8, outliers="add")
-    x = ks.vectors(batch, 258, kind)
-    found = simulate(sim_bits.by_itself, weight, x)
+@pytest.mark.parametrize(("kind", "g", "columns"), [("F32", 128, 258), ("F16", 16, 130)])
+def test_more_vectors_than_a_launch_takes(kind: str, g: int, columns: int) -> None:
+    """Five: four and one, of float32 or in groups of 16; each with its part of the addend."""
+    weight = ks.weight("affine", 2, 17, columns, g, outliers="add")
+    x, plus = ks.vectors(5, columns, kind), np.random.default_rng(1).normal(size=(5, 17)).astype(np.float32)
+    found = simulate(sim_bits.by_itself, weight, x, addend=plus)
     assert (found.same, found.intact) == (True, True)
-    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(3)
+    assert reference.relative_error(found.value - plus, reference.product(weight, x)) < _limit(3)
 
 
 @pytest.mark.parametrize("weight", [ks.weight("bcq", 2, 16, 96, 12)], ids=["group"])

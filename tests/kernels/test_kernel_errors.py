@@ -14,7 +14,7 @@ import kernel_samples as ks
 import sim_errors
 import sim_mixed
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import device, launch, matmul, matmul_weight
+from bcqfmt.kernels import device, launch, matmul
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
 from bcqfmt.kernels.operands_device import to_device
 from cuda_sim import SimulationError, simulate
@@ -141,20 +141,24 @@ def test_weights_whose_numbers_leave_float32_are_dequantized() -> None:
 
 
 def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "upload", lambda array, target: array)
+    monkeypatch.setattr(device, "settle", lambda array: None)
     for capability, quick in (((8, 0), "look-up"), ((9, 0), "bits")):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
-        monkeypatch.setattr(matmul_weight, "bit_operand", lambda operand, target: operand)
         for planes in range(1, 9):
             weight = matmul.MatmulWeight(operand(ks.weight("bcq", planes, 2, 64, 32)))
             assert matmul.path_of(weight, 1) == quick
             assert matmul.path_of(weight, 4096) == "dequantize"
     odd = matmul.MatmulWeight(operand(ks.weight("bcq", 2, 2, 60, 12)))
     assert matmul.path_of(odd, 1) == "look-up"
+    wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
+    assert matmul.path_of(matmul.MatmulWeight(operand(without)), 1) == "bits"
+    assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "look-up"  # x does not fit twice
 
 
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
-    monkeypatch.setattr(matmul_weight, "bit_operand", lambda operand, target: operand)
+    monkeypatch.setattr(device, "settle", lambda array: None)
     for capability, way, other in (((8, 0), "look-up", "look-up"), ((9, 0), "mixed", "bits")):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")

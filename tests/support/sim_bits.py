@@ -52,9 +52,9 @@ def whole_bytes(
     return _guarded(placed, weight, x, result, addend, shapes)
 
 
-def by_itself(weight: BcqWeight, x: Any, result: str = "F32") -> Guarded:
+def by_itself(weight: BcqWeight, x: Any, *, addend: Any) -> Guarded:
     """As many launches as it takes, in the shapes that are chosen."""
-    return _guarded(bit_operand(operand(weight)), weight, x, result, None, None)
+    return _guarded(bit_operand(operand(weight)), weight, x, "F32", addend, None)
 
 
 def _guarded(placed: Any, weight: BcqWeight, x: Any, result: str, addend: Any, shapes: Any) -> Guarded:
