@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,16 +168,19 @@ def write_tensors(
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
     sizes = {name: tensors[name].nbytes for name in entries}
     with OutputFile(path, size) as output:
-        with digests(head, output, sizes) as sums, closing(ahead(_chunks(tensors, list(entries)))) as stream:
+        with digests(head, output, sizes) as sums:
             output.write(head)
-            for name, chunk in stream:
-                if chunk is None:
-                    sums.end_of_tensor(name)
-                    continue
-                sums.update(chunk)
-                output.write(chunk.data)
-                if tick is not None:
-                    tick(chunk.size)
+            pieces = _chunks(tensors, list(entries))
+            # writing alone takes less time than handing a piece over, and no memory
+            with closing(pieces if sums.elsewhere else ahead(pieces)) as stream:
+                for name, chunk in stream:
+                    if chunk is None:
+                        sums.end_of_tensor(name)
+                        continue
+                    sums.update(chunk)
+                    output.write(chunk.data)
+                    if tick is not None:
+                        tick(chunk.size)
             output.sync_soon()  # the disk works while digests are finished
             whole, of_tensors = sums.result()
         if proof is not None:
@@ -185,7 +188,7 @@ def write_tensors(
     return Written(FileRecord(size, whole), of_tensors)
 
 
-def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Iterator[tuple[str, Any]]:
+def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Generator[tuple[str, Any], None, None]:
     """(name, bytes) of every tensor in order; (name, None) closes each."""
     for name in order:
         chunk = None

@@ -37,17 +37,26 @@ class KeptModule:
 
     def __init__(self, module: Module) -> None:
         self._arrays: dict[str, Array] = {}
+        self._keeps = True
         self.module = replace(module, tensors={suffix: self._kept(tensor) for suffix, tensor in module.tensors.items()})
 
+    def keep(self) -> None:
+        """What is read from now on is kept again."""
+        self._keeps = True
+
     def forget(self) -> None:
-        """Nothing is kept any more; whoever asks reads again."""
+        """Nothing is kept any more; whoever asks reads again. Scales are written last, those of all weights."""
+        self._keeps = False
         self._arrays.clear()
 
     def _kept(self, tensor: StoredTensor) -> StoredTensor:
         def make() -> Array:
-            if tensor.name not in self._arrays:
-                self._arrays[tensor.name] = read_array(tensor)
-            return self._arrays[tensor.name]
+            found = self._arrays.get(tensor.name)
+            if found is None:
+                found = read_array(tensor)
+                if self._keeps:
+                    self._arrays[tensor.name] = found
+            return found
 
         return StoredTensor(tensor.name, tensor.dtype, tensor.shape, make=make)
 
@@ -138,6 +147,7 @@ class ShardJob:
         def make() -> Array:
             with _one_at_a_time:
                 wait_for_room(kept.module.nbytes + original.nbytes, self._room, self._heed)
+                kept.keep()
                 with proving(kept.module.tensors[suffix].array()):
                     array = original.array()
                     computed = {**weight.parts(), part: StoredTensor.from_array(part, array, original.dtype)}

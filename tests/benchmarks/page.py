@@ -17,9 +17,9 @@ _CONVERSION = """## How it is measured
 Things that are compared run in turn in one process, after one round to warm up; a ratio is taken within each round.
 A figure is the median of the rounds, in brackets the lowest and the highest. All files are in the page cache.
 
-**First calls.** A new process whose numba cache is empty. Python's own bytecode is there, as after an installation: a
-process that is not counted comes first. In the five runs that are named below it took 2.46, 2.97, 2.87, 2.14 and
-3.97 s: on a machine that others use as well this is not certain either.
+**Compilation.** Import and first calls in a new process whose numba cache is empty, less the same with what it has left
+there; each three times, medians. Python's own bytecode is there, as after an installation: a process that is not
+counted comes first. By itself a first process took 2.1 to 4.0 s in nine runs, on a machine that others use as well.
 
 **Packers.** One 4-bit layer of 11008 x 4096, two threads. The floor is `np.copyto` of as many bytes as go in and come
 out. The peers' packers run in a Python of their own (BCQFMT_PEER_PYTHON) in the same rounds, where it has them: the
@@ -50,9 +50,11 @@ to 1.6 s: eight rounds in turn with the code before, which packed by way of memo
 takes 1.10 times as long and 1.10 times the processor time (medians of the six rounds that nobody else disturbed). Of
 these six, four were at least half as fast as the copy, their median is 0.53 (0.49 before). The machine's processors,
 memory and disk are used by others as well: two threads that only count lose 10 to 17 % of their time, at times half
-of it, and the copy takes 1.3 to 2.6 s. So the verdict above is not certain: the page was measured five times that
-evening and found 0.49, 0.50, 0.62, 0.51 and 0.55 (median 0.51); the table is the fourth. Digests and copies, without
-which nobody can do, are two thirds of the time.
+of it, and the copy takes 1.3 to 2.6 s. So the verdict above is not certain. With the code as it is, the page was
+measured six times and found 0.51, 0.55, 0.50, 0.53, 0.497 and 0.51 (median 0.51); the table is the last. Before it,
+a thread made the next planes while the last ones were written: without it the same speed takes 70 MiB less. Three
+runs earlier that evening found 0.49, 0.50 and 0.62. Digests and copies, without which nobody can do, are two thirds
+of the time.
 
 **What did not help.** Two files in one loop with sixteen lanes (1800 cycles for 32 blocks; with one file it is 2800 for
 48): there are not so many lanes. One file and sixteen lanes in each of two threads: eight files of a source and the

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from bcqfmt.converters.protocol import Module
+from bcqfmt.converters.shard_job import KeptModule
+from bcqfmt.stored import StoredTensor
+
 K, N, GROUP = 4096, 11008, 128
 LAYERS_PER_FILE = 22  # half a gigabyte
 _CHILD = """
 import resource, sys
 from bcqfmt.cli.main import cli
 try:
-    cli(["convert", sys.argv[1], sys.argv[2], "--workers", "2"])
+    cli(["convert", sys.argv[1], sys.argv[2], "--workers", "2", *sys.argv[3:]])
 except SystemExit as end:
     assert not end.code, end.code
 print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
@@ -48,14 +52,34 @@ def checkpoint(path: Path, files: int) -> int:
 
 @pytest.mark.soak
 def test_peak_memory_does_not_follow_the_size_of_the_model(tmp_path: Path) -> None:
+    """Shards so small that both workers are busy whatever the size, and as large as they are by default."""
     peaks = {}
     for files in (2, 8, 24):  # 1, 4 and 12 GB
         source, target = tmp_path / f"source{files}", tmp_path / f"bcq{files}"
         largest = checkpoint(source, files)
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, source, target], capture_output=True, text=True, check=True
-        )
-        peaks[files] = int(done.stdout.rpartition("peak ")[2])
-        subprocess.run(["rm", "-rf", source, target], check=True)
-        assert peaks[files] <= 2 * largest + 300_000_000
+        for options in (("--max-shard-size", "300MB"), ()):
+            command = [sys.executable, "-c", _CHILD, source, target, *options]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            peak = int(done.stdout.rpartition("peak ")[2])
+            subprocess.run(["rm", "-rf", target], check=True)
+            assert peak <= 2 * largest + 300_000_000, (files, options)
+            if options:
+                peaks[files] = peak
+        subprocess.run(["rm", "-rf", source], check=True)
     assert max(peaks.values()) <= 1.1 * min(peaks.values()), peaks
+
+
+def test_a_module_is_kept_only_while_it_is_converted() -> None:
+    """Scales are read once more when they are written, at the end of a file: those of all its weights."""
+    tensor = StoredTensor.from_array("m.scales", np.arange(6, dtype=np.float16), "F16")
+    kept = KeptModule(Module("m", "gptq", {"scales": tensor}))
+    reads = kept.module.tensors["scales"]
+    first = reads.array()
+    assert np.shares_memory(first, reads.array())
+    kept.forget()
+    assert not kept._arrays
+    assert reads.array().tobytes() == first.tobytes()
+    assert not kept._arrays
+    kept.keep()
+    assert reads.array().tobytes() == first.tobytes()
+    assert list(kept._arrays) == ["m.scales"]
