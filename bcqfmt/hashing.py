@@ -65,12 +65,7 @@ def hash_tensors(
 
 
 class Digests(Protocol):
-    """The digests of a file that is being written: of the whole, and of tensors in it.
-
-    ``elsewhere``: others hash the file, so that its writer has nothing to do but to write.
-    """
-
-    elsewhere: bool
+    """The digests of a file that is being written: of the whole, and of tensors in it."""
 
     def update(self, chunk: Bytes) -> None:
         """The next bytes; they must not change any more."""
@@ -97,8 +92,6 @@ class StreamDigests:
 
     Both run in threads of their own while the caller goes on; at most a few chunks wait.
     """
-
-    elsewhere = False
 
     def __init__(self, head: bytes) -> None:
         self._whole, self._single = hashlib.sha256(head), hashlib.sha256()

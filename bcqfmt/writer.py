@@ -142,16 +142,18 @@ def write_shard(
     tick: Callable[[int], None] | None = None,
     proof: Callable[[Path], None] | None = None,
     digests: MakeDigests = stream_digests,
+    look_ahead: bool = True,
 ) -> Written:
     """One BCQ file of some units; ``tick`` is told the bytes written since the last call and may raise to stop.
 
     ``proof`` is called with the finished temporary file and raises when it must not get its name. ``digests``: who
-    computes them.
+    computes them. ``look_ahead``: a thread makes the next bytes while these are written, which takes memory for both.
     """
     tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
     specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
     descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
-    return write_tensors(path, tensors, {"format": "pt", "bcqfmt": descriptor_json(descriptor)}, tick, proof, digests)
+    text = {"format": "pt", "bcqfmt": descriptor_json(descriptor)}
+    return write_tensors(path, tensors, text, tick, proof, digests, look_ahead)
 
 
 def write_tensors(
@@ -161,6 +163,7 @@ def write_tensors(
     tick: Callable[[int], None] | None = None,
     proof: Callable[[Path], None] | None = None,
     digests: MakeDigests = stream_digests,
+    look_ahead: bool = True,
 ) -> Written:
     """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time."""
     entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
@@ -171,8 +174,7 @@ def write_tensors(
         with digests(head, output, sizes) as sums:
             output.write(head)
             pieces = _chunks(tensors, list(entries))
-            # writing alone takes less time than handing a piece over, and no memory
-            with closing(pieces if sums.elsewhere else ahead(pieces)) as stream:
+            with closing(ahead(pieces) if look_ahead else pieces) as stream:
                 for name, chunk in stream:
                     if chunk is None:
                         sums.end_of_tensor(name)

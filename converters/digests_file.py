@@ -23,8 +23,6 @@ _SMALL = 1 << 16  # bytes of a tensor that are hashed on the way
 class FileDigests:
     """The digests of a file that is being written: of the whole on the way, of large tensors from what was written."""
 
-    elsewhere = False
-
     def __init__(
         self, many: ManyDigests, wanted: Collection[str], head: bytes, output: OutputFile, sizes: Mapping[str, int]
     ) -> None:
@@ -97,8 +95,6 @@ class FileDigests:
 
 class _FollowedDigests(FileDigests):
     """The same where files go along with streams: nothing is waited for, there is time until `late` is asked."""
-
-    elsewhere = True
 
     def __init__(
         self, many: DigestsAlong, wanted: Collection[str], head: bytes, output: OutputFile, sizes: Mapping[str, int]

@@ -312,6 +312,8 @@ class Conversion:
             if shard_done is not None:
                 shard_done(shard.file, record["size"])
 
-        written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat, digests=digests)
+        # where others hash the file and all workers have one, nobody is left who could work ahead
+        idle, place = many is None or threads > 1, space.folder / shard.file
+        written = write_shard(place, job.units, job.weights, tick=beat, digests=digests, look_ahead=idle)
         job.let_go()
         late.add(shard.file, finish, lambda: any(sums.is_late for sums in made))

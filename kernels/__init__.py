@@ -16,6 +16,7 @@ its simulator only when something is launched.
                                 `bit_columns` `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and short
                                 groups on integer tensor cores: `byte_shape` `byte_prepare` `cuda_byte_gemv`; outliers
                                 in the same launch: `bit_outliers`, with `mixed` `fused_outliers` `outlier_entries`
+                                `shared_vectors`
 `mixed`                         2/4-bit weights with second-order scales and outliers: `mixed_*` `cuda_mixed_gemv`
 `cuda_w4a4_launch`              Atom's W4A4 product with its operands and oracle: `cuda_w4a4` `cuda_w4a4_held`
                                 `w4a4_shape` `w4a4_steps` `cuda_rmsnorm` `atom_operands` `atom_reference`

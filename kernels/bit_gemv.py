@@ -12,13 +12,13 @@ from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_p
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import BATCH, ByteShape, at_once, product_shape
 from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
+from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, arguments, entries_of, needs
 
 __all__ = ["BATCH", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "kernel_of", "most_of", "plan_of"]
 
-_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
-_FLOATS = tuple(_KINDS)
+_FLOATS = tuple(KINDS)
 _ROTATION = 3
 
 
@@ -120,7 +120,7 @@ def most_of(operand: BitOperand, dtype: str, result: str) -> int:
     if key not in operand.plans:
         layouts = tuple(segment.layout for segment in operand.segments)
         operand.plans[key] = at_once(
-            layouts, _KINDS[dtype], _KINDS[result], reordered=operand.perm is not None, beside=_beside(operand, True)
+            layouts, KINDS[dtype], KINDS[result], reordered=operand.perm is not None, beside=_beside(operand, True)
         )
     found: int = operand.plans[key]
     return found
@@ -136,7 +136,7 @@ def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: 
         device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
         precise, last = "F32" in (dtype, result), len(operand.segments) - 1
         shapes = [
-            _shape(operand, k, batch, _KINDS[dtype], _KINDS[result] if k == last else 0, added or k > 0, precise)
+            _shape(operand, k, batch, KINDS[dtype], KINDS[result] if k == last else 0, added or k > 0, precise)
             for k in range(last + 1)
         ]
         operand.plans[key] = _steps(operand, shapes)

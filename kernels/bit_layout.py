@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.dtypes import round_to
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.operands import OperandSegment
 
 __all__ = ["BitLayout", "layout_of", "pack_numbers", "pack_planes"]
 
 Array = npt.NDArray[Any]
-ROWS, COLUMNS = 16, 256
+COLUMNS = 256
 _NUMBERS = {"bcq": "bcq", "affine": "affine", "float-zero": "affine", "offset": "offset"}
 
 

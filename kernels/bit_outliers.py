@@ -15,9 +15,9 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import ByteShape
 from bcqfmt.kernels.fused_outliers import outlier_tiles
-from bcqfmt.kernels.mixed_vectors import vector_loader
 from bcqfmt.kernels.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.shared_vectors import vector_loader
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["outlier_warp"]

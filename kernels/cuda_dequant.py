@@ -19,12 +19,11 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 
-__all__ = ["FORMULAS", "KINDS", "PATCHES", "THREADS", "code_value", "elements", "rounding", "row_writer", "tables"]
+__all__ = ["FORMULAS", "PATCHES", "THREADS", "code_value", "elements", "rounding", "row_writer", "tables"]
 
 THREADS = 256
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
 PATCHES = {"add": 1, "replace": 2}
-KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 

@@ -25,10 +25,9 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, types
 
-__all__ = ["KINDS", "THREADS", "chunks_of", "gemv", "reduce", "shared_bytes", "tables_of"]
+__all__ = ["THREADS", "chunks_of", "gemv", "reduce", "shared_bytes", "tables_of"]
 
 THREADS = 256
-KINDS = {"F32": 0, "F16": 1, "BF16": 2}  # of activations and results, as the kernels know them
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 

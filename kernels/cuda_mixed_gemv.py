@@ -29,9 +29,9 @@ from bcqfmt.kernels.mixed_ptx import lds8, lds16
 from bcqfmt.kernels.mixed_ring import fetcher
 from bcqfmt.kernels.mixed_shape import SHAPES, MixedShape
 from bcqfmt.kernels.mixed_units import code_words, four_bit_group, four_words, two_bit_group, two_words
-from bcqfmt.kernels.mixed_vectors import vector_loader
 from bcqfmt.kernels.ptx_bits import after_earlier, arrive, barrier_of, begin_next, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, types
+from bcqfmt.kernels.shared_vectors import vector_loader
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["compile_cases", "mixed_gemv_kernel"]

@@ -12,12 +12,12 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device, ptx
 from bcqfmt.kernels.bit_steps import WIDEN
 from bcqfmt.kernels.launch import Kernel, check_array, check_same_device, kernel
+from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.ptx_numba import cuda
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["compile_cases", "csr_outliers", "csr_outliers_kernel"]
 
-_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 _TYPES = ("f32", "u16", "u16")
 _WARPS = 8
 
@@ -75,18 +75,18 @@ def csr_outliers(y: Any, indptr: Any, indices: Any, values: Any, x: Any) -> Any:
     of the three types. The indices must be those of a checked weight. Same bits at every call; gives y.
     """
     device.require_cuda()
-    seen = check_array("x", x, tuple(_KINDS), (None, None), 2)
+    seen = check_array("x", x, tuple(KINDS), (None, None), 2)
     batch, columns = seen.shape
-    target = check_array("y", y, tuple(_KINDS), (batch, None), 2)
+    target = check_array("y", y, tuple(KINDS), (batch, None), 2)
     rows = target.shape[1]
     check_array("indptr", indptr, ("I32",), (rows + 1,))
     count = check_array("indices", indices, ("I32",), (None,)).size
-    kind = check_array("values", values, tuple(_KINDS), (count,), 2).dtype
+    kind = check_array("values", values, tuple(KINDS), (count,), 2).dtype
     check_same_device(x=x, y=y, indptr=indptr, indices=indices, values=values)
     if columns < 1:
         raise error("BCQ-E552", found="x of no columns", expected="at least one")
     if count and batch:
-        csr_outliers_kernel(_KINDS[seen.dtype], _KINDS[kind], _KINDS[target.dtype]).launch(
+        csr_outliers_kernel(KINDS[seen.dtype], KINDS[kind], KINDS[target.dtype]).launch(
             (-(-rows // _WARPS),), 32 * _WARPS, indptr, indices, values, x, y, rows, columns, count, batch
         )
     return y

@@ -12,14 +12,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.mixed_vectors import element_at
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.ptx_bits import ask_for, bulk_copy, bulk_expect, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.shared_vectors import element_at
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["OutlierTiles", "outlier_tiles"]
-
-_ROWS = 16  # of a tile
 
 
 class OutlierTiles(NamedTuple):
@@ -44,13 +43,13 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
         begin, end, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         after_last = ptx.u32((max(count, ptx.u32(1)) - 1) // each)
         if tile < tiles:
-            row = ptx.u32(tile * _ROWS + (lane >> 1))
+            row = ptx.u32(tile * ROWS + (lane >> 1))
             begin, end = indptr[row], indptr[ptx.u32(row + 1)]
             # where its outliers will be if all tiles have about as many: 4 KB around it, closer than DRAM
             about = ptx.u32(ptx.f32(count) * (ptx.f32(tile) / ptx.f32(tiles)))
             ask_for(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
             if ptx.u32(tile + step) < tiles:
-                row = ptx.u32(row + step * _ROWS)
+                row = ptx.u32(row + step * ROWS)
                 next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]
         return begin, end, next_begin, next_end
 
@@ -84,7 +83,7 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
         begin, end, first = asked(entries, count, room, kept, bar, lane, next_begin, next_end)
         after, next_begin, next_end = ptx.u32(tile + step + step), ptx.u32(0), ptx.u32(0)
         if after < tiles:
-            row = ptx.u32(after * _ROWS + (lane >> 1))
+            row = ptx.u32(after * ROWS + (lane >> 1))
             next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]  # looked at a tile later
         return parity, begin, end, first, next_begin, next_end
 

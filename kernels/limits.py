@@ -1,8 +1,10 @@
-"""What a block of threads may have, and the GPU that work is shared out for."""
+"""What a block of threads may have, the GPU that work is shared out for, and numbers that several kernels agree on."""
 
 from __future__ import annotations
 
-__all__ = ["PROCESSORS", "SHARED_LIMIT"]
+__all__ = ["KINDS", "PROCESSORS", "ROWS", "SHARED_LIMIT"]
 
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory of a block on sm_90
 PROCESSORS = 132  # of an H200; how finely work is shared out is not left to the GPU at hand
+KINDS = {"F32": 0, "F16": 1, "BF16": 2}  # types of activations and results, as kernels know them
+ROWS = 16  # of a tile, which is what a tensor core takes

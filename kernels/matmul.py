@@ -8,7 +8,7 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
-from bcqfmt.kernels.limits import PROCESSORS
+from bcqfmt.kernels.limits import KINDS, PROCESSORS
 from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, USUAL, MatmulWeight, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
@@ -103,7 +103,7 @@ def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None, mu: int = 8, th
     if sum(splits) * batch * rows > LIMIT:
         raise error("BCQ-E554", found=f"{sum(splits) * batch * rows} partial sums", expected=f"at most {LIMIT}")
     partial = device.empty_like(x, (sum(splits), batch, rows), "F32")
-    kind = cuda_kernels.KINDS[seen.dtype]
+    kind = KINDS[seen.dtype]
     tall = -(-rows // block)
     for k, segment in enumerate(operand.segments):
         aligned, reordered = segment.group_size % mu == 0, operand.perm is not None
@@ -119,7 +119,7 @@ def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None, mu: int = 8, th
     outliers = operand.indptr is not None
     count = device.describe(operand.indices).size if outliers else 0
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
-    cuda_kernels.reduce(batch, kind, cuda_kernels.KINDS[result], outliers).launch(
+    cuda_kernels.reduce(batch, kind, KINDS[result], outliers).launch(
         (tall, batch), block, partial, y, x, *csr, rows, columns, sum(splits), count
     )
     return y.reshape(-1) if flat and out is None else y if out is None else out
@@ -166,7 +166,7 @@ def dequantize(
     check_array("out", dense, (name,), operand.shape, 16)
     check_same_device(out=dense, weight=planes)
     block = _block(threads, cuda_kernels.THREADS)
-    result, logical = cuda_kernels.KINDS[name], cuda_kernels.KINDS[operand.dtype]
+    result, logical = KINDS[name], KINDS[operand.dtype]
     twice = twice and name != operand.dtype
     for segment in operand.segments:
         formula = cuda_kernels.FORMULAS[segment.formula]

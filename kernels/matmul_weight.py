@@ -13,6 +13,7 @@ from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
 from bcqfmt.kernels.launch import LIMIT
+from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.mixed import MixedOperand, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands_device import DeviceOperand, to_device
@@ -28,7 +29,6 @@ CROSSOVER = (24, 12)
 # The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
 # length is filled up with zeros, and the first one of every length does not have to wait for a compiler.
 USUAL = (1, 2, 4, 8)
-_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 
 
 class Ready(NamedTuple):
@@ -99,7 +99,7 @@ class MatmulWeight:
 
     def several(self, dtype: str) -> int:
         """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
-        return 0 if self.bits is None or dtype not in _KINDS else bits_of.most_of(self.bits, dtype, dtype)
+        return 0 if self.bits is None or dtype not in KINDS else bits_of.most_of(self.bits, dtype, dtype)
 
     def ready(self, vectors: int, dtype: str) -> Ready | None:
         """How that many vectors are multiplied, if that takes one launch a segment; found once, for it takes longer
@@ -129,7 +129,7 @@ def path_of(weight: MatmulWeight, vectors: int) -> str:
 
 
 def _ready(weight: MatmulWeight, vectors: int, dtype: str) -> Ready | None:
-    if dtype not in _KINDS or vectors < 1 or vectors * max(weight.operand.shape) > LIMIT:
+    if dtype not in KINDS or vectors < 1 or vectors * max(weight.operand.shape) > LIMIT:
         return None
     path = path_of(weight, vectors)
     start: Callable[[Any, Any], None]

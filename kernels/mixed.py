@@ -16,7 +16,8 @@ import numpy as np
 from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_product, check_same_device
-from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, TWO_COLUMNS, pack_units
+from bcqfmt.kernels.limits import KINDS, ROWS
+from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, TWO_COLUMNS, pack_units
 from bcqfmt.kernels.mixed_numbers import segments_of
 from bcqfmt.kernels.mixed_shape import MixedShape, MixedSpace, preferred, space_for
 from bcqfmt.kernels.operands import operand
@@ -29,8 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 BATCH = 2  # vectors of one launch
-_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
-_FLOATS = tuple(_KINDS)
+_FLOATS = tuple(KINDS)
 _COLUMNS = 65535  # reordered columns are 16-bit numbers
 
 
@@ -113,7 +113,7 @@ def mixed_gemv(
     if shape is None and overlap:
         step = plan_of(operand, batch, dtype, result)
     else:
-        found = shape_for(operand, batch, _KINDS[dtype], _KINDS[result]) if shape is None else shape
+        found = shape_for(operand, batch, KINDS[dtype], KINDS[result]) if shape is None else shape
         step = _step(operand, batch, found, overlap)
     carry_out(operand, step, x, y)
     return y
@@ -127,7 +127,7 @@ def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Mixed
     key = (batch, dtype, result)
     if key not in operand.plans:
         device.require_capability(9, 0, device.gpu_of(operand.units))
-        found = shape_for(operand, batch, _KINDS[dtype], _KINDS[result])
+        found = shape_for(operand, batch, KINDS[dtype], KINDS[result])
         operand.plans[key] = _step(operand, batch, found, True)
     step: MixedStep = operand.plans[key]
     return step
@@ -160,7 +160,7 @@ def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: 
 
 def takes(operand: MixedOperand | None, dtype: str) -> int:
     """How many vectors of this type a launch takes; 0 without an operand, or where not one fits into shared memory."""
-    kind = _KINDS.get(dtype)
+    kind = KINDS.get(dtype)
     if operand is None or kind is None:
         return 0
     return next((batch for batch in range(BATCH, 0, -1) if shape_for(operand, batch, kind, kind) is not None), 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.fused_outliers import outlier_tiles
-from bcqfmt.kernels.mixed_layout import ROWS
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.mixed_shape import MixedShape
 from bcqfmt.kernels.ptx_bits import (
     arrivals_init,

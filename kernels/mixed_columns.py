@@ -13,8 +13,8 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.mixed_steps import PRECISION, block_integers
-from bcqfmt.kernels.mixed_vectors import element_at
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.shared_vectors import element_at
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["TOGETHER", "column_integers", "order_fetcher"]

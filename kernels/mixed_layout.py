@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FOUR_BYTES", "FOUR_COLUMNS", "ROWS", "TWO_BYTES", "TWO_COLUMNS", "FourBit", "TwoBit", "pack_units"]
+from bcqfmt.kernels.limits import ROWS
 
-ROWS = 16
+__all__ = ["FOUR_BYTES", "FOUR_COLUMNS", "TWO_BYTES", "TWO_COLUMNS", "FourBit", "TwoBit", "pack_units"]
+
 TWO_COLUMNS, TWO_BYTES = 256, 1264
 FOUR_COLUMNS, FOUR_BYTES = 128, 1072
 _STEP = 64  # tiles packed at a time

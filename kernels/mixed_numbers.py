@@ -10,7 +10,8 @@ import numpy.typing as npt
 from bcqfmt import decode
 from bcqfmt.dtypes import float64_of, round_to
 from bcqfmt.errors import BcqError, error
-from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, ROWS, FourBit, TwoBit
+from bcqfmt.kernels.limits import ROWS
+from bcqfmt.kernels.mixed_layout import FOUR_COLUMNS, FourBit, TwoBit
 from bcqfmt.packing import unpack, unpack_codes
 from bcqfmt.scheme import SecondOrder
 from bcqfmt.weight import BcqWeight

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from bcqfmt.dtypes import round_to
 from bcqfmt.kernels import device
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.operands import Outliers
 
 __all__ = ["NONE", "Beside", "Entries", "arguments", "entries_of", "needs", "packed_entries", "x_bytes"]
 
-ROWS = 16  # of a tile
 ROOM = 8192  # bytes of outliers of a tile that are asked for ahead, at most
 _SHORT = 65536  # columns that fit into an entry of four bytes
 

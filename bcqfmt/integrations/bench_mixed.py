@@ -8,28 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from bcqfmt.integrations.bench_kernels import AROUND, Row, cublas, early_and_alone, replayed
-from bcqfmt.integrations.bench_outliers import SHAPES, SHARES, random_outliers
+from bcqfmt.integrations.bench_kernels import AROUND, Row, early_and_alone, replayed
+from bcqfmt.integrations.bench_outliers import for_all_shares, random_outliers
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.cuda_outliers import csr_outliers
-from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, ROWS, TWO_BYTES, TWO_COLUMNS
+from bcqfmt.kernels.limits import ROWS
+from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 
 __all__ = ["mixed_products", "random_weight"]
 
 
 def mixed_products(speed: float) -> Iterator[Row]:
     """One vector; outliers of 0, 0.2, 0.5 and 1.5 %, in the same launch and in one of their own."""
-    for rows, columns in SHAPES:
-        dense = {"cuBLAS fp16": cublas(rows, columns, 1)}
-        for share in SHARES:
-            yield from _with_outliers(rows, columns, share, speed, dense)
+    return for_all_shares(partial(_with_outliers, speed))
 
 
-def _with_outliers(rows: int, columns: int, share: float, speed: float, peers: dict[str, float]) -> Iterator[Row]:
+def _with_outliers(speed: float, rows: int, columns: int, share: float, peers: dict[str, float]) -> Iterator[Row]:
     count = max(2, int(AROUND / (rows * columns * 0.36)) + 1)
     made = [random_weight(rows, columns, share) for _ in range(count)]
     weights, apart = [weight for weight, _ in made], [csr for _, csr in made]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,33 @@ import torch
 
 from bcqfmt.integrations.bench_kernels import AROUND, Row, cublas, early_and_alone, random_operand, replayed
 from bcqfmt.kernels import bit_gemv
-from bcqfmt.kernels.bit_layout import ROWS, BitLayout
+from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.cuda_outliers import csr_outliers
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.outlier_entries import Entries
 
-__all__ = ["SHAPES", "SHARES", "random_outliers", "with_outliers"]
+__all__ = ["for_all_shares", "random_outliers", "with_outliers"]
 
 SHAPES = ((28672, 8192), (11008, 4096), (4096, 4096))
 SHARES = (0.0, 0.002, 0.005, 0.015)
 _BITS, _GROUP = 4, 128
+Measure = Callable[[int, int, float, dict[str, float]], Iterator[Row]]
 
 
 def with_outliers(speed: float) -> Iterator[Row]:
     """One vector, affine weights of 4 bits in groups of 128; outliers of 0, 0.2, 0.5 and 1.5 %."""
+    return for_all_shares(partial(_product, speed))
+
+
+def for_all_shares(measure: Measure) -> Iterator[Row]:
+    """``measure(rows, columns, share, {"cuBLAS fp16": microseconds})`` for every shape and share of outliers."""
     for rows, columns in SHAPES:
         dense = {"cuBLAS fp16": cublas(rows, columns, 1)}
         for share in SHARES:
-            yield from _product(rows, columns, share, speed, dense)
+            yield from measure(rows, columns, share, dense)
 
 
-def _product(rows: int, columns: int, share: float, speed: float, peers: dict[str, float]) -> Iterator[Row]:
+def _product(speed: float, rows: int, columns: int, share: float, peers: dict[str, float]) -> Iterator[Row]:
     layout = BitLayout(_BITS, columns, _GROUP, "affine", "F16")
     count = max(2, min(60, AROUND * 8 // (rows * columns * _BITS) + 1))
     weights, apart = [], []

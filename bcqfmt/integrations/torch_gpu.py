@@ -19,7 +19,8 @@ from torch import Tensor
 
 from bcqfmt.kernels import device, matmul, operands_device
 from bcqfmt.kernels.bit_gemv import BitOperand, BitSegment
-from bcqfmt.kernels.bit_layout import COLUMNS, ROWS, BitLayout
+from bcqfmt.kernels.bit_layout import COLUMNS, BitLayout
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.scheme import PackedZero, WeightSpec
 
 __all__ = ["GpuWeight", "gpu_weight"]

@@ -21,8 +21,9 @@ from bcqfmt.kernels import bit_gemv as bits_of
 from bcqfmt.kernels import device
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bit_gemv import BitOperand, BitSegment
-from bcqfmt.kernels.bit_layout import ROWS, BitLayout
+from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.launch import check_array, check_same_device
+from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.mixed import MixedOperand
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 from bcqfmt.kernels.outlier_entries import Entries

@@ -10,10 +10,9 @@ from bcqfmt import BcqWeight
 from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
 from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import ByteShape
+from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.operands import operand
 from sim_kernels import Guarded, twice
-
-_KINDS = {"F32": 0, "F16": 1, "BF16": 2}
 
 
 def bits(
@@ -25,7 +24,7 @@ def bits(
     last, entry = len(placed.segments) - 1, 0 if placed.outliers is None else placed.outliers.size
     shapes = [
         BitShape(
-            s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, parts, placed.perm is not None,
+            s.layout, x.shape[0], KINDS[kind], KINDS[result] if k == last else 0, parts, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
             entry if k == last else 0,
         )
@@ -43,7 +42,7 @@ def whole_bytes(
     last, entry = len(placed.segments) - 1, 0 if placed.outliers is None else placed.outliers.size
     shapes = [
         ByteShape(
-            s.layout, x.shape[0], _KINDS[kind], _KINDS[result] if k == last else 0, placed.perm is not None,
+            s.layout, x.shape[0], KINDS[kind], KINDS[result] if k == last else 0, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
             entry if k == last else 0,
         )
