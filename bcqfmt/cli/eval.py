@@ -76,10 +76,16 @@ def command(
 
 
 def _read(file: Path) -> str:
+    wanted = "a UTF-8 text"
     try:
         return file.read_bytes().decode("utf-8")
+    except IsADirectoryError as fault:
+        raise error("BCQ-E302", str(file), found="a folder", expected=wanted, hint="name a file in it") from fault
     except OSError as fault:
         code = "BCQ-E101" if isinstance(fault, FileNotFoundError) else "BCQ-E102"
-        raise error(code, str(file), found=fault.strerror or str(fault)) from fault
+        raise error(code, str(file), found=fault.strerror or str(fault), expected=wanted) from fault
     except UnicodeDecodeError as fault:
-        raise error("BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected="a UTF-8 text") from fault
+        hint = "write it as UTF-8: iconv -f LATIN1 -t UTF-8, if that is what it is in"
+        raise error(
+            "BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected=wanted, hint=hint
+        ) from fault

@@ -8,13 +8,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bcqfmt.decode import refuse_truncation
 from bcqfmt.errors import error
 from bcqfmt.integrations import torch_cpu_ops
 from bcqfmt.integrations.torch_module_parts import (
     TORCH_DTYPES,
     bits_per_weight,
     empty_parts,
+    refuse_bias,
+    refuse_planes,
     spec_of,
     suffixes,
     text_of,
@@ -41,7 +42,7 @@ class BcqModule(nn.Module):
         """Empty buffers of the right shapes, on any device (``"meta"`` too); ``nnz``: the number of outliers."""
         super().__init__()
         if planes is not None:
-            refuse_truncation(spec, planes)
+            refuse_planes(spec, planes)
         self.text, self.prefix, self.exact, self.planes = text_of(spec), prefix, exact, planes
         self.logical = TORCH_DTYPES[spec.dtype]
         self.names = tuple(prefix + suffix for suffix in suffixes(self.text))
@@ -76,8 +77,7 @@ class BcqModule(nn.Module):
             return nn.functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        y: Tensor = torch_cpu_ops.linear(x, self.parts(), self.text, self.planes or 0, index)
-        return y if bias is None else y + bias.to(y.dtype)
+        return torch_cpu_ops.linear(x, self.parts(), self.text, self.planes or 0, index, bias)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors (suffix -> part) in the place of the buffers, without copying."""
@@ -164,7 +164,15 @@ class BcqLinear(BcqModule):
 
         ``trainable_scales``: `torch_train.TrainableBcqLinear`, whose plane scales and biases learn.
         """
+        refuse_bias(weight.spec, bias)
         if trainable_scales:
+            refused = [name for name in ("exact", "planes") if options.pop(name, None)]
+            if refused:
+                raise error(
+                    "BCQ-E302",
+                    found=f"{refused[0]} with trainable_scales",
+                    expected="all planes, as they are while trained",
+                )
             from bcqfmt.integrations.torch_train import TrainableBcqLinear
 
             return TrainableBcqLinear(weight, bias, **options)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bcqfmt.decode import refuse_truncation
 from bcqfmt.descriptor import resolved_json
 from bcqfmt.dtypes import numpy_dtype
 from bcqfmt.errors import error
@@ -24,14 +25,15 @@ from bcqfmt.strict_json import canonical
 from bcqfmt.weight import BcqWeight
 
 __all__ = [
-    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "spec_of", "stored_of", "suffixes", "text_of",
-    "weight_of",
+    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "refuse_bias", "refuse_planes", "spec_of",
+    "stored_of", "suffixes", "text_of", "weight_of",
 ]  # fmt: skip
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "I32": torch.int32, "U16": torch.uint16, "U8": torch.uint8,
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
 }  # fmt: skip
+_MOST_PLANES = 8
 _CARRIERS = {torch.bfloat16: torch.int16}  # types that torch and numpy do not share
 
 
@@ -67,6 +69,20 @@ def empty_parts(spec: WeightSpec, nnz: int, device: Any) -> dict[str, Tensor]:
         )
         for suffix, part in sorted(spec.parts().items())
     }
+
+
+def refuse_planes(spec: WeightSpec, planes: int) -> None:
+    """BCQ-E302 for fewer planes than one or more than any weight can have, BCQ-E304 for segments that need all."""
+    if planes > _MOST_PLANES:  # fewer than these may be more than this weight has: nothing changes (section 8.1)
+        raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {_MOST_PLANES}")
+    refuse_truncation(spec, planes)
+
+
+def refuse_bias(spec: WeightSpec, bias: Tensor | None) -> None:
+    """BCQ-E552 for a bias that is not one number for each row."""
+    if bias is not None and (tuple(bias.shape) != (spec.out,) or not bias.is_floating_point()):
+        found = f"a bias of shape {list(bias.shape)} and {bias.dtype}"
+        raise error("BCQ-E552", found=found, expected=f"[{spec.out}], floating point")
 
 
 def weight_of(spec: WeightSpec, tensors: Mapping[str, Tensor], name: str = "") -> BcqWeight:

@@ -27,9 +27,10 @@ from bcqfmt.decode import refuse_truncation
 from bcqfmt.errors import error
 from bcqfmt.folder import MANIFEST
 from bcqfmt.integrations.torch_module import BcqModule
-from bcqfmt.integrations.transformers_dense import make_dense
+from bcqfmt.integrations.transformers_dense import convert, make_dense
+from bcqfmt.integrations.transformers_missing import listen, refuse_missing
 from bcqfmt.integrations.transformers_place import place_weights
-from bcqfmt.integrations.transformers_save import Saver
+from bcqfmt.integrations.transformers_save import forget, remember, take_over
 from bcqfmt.reader import Checkpoint
 from bcqfmt.reader import open as open_checkpoint
 from bcqfmt.weight import BcqWeight
@@ -63,6 +64,7 @@ class BcqQuantizer(HfQuantizer):
         self.source: Path | None = None
         self._renamings: list[tuple[str, str]] = []
         self._asked: Any = None
+        self._missing: list[str] = []
 
     def update_dtype(self, dtype: Any) -> Any:
         """Any will do; it is remembered for :meth:`_process_model_after_weight_loading`."""
@@ -80,6 +82,7 @@ class BcqQuantizer(HfQuantizer):
             with checkpoint:
                 weights.update(checkpoint.weights())
         self._renamings = place_weights(model, weights, get_model_conversion_mapping(model))
+        self._missing = listen(model)
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
         """Those of the model, then ours: parts of stacks become buffers of a module of their own."""
@@ -91,8 +94,11 @@ class BcqQuantizer(HfQuantizer):
         return None if any(_PART.search(name) for name in names) else super().get_new_dtype(converter, param, dtype)
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
-        """Check the content of every weight, as any reader has to, and take saving over."""
+        """Check that nothing is missing and the content of every weight, as any reader has to; remember the source."""
+        refuse_missing(model, self._missing, self.source)
         for module in _modules(model):
+            if module.parts()[0].is_meta:  # on disk, until it is used
+                continue
             for name in module.names:
                 part = module._buffers[name]
                 assert part is not None
@@ -100,13 +106,19 @@ class BcqQuantizer(HfQuantizer):
                     module._buffers[name] = part.clone()
             module.to_weight(getattr(module, "weight_name", "")).check()
         if not hasattr(HfQuantizer, "get_new_dtype"):
-            _convert_renamed(model, self._asked)
-        model.save_pretrained = Saver(model, self.source)
+            # until 5.20 transformers leaves what it renames (Mixtral's routers) in the stored type
+            convert(model, self._asked)
+        remember(model, self.source)
         return model
 
-    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
-        make_dense(model, dtype)
-        model.__dict__.pop("save_pretrained", None)
+    def dequantize(self, model: Any, dtype: Any = None) -> Any:
+        """The dense model, in its own dtype or all of it in another."""
+        make_dense(model, model.dtype if dtype is None else dtype)
+        if dtype is not None:
+            convert(model, dtype)
+            model.config.dtype = dtype
+        forget(model)
+        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
         return model
 
     def is_serializable(self) -> bool:
@@ -116,26 +128,22 @@ class BcqQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Adapters can be trained: gradients pass through the layers, whose weights stay as they are."""
+        """Gradients pass through the layers, whose weights stay as they are: what is beside them can learn."""
         return True
-
-
-def _convert_renamed(model: Any, dtype: Any) -> None:
-    """Until 5.20 transformers leaves what it renames (Mixtral's routers) in the stored type, whatever is asked for."""
-    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype != dtype and not any(part in name for part in kept):
-            parameter.data = parameter.data.to(dtype)
 
 
 def set_mode(model: nn.Module, *, exact: bool | None = None, planes: int | None = -1) -> None:
     """How the BCQ layers of a model compute.
 
     ``exact``: multiply with the decoded matrix as a dense model would, bit for bit, instead of using the kernels.
-    ``planes``: use only the first ones of every weight (spec section 8.1), None for all. What is not given stays.
+    ``planes``: use only the first ones of every weight (spec section 8.1), None for all; more than any weight has are
+    refused (BCQ-E302). What is not given stays.
     """
     modules = _modules(model)
-    if planes is not None and planes != -1:
+    if planes is not None and planes != -1 and modules:
+        most = max(segment.bits for module in modules for segment in module.spec.scheme.segments)
+        if planes > most:
+            raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {most}, as many as the weights have")
         for module in modules:
             refuse_truncation(module.spec, planes)
     for module in modules:
@@ -153,3 +161,6 @@ def _opened(files: list[Path]) -> list[Checkpoint]:
     if (folder / MANIFEST).exists() or folder.parent.name != "snapshots":
         return [open_checkpoint(folder)]
     return [open_checkpoint(file) for file in files]
+
+
+take_over()

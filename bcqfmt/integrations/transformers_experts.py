@@ -1,7 +1,8 @@
 """Experts whose matrices are BCQ weights, in the place of the parameters (E, out, in) that models index.
 
 A model's own code runs: it takes ``gate_up_proj[e]`` and multiplies. What it gets is an :class:`ExpertMatrix`, which
-torch's ``linear`` hands back to us; any other function of torch gets the decoded matrix.
+torch's ``linear`` hands back to us; any other function of torch gets the decoded matrix. What takes all experts at once
+(``grouped_mm`` of transformers) runs in exact mode, with all of a layer decoded: :class:`ExpertsForward`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from bcqfmt.errors import error
 from bcqfmt.integrations.torch_module import BcqLinear, BcqModule, BcqStack
 
-__all__ = ["ExpertList", "ExpertMatrix", "ExpertStack"]
+__all__ = ["ExpertList", "ExpertMatrix", "ExpertStack", "ExpertsForward"]
 
 
 class ExpertMatrix:
@@ -59,9 +60,14 @@ class ExpertStack(BcqStack):
         """Matrix ``index``, a number or a tensor with one."""
         return ExpertMatrix([(self, _number(index, self.spec.stack))])
 
-    def dense(self) -> Tensor:
-        """All values (E, out, in), in the logical dtype."""
-        return torch.stack([self.values(index=e) for e in range(self.spec.stack)])
+    @property
+    def pieces(self) -> list[BcqModule]:
+        """What its matrices are in."""
+        return [self]
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        """All values (E, out, in), in the logical dtype or rounded once more to ``dtype``."""
+        return torch.stack([self[e].dense(dtype) for e in range(self.spec.stack)])
 
 
 class ExpertList:
@@ -75,9 +81,51 @@ class ExpertList:
         """Matrix ``index``, a number or a tensor with one."""
         return ExpertMatrix([(layer, 0) for layer in self.rows[_number(index, len(self.rows))]])
 
-    def dense(self) -> Tensor:
-        """All values (E, out, in), in the logical dtype."""
-        return torch.stack([self[e].dense() for e in range(len(self.rows))])
+    @property
+    def pieces(self) -> list[BcqModule]:
+        """What its matrices are in."""
+        return [layer for row in self.rows for layer in row]
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        """All values (E, out, in), in the logical dtype or rounded once more to ``dtype``."""
+        return torch.stack([self[e].dense(dtype) for e in range(len(self.rows))])
+
+
+class ExpertsForward:
+    """Stands in a module of experts for ``forward``; copied and pickled with it.
+
+    The kernels take one expert after the other, whatever ``experts_implementation`` is. In exact mode it counts: what
+    takes all experts at once gets them decoded, and computes what it computes for the dense model.
+    """
+
+    def __init__(self, experts: Any) -> None:
+        """``experts``: a module of a class that transformers chooses implementations for; :attr:`leaves` are added."""
+        self.experts = experts
+        self.leaves: list[str] = []
+
+    def __call__(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
+        """As the module's own."""
+        experts = self.experts
+        stacks = {leaf: getattr(experts, leaf) for leaf in self.leaves}
+        held = {leaf: stack for leaf, stack in stacks.items() if isinstance(stack, ExpertList | ExpertStack)}
+        shown: dict[str, Any]
+        exact = any(piece.exact for stack in held.values() for piece in stack.pieces)
+        if not held or (exact and experts.config._experts_implementation not in (None, "eager")):
+            shown = {leaf: stack.dense(hidden_states.dtype) for leaf, stack in held.items()}
+        else:
+            shown = {"config": _Instead(experts.config, {"_experts_implementation": "eager"})}
+        return type(experts).forward(_Instead(experts, shown), hidden_states, *arguments, **named)
+
+
+class _Instead:
+    """An object as it is, but for some attributes."""
+
+    def __init__(self, plain: Any, shown: dict[str, Any]) -> None:
+        self.__dict__.update(shown)
+        self._plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
 
 
 def _number(index: Any, count: int) -> int:

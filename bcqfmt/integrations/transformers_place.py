@@ -21,7 +21,7 @@ from transformers.core_model_loading import rename_source_key as rename
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.integrations.torch_module import BcqLinear
-from bcqfmt.integrations.transformers_experts import ExpertList, ExpertStack
+from bcqfmt.integrations.transformers_experts import ExpertList, ExpertsForward, ExpertStack
 from bcqfmt.scheme import part_prefix
 from bcqfmt.weight import BcqWeight
 
@@ -104,7 +104,7 @@ def _place_stack(model: Any, target: str, weight: BcqWeight) -> None:
     stack = ExpertStack(weight.spec, device="meta", nnz=_nnz(weight))
     _name(stack, weight)
     experts.add_module(leaf, stack)
-    _prepare(experts)
+    _prepare(experts, leaf)
 
 
 def _expert(weight: BcqWeight, name: str, target: str, pattern: str, converter: Any) -> _Expert:
@@ -140,13 +140,13 @@ def _place_experts(model: Any, target: str, shape: Any, found: list[_Expert]) ->
             _put(model, item.path, layer)
     del experts._parameters[leaf]
     experts.__dict__[leaf] = ExpertList(rows)
-    _prepare(experts)
+    _prepare(experts, leaf)
 
 
-def _prepare(experts: Any) -> None:
+def _prepare(experts: Any, leaf: str) -> None:
     """One expert after the other, not all in one product; and nothing in them is drawn at random."""
     if hasattr(experts, "config"):
-        experts.config._experts_implementation = "eager"
+        experts.__dict__.setdefault("forward", ExpertsForward(experts)).leaves.append(leaf)
     experts._is_hf_initialized = True
 
 

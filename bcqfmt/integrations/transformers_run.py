@@ -46,15 +46,32 @@ def load(
 
     ``device``: torch's name of it. BCQ-E306 or BCQ-E551 where it is a GPU that cannot be used.
     """
+    if folder.is_file():
+        place = escape(f"{folder.parent}/")
+        raise error(
+            "BCQ-E302", str(folder), found="a file", expected="a model folder", hint=f"name its folder: {place}"
+        )
     transformers, bridge = _world()
     if device != "cpu":  # before anything heavy is loaded
         require_cuda()
     if not folder.is_dir():  # transformers would look for a hub id
         raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
-    tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", "copy the original model's tokenizer files")
-    model = _loaded(
-        transformers.AutoModelForCausalLM, folder, "a model", "bcqfmt validate --deep checks it", dtype=dtype
+    _loaded(transformers.AutoConfig, folder, "a config.json", "bcqfmt validate checks it")  # tokenizers read it too
+    hint = "copy the original model's tokenizer files"
+    tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", hint)
+    if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
+        # what transformers makes of nothing
+        raise error("BCQ-E102", folder.name, found="no tokenizer files", expected="a tokenizer", hint=hint)
+    hint = "bcqfmt validate --deep checks it"
+    model, info = _loaded(
+        transformers.AutoModelForCausalLM, folder, "a model", hint, dtype=dtype, output_loading_info=True
     )
+    if info["missing_keys"]:  # what transformers draws at random, and says so where nobody sees it
+        names = sorted(info["missing_keys"])
+        raise error(
+            "BCQ-E602", folder.name, tensor=names[0], found=f"{len(names)} tensors of the model are not in the files",
+            expected="all of them", hint="correct config.json, or get the complete checkpoint",
+        )  # fmt: skip
     bridge.set_mode(model, exact=exact, planes=planes)
     return Loaded(_placed(model.eval(), device), tokenizer, folder)
 

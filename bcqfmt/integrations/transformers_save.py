@@ -1,99 +1,170 @@
-"""``save_pretrained`` of a model with BCQ layers: a BCQ folder, complete and checked, or nothing."""
+"""``save_pretrained`` of a model with BCQ layers: a BCQ folder, complete and checked, or nothing.
+
+Transformers would drop the descriptors of the weights and write a folder that says ``bcq`` and is none. So its
+``save_pretrained`` is wrapped, for all models: those that have nothing to do with BCQ go on to it, the others, with
+their copies and the models inside them, come here.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.modeling_utils import PreTrainedModel, remove_tied_weights_from_state_dict
 
+from bcqfmt.durable import output_path
 from bcqfmt.errors import error
-from bcqfmt.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list
+from bcqfmt.folder import CONFIG, MANIFEST, file_list
 from bcqfmt.integrations.torch_module import BcqModule
 from bcqfmt.integrations.torch_module_parts import stored_of
+from bcqfmt.integrations.transformers_beside import beside, kept
 from bcqfmt.stored import StoredTensor
 from bcqfmt.weight import BcqWeight
 from bcqfmt.writer import DEFAULT_SHARD_BYTES, save
 
-__all__ = ["Saver"]
+__all__ = ["forget", "remember", "take_over"]
 
-_GENERATION = "generation_config.json"
-_LEFT_OUT = {CONFIG, INDEX, MANIFEST, _GENERATION, "README.md"}
-_MOST = 64_000_000  # a side file that is larger is none
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_ORIGIN = "_bcq_origin"
 
 
-class Saver:
-    """Stands in a model for ``save_pretrained``; copied and pickled with it."""
+class _Origin(NamedTuple):
+    """The folder that a model was loaded from, and whether it is more than a piece of what was loaded."""
 
-    def __init__(self, model: Any, source: Path | None) -> None:
-        """``source``: the folder that the model was loaded from, whose tokenizer files are carried over."""
-        self.model, self.source = model, source
-
-    def __call__(
-        self,
-        save_directory: str | Path,
-        is_main_process: bool = True,
-        state_dict: Any = None,
-        push_to_hub: bool = False,
-        max_shard_size: int | str = DEFAULT_SHARD_BYTES,
-        *,
-        tokenizer: Any = None,
-        **others: Any,
-    ) -> None:
-        """Write the model as a BCQ folder, in place of a BCQ folder that is there already.
-
-        Files beside the model (tokenizer, templates) come from the folder it was loaded from, or from ``tokenizer``,
-        anything that has a ``save_pretrained``. They must not be added later: the manifest lists every file.
-        """
-        model = self.model
-        if getattr(model, "_hf_peft_config_loaded", False):  # adapters only: no BCQ weight is written
-            type(model).save_pretrained(model, save_directory, is_main_process, state_dict, push_to_hub, **others)
-            return
-        wrong = "state_dict" if state_dict is not None else "push_to_hub" if push_to_hub else ""
-        wrong = wrong or next((key for key in ("variant", "distributed_checkpoint") if others.get(key)), "")
-        if wrong:
-            found = f"{wrong} with a BCQ model"
-            raise error("BCQ-E302", found=found, expected="the model as it is; model.push_to_hub() uploads it")
-        if not is_main_process:
-            return
-        config, files = _texts(model)
-        if tokenizer is not None:
-            files.update(_saved(tokenizer))
-        elif self.source is not None and self.source.is_dir():
-            files.update({name: data for name, data in _beside(self.source).items() if name not in files})
-        save(
-            save_directory, _tensors(model), config=config, files=files, max_shard_size=_bytes(max_shard_size),
-            overwrite=Path(save_directory).exists(),
-        )  # fmt: skip
+    source: Path | None
+    whole: bool
 
 
-def _tensors(model: Any) -> dict[str, BcqWeight | StoredTensor]:
+def remember(model: Any, source: Path | None) -> None:
+    """Mark a loaded model and the models in it; copies and pickles carry the marks along."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.__dict__[_ORIGIN] = _Origin(source, module is model or module is model.base_model)
+
+
+def forget(model: Any) -> None:
+    """Undo :func:`remember`."""
+    for module in model.modules():
+        module.__dict__.pop(_ORIGIN, None)
+
+
+def take_over() -> None:
+    """Wrap transformers' ``save_pretrained``, once."""
+    plain: Any = PreTrainedModel.save_pretrained
+    if hasattr(plain, "bcq"):
+        return
+
+    @functools.wraps(plain)
+    def save_pretrained(self: Any, *arguments: Any, **named: Any) -> Any:
+        # with adapters no weight of the model is written
+        own = _ours(self) and not getattr(self, "_hf_peft_config_loaded", False)
+        return _save(self, *arguments, **named) if own else plain(self, *arguments, **named)
+
+    save_pretrained.bcq = True  # type: ignore[attr-defined]
+    PreTrainedModel.save_pretrained = save_pretrained  # type: ignore[method-assign]
+
+
+def _ours(model: Any) -> bool:
+    return _says_bcq(model.config) or any(isinstance(module, BcqModule) for module in model.modules())
+
+
+def _says_bcq(config: Any) -> bool:
+    method = getattr(config, "quantization_config", None)
+    method = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
+    return bool(method == "bcq")
+
+
+def _save(
+    model: Any,
+    save_directory: str | Path,
+    is_main_process: bool = True,
+    state_dict: Any = None,
+    push_to_hub: bool = False,
+    max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+    *,
+    tokenizer: Any = None,
+    **others: Any,
+) -> None:
+    """Write a model as a BCQ folder; what it may replace, `transformers_beside.kept` says.
+
+    Files beside the model (tokenizer, templates) come from the folder that is replaced if it holds this model, or from
+    the one that the model was loaded from, or from ``tokenizer``, anything that has a ``save_pretrained``.
+    """
+    wrong = "state_dict" if state_dict is not None else "push_to_hub" if push_to_hub else ""
+    wrong = wrong or next((key for key in ("variant", "distributed_checkpoint") if others.get(key)), "")
+    if wrong:
+        found = f"{wrong} with a BCQ model"
+        raise error("BCQ-E302", found=found, expected="the model as it is; model.push_to_hub() uploads it")
+    origin = _origin(model)
+    if not is_main_process:
+        return
+    target, size = output_path(save_directory), _bytes(max_shard_size)
+    weights, rest = _tensors(model)
+    files = kept(target, weights)
+    if tokenizer is not None:
+        files.update(_saved(tokenizer))
+    elif origin.source is not None and origin.source.is_dir():
+        files = {**beside(origin.source), **files}
+    config, texts = _texts(model)
+    files.update(texts)
+    save(target, {**weights, **rest}, config=config, files=files, max_shard_size=size, overwrite=target.exists())
+
+
+def _origin(model: Any) -> _Origin:
+    """What is remembered of a model; BCQ-E305 for one that is not, or no longer, a BCQ model."""
+    origin = getattr(model, _ORIGIN, None)
+    layers = any(isinstance(module, BcqModule) for module in model.modules())
+    if origin is not None and origin.whole and layers:
+        found: _Origin = origin
+        return found
+    if origin is not None and not origin.whole:
+        what, hint = f"a piece of a BCQ model ({type(model).__name__})", "save the model that was loaded"
+    elif layers:
+        what = "BCQ layers in a model that was not loaded from a BCQ folder"
+        hint = "bcqfmt.save(folder, bcqfmt.integrations.torch.tensors_of(model), config=...) writes a BCQ folder"
+    else:
+        what = "a configuration that says bcq in a model without BCQ layers"
+        hint = "to save it as it is: del model.config.quantization_config"
+    raise error("BCQ-E305", found=what, expected="a model loaded from a BCQ folder", hint=hint)
+
+
+def _tensors(model: Any) -> tuple[dict[str, BcqWeight], dict[str, StoredTensor]]:
     """Weights under the names they came with, everything else under the names that transformers gives back to it."""
     weights: dict[str, BcqWeight] = {}
     parts: set[str] = set()
+    away = [name for name, tensor in model.state_dict().items() if tensor.device.type == "meta"]
+    if away:
+        raise error(
+            "BCQ-E305", tensor=away[0], found=f"{len(away)} tensors that are not in memory (device_map)",
+            expected="a model that is in memory", hint="load it without device_map, then save it",
+        )  # fmt: skip
+    base = f"{model.base_model_prefix}."
     for path, module in model.named_modules():
         if isinstance(module, BcqModule):
             name = getattr(module, "weight_name", f"{path}.weight")
+            if model.base_model is model and not path.startswith(base):
+                name = name.removeprefix(base)  # as transformers names all else in a model without a head
             weights[name] = module.to_weight(name)
             parts.update(f"{path}.{part}" for part in module.names)
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in parts}
     ignored = set(model._keys_to_ignore_on_save or ())
     state = {name: tensor for name, tensor in state.items() if name not in ignored}
     state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
-    return {**weights, **{name: stored_of(name, tensor) for name, tensor in state.items()}}
+    return weights, {name: stored_of(name, tensor) for name, tensor in state.items()}
 
 
 def _texts(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     """config.json as transformers would write it, and generation_config.json."""
-    model.config.architectures = [type(model).__name__]
     files = _saved(model.config)
     config: dict[str, Any] = json.loads(files.pop(CONFIG))
     config.pop("quantization_config", None)
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = str(model.dtype).removeprefix("torch.")
     if model.can_generate() and getattr(model, "generation_config", None) is not None:
         files.update(_saved(model.generation_config))
     return config, files
@@ -105,13 +176,6 @@ def _saved(thing: Any) -> dict[str, bytes]:
         thing.save_pretrained(folder)
         place = Path(folder)
         return {name: (place / name).read_bytes() for name in file_list(place) if name != MANIFEST}
-
-
-def _beside(folder: Path) -> dict[str, bytes]:
-    """Small files of a folder that are neither model nor about it."""
-    names = [n for n in file_list(folder) if n not in _LEFT_OUT and not n.endswith(".safetensors")]
-    kept = [n for n in names if not n.startswith(f"{SOURCE}/") and (folder / n).stat().st_size <= _MOST]
-    return {name: (folder / name).read_bytes() for name in kept}
 
 
 def _bytes(size: int | str) -> int:

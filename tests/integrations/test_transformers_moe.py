@@ -1,6 +1,7 @@
 """Mixtures of experts: matrices stored one by one or stacked, under the names that a checkpoint has."""
 
 import copy
+import pickle
 import re
 from pathlib import Path
 
@@ -74,12 +75,36 @@ def test_no_conversion_of_transformers_takes_a_part_for_a_tensor_of_its_own() ->
 
 
 @pytest.mark.parametrize(("kind", "original"), CASES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_exact_logits_are_those_of_the_dense_export(folders: Folders, kind: str, original: bool, dtype: str) -> None:
     folder = folders[kind, original]
     model, dense = load(folder, dtype=dtype), load(folder.parent / "exact", dtype=dtype)
+    assert dense.config._experts_implementation == model.config._experts_implementation == "grouped_mm"
     set_mode(model, exact=True)
     assert torch.equal(logits(model), logits(dense))
+    assert torch.equal(logits(model, 1, 1), logits(dense, 1, 1))
+
+
+@pytest.mark.parametrize(("kind", "original"), CASES)
+@pytest.mark.parametrize("way", ["eager", "batched_mm", "grouped_mm"])
+def test_exact_logits_follow_the_implementation_of_experts(
+    folders: Folders, kind: str, original: bool, way: str
+) -> None:
+    folder = folders[kind, original]
+    asked, dense = (load(place, experts_implementation=way) for place in (folder, folder.parent / "exact"))
+    later = load(folder)
+    near = logits(later)
+    later.set_experts_implementation(way)
+    assert torch.equal(logits(later), near)  # the kernels take one expert after the other, whatever is set
+    for model in (asked, later, copy.deepcopy(later), pickle.loads(pickle.dumps(later))):
+        set_mode(model, exact=True)
+        assert torch.equal(logits(model), logits(dense))
+
+
+def test_the_implementations_of_experts_do_differ(folders: Folders) -> None:
+    # else the tests above could not fail
+    folder = folders["mixtral", True].parent / "exact"
+    assert not torch.equal(logits(load(folder)), logits(load(folder, experts_implementation="eager")))
 
 
 @pytest.mark.parametrize(("kind", "original"), CASES)
@@ -118,6 +143,18 @@ def test_dequantize(folders: Folders, kind: str, original: bool) -> None:
     assert torch.equal(logits(model), logits(dense))
     set_mode(again, exact=True)  # a copy is its own
     assert torch.equal(logits(again), logits(dense))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dequantize_to_another_type(folders: Folders, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    for original in (True, False):
+        folder = folders["qwen3_moe", original]
+        model, dense = load(folder).dequantize(kind), load(folder.parent / "exact", dtype=kind)
+        assert torch.equal(logits(model), logits(dense))
+        wanted = {name: (p.dtype, p.requires_grad) for name, p in dense.named_parameters()}
+        assert {name: (p.dtype, p.requires_grad) for name, p in model.named_parameters()} == wanted
+        assert model.dtype == model.config.dtype == kind
 
 
 @pytest.mark.parametrize(("kind", "original"), CASES)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 OLDEST = ("transformers==5.16.0", "huggingface-hub>=1.31,<2", "tokenizers>=0.23.1,<0.24", "httpx")
-TESTS = ("test_transformers.py", "test_transformers_moe.py", "test_transformers_save.py")
+TESTS = (
+    "test_transformers.py", "test_transformers_missing.py", "test_transformers_moe.py", "test_transformers_save.py",
+    "test_transformers_save_over.py", "test_transformers_save_parts.py",
+)  # fmt: skip
 
 
 @pytest.mark.soak

@@ -88,13 +88,6 @@ def test_a_folder_that_is_no_checkpoint_is_not_replaced(llama: Path, tmp_path: P
     assert (tmp_path / "m" / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_way_around_our_saving_is_closed(llama: Path, tmp_path: Path) -> None:
-    model = load(llama)
-    with pytest.raises(ValueError, match="not serializable"):
-        type(model).save_pretrained(model, tmp_path / "m")
-    assert not (tmp_path / "m").exists()
-
-
 @pytest.mark.parametrize("options", [{"push_to_hub": True}, {"state_dict": {}}, {"variant": "x"}])
 def test_what_it_cannot_do_is_refused(llama: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(BcqError) as caught:

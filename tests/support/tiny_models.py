@@ -67,9 +67,8 @@ def as_dense(folder: Path, bcq: Path, dtype: str | None = None) -> Path:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    """The model of a folder; experts one after the other, so that two models take the same steps."""
+    """The model of a folder, loaded the ordinary way."""
     with quiet():
-        options.setdefault("experts_implementation", "eager")
         return transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
 
 

@@ -1,0 +1,95 @@
+"""`bcqfmt generate` and `bcqfmt eval` on what they cannot use: the fault is named, and what to do about it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bcqfmt
+from conversions import convert
+from peers import PEERS
+from tiny_models import as_dense, bcq_model, dense_model, edit_config
+from verbs import Run
+
+SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("peer")
+    convert(SOURCE, place / "bcq")
+    as_dense(place / "dense", place / "bcq")
+    return place / "bcq"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog")
+    return path
+
+
+def test_a_file_instead_of_its_folder(run: Run, model: Path) -> None:
+    result = run("generate", model / "model.safetensors", "--prompt", "x")
+    assert result.exit_code == 2
+    assert "a file; expected a model folder" in result.stderr
+    assert f"hint: name its folder: {model}/" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "nothing"}'])
+def test_a_broken_configuration_is_not_taken_for_a_missing_tokenizer(
+    run: Run, model: Path, text: Path, tmp_path: Path, content: str
+) -> None:
+    shutil.copytree(model.parent / "dense", tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(content)
+    result = run("eval", model, "--text", text, "--context", "32", "--reference", tmp_path / "m")
+    assert result.exit_code == 3
+    assert "expected a config.json" in result.stderr
+    assert "tokenizer" not in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])  # of nothing transformers makes an empty tokenizer for qwen2
+def test_a_reference_without_a_tokenizer(run: Run, model: Path, text: Path, tmp_path: Path, kind: str) -> None:
+    bare = bcq_model(tmp_path / "bare", dense_model(tmp_path / "dense", kind))
+    result = run("eval", model, "--text", text, "--reference", bare, "--context", "32")
+    assert result.exit_code == 3
+    assert "expected a tokenizer" in result.stderr
+    assert "hint: copy the original model's tokenizer files" in result.stderr
+
+
+def test_texts_that_are_none(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = run("eval", model, "--text", tmp_path)
+    assert (folder.exit_code, "a folder; expected a UTF-8 text" in folder.stderr) == (2, True)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    latin = run("eval", model, "--text", tmp_path / "latin.txt")
+    assert latin.exit_code == 3
+    assert "hint: write it as UTF-8" in latin.stderr
+
+
+@pytest.mark.parametrize("options", [["generate", "--prompt", "x"], ["eval", "--context", "8"]])
+def test_more_planes_than_there_are(run: Run, model: Path, text: Path, options: list[str]) -> None:
+    more = ["--text", text] if options[0] == "eval" else ["--max-new-tokens", "2"]
+    verb, *rest = options
+    result = run(verb, model, *rest, *more, "--planes", "5")
+    assert result.exit_code == 2
+    assert "5 planes; expected at most 4" in result.stderr
+    assert run(verb, model, *rest, *more, "--planes", "4").exit_code == 0
+
+
+def test_a_layer_too_many_is_no_random_text(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    with bcqfmt.open(model) as checkpoint:
+        config = json.loads((model / "config.json").read_text())
+        layers = config["num_hidden_layers"]
+        config["num_hidden_layers"] = layers + 1
+        files = {name: (model / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+        bcqfmt.save(tmp_path / "m", {n: checkpoint[n] for n in checkpoint}, config=config, files=files)
+    result = run("generate", tmp_path / "m", "--prompt", "x", "--max-new-tokens", "2")
+    assert result.exit_code == 4
+    assert "BCQ-E602" in result.stderr
+    assert f"model.layers.{layers}." in result.stderr
+    assert result.stdout == ""
+    shutil.copytree(model.parent / "dense", tmp_path / "dense")  # a reference that is not BCQ
+    edit_config(tmp_path / "dense", num_hidden_layers=layers + 1)
+    result = run("eval", model, "--text", text, "--context", "8", "--reference", tmp_path / "dense")
+    assert (result.exit_code, f"model.layers.{layers}." in result.stderr) == (4, True)
