@@ -125,7 +125,7 @@ class GpuWeight(matmul.MatmulWeight):
     def __init__(self, spec: WeightSpec, pieces: list[_Piece]) -> None:
         """Not for callers: see :func:`gpu_weight`."""
         self._spec, self._pieces = spec, pieces
-        outline: Any = SimpleNamespace(shape=spec.shape, segments=tuple(pieces), outliers=None, name="")
+        outline: Any = SimpleNamespace(shape=spec.shape, segments=tuple(pieces), outliers=None, perm=None, name="")
         super().__init__(outline, pieces[0].planes.device)
 
     @cached_property

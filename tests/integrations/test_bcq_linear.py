@@ -92,6 +92,67 @@ def test_many_vectors_of_16_bits_are_multiplied_with_the_values_of_the_dense_lay
     assert torch.equal(BcqLinear.from_weight(weight)(x), expected)
 
 
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_a_bias_is_added_before_the_sum_is_rounded(
+    dtype: torch.dtype, kept: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "_BLOCK", 96 * 7)  # several pieces
+    weight, bias = plain(), inputs(20, dtype=kept)
+    layer, without = BcqLinear.from_weight(weight, bias), BcqLinear.from_weight(weight)
+    few, many = inputs(3, 96, dtype=dtype), inputs(60, 96, dtype=dtype)
+    assert torch.equal(layer(few), (without(few.float()) + bias.to(dtype).float()).to(dtype))
+    dense = torch.from_numpy(weight.dequantize("float32" if dtype == torch.float32 else None)).to(dtype)
+    if dtype != torch.float16 or ops._quick_halves():
+        assert torch.equal(layer(many), linear(many, dense, bias.to(dtype)))
+    monkeypatch.setattr(ops, "_quick_halves", lambda: False)
+    if dtype == torch.float16:
+        wide = linear(many.float(), dense.float(), bias.half().float())
+        assert torch.equal(layer(many), wide.to(dtype))
+
+
+def test_a_bias_can_learn() -> None:
+    layer, x = BcqLinear.from_weight(plain(), inputs(20)), inputs(2, 3, 96)
+    assert layer.bias is not None
+    layer.bias.requires_grad_()
+    (layer(x) * inputs(2, 3, 20)).sum().backward()
+    assert torch.allclose(layer.bias.grad, inputs(2, 3, 20).sum((0, 1)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_through_a_checkpoint(reentrant: bool) -> None:
+    layer, found = BcqLinear.from_weight(plain(), inputs(20)), []
+    for call in (layer, lambda x: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)):
+        x = inputs(3, 96).requires_grad_()
+        call(x).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch about itself
+@pytest.mark.parametrize("dtype", BOUND)
+def test_forward_derivatives_and_transforms_are_those_of_a_dense_layer(dtype: torch.dtype) -> None:
+    weight, bias = plain(), inputs(20, dtype=dtype)
+    layer, dense = BcqLinear.from_weight(weight, bias), torch.from_numpy(weight.dequantize()).to(dtype)
+    x, direction = inputs(3, 96, dtype=dtype), inputs(3, 96, dtype=dtype).flip(0)
+    for call in (
+        lambda f: torch.func.jvp(f, (x,), (direction,)),
+        lambda f: (torch.func.vmap(f)(x), torch.func.grad(lambda v: f(v).sum())(x)),
+        lambda f: (torch.func.jacfwd(f)(x[0]),),
+    ):
+        assert all(map(torch.equal, call(layer), call(lambda v: linear(v, dense, bias))))
+    with torch.autograd.forward_ad.dual_level():
+        found = torch.autograd.forward_ad.unpack_dual(layer(torch.autograd.forward_ad.make_dual(x, direction)))
+    assert torch.equal(found.tangent, linear(direction, dense))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bias", [torch.ones(19), torch.ones(1, 20), torch.ones(20, dtype=torch.int32)])
+def test_a_bias_that_does_not_fit_is_refused(bias: torch.Tensor) -> None:
+    with pytest.raises(BcqError, match="a bias of shape") as caught:
+        BcqLinear.from_weight(plain()).product(inputs(1, 96), bias)
+    assert caught.value.code == "BCQ-E552"
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_under_autocast_the_result_has_its_dtype(exact: bool) -> None:
     weight = plain()
@@ -148,6 +209,28 @@ def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> N
     assert y.shape == (batch, 1, weight.spec.out)
     assert reference.relative_error(y[:, 0], reference.product(weight, x[:, 0])) < 2e-6
     assert np.array_equal(dense, weight.dequantize().astype(np.float32))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("batch", [1, 3, 24])
+@pytest.mark.parametrize("weight", [plain(40), ks.weight("bcq", 3, 40, 70, 32)], ids=["affine", "bcq"])
+def test_a_bias_on_a_gpu_in_the_simulator(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> None:
+    x, bias, y, dense = simulate(sim_bcq_linear.with_bias, weight, batch, capability)
+    assert (y.shape, y.dtype) == ((batch, weight.spec.out), np.float16)
+    if batch == 24 or (capability == (8, 0) and "s0_scale" in weight.parts()):  # torch's product with the dense matrix
+        found = linear(*(torch.from_numpy(part) for part in (x, dense.astype(np.float16), bias)))
+        assert np.array_equal(y, found.numpy())
+    else:  # rounded once, all but a few are the nearest that there are; rounded twice, one in three is not
+        exact = reference.product(weight, x.astype(np.float64)) + bias
+        assert np.mean(y != exact.astype(np.float16)) < 0.08
+
+
+@pytest.mark.parametrize("batch", [1, 24])
+def test_a_bias_of_segments_with_outliers_in_the_simulator(batch: int) -> None:
+    weight = rich()
+    x, bias, y, _ = simulate(sim_bcq_linear.with_bias, weight, batch, (9, 0))
+    exact = reference.product(weight, x.astype(np.float64)) + bias
+    assert reference.relative_error(y.astype(np.float64), exact) < 1e-3
 
 
 # -- the module -------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ def test_torch_finds_nothing_to_complain_about(weight: BcqWeight, gradient: bool
     layer = BcqLinear.from_weight(weight)
     x = torch.randn(2, 3, weight.spec.columns, requires_grad=gradient)
     said = torch.library.opcheck(torch.ops.bcqfmt.linear.default, (x, layer.parts(), layer.text, 0, 0))
+    bias = torch.randn(weight.spec.out, requires_grad=gradient)
+    said |= torch.library.opcheck(torch.ops.bcqfmt.linear.default, (x, layer.parts(), layer.text, 0, 0, bias))
     said |= torch.library.opcheck(ops.values, (layer.parts(), layer.text, 0, 0, torch.bfloat16))
     assert set(said.values()) == {"SUCCESS"}
     assert len(said) >= 4
