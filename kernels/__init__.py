@@ -2,16 +2,23 @@
 
 This room is installed as `bcqfmt.kernels`. What a weight means is defined by the normative decoder in `bcqfmt.decode`;
 every kernel is measured against it. Code here works on weights in memory, never on files, and never imports
-`bcqfmt.converters`. Importing the room costs nothing: its modules are imported by name, those that need Numba, a GPU or
-its simulator only when something is launched.
+`bcqfmt.converters`. Importing the room costs nothing: functions and modules are imported when they are first asked for,
+those that need Numba, a GPU or its simulator only when something is launched.
+
+::
+
+    from bcqfmt.kernels import MatmulWeight, dequantize, lut_gemv, mixed_gemv, csr_outliers         # and `__all__`
+    from bcqfmt.kernels import w4a4, rmsnorm_reorder_quant, quantize_reorder, decode_attention
+    from bcqfmt.kernels.matmul import matmul                   # `bcqfmt.kernels.matmul` and `.bit_gemv` are modules
+    from bcqfmt.kernels.bit_gemv import bit_gemv               # of the same name
 
 ==============================  =====================================================================================
 `operands` `reference`          a checked weight as arrays, ``operand(weight)``; the float64 product to compare with.
                                 `operands_lut_gemm`: the published kernel's own arrays, there and back
 `matmul` `matmul_weight`        ``lut_gemv``, ``dequantize``, ``matmul`` on torch tensors: checks, choices, launches
 `operands_device`               operands on a device, in the orders that kernels read
-`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_dequant_wide`: 5 to 8 planes; `cuda_outliers`: a launch of
-                                their own
+`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_dequant_wide`: 5 to 8 planes; `cuda_dequant_elements`:
+                                what these refuse; `cuda_outliers`: a launch of their own
 `bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_ring`
                                 `bit_columns` `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and short
                                 groups on integer tensor cores: `byte_shape` `byte_prepare` `cuda_byte_gemv`; outliers
@@ -28,3 +35,80 @@ its simulator only when something is launched.
                                 (`simulator_ptx`); loops written out before compiling
 ==============================  =====================================================================================
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bcqfmt.kernels.atom_operands import pack_w4
+    from bcqfmt.kernels.bit_gemv import bit_operand
+    from bcqfmt.kernels.cuda_kv_attention_launch import KvCache, decode_attention, quantize_kv
+    from bcqfmt.kernels.cuda_outliers import csr_outliers
+    from bcqfmt.kernels.cuda_w4a4_launch import atom_to_device, quantize_reorder, rmsnorm, rmsnorm_reorder_quant, w4a4
+    from bcqfmt.kernels.matmul import MatmulWeight, dequantize, lut_gemv
+    from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
+    from bcqfmt.kernels.operands import operand
+    from bcqfmt.kernels.operands_device import to_device
+
+__all__ = [
+    "KvCache",
+    "MatmulWeight",
+    "atom_to_device",
+    "bit_operand",
+    "csr_outliers",
+    "decode_attention",
+    "dequantize",
+    "lut_gemv",
+    "mixed_gemv",
+    "mixed_operand",
+    "operand",
+    "pack_w4",
+    "quantize_kv",
+    "quantize_reorder",
+    "rmsnorm",
+    "rmsnorm_reorder_quant",
+    "to_device",
+    "w4a4",
+]
+
+_MODULES = {
+    "KvCache": "cuda_kv_attention_launch",
+    "MatmulWeight": "matmul",
+    "atom_to_device": "cuda_w4a4_launch",
+    "bit_operand": "bit_gemv",
+    "csr_outliers": "cuda_outliers",
+    "decode_attention": "cuda_kv_attention_launch",
+    "dequantize": "matmul",
+    "lut_gemv": "matmul",
+    "mixed_gemv": "mixed",
+    "mixed_operand": "mixed",
+    "operand": "operands",
+    "pack_w4": "atom_operands",
+    "quantize_kv": "cuda_kv_attention_launch",
+    "quantize_reorder": "cuda_w4a4_launch",
+    "rmsnorm": "cuda_w4a4_launch",
+    "rmsnorm_reorder_quant": "cuda_w4a4_launch",
+    "to_device": "operands_device",
+    "w4a4": "cuda_w4a4_launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'bcqfmt.kernels' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"bcqfmt.kernels.{_MODULES[name]}")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] not in ("numba", "numba_cuda"):
+            raise
+        from bcqfmt.errors import error
+
+        raise error("BCQ-E306", found="numba-cuda is not installed", hint="pip install 'bcqfmt[cuda]'") from None
+    globals()[name] = getattr(module, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
@@ -16,10 +16,14 @@ from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, arguments, entries_of, needs
 
-__all__ = ["BATCH", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "kernel_of", "most_of", "plan_of"]
+__all__ = [
+    "BATCH", "FUSED", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "in_one", "kernel_of", "most_of",
+    "plan_of",
+]  # fmt: skip
 
 _FLOATS = tuple(KINDS)
 _ROTATION = 3
+FUSED = 4  # vectors that outliers are added to in the same launch; for more, one for outliers alone is faster
 
 
 class Step(NamedTuple):
@@ -93,8 +97,9 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
 
     One launch a segment for up to 8 vectors: 4 of float32 or in groups of 8 or 16 columns, and as many as fit into
     shared memory. ``out``: (batch, out) in any of these types, by default new and of x's; float32 counts as above.
-    ``addend``: (batch, out) float32, added to the product before it is rounded. ``shapes``: how each segment is carried
-    out, by default what was measured to be best. Same bits at every call.
+    ``addend``: (batch, out) float32, added to the product before it is rounded. Outliers of more vectors than four are
+    added to the rounded product, by a launch of their own. ``shapes``: how each segment is carried out, by default what
+    was measured to be best. Same bits at every call.
     """
     device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
     rows, _ = operand.shape
@@ -104,6 +109,12 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].planes)
     if shapes:
         carry_out(operand, _steps(operand, shapes), batch, x, y, addend)
+        return y
+    if operand.outliers is not None and not in_one(operand, batch, dtype, result):
+        from bcqfmt.kernels.cuda_outliers import add_entries
+
+        bit_gemv(_bare(operand), x, out=y, addend=addend)
+        add_entries(y, operand.outliers, x)
         return y
     step = min(batch, most_of(operand, dtype, result) or batch)  # where not one fits, the plan says so
     for begin in range(0, batch, step):
@@ -115,14 +126,34 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
 
 
 def most_of(operand: BitOperand, dtype: str, result: str) -> int:
-    """How many vectors one launch takes, x of ``dtype`` and y of ``result``; 0 where not one fits. Found once."""
-    key = (dtype, result)
+    """How many vectors one launch takes, x of ``dtype`` and y of ``result``, outliers apart; 0 where not one fits."""
+    return _at_once(operand, dtype, result, NONE)
+
+
+def in_one(operand: BitOperand, batch: int, dtype: str, result: str) -> bool:
+    """Whether that many vectors are multiplied by one launch a segment, outliers included."""
+    if operand.outliers is None:
+        return batch <= most_of(operand, dtype, result)
+    return batch <= min(FUSED, _at_once(operand, dtype, result, _beside(operand, True)))
+
+
+def _at_once(operand: BitOperand, dtype: str, result: str, beside: Beside) -> int:
+    """Found once."""
+    key = (dtype, result, beside)
     if key not in operand.plans:
         layouts = tuple(segment.layout for segment in operand.segments)
         operand.plans[key] = at_once(
-            layouts, KINDS[dtype], KINDS[result], reordered=operand.perm is not None, beside=_beside(operand, True)
+            layouts, KINDS[dtype], KINDS[result], reordered=operand.perm is not None, beside=beside
         )
     found: int = operand.plans[key]
+    return found
+
+
+def _bare(operand: BitOperand) -> BitOperand:
+    """The operand without its outliers, made once for the plans that it finds."""
+    if () not in operand.plans:
+        operand.plans[()] = replace(operand, outliers=None)
+    found: BitOperand = operand.plans[()]
     return found
 
 

@@ -38,7 +38,7 @@ def outlier_warp(shape: BitShape | ByteShape) -> Any:
     held_at, x_at = shape.fixed_bytes + ring.held_at, shape.shared_bytes
     own = ring.slices * batch * 64  # after the sums of those that multiply
     load = vector_loader(batch, shape.kind, 32 * sides, _TOGETHER)
-    look, ask, add_up = outlier_tiles(batch, shape.kind, shape.outliers)
+    usual_of, look, ask, add_up = outlier_tiles(batch, shape.kind, shape.outliers)
 
     def work(
         indptr: Any, entries: Any, x: Any, count: Any, room: Any, columns: Any, base: Any, tile: Any, tiles: Any,
@@ -50,6 +50,7 @@ def outlier_warp(shape: BitShape | ByteShape) -> Any:
         if lane == 0:
             bulk_init(bar)
             bulk_fence()
+        usual = usual_of(count, tiles)
         begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
         after_earlier()
         load(x, xs, xs_bytes, columns, ptx.u32(beside * 32 + lane))
@@ -60,8 +61,8 @@ def outlier_warp(shape: BitShape | ByteShape) -> Any:
         while tile < tiles:
             values = cuda.local.array(batch, types.float32)
             parity, begin, end, first, next_begin, next_end = add_up(
-                values, indptr, entries, count, room, xs, xs_bytes, columns, kept, bar, tile, tiles, step, lane,
-                parity, begin, end, first, next_begin, next_end,
+                values, indptr, entries, count, room, xs, xs_bytes, columns, kept, bar, tile, tiles, step, usual,
+                lane, parity, begin, end, first, next_begin, next_end,
             )  # fmt: skip
             if done >= finished - 1:
                 bulk_wait(ptx.u32(ended + before * 8), phase)

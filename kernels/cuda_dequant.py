@@ -2,12 +2,12 @@
 
 Section 8 of the specification is followed to the letter: binary64, the operations in the order written, none fused
 (`ptx` has them so), one rounding at the end, every NaN the canonical one. With ``twice`` values are rounded to the
-logical dtype first, as those of a dense copy are before it is loaded in another type. Two kernels:
+logical dtype first, as those of a dense copy are before it is loaded in another type.
 
-- :func:`elements` takes any weight: one thread per element, or, with ``patch``, one per outlier.
-- :func:`tables` is the fast one, for 16-bit results of at most 4 planes in groups of whole words. A group has at most
-  16 different values, so a thread computes those exactly, once for its 32 columns, and then only looks up: the values'
-  bytes lie in registers and PRMT fetches four at a time.
+:func:`tables` is the fast way, for 16-bit results of at most 4 planes in groups of whole words. A group has at most 16
+different values, so a thread computes those exactly, once for its 32 columns, and then only looks up: the values' bytes
+lie in registers and PRMT fetches four at a time. `cuda_dequant_wide` has more planes,
+`cuda_dequant_elements` any weight.
 """
 
 from __future__ import annotations
@@ -19,94 +19,11 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 
-__all__ = ["FORMULAS", "PATCHES", "THREADS", "code_value", "elements", "rounding", "row_writer", "tables"]
+__all__ = ["FORMULAS", "PATCHES", "THREADS", "code_value", "rounding", "row_writer", "tables"]
 
 THREADS = 256
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
 PATCHES = {"add": 1, "replace": 2}
-_WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
-
-
-@functools.cache
-def elements(
-    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool = False
-) -> Kernel:
-    """One segment of any weight.
-
-    ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
-    the result; ``patch``: 0 for all elements, else one of :data:`PATCHES`, for the outliers alone; ``twice``: rounded
-    to the logical dtype first. Block (i, j) has the rows j, j + gridDim.y, ...
-    """
-
-    value_of, rounded = code_value(formula, logical), rounding(logical if twice else None)
-
-    @kernel(
-        f"u32* planes, {numbers}* first, {numbers}* second, i32* perm, i32* indptr, i32* indices, f32* values, "
-        f"{_WORD[result]} dense, u32 rows, u32 columns, u32 start, u32 width, u32 group_size, u32 count",
-        threads=THREADS,
-        blocks=4,
-        variant=repr((q, formula, numbers, logical, result, reordered, patch, twice)),
-    )
-    def dequantize_elements(
-        planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
-        rows: Any, columns: Any, start: Any, width: Any, group_size: Any, count: Any,
-    ) -> None:  # fmt: skip
-        words = ptx.u32((width + 31) >> 5)
-        groups = ptx.div_u32(width + group_size - 1, group_size)
-        thread = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-        threads = ptx.u32(cuda.gridDim.x * cuda.blockDim.x)
-        for row in range(cuda.blockIdx.y, rows, cuda.gridDim.y):
-            begin = ptx.u32(0)
-            end = width
-            if patch:
-                begin = ptx.u32(max(indptr[row], 0))
-                end = ptx.min_u32(ptx.u32(max(indptr[row + 1], 0)), count)
-            for item in range(ptx.u32(begin + thread), end, threads):
-                # -- which element: stored column j of the segment, original column c
-                if patch:
-                    c = ptx.u32(indices[item])
-                    j = c
-                    if reordered and c < columns:
-                        j = ptx.u32(perm[c])  # here the inverse
-                    j = ptx.u32(j - start)
-                else:
-                    j = ptx.u32(item)
-                    c = ptx.u32(start + j)
-                    if reordered:
-                        c = ptx.u32(perm[c])
-                if j < width and c < columns:
-                    group = ptx.div_u32(j, group_size)
-                    at = ptx.u32(row * groups + group)
-                    # -- E
-                    if formula == 3:
-                        exact = ptx.f64(second[at])
-                        for i in range(q):
-                            alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
-                            if planes[ptx.u32((i * rows + row) * words + (j >> 5))] >> (j & 31) & 1:
-                                exact = ptx.add_f64(exact, alpha)
-                            else:
-                                exact = ptx.sub_f64(exact, alpha)
-                    else:
-                        code = ptx.u32(0)
-                        for i in range(q):
-                            bit = planes[ptx.u32((i * rows + row) * words + (j >> 5))] >> (j & 31) & 1
-                            code = ptx.u32(code * 2 + bit)
-                        exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
-                    if patch == 1:
-                        exact = ptx.add_f64(exact, ptx.f64(values[item]))
-                    elif patch == 2:
-                        exact = ptx.f64(values[item])
-                    # -- one rounding, or two
-                    exact = rounded(exact)
-                    place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(c)
-                    if result == 0:
-                        dense[place] = ptx.f32_bits(ptx.f64_to_f32(exact)) if exact == exact else ptx.u32(0x7FC00000)
-                    elif result == 1:
-                        dense[place] = ptx.f64_to_f16(exact) if exact == exact else ptx.u32(0x7E00)
-                    else:
-                        dense[place] = ptx.f64_to_bf16(exact) if exact == exact else ptx.u32(0x7FC0)
-
-    return dequantize_elements
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from bcqfmt.kernels.cuda_kv_attention import (
     shared_bytes,
 )
 from bcqfmt.kernels.cuda_kv_attention_cache import CACHE_WARPS, quantize_kv_kernel
-from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device, on_host
 from bcqfmt.kernels.limits import PROCESSORS
 
 __all__ = ["HEAD_DIMS", "KvCache", "decode_attention", "quantize_kv", "splits_for"]
@@ -46,18 +46,26 @@ class KvCache:
     @classmethod
     def empty(cls, batch: int, kv_heads: int, capacity: int, head_dim: int, *, like: Any) -> KvCache:
         """Room for ``capacity`` tokens (rounded up to 32) of ``batch`` sequences, where ``like`` lives."""
+        device.require_cuda()
+        if device.describe(like).device < 0 and not device.simulated():
+            raise on_host("like")
         rounded = -(-capacity // TILE) * TILE
+        _check_size(batch, kv_heads, rounded, head_dim)
         if batch * kv_heads * rounded * head_dim // 8 > LIMIT:
-            raise error("BCQ-E554", found=f"a cache of {batch} x {kv_heads} x {rounded} x {head_dim}")
+            raise error(
+                "BCQ-E554",
+                found=f"a cache of {batch} x {kv_heads} x {rounded} x {head_dim}",
+                expected=f"at most {LIMIT} words",
+                hint="make several caches of fewer sequences",
+            )
         words = [device.empty_like(like, (batch, kv_heads, rounded, head_dim // 8), "I32") for _ in range(2)]
         parameters = [device.empty_like(like, (batch, kv_heads, rounded), "I32") for _ in range(2)]
-        made = cls(keys=words[0], key_parameters=parameters[0], values=words[1], value_parameters=parameters[1])
-        _check_cache(made)
-        return made
+        return cls(keys=words[0], key_parameters=parameters[0], values=words[1], value_parameters=parameters[1])
 
 
 def quantize_kv(cache: KvCache, k: Any, v: Any, starts: Any) -> None:
     """Write k and v ``[B, H_kv, new, D]`` to tokens ``starts[b] ...`` of the cache; what falls outside is dropped."""
+    device.require_cuda()
     batch, heads, capacity, head_dim = _check_cache(cache)
     found = check_array("k", k, _FLOATS, (batch, heads, None, head_dim), 16)
     check_array("v", v, (found.dtype,), found.shape, 16)
@@ -85,6 +93,7 @@ def decode_attention(
     count (none: zeros). ``scale``: by default 1 / sqrt(D). The queries are rounded to F16, what is larger than 16,376
     is infinite. The same ``splits`` give the same bits.
     """
+    device.require_cuda()
     batch, kv_heads, capacity, head_dim = _check_cache(cache)
     found = check_array("q", q, _FLOATS, (batch, None, head_dim), 16)
     heads = found.shape[1]
@@ -116,15 +125,19 @@ def decode_attention(
     return y
 
 
+def _check_size(batch: int, heads: int, capacity: int, head_dim: int) -> None:
+    if head_dim not in HEAD_DIMS or capacity % TILE or min(batch, heads, capacity) < 1:
+        raise error(
+            "BCQ-E552",
+            found=f"a cache of {batch} x {heads} heads x {capacity} tokens x {head_dim}",
+            expected=f"heads of {', '.join(map(str, HEAD_DIMS))}; tokens in multiples of {TILE}; at least one of each",
+        )
+
+
 def _check_cache(cache: KvCache) -> tuple[int, int, int, int]:
     found = check_array("keys", cache.keys, ("I32", "U32"), (None, None, None, None), 16)
     batch, heads, capacity, words = found.shape
-    if words * 8 not in HEAD_DIMS or capacity % TILE or min(found.shape) < 1:
-        raise error(
-            "BCQ-E552",
-            found=f"a cache of {batch} x {heads} heads x {capacity} tokens x {words * 8}",
-            expected=f"heads of {', '.join(map(str, HEAD_DIMS))}; tokens in multiples of {TILE}",
-        )
+    _check_size(batch, heads, capacity, words * 8)
     check_array("values", cache.values, ("I32", "U32"), found.shape, 16)
     check_array("key parameters", cache.key_parameters, ("I32", "U32"), found.shape[:3], 4)
     check_array("value parameters", cache.value_parameters, ("I32", "U32"), found.shape[:3], 4)

@@ -25,9 +25,10 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, types
 
-__all__ = ["THREADS", "chunks_of", "gemv", "reduce", "shared_bytes", "tables_of"]
+__all__ = ["SHARERS", "THREADS", "chunks_of", "gemv", "reduce", "shared_bytes", "tables_of"]
 
 THREADS = 256
+SHARERS = 32  # threads that add up the outliers of a row
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
@@ -161,7 +162,11 @@ def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool)
 
 @functools.cache
 def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
-    """The second kernel: partial sums in order, then outliers, rounded to ``result``."""
+    """The second kernel: partial sums and outliers, added in a fixed order and rounded to ``result``.
+
+    A thread has a row; with outliers, a warp (:data:`SHARERS`), whose lanes take sums and outliers in turn.
+    """
+    sharers = SHARERS if outliers else 1
 
     @kernel(
         f"f32* partial, {_WORD[result]} y, {_WORD[kind]} x, i32* indptr, i32* indices, f32* added, "
@@ -174,16 +179,17 @@ def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
         partial: Any, y: Any, x: Any, indptr: Any, indices: Any, added: Any, rows: Any, columns: Any, splits: Any,
         count: Any,
     ) -> None:  # fmt: skip
-        row = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-        b = ptx.u32(cuda.blockIdx.y)
+        thread, b = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.blockIdx.y)
+        row = ptx.u32(cuda.blockIdx.x * (cuda.blockDim.x // sharers) + thread // sharers)
+        lane = ptx.u32(thread % sharers)
         if row < rows:
             total = ptx.f32(0)
-            for split in range(splits):
+            for split in range(lane, splits, sharers):
                 total = ptx.add_f32(total, partial[ptx.u64((split * batch + b) * ptx.u64(rows) + row)])
             if outliers:
                 begin = ptx.u32(max(indptr[row], 0))
                 end = ptx.u32(min(max(indptr[row + 1], 0), count))
-                for e in range(begin, end):
+                for e in range(begin + lane, end, sharers):
                     column = ptx.u32(indices[e])
                     if column < columns:
                         place = b * columns + column
@@ -194,11 +200,15 @@ def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
                         else:
                             value = ptx.lo_bf16(x[place])
                         total = ptx.fma_f32(added[e], value, total)
-            if result == 0:
-                y[b * rows + row] = ptx.f32_bits(total)
-            elif result == 1:
-                y[b * rows + row] = ptx.f32_to_f16(total)
-            else:
-                y[b * rows + row] = ptx.f32_to_bf16(total)
+                ptx.syncwarp()
+                for m in range(5):
+                    total = ptx.add_f32(total, ptx.shfl_xor_f32(total, ptx.u32(16 >> m)))
+            if lane == 0:
+                if result == 0:
+                    y[b * rows + row] = ptx.f32_bits(total)
+                elif result == 1:
+                    y[b * rows + row] = ptx.f32_to_f16(total)
+                else:
+                    y[b * rows + row] = ptx.f32_to_bf16(total)
 
     return lut_reduce

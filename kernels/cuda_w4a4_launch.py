@@ -4,13 +4,14 @@
     x_q = rmsnorm_reorder_quant(x, gamma, weight.perm, eps=1e-5)         # or quantize_reorder(x, weight.perm)
     y = w4a4(x_q, weight)                                                # [tokens, out]
 
-Products that split their sum use the weight's tickets: two of them with one weight must not run at the same time on
-different streams, or each needs its own (:meth:`AtomDevice.separate`).
+Products that split their sum count who is done on tickets. Those that may run at the same time never share any, so one
+weight can be used on several streams and in several CUDA graphs at once: see :func:`_tickets`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import threading
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +34,14 @@ __all__ = [
 
 _FLOATS = ("F16", "BF16", "F32")
 _TICKETS = 4096
+_of_stream: dict[tuple[int, int], Any] = {}  # GPU, stream -> its tickets; torch has a fixed number of streams
+_captured: dict[int, int] = {}  # address of a weight's tickets -> how many of them belong to captured products
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class AtomDevice:
-    """A packed weight on a device; ``tickets`` are zeros between launches.
+    """A packed weight on a device; ``tickets``, zeros between launches, are for CUDA graphs that it is captured in.
 
     ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
     """
@@ -59,10 +63,6 @@ class AtomDevice:
     def rows(self) -> int:
         """out rounded up to 32."""
         return padded(self.out, 32)
-
-    def separate(self) -> AtomDevice:
-        """The same weight with tickets of its own, for another stream."""
-        return replace(self, tickets=self.tickets * 0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -120,6 +120,7 @@ def quantize_reorder(x: Any, perm: Any, *, clip: float = 1.0, rule: str = "absma
     ``clip`` and ``rule`` give the scale of the int4 groups (`atom_reference.step_factor`); the int8 group is not
     clipped. ``in`` has to be a multiple of 128, at least 256.
     """
+    device.require_cuda()
     kind, tokens, columns = _check_rows(x, "x")
     check_array("perm", perm, ("I32",), (columns,), 16)
     check_same_device(x=x, perm=perm)
@@ -130,8 +131,9 @@ def rmsnorm_reorder_quant(
     x: Any, gamma: Any, perm: Any, *, eps: float, clip: float = 1.0, rule: str = "absmax"
 ) -> Activations:
     """:func:`rmsnorm` and :func:`quantize_reorder` in one launch; the same codes, bit by bit."""
+    device.require_cuda()
     kind, tokens, columns = _check_rows(x, "x")
-    check_array("gamma", gamma, (kind,), (columns,), 4)
+    check_array("gamma", gamma, (kind,), (columns,))
     check_array("perm", perm, ("I32",), (columns,), 16)
     check_same_device(x=x, gamma=gamma, perm=perm)
     return _quantize(x, gamma, perm, kind, tokens, columns, True, _eps(eps), clip, rule)
@@ -139,8 +141,9 @@ def rmsnorm_reorder_quant(
 
 def rmsnorm(x: Any, gamma: Any, *, eps: float, out: Any = None) -> Any:
     """x ``[tokens, in]`` -> x / sqrt(mean(x^2) + eps) * gamma, in the dtype of x."""
+    device.require_cuda()
     kind, tokens, columns = _check_rows(x, "x")
-    check_array("gamma", gamma, (kind,), (columns,), 4)
+    check_array("gamma", gamma, (kind,), (columns,))
     y = device.empty_like(x, (tokens, columns), kind) if out is None else out
     check_array("out", y, (kind,), (tokens, columns), 16)
     check_same_device(x=x, gamma=gamma, out=y)
@@ -155,12 +158,14 @@ def w4a4(x: Activations, weight: AtomDevice, *, dtype: str = "F16", out: Any = N
 
     ``plan``: tile and slices instead of :func:`plan_for`'s.
     """
+    device.require_cuda()
     kind = device.dtype_name(dtype)
     _check_weight(weight)
     if x.columns != weight.columns:
         raise error("BCQ-E552", found=f"activations of {x.columns} channels", expected=f"{weight.columns}")
     if x.tokens * weight.out > LIMIT:
-        raise error("BCQ-E554", found=f"{x.tokens} x {weight.out} results", expected=f"at most {LIMIT}")
+        found = f"{x.tokens} x {weight.out} results"
+        raise error("BCQ-E554", found=found, expected=f"at most {LIMIT}", hint="multiply fewer tokens at once")
     groups, tiles = weight.groups, -(-x.tokens // TOKENS)
     check_array("codes", x.codes, ("I32", "U32"), (tiles, groups, 256), 16)
     check_array("scale", x.scale, ("F32",), (groups, 8 * tiles), 16)
@@ -195,15 +200,39 @@ def _launch_tiles(tile: Tile, slices: int, x: Activations, weight: AtomDevice, y
     grid = (-(-x.tokens // tile.block_tokens), -(-weight.rows // tile.block_rows), slices)
     if slices > groups or (slices > 1 and grid[0] * grid[1] > _TICKETS):
         raise error("BCQ-E552", found=f"{slices} slices", expected=f"at most {groups}, and {_TICKETS} tiles")
-    partials = x.scale
+    partials, tickets = x.scale, weight.tickets
     if slices > 1:
         if slices * 8 * tiles * weight.rows > LIMIT:
             raise error("BCQ-E554", found=f"a workspace of {slices} x {8 * tiles} x {weight.rows}")
         partials = device.empty_like(x.scale, (slices, 8 * tiles, weight.rows), "F32")
+        tickets = _tickets(weight.tickets, grid[0] * grid[1])
     w4a4_kernel(tile, kind).launch(
-        grid, tile.threads, weight.words, weight.scale, x.codes, x.scale, y, partials, weight.tickets,
+        grid, tile.threads, weight.words, weight.scale, x.codes, x.scale, y, partials, tickets,
         groups, weight.rows, weight.out, tiles, x.tokens, shared=tile.shared,
     )  # fmt: skip
+
+
+def _tickets(own: Any, count: int) -> Any:
+    """``count`` zeros for one launch, which leaves zeros; no other that may run at the same time is given them.
+
+    Launches on one stream come one after the other and share its tickets. A graph is replayed on any stream, beside
+    others: what is captured takes some of the weight's ``own`` for good, or, when these are used up, memory of the
+    graph that every replay clears.
+    """
+    if device.simulated():
+        return own
+    if not device.capturing(own):
+        key = device.place_of(own), device.stream_of(own)
+        found = _of_stream.get(key)
+        if found is None:
+            found = _of_stream[key] = own.new_zeros(_TICKETS)  # cleared on this stream
+        return found
+    with _one_at_a_time:
+        first = _captured.get(own.data_ptr(), 0)
+        if first + count <= _TICKETS:
+            _captured[own.data_ptr()] = first + count
+            return own[first : first + count]
+    return own.new_zeros(count)
 
 
 def _quantize(

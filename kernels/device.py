@@ -18,8 +18,8 @@ from bcqfmt.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
 __all__ = [
-    "Described", "capability", "describe", "empty_like", "gpu_of", "place_of", "processors", "require_cuda",
-    "settle", "simulated", "stream_of", "upload",
+    "Described", "capability", "capturing", "describe", "empty_like", "gpu_of", "place_of", "processors",
+    "require_cuda", "settle", "simulated", "stream_of", "torch_name", "upload",
 ]  # fmt: skip
 
 _TORCH = {
@@ -131,7 +131,12 @@ def describe(array: Any) -> Described:
         name, address = _NAMES.get(array.dtype.name, array.dtype.name), array.__array_interface__["data"][0]
         return Described(name, array.shape, bool(array.flags.c_contiguous), address, place_of(array))
     if not is_torch(array):
-        raise error("BCQ-E552", found=f"a {type(array).__name__}", expected="a torch tensor")
+        raise error(
+            "BCQ-E552",
+            found=f"a {type(array).__name__}",
+            expected="a torch tensor: torch.as_tensor(..., device='cuda')",
+            hint="call torch.as_tensor(..., device='cuda')",
+        )
     kind = _named.get(array.dtype)
     if kind is None:
         plain = str(array.dtype).removeprefix("torch.")
@@ -154,6 +159,11 @@ def is_torch(array: Any) -> bool:
     """Whether it is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def torch_name(dtype: str) -> str:
+    """``torch.float16`` for ``F16``: what torch calls it; words are int32 there."""
+    return "torch." + _TORCH.get(dtype, "int32")
 
 
 def empty_like(array: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
@@ -205,6 +215,15 @@ def stream_of(array: Any) -> int:
     return int(torch.cuda.current_stream(array.device).cuda_stream)
 
 
+def capturing(array: Any) -> bool:
+    """Whether torch's current stream on the device of ``array`` records a CUDA graph."""
+    cuda = sys.modules["torch"].cuda
+    if cuda.current_device() == (array.device.index or 0):
+        return bool(cuda.is_current_stream_capturing())
+    with cuda.device(array.device):
+        return bool(cuda.is_current_stream_capturing())
+
+
 def settle(array: Any) -> None:
     """Wait for everything that torch's current stream on the device of ``array`` was given; nothing on the host.
 
@@ -238,5 +257,10 @@ def dtype_name(dtype: Any) -> str:
     except BcqError:
         name = str(dtype)
     if name not in ("F16", "BF16", "F32"):
-        raise error("BCQ-E552", found=f"dtype {dtype}", expected="float16, bfloat16 or float32")
+        raise error(
+            "BCQ-E552",
+            found=f"dtype {dtype}",
+            expected="float16, bfloat16 or float32",
+            hint="ask for one of these and convert the result: .to(dtype)",
+        )
     return name

@@ -1,4 +1,7 @@
-"""Outliers in a fused product: packed entries, asked for early and added up by two lanes of a warp for each row.
+"""Outliers in a fused product: packed entries, asked for early and added up by a warp for 16 rows.
+
+Two lanes take a row; what a row has beyond twice the average is added up by the whole warp, so that a few full rows
+hold the others back as little as can be.
 
 Entries are CSR by row (`outlier_entries`): a word of column and float16, or where float16 would lose something two
 words, column and float32. The device functions here know nothing of the kernel around them: it keeps x in shared
@@ -20,16 +23,20 @@ from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["OutlierTiles", "outlier_tiles"]
 
+_LEAST = 64  # entries of a row that its two lanes take, however few the others have
+
 
 class OutlierTiles(NamedTuple):
     """Device functions for a whole warp, called in this order; ``kept`` is where outliers of a tile go, ``bar`` theirs.
 
-    ``look``: where the outliers of a lane's row begin and end, of the first tile and the second; needs only the weight.
-    ``ask``: the copy of those of the first tile is started, when its barrier is ready. ``add_up``: sums of the tile for
-    row ``lane & 15`` of every vector into ``values``; x is at ``base``, ``xs_bytes`` a vector. Given and returned by
-    all is where the warp stands.
+    ``usual``: how many of a row its two lanes take, for ``count`` outliers in ``tiles``. ``look``: where the outliers
+    of a lane's row begin and end, of the first tile and the second; both need only the weight. ``ask``: the copy of
+    those of the first tile is started, when its barrier is ready. ``add_up``: sums of the tile for row ``lane & 15`` of
+    every vector into ``values``; x is at ``base``, ``xs_bytes`` a vector. Given and returned by all is where the warp
+    stands.
     """
 
+    usual: Any
     look: Any
     ask: Any
     add_up: Any
@@ -38,6 +45,10 @@ class OutlierTiles(NamedTuple):
 def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
     """For ``batch`` vectors of a type and entries of ``size`` bytes."""
     each, fetch, added_up = 16 // size, _fetcher(size), _summer(kind, size)
+    with_rest = _rests(added_up)
+
+    def usual_of(count: Any, tiles: Any) -> Any:
+        return max(ptx.u32(count // (tiles * (ROWS // 2))), ptx.u32(_LEAST))
 
     def look(indptr: Any, entries: Any, count: Any, tile: Any, tiles: Any, step: Any, lane: Any) -> Any:
         begin, end, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
@@ -64,21 +75,29 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
 
     def add_up(
         values: Any, indptr: Any, entries: Any, count: Any, room: Any, base: Any, xs_bytes: Any, columns: Any,
-        kept: Any, bar: Any, tile: Any, tiles: Any, step: Any, lane: Any,
+        kept: Any, bar: Any, tile: Any, tiles: Any, step: Any, usual: Any, lane: Any,
         parity: Any, begin: Any, end: Any, first: Any, next_begin: Any, next_end: Any,
     ) -> Any:  # fmt: skip
         last = ptx.shfl_u32(end, ptx.u32(31))
         if first < last:
             bulk_wait(bar, parity)
             parity = ptx.u32(parity ^ 1)
-        for b in static(batch):
-            k = ptx.u32(begin + (lane & 1))
+        stop = min(end, ptx.u32(begin + usual))
+        long = ptx.ballot(ptx.u32(stop < end))
+        xs, b = base, ptx.u32(0)
+        while b < batch:  # not written out for each: that would take minutes to compile
             start = ptx.u32(first // each * each)
-            xs = ptx.u32(base + b * xs_bytes)
-            value = added_up(entries, k, end, ptx.u32(2), start, kept, room, xs, columns)
+            k = ptx.u32(begin + (lane & 1))
+            value = added_up(entries, k, stop, ptx.u32(2), start, kept, room, xs, columns)
             ptx.syncwarp()
             value = ptx.f32(value + ptx.shfl_xor_f32(value, ptx.u32(1)))
-            values[b] = ptx.shfl_f32(value, ptx.u32((lane & 15) * 2))
+            if long != 0:
+                value = with_rest(value, long, entries, stop, end, start, kept, room, xs, columns, lane)
+            value = ptx.shfl_f32(value, ptx.u32((lane & 15) * 2))
+            for one in static(batch):
+                if b == one:
+                    values[one] = value
+            xs, b = ptx.u32(xs + xs_bytes), ptx.u32(b + 1)
         # past the last tile there is nothing: both are 0
         begin, end, first = asked(entries, count, room, kept, bar, lane, next_begin, next_end)
         after, next_begin, next_end = ptx.u32(tile + step + step), ptx.u32(0), ptx.u32(0)
@@ -87,7 +106,34 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
             next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]  # looked at a tile later
         return parity, begin, end, first, next_begin, next_end
 
-    return OutlierTiles(inlined(look), asked, inlined(unrolled(add_up)))
+    return OutlierTiles(inlined(usual_of), inlined(look), asked, inlined(unrolled(add_up)))
+
+
+def _rests(added_up: Any) -> Any:
+    """A device function: ``value`` of each lane's row and, for rows of lanes in ``long``, entries ``stop`` .. ``end``.
+
+    Row by row, all lanes of the warp together.
+    """
+
+    def with_rest(
+        value: Any, long: Any, entries: Any, stop: Any, end: Any, first: Any, slot: Any, room: Any, xs: Any,
+        columns: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        row = ptx.u32(0)
+        while row < ROWS:
+            if ptx.u32(long >> (2 * row) & 1) != 0:
+                k = ptx.u32(ptx.shfl_u32(stop, ptx.u32(2 * row)) + lane)
+                last = ptx.shfl_u32(end, ptx.u32(2 * row))
+                more = added_up(entries, k, last, ptx.u32(32), first, slot, room, xs, columns)
+                ptx.syncwarp()
+                for m in static(5):
+                    more = ptx.f32(more + ptx.shfl_xor_f32(more, ptx.u32(16 >> m)))
+                if ptx.u32(lane >> 1) == row:
+                    value = ptx.f32(value + more)
+            row = ptx.u32(row + 1)
+        return value
+
+    return inlined(unrolled(with_rest))
 
 
 def _fetcher(size: int) -> Any:
@@ -150,9 +196,16 @@ def _summer(kind: int, size: int) -> Any:
         while k > start and ptx.u32(k - step) >= there:  # what the last four went too far
             k = ptx.u32(k - step)
         while k < end:
-            place, value = far(entries, k)
-            total = ptx.fma_f32(value, element(xs, min(place, columns)), total)
-            k = ptx.u32(k + step)
+            values = cuda.local.array(4, types.float32)
+            places = cuda.local.array(4, types.uint32)
+            for i in static(4):
+                place, value = far(entries, min(ptx.u32(k + i * step), ptx.u32(end - 1)))
+                values[i], places[i] = value, min(place, columns)
+            for i in static(4):
+                more = ptx.fma_f32(values[i], element(xs, places[i]), total)
+                if ptx.u32(k + i * step) < end:
+                    total = more
+            k = ptx.u32(k + 4 * step)
         return total
 
     return inlined(unrolled(added_up))

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.cubins import Loaded
 
-__all__ = ["LIMIT", "Kernel", "Plans", "check_array", "check_product", "check_same_device", "kernel"]
+__all__ = ["LIMIT", "Kernel", "Plans", "check_array", "check_product", "check_same_device", "kernel", "on_host"]
 
 _HERE = contextlib.nullcontext()
 LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
@@ -36,6 +36,7 @@ _NUMPY: dict[str, Any] = {
     "f32": np.float32,
     "f64": np.float64,
 }
+_BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8}
 _NUMBA = {"u8": "uint8", "u16": "uint16", "u32": "uint32", "i32": "int32", "f32": "float32", "f64": "float64"}
 
 
@@ -118,7 +119,9 @@ class Kernel:
         values: list[Any] = []
         for value, (kind, name) in zip(arguments, self.arguments, strict=True):
             if kind.endswith("*"):
-                values.append(Pointer(device.on_host(value).reshape(-1).view(_NUMPY[kind[:-1]])))
+                wanted = np.dtype(_NUMPY[kind[:-1]])
+                flat = device.on_host(value).reshape(-1).view(np.uint8)
+                values.append(Pointer(flat[: flat.size // wanted.itemsize * wanted.itemsize].view(wanted)))
             elif kind in ("f32", "f64"):
                 values.append(_NUMPY[kind](value))
             else:
@@ -150,37 +153,47 @@ class Plans(dict[tuple[Any, ...], Any]):
 
 
 def check_array(
-    what: str, array: Any, dtypes: Sequence[str], shape: Sequence[int | None], align: int = 4
+    what: str, array: Any, dtypes: Sequence[str], shape: Sequence[int | None], align: int | None = None
 ) -> device.Described:
     """BCQ-E552 unless ``array`` has one of the dtypes, the shape (None: any size), is contiguous and aligned.
 
-    BCQ-E554 above 2^31 - 1 elements. Outside of the simulator it has to be a torch tensor on a GPU.
+    ``align``: the address is a multiple of so many bytes, by default of an element's. BCQ-E554 above 2^31 - 1 elements.
+    Outside of the simulator it has to be a torch tensor on a GPU.
     """
     found = device.describe(array)
     size = found.size
     if not device.simulated() and found.device < 0:
-        raise error(
-            "BCQ-E552",
-            found=f"{what} is on the host",
-            expected="a tensor on a CUDA device",
-            hint="move it there, or multiply on the host with bcqfmt.kernels.cpu",
-        )
+        raise on_host(what)
     if found.dtype not in dtypes:
-        raise error("BCQ-E552", found=f"{what} has dtype {found.dtype}", expected=" or ".join(dtypes))
+        raise _wrong(f"{what} has dtype {found.dtype}", " or ".join(dtypes), f".to({device.torch_name(dtypes[0])})")
     if not _fits(found.shape, shape):
         shown = ", ".join("any" if w is None else str(w) for w in shape)
         raise error("BCQ-E552", found=f"{what} has shape {list(found.shape)}", expected=f"[{shown}]")
     if not found.contiguous:
-        raise error("BCQ-E552", found=f"{what} is not contiguous", expected="a contiguous tensor: .contiguous()")
+        raise _wrong(f"{what} is not contiguous", "a contiguous tensor", ".contiguous()")
+    align = _BYTES[found.dtype] if align is None else align
     if size and found.address % align:
-        raise error(
-            "BCQ-E552",
-            found=f"{what} starts at an address that is no multiple of {align}",
-            expected="an aligned tensor: .clone() makes one",
-        )
+        raise _wrong(f"{what} starts at an address that is no multiple of {align}", "an aligned tensor", ".clone()")
     if size > LIMIT:
-        raise error("BCQ-E554", found=f"{what} has {size} elements", expected=f"at most {LIMIT}")
+        raise error(
+            "BCQ-E554",
+            found=f"{what} has {size} elements",
+            expected=f"at most {LIMIT}",
+            hint="take it in parts: fewer vectors at once, or the weight in slices of rows",
+        )
     return found
+
+
+def _wrong(found: str, expected: str, step: str) -> BcqError:
+    """BCQ-E552 that says what to call: in the message, which is all that a traceback shows, and as the hint."""
+    return error("BCQ-E552", found=found, expected=f"{expected}: {step}", hint=f"call {step}")
+
+
+def on_host(what: str) -> BcqError:
+    """BCQ-E552 for a tensor that has to be on a GPU."""
+    made = _wrong(f"{what} is on the host", "a tensor on a CUDA device", ".to('cuda')")
+    made.hint += ", or multiply on the host with bcqfmt.kernels.cpu"
+    return made
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
@@ -210,7 +223,9 @@ def check_same_device(**arrays: Any) -> None:
     places = {name: device.place_of(array) for name, array in arrays.items() if array is not None}
     if len(set(places.values())) > 1:
         shown = ", ".join(f"{name} on {'the host' if i < 0 else f'cuda:{i}'}" for name, i in places.items())
-        raise error("BCQ-E552", found=shown, expected="one device for all")
+        there = max(places.values() if places.get("weight", -1) < 0 else [places["weight"]])
+        steps = [f"{name}.to('cuda:{there}')" for name, place in places.items() if place != there]
+        raise _wrong(shown, "one device for all", ", ".join(steps))
 
 
 def _is_on(array: Any) -> bool:

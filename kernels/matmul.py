@@ -9,39 +9,52 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import KINDS, PROCESSORS
-from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, USUAL, MatmulWeight, path_of
+from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, USUAL, MatmulWeight, in_words, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
 
-__all__ = ["BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dequantize", "lut_gemv", "matmul", "path_of"]
+__all__ = [
+    "BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dense_copy", "dequantize", "lut_gemv", "matmul", "path_of",
+    "takes_addend",
+]  # fmt: skip
 
 _FLOATS = ("F16", "BF16", "F32")
 
 
-def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
+def matmul(
+    weight: MatmulWeight, x: Any, *, path: str | None = None, addend: Any = None, result: str | None = None
+) -> Any:
     """``x W^T`` for x (..., in) float16, bfloat16 or float32 on a GPU; the result (..., out) has the dtype of x.
 
-    ``path``: by default what :func:`path_of` says.
+    ``path``: by default what :func:`path_of` says. ``addend`` (8, out) float32, eight times the same row, is added
+    before the sum is rounded; only where :func:`takes_addend` says so. ``result``: another dtype for the result, only
+    on the path "look-up".
     """
     found = device.describe(x)
     rows, columns = weight.operand.shape
     if not found.shape or found.shape[-1] != columns:
         raise error("BCQ-E552", found=f"x of shape {list(found.shape)}", expected=f"[..., {columns}]")
     lead, count = found.shape[:-1], found.size // columns
+    if addend is not None:
+        check_array("addend", addend, ("F32",), (BATCH_LIMIT, rows))
+        check_same_device(x=x, addend=addend)
+        if path is not None or not takes_addend(weight, count, found.dtype):
+            raise error("BCQ-E552", found=f"an addend for {count} vectors", expected="a product that takes_addend")
+    if result not in (None, found.dtype) and (path or path_of(weight, count, found.dtype)) != "look-up":
+        raise error("BCQ-E552", found=f"a result of {result}", expected="the dtype of x, unless the path is look-up")
     if path is None:
-        ready = weight.ready(count, found.dtype)
+        ready = weight.ready(count, found.dtype, addend is not None)
         # what the kernel does not take as it is goes the long way, on which it is put right or refused
         if ready is not None and found.device == ready.place and found.contiguous and found.address % 16 == 0:
             y = device.empty_like(x, (*lead, rows))
-            ready.start(x, y)
+            ready.start(x, y, addend)
             return y
-        path = path_of(weight, count)
+        path = path_of(weight, count, found.dtype)
     vectors = x.reshape(-1, columns)
     if count and path == "dequantize":
-        # of 16 bits: what a dense copy has when it is loaded in this type
-        dense = dequantize(weight.exact, found.dtype, twice=found.dtype != "F32")
-        return (vectors @ dense.T).reshape(*lead, rows)
-    y = device.empty_like(x, (count, rows), found.dtype)
+        check_same_device(x=x, weight=weight.exact.segments[0].planes)
+        return (vectors @ dense_copy(weight, found.dtype).T).reshape(*lead, rows)
+    y = device.empty_like(x, (count, rows), result or found.dtype)
     several = weight.several(found.dtype) if path == "bits" else 0
     fast = weight.bits if several else None
     pairs = takes(weight.mixed, found.dtype) if path == "mixed" else 0
@@ -54,20 +67,33 @@ def matmul(weight: MatmulWeight, x: Any, *, path: str | None = None) -> Any:
         elif fast is None:
             lut_gemv(weight.look_up, part, out=out)
         else:
-            _usual_gemv(fast, part, out)
+            _usual_gemv(fast, part, out, addend)
     return y.reshape(*lead, rows)
 
 
-def _usual_gemv(operand: BitOperand, x: Any, out: Any) -> None:
+def takes_addend(weight: MatmulWeight, vectors: int, dtype: str) -> bool:
+    """Whether :func:`matmul` takes an addend with that many vectors of ``dtype``: on the path "bits"."""
+    return path_of(weight, vectors, dtype) == "bits"
+
+
+def dense_copy(weight: MatmulWeight, dtype: str) -> Any:
+    """The matrix (out, in) that many vectors of ``dtype`` are multiplied with.
+
+    Of 16 bits: what a dense copy has when it is loaded in this type.
+    """
+    return dequantize(weight.exact, dtype, twice=dtype != "F32")
+
+
+def _usual_gemv(operand: BitOperand, x: Any, out: Any, addend: Any) -> None:
     """The fast product of x (1..8, in) to ``out``, filled up to a number of vectors that it is compiled for."""
     count = len(x)
     size = next(size for size in USUAL if size >= count)
     if size == count:
-        bit_gemv(operand, _aligned(x), out=out)
+        bit_gemv(operand, _aligned(x), out=out, addend=addend if addend is None else addend[:size])
         return
     more = device.empty_like(x, (size, operand.shape[1]))
     more[:count], more[count:] = x, 0
-    out[:] = bit_gemv(operand, more)[:count]
+    out[:] = bit_gemv(operand, more, addend=addend if addend is None else addend[:size])[:count]
 
 
 def _aligned(x: Any) -> Any:
@@ -119,8 +145,9 @@ def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None, mu: int = 8, th
     outliers = operand.indptr is not None
     count = device.describe(operand.indices).size if outliers else 0
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
+    wide = -(-rows * (cuda_kernels.SHARERS if outliers else 1) // block)
     cuda_kernels.reduce(batch, kind, KINDS[result], outliers).launch(
-        (tall, batch), block, partial, y, x, *csr, rows, columns, sum(splits), count
+        (wide, batch), block, partial, y, x, *csr, rows, columns, sum(splits), count
     )
     return y.reshape(-1) if flat and out is None else y if out is None else out
 
@@ -197,10 +224,9 @@ def whole_words(operand: DeviceOperand, segment: DeviceSegment, dtype: str) -> b
     """Whether the fast kernels, which take 32 columns at a time, take the segment."""
     return (
         dtype in ("F16", "BF16")
-        and segment.group_size % 32 == 0
         and operand.perm is None
         and segment.words <= 32 * 65535
-        and not (segment.start % 8 or segment.width % 8 or operand.columns % 8)
+        and in_words(segment, operand.columns)
     )
 
 
@@ -208,16 +234,17 @@ def _elements(
     operand: DeviceOperand, segment: DeviceSegment, dense: Any, key: tuple[int, str, int, int], patch: int, block: int,
     twice: bool,
 ) -> None:  # fmt: skip
-    from bcqfmt.kernels import cuda_dequant as cuda_kernels
+    from bcqfmt.kernels.cuda_dequant_elements import elements
 
     formula, numbers, logical, result = key
     reordered = operand.perm is not None
-    order = (operand.stored if patch else operand.perm) if reordered else segment.planes
+    order = operand.stored if reordered else segment.planes
     csr = (operand.indptr, operand.indices, operand.values) if patch else (segment.planes,) * 3
     count = device.describe(operand.indices).size if patch else 0
-    wide = 1 if patch else -(-segment.width // block)
-    cuda_kernels.elements(segment.bits, formula, numbers, logical, result, reordered, patch, twice).launch(
-        (wide, min(operand.rows, 65535)), 32 if patch else block,
+    wide = 1 if patch else -(-(operand.columns if reordered else segment.width) // block)
+    tall = 65535 if patch else max(1, 32 * PROCESSORS // wide)  # several rows a thread: what they share is found once
+    elements(segment.bits, formula, numbers, logical, result, reordered, patch, twice).launch(
+        (wide, min(operand.rows, tall)), 32 if patch else block,
         segment.planes, segment.first, segment.second, order, *csr, dense, operand.rows, operand.columns,
         segment.start, segment.width, segment.group_size, count,
     )  # fmt: skip

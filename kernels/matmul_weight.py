@@ -20,22 +20,24 @@ from bcqfmt.kernels.operands_device import DeviceOperand, to_device
 from bcqfmt.scheme import SecondOrder
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["BATCH_LIMIT", "CROSSOVER", "USUAL", "MatmulWeight", "Ready", "path_of"]
+__all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "USUAL", "MatmulWeight", "Ready", "in_words", "path_of"]
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
-# From this many vectors on, dequantize + matmul is faster than anything else: where eight at once are multiplied, and
-# where they are fewer; measured on an H200 with 4096 x 4096 and 11008 x 4096 (docs/benchmarks/kernels.md).
-CROSSOVER = (24, 12)
+# From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
+# (docs/benchmarks/kernels.md): where eight at once are multiplied; where they are fewer; float32; 2/4-bit products.
+CROSSOVER = (24, 12, 28, 36)
+# Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
+LOOK_UP = (8, 4, 2)
 # The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
 # length is filled up with zeros, and the first one of every length does not have to wait for a compiler.
 USUAL = (1, 2, 4, 8)
 
 
 class Ready(NamedTuple):
-    """A product that needs one launch a segment: ``start(x, y)``, and the number of the GPU where both have to be."""
+    """A product that needs one launch a segment: ``start(x, y, addend)``, and the number of the GPU where all are."""
 
     place: int
-    start: Callable[[Any, Any], None]
+    start: Callable[[Any, Any, Any], None]
 
 
 class MatmulWeight:
@@ -48,7 +50,7 @@ class MatmulWeight:
         self.operand = operand
         self._target = target
         self._weight = weight
-        self._ready: dict[tuple[int, str], Ready | None] = {}
+        self._ready: dict[tuple[int, str, bool], Ready | None] = {}
 
     @cached_property
     def linear(self) -> bool:
@@ -101,44 +103,68 @@ class MatmulWeight:
         """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
         return 0 if self.bits is None or dtype not in KINDS else bits_of.most_of(self.bits, dtype, dtype)
 
-    def ready(self, vectors: int, dtype: str) -> Ready | None:
-        """How that many vectors are multiplied, if that takes one launch a segment; found once, for it takes longer
-        than the product.
+    def ready(self, vectors: int, dtype: str, added: bool = False) -> Ready | None:
+        """How that many vectors are multiplied, if that takes one launch a segment, and ``added`` if an addend goes
+        with it; found once, for it takes longer than the product.
         """
-        if vectors >= CROSSOVER[0]:
+        if vectors > BATCH_LIMIT:
             return None
-        key = (vectors, dtype)
+        key = (vectors, dtype, added)
         if key not in self._ready:
-            self._ready[key] = _ready(self, vectors, dtype)
+            self._ready[key] = _ready(self, vectors, dtype, added)
         return self._ready[key]
 
 
-def path_of(weight: MatmulWeight, vectors: int) -> str:
-    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors.
-
-    Of float32, which need more memory, "bits" may not take one where it takes those of 16 bits: look-ups do then.
-    """
-    many, few = CROSSOVER
-    if vectors >= many or not weight.linear:
+def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
+    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
+    many, few, single, pairs = CROSSOVER
+    if vectors >= max(CROSSOVER) or not weight.linear:
         return "dequantize"
-    if weight.mixed is not None:
-        return "mixed" if vectors < few else "dequantize"
-    if vectors >= few and weight.several("F16") < BATCH_LIMIT:
-        return "dequantize"
-    return "bits" if weight.several("F16") else "look-up"
+    if weight.mixed is not None and takes(weight.mixed, dtype):
+        return "mixed" if vectors < pairs else "dequantize"
+    several = weight.several(dtype)
+    if not several:
+        return "look-up" if vectors < _look_ups(weight, dtype) else "dequantize"
+    return "bits" if vectors < (single if dtype == "F32" else many if several == BATCH_LIMIT else few) else "dequantize"
 
 
-def _ready(weight: MatmulWeight, vectors: int, dtype: str) -> Ready | None:
+def _look_ups(weight: MatmulWeight, dtype: str) -> int:
+    """The number of vectors for which look-ups are no longer faster than dequantize + matmul."""
+    single, by_element, two = LOOK_UP
+    if dtype == "F32":
+        return single
+    segments = weight.operand.segments
+    if weight.operand.perm is not None or not all(in_words(s, weight.operand.shape[1]) for s in segments):
+        return by_element
+    return two if max(s.bits for s in segments) <= 2 else 1
+
+
+def in_words(segment: Any, columns: int) -> bool:
+    """Whether a segment can be decoded 32 columns at a time: groups of whole words, all in eights of columns."""
+    return not (segment.group_size % 32 or segment.start % 8 or segment.width % 8 or columns % 8)
+
+
+def _ready(weight: MatmulWeight, vectors: int, dtype: str, added: bool) -> Ready | None:
     if dtype not in KINDS or vectors < 1 or vectors * max(weight.operand.shape) > LIMIT:
         return None
-    path = path_of(weight, vectors)
-    start: Callable[[Any, Any], None]
-    if path == "bits" and vectors in USUAL and (bits := weight.bits) is not None and vectors <= weight.several(dtype):
+    path = path_of(weight, vectors, dtype)
+    start: Callable[[Any, Any, Any], None]
+    if (
+        path == "bits"
+        and vectors in USUAL
+        and (bits := weight.bits) is not None
+        and bits_of.in_one(bits, vectors, dtype, dtype)
+    ):
         place = device.place_of(bits.segments[0].planes)
-        start = partial(bits_of.carry_out, bits, bits_of.plan_of(bits, vectors, dtype, dtype), vectors)
-    elif path == "mixed" and (mixed := weight.mixed) is not None and vectors <= takes(mixed, dtype):
+        start = partial(bits_of.carry_out, bits, bits_of.plan_of(bits, vectors, dtype, dtype, added=added), vectors)
+    elif path == "mixed" and not added and (mixed := weight.mixed) is not None and vectors <= takes(mixed, dtype):
         place = device.place_of(mixed.units)
-        start = partial(mixed_of.carry_out, mixed, mixed_of.plan_of(mixed, vectors, dtype, dtype))
+        start = partial(_without, partial(mixed_of.carry_out, mixed, mixed_of.plan_of(mixed, vectors, dtype, dtype)))
     else:
         return None
     return Ready(place, start) if place >= 0 or device.simulated() else None
+
+
+def _without(start: Callable[[Any, Any], None], x: Any, y: Any, addend: None) -> None:
+    """A product that takes no addend."""
+    start(x, y)

@@ -33,7 +33,7 @@ def closer(shape: MixedShape) -> Any:
     """
     batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
     held_bytes = shape.held_bytes
-    look, ask, add_up = outlier_tiles(batch, shape.kind, size or 4)
+    usual_of, look, ask, add_up = outlier_tiles(batch, shape.kind, size or 4)
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
     def close(
@@ -52,6 +52,7 @@ def closer(shape: MixedShape) -> Any:
             bulk_fence()
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         if size:
+            usual = usual_of(count, tiles)
             begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
         cuda.syncthreads()  # before these numbers are looked at: nobody else waits for them
         if size:
@@ -64,7 +65,7 @@ def closer(shape: MixedShape) -> Any:
             if size:
                 kept_parity, begin, end, first, next_begin, next_end = add_up(
                     values, indptr, entries, count, room, base, xs_bytes, columns, kept, kept_bar, tile, tiles, step,
-                    lane, kept_parity, begin, end, first, next_begin, next_end,
+                    usual, lane, kept_parity, begin, end, first, next_begin, next_end,
                 )  # fmt: skip
             bulk_wait(ptx.u32(left + turned_over * 8), phase)
             row = ptx.u32(tile * ROWS + (lane & 15))

@@ -170,6 +170,8 @@ def check_operand(operand: DeviceOperand) -> None:
     if operand.perm is not None:
         check_array("perm", operand.perm, ("I32",), (columns,))
         arrays["perm"] = operand.perm
+        if canonical and operand.stored is None:
+            raise error("BCQ-E552", found="perm without its inverse", expected="both: stored[perm[j]] = j")
     if operand.stored is not None:
         check_array("inverse of perm", operand.stored, ("I32",), (columns,))
         arrays["stored"] = operand.stored

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -86,6 +88,65 @@ def test_products_in_a_graph() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(caught, direct)
+
+
+TOGETHER = 40  # products on each of two streams
+
+
+def split() -> tuple[w4.AtomDevice, list[w4.Activations], list[torch.Tensor]]:
+    """A weight, activations for two streams, and what they give; every sum is split into four."""
+    placed = w4.atom_to_device(ao.pack_w4(sim_atom.atom_weight(512, 32)))
+    ready = [w4.quantize_reorder(to_gpu(sim_atom.activations(16, 32, "F16", seed)), placed.perm) for seed in (1, 2)]
+    expected = [w4.w4a4(x, placed, plan=FOUR) for x in ready]
+    torch.cuda.synchronize()
+    return placed, ready, expected
+
+
+FOUR = w4.Plan(w4.plan_for(16, 512, 32).tile, 4)
+
+
+def test_one_weight_on_two_streams() -> None:
+    """Both wait until all has been asked for, so that their products run side by side."""
+    placed, ready, expected = split()
+    streams = [torch.cuda.Stream() for _ in ready]
+    found: list[list[torch.Tensor]] = [[], []]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+    for _ in range(TOGETHER):
+        for stream, x, results in zip(streams, ready, found, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(w4.w4a4(x, placed, plan=FOUR))
+    torch.cuda.synchronize()
+    for results, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(y, wanted) for y in results)
+    assert not any(tickets.any() for tickets in w4._of_stream.values())
+
+
+def test_one_weight_in_two_graphs_and_beside_them(
+    without_waiting: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """More products than the weight has tickets for: the last ones of the second graph bring their own."""
+    placed, ready, expected = split()
+    graphs, found = [torch.cuda.CUDAGraph() for _ in ready], []
+    for graph, x in zip(graphs, ready, strict=True):
+        with torch.cuda.graph(graph), without_waiting():
+            found.append([w4.w4a4(x, placed, plan=FOUR) for _ in range(4096 // (2 * 8) + 8)])
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for _ in range(3):
+        for results in found:
+            for y in results:
+                y.zero_()
+        torch.cuda.synchronize()
+        for stream, graph in zip(streams, graphs, strict=False):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(streams[2]):
+            beside = [w4.w4a4(ready[0], placed, plan=FOUR) for _ in range(TOGETHER)]
+        torch.cuda.synchronize()
+        for results, wanted in zip((*found, beside), (*expected, expected[0]), strict=True):
+            assert all(torch.equal(y, wanted) for y in results)
+        assert not placed.tickets.any()
 
 
 @pytest.mark.parametrize(("kind", "batch", "heads", "kv_heads", "tokens", "head_dim"), [

@@ -43,10 +43,6 @@ TABLE: dict[str, list[tuple[Any, ...]]] = {
         (4, 3, "f32", 1, 1, True), (4, 0, "f32", 2, 2, True), (3, 1, "f64", 1, 1, False), (2, 2, "f32", 0, 2, False),
         (1, 3, "f64", 0, 1, True), (4, 0, "f32", 1, 2, True, True),
     ],
-    "cuda_dequant.elements": [
-        (4, 3, "f32", 1, 0, False, 0), (8, 0, "f64", 2, 2, True, 0), (5, 1, "f32", 1, 1, False, 1),
-        (3, 2, "f32", 0, 0, True, 2), (4, 3, "f32", 1, 2, True, 1, True),
-    ],
     "cuda_kv_attention.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
     "cuda_kv_attention.join_kernel": [("F16",), ("F32",)],
     "cuda_kv_attention_cache.quantize_kv_kernel": [(64, "BF16"), (128, "F16")],
@@ -74,7 +70,7 @@ def factories() -> list[str]:
     found = []
     for path in sorted(KERNELS.glob("cuda_*.py")):
         functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-        returns = [(node.name, node.returns) for node in functions]
+        returns = [(node.name, node.returns) for node in functions if not node.name.startswith("_")]
         found += [f"{path.stem}.{name}" for name, kind in returns if isinstance(kind, ast.Name) and kind.id == "Kernel"]
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -129,6 +131,24 @@ def test_outliers_that_float16_does_not_hold_and_more_than_are_kept() -> None:
     indptr = np.concatenate([[0], np.cumsum(chosen.sum(1))])
     weight = plain.with_outliers(indptr, np.nonzero(chosen)[1], values, mode="add")
     x = ks.vectors(1, 600, "F16")
+    found = simulate(sim_bits.bits, weight, x, "F16")
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(2)
+
+
+@pytest.mark.parametrize(
+    ("full", "values", "batch"),
+    [
+        ((5,), np.float16, 1),
+        ((0, 15, 16, 31), np.float16, 2),
+        (tuple(range(16, 22)), np.float32, 1),
+        ((69,), np.float32, 1),
+    ],
+)
+def test_outliers_most_of_which_are_in_few_rows(full: tuple[int, ...], values: Any, batch: int) -> None:
+    """What a row has beyond the others' is added up by all lanes: of what is kept, and of what does not fit there."""
+    weight = ks.in_few_rows(ks.weight("affine", 2, 70, 600, 64), full, values=values)
+    x = ks.vectors(batch, 600, "F16")
     found = simulate(sim_bits.bits, weight, x, "F16")
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(2)

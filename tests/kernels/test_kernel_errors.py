@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import kernel_samples as ks
 import sim_errors
 import sim_mixed
+import sim_single
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import device, launch, matmul
+from bcqfmt.kernels import device, launch, matmul, reference
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
 from bcqfmt.kernels.operands_device import to_device
 from cuda_sim import SimulationError, simulate
+from pretended_gpu import pretend_products
 
 pytestmark = pytest.mark.xdist_group("simulator-kernel_errors")
 
@@ -56,6 +59,22 @@ def test_no_gpu() -> None:
     assert "Traceback" not in said
 
 
+def test_no_gpu_comes_before_anything_about_arguments() -> None:
+    """Also for the kernels of Atom, which have no weight that would have noticed."""
+    said = _no_gpu(
+        "import torch\n"
+        "from bcqfmt.kernels import KvCache, decode_attention, quantize_kv, quantize_reorder, rmsnorm\n"
+        "from bcqfmt.kernels import rmsnorm_reorder_quant, w4a4\n"
+        "x = torch.ones(1, 256)\n"
+        "for call in (lambda: quantize_reorder(x, x), lambda: rmsnorm_reorder_quant(x, x, x, eps=0.0),\n"
+        "             lambda: rmsnorm(x, x, eps=0.0), lambda: w4a4(x, x), lambda: quantize_kv(x, x, x, x),\n"
+        "             lambda: KvCache.empty(1, 1, 32, 64, like=x), lambda: decode_attention(x, x, x)):\n"
+        "    try:\n        call()\n"
+        "    except Exception as fault:\n        print(fault)\n"
+    )
+    assert [line.split(":")[0] for line in said.splitlines()] == ["BCQ-E551"] * 7
+
+
 def test_no_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     device._trouble.cache_clear()
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
@@ -79,13 +98,85 @@ def test_a_numpy_that_numba_cuda_cannot_use(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_host_tensors_without_the_simulator() -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(BcqError, match=r"BCQ-E552.*on the host"):
+    with pytest.raises(BcqError, match=r"BCQ-E552.*on the host.*\.to\('cuda'\)") as caught:
         launch.check_array("x", torch.ones(4), ("F32",), (4,))
+    assert "bcqfmt.kernels.cpu" in caught.value.hint
     with pytest.raises(BcqError, match=r"BCQ-E552.*on the host"):
         launch.check_array("x", np.ones(4, np.float32), ("F32",), (4,))
     assert device.describe(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == "BF16"
     assert not device.describe(torch.ones(2, 4).T).contiguous
+
+
+HALF = torch.ones(8, 64, dtype=torch.float16)
+# what is given to a kernel that wants F16 or F32 (8, 64) at a multiple of 16 bytes -> what to do about it
+STEPS: dict[str, tuple[Any, str]] = {
+    "float64": (HALF.double(), ".to(torch.float16)"),
+    "integers": (HALF.int(), ".to(torch.float16)"),
+    "strides": (torch.ones(64, 8, dtype=torch.float16).T, ".contiguous()"),
+    "an odd address": (torch.ones(520, dtype=torch.float16)[1:513].view(8, 64), ".clone()"),
+    "a list": ([1.0], "torch.as_tensor(..., device='cuda')"),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_what_to_do_is_said(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the message, which is all that a traceback shows, and as the hint."""
+    monkeypatch.setattr(device, "place_of", lambda array: 0)
+    array, step = STEPS[case]
+    with pytest.raises(BcqError, match="BCQ-E552") as caught:
+        launch.check_array("x", array, ("F16", "F32"), (8, 64), 16)
+    assert str(caught.value).endswith(f": {step}")
+    assert caught.value.hint == f"call {step}"
+
+
+def test_whatever_else_a_kernel_cannot_take_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "place_of", lambda array: 0)
+    for call in (
+        lambda: launch.check_array("x", HALF, ("F16",), (8, 63)),
+        lambda: launch.check_array("x", torch.ones(1).expand(2**31), ("F32",), (None,)),
+        lambda: device.dtype_name("float64"),
+    ):
+        with pytest.raises(BcqError, match=r"BCQ-E55[24]") as caught:
+            call()
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(("kind", "natural"), [("F16", 2), ("BF16", 2), ("F32", 4), ("I32", 4)])
+def test_an_array_may_start_at_any_of_its_elements(kind: str, natural: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in range(9):
+        found = device.Described(kind, (3,), True, 4096 + address, 0)
+        monkeypatch.setattr(device, "describe", lambda array, found=found: found)
+        if address % natural == 0:
+            assert launch.check_array("y", None, (kind,), (3,)) is found
+        else:
+            with pytest.raises(BcqError, match=f"BCQ-E552.*no multiple of {natural}"):
+                launch.check_array("y", None, (kind,), (3,))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("path", ["mixed", "bits"])
+def test_rows_of_a_result_that_start_at_odd_addresses(path: str, kind: str) -> None:
+    """With an odd number of rows the second result of 16 bits starts at no multiple of four bytes."""
+    weight = sim_mixed.weight(3, 32, 16) if path == "mixed" else ks.weight("affine", 2, 3, 48, 16)
+    x = ks.vectors(3, 48, kind)
+    found, y = simulate(sim_single.one_by_one, weight, x)
+    assert found == path
+    limit = {"F16": 1e-3, "BF16": 5e-3, "F32": 1e-5}[kind]
+    assert reference.relative_error(y.astype(np.float32), reference.product(weight, x)) < limit
+
+
+def test_a_cache_like_a_tensor_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is blamed for tensors that were not passed."""
+    from bcqfmt.kernels import KvCache
+
+    monkeypatch.setattr(device, "require_cuda", lambda: None)
+    with pytest.raises(BcqError, match=r"BCQ-E552.*: like is on the host.*\.to\('cuda'\)"):
+        KvCache.empty(1, 1, 32, 64, like=HALF)
+    monkeypatch.setattr(device, "place_of", lambda array: 0)
+    assert KvCache.empty(1, 2, 33, 64, like=HALF).keys.shape == (1, 2, 64, 8)
+    for sizes in ((0, 1, 32, 64), (-1, 1, 32, 64), (1, 1, 0, 64), (1, 1, 32, 65)):
+        with pytest.raises(BcqError, match=r"BCQ-E552.*a cache of"):
+            KvCache.empty(*sizes, like=HALF)
 
 
 class _On:
@@ -98,8 +189,28 @@ class _On:
 def test_arrays_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "place_of", lambda array: array.index)
     launch.check_same_device(x=_On(1), y=_On(1), z=None)
-    with pytest.raises(BcqError, match=r"BCQ-E552.*x on cuda:0, y on the host"):
+    with pytest.raises(BcqError, match=r"BCQ-E552.*x on cuda:0, y on the host") as caught:
         launch.check_same_device(x=_On(0), y=_On(-1))
+    assert caught.value.hint == "call y.to('cuda:0')"
+    with pytest.raises(BcqError, match=r"x\.to\('cuda:0'\), out\.to\('cuda:0'\)"):
+        launch.check_same_device(x=_On(1), out=_On(-1), weight=_On(0))
+    with pytest.raises(BcqError, match=r": weight\.to\('cuda:1'\)"):
+        launch.check_same_device(x=_On(1), weight=_On(-1))
+
+
+@pytest.mark.parametrize("count", [1, 24])
+def test_x_on_the_host_and_the_weight_on_a_gpu(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where torch multiplies, with a dense copy, and would have words of its own for it."""
+    recorder = pretend_products(monkeypatch)
+    x = torch.ones(count, 64, dtype=torch.float16)
+    placed = matmul.MatmulWeight(operand(ks.weight("affine", 4, 16, 64, 32)), "cpu")
+    matmul.matmul(placed, x)
+    recorder.launched.clear()
+    monkeypatch.setattr(device, "place_of", lambda array: -1 if array.data_ptr() == x.data_ptr() else 0)
+    said = "x is on the host.*" if count == 1 else "x on the host, weight on cuda:0.*x"
+    with pytest.raises(BcqError, match=rf"BCQ-E552.*{said}\.to\('cuda"):
+        matmul.matmul(placed, x)
+    assert not recorder.launched
 
 
 def test_uploading_without_a_gpu() -> None:
@@ -143,17 +254,21 @@ def test_weights_whose_numbers_leave_float32_are_dequantized() -> None:
 def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
     monkeypatch.setattr(device, "settle", lambda array: None)
-    for capability, quick in (((8, 0), "look-up"), ((9, 0), "bits")):
+    for capability in ((8, 0), (9, 0)):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         for planes in range(1, 9):
             weight = matmul.MatmulWeight(operand(ks.weight("bcq", planes, 2, 64, 32)))
+            quick = "bits" if capability == (9, 0) else "look-up" if planes <= 2 else "dequantize"
             assert matmul.path_of(weight, 1) == quick
             assert matmul.path_of(weight, 4096) == "dequantize"
     odd = matmul.MatmulWeight(operand(ks.weight("bcq", 2, 2, 60, 12)))
-    assert matmul.path_of(odd, 1) == "look-up"
+    assert [matmul.path_of(odd, n) for n in (1, 3, 4)] == ["look-up", "look-up", "dequantize"]
+    assert [matmul.path_of(odd, n, "F32") for n in (1, 7, 8)] == ["look-up", "look-up", "dequantize"]
+    several = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 192, 96)))
+    assert [matmul.path_of(several, n) for n in (1, 2)] == ["dequantize", "dequantize"]
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
     assert matmul.path_of(matmul.MatmulWeight(operand(without)), 1) == "bits"
-    assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "look-up"  # x does not fit twice
+    assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "bits"  # and outliers by themselves
 
 
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

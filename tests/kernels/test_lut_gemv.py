@@ -55,6 +55,13 @@ def test_segments_reordering_and_outliers(outliers: str, mu: int) -> None:
     assert reference.relative_error(found.value, reference.product(weight, x)) < 1e-6
 
 
+def test_outliers_most_of_which_are_in_few_rows() -> None:
+    weight, x = ks.in_few_rows(ks.weight("bcq", 2, 19, 200, 64), (3, 18)), ks.vectors(2, 200, "F16")
+    found = simulate(sim_kernels.lut_gemv, weight, x)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < 1e-6
+
+
 def test_outliers_of_which_there_are_none() -> None:
     weight = ks.weight("affine", 3, 4, 64, 32).with_outliers(
         np.zeros(5, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)

@@ -65,6 +65,14 @@ def test_two_vectors_at_once(dtype: str) -> None:
     assert alone.value.tobytes() == found.value[1:].tobytes()
 
 
+def test_outliers_most_of_which_are_in_few_rows() -> None:
+    weight = ks.in_few_rows(sim_mixed.weight(37, 256, 136), (2, 15, 36))
+    x = normal(2, 392, "F16")
+    found = simulate(sim_mixed.product, weight, x)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < BOUND
+
+
 @pytest.mark.parametrize(("result", "bound"), [("F16", 1e-3), ("BF16", 4e-3)])
 def test_results_in_every_type(result: str, bound: float) -> None:
     weight = sim_mixed.weight(21, 256, 128, outliers="add")

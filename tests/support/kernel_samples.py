@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,15 @@ def with_outliers(made: BcqWeight, mode: str, share: float, seed: int = 0) -> Bc
     indptr = np.concatenate([[0], np.cumsum(chosen.sum(1))])
     values = rng.normal(0, 8, int(chosen.sum())).astype(np.float16)
     return made.with_outliers(indptr, np.nonzero(chosen)[1], values, mode=mode)
+
+
+def in_few_rows(made: BcqWeight, full: Sequence[int], share: float = 0.02, values: Any = np.float16) -> BcqWeight:
+    """Outliers (added) in a share of all places and in all places of the rows ``full``."""
+    rng = np.random.default_rng(len(full))
+    chosen = rng.random(made.shape) < share
+    chosen[list(full)] = True
+    indptr = np.concatenate([[0], np.cumsum(chosen.sum(1))])
+    return made.with_outliers(indptr, np.nonzero(chosen)[1], rng.normal(0, 3, int(chosen.sum())).astype(values))
 
 
 def mixed(rows: int, low: int, high: int, *, seed: int = 0, outliers: str = "add", perm: bool = True) -> BcqWeight:
