@@ -40,7 +40,8 @@ def command(
     """Measure the kernels on this machine's GPU.
 
     Products with random weights, captured in a CUDA graph, weights rotated past the cache, medians; beside each the
-    time that its bytes take at the bandwidth measured in the same run, and torch's float16 product.
+    time that its bytes take at the bandwidth measured in the same run, and torch's float16 product. Where a weight
+    has no fast product, the name of the kernel says what is used instead ("look-up", "dequantize").
 
     \b
     Example:
@@ -100,6 +101,8 @@ def table(rows: list[Row]) -> list[str]:
             beside = "; ".join(filter(None, (f"launched alone {row.alone:.2f} us", beside)))
         if row.joules is not None:
             beside = f"{row.joules * 1e3:.1f} mJ"
+        if row.error is not None:
+            beside = "; ".join(filter(None, (beside, f"error {row.error:.1e}")))
         lines.append(
             f"| {row.kernel} | {row.rows} x {row.columns} | {row.bits:g} | {row.group_size} | {row.batch} "
             f"| {row.microseconds:.2f} | {100 * row.floor / row.microseconds:.0f} % | {beside} |"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bcqfmt.integrations.bench_kernels import AROUND, Row, early_and_alone, replayed
+from bcqfmt.integrations.bench_timing import AROUND, Row, early_and_alone, replayed
 from bcqfmt.kernels import cuda_kv_attention_launch as kv
 from bcqfmt.kernels import cuda_w4a4_launch as w4
 from bcqfmt.kernels.w4a4_shape import HELD, LARGE, TILES, WIDE, Held, Tile
@@ -45,7 +45,11 @@ def _product(weights: list[w4.AtomDevice], dense: list[torch.Tensor], tokens: in
 
 
 def norms(speed: float) -> Iterator[Row]:
-    """RMSNorm, reordering and quantization of 4096 channels: fused, in two launches, and what torch has of it."""
+    """RMSNorm, reordering and quantization of 4096 channels: fused, and in steps.
+
+    Two launches: our norm, then reordering and quantization. Three: torch's norm, torch's gather, then quantization in
+    the order in which channels come. The fused kernel in that order shows what reordering costs.
+    """
     for tokens in (1, 16, 64, 512):
         yield _norm(tokens, speed)
 
@@ -54,12 +58,19 @@ def _norm(tokens: int, speed: float) -> Row:
     x = torch.randn(tokens, _HIDDEN, device="cuda", dtype=torch.float16)
     gamma = torch.randn(_HIDDEN, device="cuda", dtype=torch.float16)
     perm = torch.randperm(_HIDDEN, device="cuda")
-    order = perm.int()
-    fused = replayed(lambda _: w4.rmsnorm_reorder_quant(x, gamma, order, eps=1e-5), 40)
-    apart = replayed(lambda _: w4.quantize_reorder(w4.rmsnorm(x, gamma, eps=1e-5), order), 40)
+    order, plain = perm.int(), torch.arange(_HIDDEN, device="cuda", dtype=torch.int32)
     norm = torch.nn.functional.rms_norm
-    gathered = replayed(lambda _: norm(x, (_HIDDEN,), gamma, 1e-5).index_select(1, perm), 40)
-    peers = {"two launches": apart, "torch, norm and gather alone": gathered}
+
+    def gathered() -> torch.Tensor:
+        return norm(x, (_HIDDEN,), gamma, 1e-5).index_select(1, perm)
+
+    fused = replayed(lambda _: w4.rmsnorm_reorder_quant(x, gamma, order, eps=1e-5), 40)
+    peers = {
+        "two launches": replayed(lambda _: w4.quantize_reorder(w4.rmsnorm(x, gamma, eps=1e-5), order), 40),
+        "three launches": replayed(lambda _: w4.quantize_reorder(gathered(), plain), 40),
+        "torch, norm and gather alone": replayed(lambda _: gathered(), 40),
+        "fused, not reordered": replayed(lambda _: w4.rmsnorm_reorder_quant(x, gamma, plain, eps=1e-5), 40),
+    }
     nbytes = tokens * _HIDDEN * 3 + _HIDDEN * 6
     return Row("norm, reorder, quantize", 1, _HIDDEN, 4, 128, tokens, fused, nbytes / speed * 1e6, peers, nbytes)
 

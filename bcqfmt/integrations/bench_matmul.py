@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.bench_kernels import Row, cublas, replayed
+from bcqfmt.integrations.bench_peers import cublas
+from bcqfmt.integrations.bench_timing import Row, replayed
 from bcqfmt.kernels import matmul
+from bcqfmt.kernels.bit_layout import BitLayout
+from bcqfmt.kernels.byte_shape import product_shape
+from bcqfmt.kernels.matmul_weight import USUAL
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands_device import to_device
 
-__all__ = ["crossover", "dequantized"]
+__all__ = ["crossover", "dequantized", "shapes_to_compile"]
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
+SHAPES = ((4096, 4096), (11008, 4096))
+UNUSUAL = ((96, 4032), (40, 4000))  # group sizes without a fast product, columns
+TWO_AND_FOUR = (3072, 1024)  # columns of 2 bits, of 4 bits
+ROWS = 4096  # of these two and with float32
+_NAMES = {torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class _Placed(NamedTuple):
+    """A weight on the GPU, its numbers for a row, and the bytes of it that a product reads."""
+
+    weight: matmul.MatmulWeight
+    bits: float
+    group_size: int
+    nbytes: int
 
 
 def _weight(q: int, rows: int, columns: int, g: int = 128) -> BcqWeight:
@@ -23,6 +42,22 @@ def _weight(q: int, rows: int, columns: int, g: int = 128) -> BcqWeight:
     codes = rng.integers(0, 2**q, (rows, columns), np.uint8)
     scale = rng.uniform(0.001, 0.01, (rows, columns // g)).astype(np.float16)
     return BcqWeight.from_affine(codes, scale, 2 ** (q - 1), group_size=g, bits=q)
+
+
+def _two_and_four(rows: int, low: int, high: int) -> BcqWeight:
+    """``low`` columns of 2 bits in groups of 16 with second-order scales, ``high`` of 4 bits, reordered."""
+    rng = np.random.default_rng(0)
+    groups, tiles = low // 16, -(-rows // 16)
+    two = BcqWeight.from_affine(
+        rng.integers(0, 4, (rows, low), np.uint8), np.ones((rows, groups), np.float16), 2, group_size=16, bits=2
+    ).with_second_order(
+        rng.integers(0, 16, (rows, groups), np.uint8),
+        rng.uniform(0.001, 0.01, (tiles, groups)).astype(np.float16),
+        rng.integers(0, 16, (tiles, groups), np.uint8),
+        bits=4,
+        rows=16,
+    )
+    return BcqWeight.from_segments([two, _weight(4, rows, high)], perm=rng.permutation(low + high))
 
 
 def dequantized(speed: float) -> Iterator[Row]:
@@ -40,18 +75,62 @@ def dequantized(speed: float) -> Iterator[Row]:
 
 
 def crossover(speed: float) -> Iterator[Row]:
-    """2, 4 and 8 bits, one to 32 vectors: the fast product, look-ups, and dequantize with torch's product."""
-    for rows, columns in ((4096, 4096), (11008, 4096)):
-        dense = {batch: {"cuBLAS fp16": cublas(rows, columns, batch)} for batch in BATCHES}
+    """The fast products, look-ups, and dequantize with torch's product, one to 32 vectors.
+
+    2, 4 and 8 bits; groups of 96 and 40 columns, which have no fast product; float32; 2/4-bit weights.
+    """
+    for rows, columns in SHAPES:
         for q in (2, 4, 8):
-            placed = matmul.MatmulWeight(operand(_weight(q, rows, columns)))
-            for batch in BATCHES:
-                for path in ("bits", "dequantize", *(["look-up"] if batch in (1, 8) else [])):
-                    x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)
-                    nbytes = rows * columns * q // 8 + rows * columns // 128 * 4 + 2 * batch * (rows + columns)
-                    taken = _timed(placed, x, path)
-                    floor, name = nbytes / speed * 1e6, f"matmul, {path}"
-                    yield Row(name, rows, columns, q, 128, batch, taken, floor, dense[batch], nbytes)
+            yield from _paths(_placed(q, rows, columns, 128), ("bits", "dequantize", "look-up"), BATCHES, speed)
+    for g, columns in UNUSUAL:
+        yield from _paths(_placed(4, ROWS, columns, g), ("look-up", "dequantize"), (1, 2, 4, 8), speed)
+    usual = _placed(4, ROWS, SHAPES[0][1], 128)
+    yield from _paths(usual, ("bits", "dequantize", "look-up"), BATCHES, speed, torch.float32)
+    yield from _paths(_mixed(), ("mixed", "dequantize"), (1, 2, 4, 8, 12, 16, 24), speed)
+
+
+def shapes_to_compile() -> list[Any]:
+    """Every kernel of `bit_gemv` that :func:`crossover` launches, to be compiled beforehand."""
+    found: dict[Any, None] = {}
+    for kind, bits in ((1, (2, 4, 8)), (0, (4,))):  # float16, float32
+        for q in bits:
+            for columns in sorted({columns for _, columns in SHAPES}):
+                layout = BitLayout(q, columns, 128, "affine", "F16")
+                for batch in USUAL:
+                    shape = product_shape(layout, batch, kind, kind, reordered=False, added=False, precise=kind == 0)
+                    found |= {} if shape is None else {shape: None}
+    return list(found)
+
+
+def _placed(q: int, rows: int, columns: int, g: int) -> _Placed:
+    made = matmul.MatmulWeight(operand(_weight(q, rows, columns, g)))
+    return _Placed(made, q, g, rows * columns * q // 8 + rows * columns // g * 4)
+
+
+def _mixed() -> _Placed:
+    weight = _two_and_four(ROWS, *TWO_AND_FOUR)
+    made = matmul.MatmulWeight(operand(weight), weight=weight)
+    assert made.mixed is not None  # where capability is 9.0
+    return _Placed(made, round(8 * made.mixed.nbytes / weight.size, 2), 16, made.mixed.nbytes)
+
+
+def _paths(
+    placed: _Placed, paths: Sequence[str], batches: Sequence[int], speed: float, dtype: torch.dtype = torch.float16
+) -> Iterator[Row]:
+    """Look-ups, which take eight vectors at a time, are left out between and beyond where there is a fast product."""
+    rows, columns = placed.weight.operand.shape
+    few = (1, 8) if "bits" in paths else tuple(batches)
+    suffix = "" if dtype == torch.float16 else ", float32"
+    for batch in batches:
+        x = torch.randn(batch, columns, device="cuda", dtype=dtype)
+        peers = {f"cuBLAS {_NAMES[dtype]}": cublas(rows, columns, batch, dtype)}
+        nbytes = placed.nbytes + x.element_size() * batch * (rows + columns)
+        for path in paths:
+            if path == "look-up" and batch not in few:
+                continue
+            taken, floor = _timed(placed.weight, x, path), nbytes / speed * 1e6
+            name = f"matmul, {path}{suffix}"
+            yield Row(name, rows, columns, placed.bits, placed.group_size, batch, taken, floor, peers, nbytes)
 
 
 def _timed(weight: matmul.MatmulWeight, x: torch.Tensor, path: str) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bcqfmt.integrations.bench_kernels import AROUND, Row, early_and_alone, replayed
 from bcqfmt.integrations.bench_outliers import for_all_shares, random_outliers
+from bcqfmt.integrations.bench_timing import AROUND, Row, early_and_alone, replayed
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.cuda_outliers import csr_outliers
 from bcqfmt.kernels.limits import ROWS

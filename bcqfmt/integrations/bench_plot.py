@@ -16,7 +16,10 @@ _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#
 
 
 def plot(rows: Sequence[Row]) -> str:
-    """Points (bytes, microseconds), one colour per number of planes, and the line that memory alone would take."""
+    """Points (bytes, microseconds), one colour per number of planes, and the line that memory alone would take.
+
+    Points of weights that have no fast product are hollow.
+    """
     if not rows:
         return f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}"/>\n'
     across = _axis([row.bytes / 1e6 for row in rows])
@@ -45,13 +48,25 @@ def plot(rows: Sequence[Row]) -> str:
         x, y = place(row.bytes / 1e6, row.microseconds)
         colour = _COLOURS[planes.index(row.bits) % len(_COLOURS)]
         name = f"{row.kernel} {row.rows} x {row.columns} q={row.bits} g={row.group_size}: {row.microseconds:.2f} us"
-        drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{name}</title></circle>')
+        drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {_paint(row, colour)}><title>{name}</title></circle>')
     for i, bits in enumerate(planes):
         drawn.append(f'<circle cx="{_LEFT + 15}" cy="{30 + 17 * i}" r="4" fill="{_COLOURS[i % len(_COLOURS)]}"/>')
         drawn.append(f'<text x="{_LEFT + 25}" y="{34 + 17 * i}">q = {bits}</text>')
+    if any(_slow(row) for row in rows):
+        below = 34 + 17 * len(planes)
+        drawn.append(f'<circle cx="{_LEFT + 15}" cy="{below - 4}" r="4" fill="white" stroke="#555"/>')
+        drawn.append(f'<text x="{_LEFT + 25}" y="{below}">no fast product</text>')
     drawn.append(f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 8}" text-anchor="middle">megabytes that have to move</text>')
     drawn.append(f'<text transform="translate(14 {_HEIGHT // 2}) rotate(-90)" text-anchor="middle">microseconds</text>')
     return "\n".join([*drawn, "</svg>"]) + "\n"
+
+
+def _slow(row: Row) -> bool:
+    return row.kernel.startswith(("look-up", "dequantize,"))
+
+
+def _paint(row: Row, colour: str) -> str:
+    return f'fill="white" stroke="{colour}" stroke-width="2"' if _slow(row) else f'fill="{colour}"'
 
 
 def _axis(values: list[float]) -> tuple[float, float]:
