@@ -95,8 +95,8 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
     """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    One launch a segment for up to 8 vectors: 4 of float32 or in groups of 8 or 16 columns, and as many as fit into
-    shared memory. ``out``: (batch, out) in any of these types, by default new and of x's; float32 counts as above.
+    One launch a segment for up to 8 vectors: 4 of float32, 2 in groups of 16 columns, 1 in groups of 8, and as many as
+    fit into shared memory. ``out``: (batch, out) in any of these types, by default new and of x's; float32 as above.
     ``addend``: (batch, out) float32, added to the product before it is rounded. Outliers of more vectors than four are
     added to the rounded product, by a launch of their own. ``shapes``: how each segment is carried out, by default what
     was measured to be best. Same bits at every call.

@@ -159,9 +159,13 @@ def shape_for(
 ) -> BitShape | None:  # fmt: skip
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory, or sums overflow.
 
-    ``precise``: three parts of x instead of two, as good as float32. ``beside``: outliers.
+    None as well for more than two vectors in groups of 16 columns, or one in groups of 8: each takes two or four passes
+    there, all of them written out, and compilers give up. ``precise``: three parts of x instead of two, as good as
+    float32. ``beside``: outliers.
     """
     parts = 3 if precise else 2
+    if batch * layout.passes > 4:
+        return None
     if parts == 3 and layout.places == 4 and layout.formula != "bcq" and layout.bits > 4:
         return None
     slices = min(8, layout.chunks)

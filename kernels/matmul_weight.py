@@ -24,8 +24,9 @@ __all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "USUAL", "MatmulWeight", "Read
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md): where eight at once are multiplied; where they are fewer; float32; 2/4-bit products.
-CROSSOVER = (24, 12, 28, 36)
+# (docs/benchmarks/kernels.md): by how many the fast product takes at once (two and one are guessed); float32; 2/4 bits.
+CROSSOVER = {8: 24, 4: 12, 2: 8, 1: 5}
+SINGLE, PAIRS = 28, 36
 # Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
 LOOK_UP = (8, 4, 2)
 # The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
@@ -117,15 +118,14 @@ class MatmulWeight:
 
 def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
-    many, few, single, pairs = CROSSOVER
-    if vectors >= max(CROSSOVER) or not weight.linear:
+    if vectors >= PAIRS or not weight.linear:
         return "dequantize"
     if weight.mixed is not None and takes(weight.mixed, dtype):
-        return "mixed" if vectors < pairs else "dequantize"
+        return "mixed"
     several = weight.several(dtype)
     if not several:
         return "look-up" if vectors < _look_ups(weight, dtype) else "dequantize"
-    return "bits" if vectors < (single if dtype == "F32" else many if several == BATCH_LIMIT else few) else "dequantize"
+    return "bits" if vectors < (SINGLE if dtype == "F32" and several == 4 else CROSSOVER[several]) else "dequantize"
 
 
 def _look_ups(weight: MatmulWeight, dtype: str) -> int:

@@ -156,7 +156,7 @@ def test_outliers_most_of_which_are_in_few_rows(full: tuple[int, ...], values: A
 
 @pytest.mark.parametrize(("kind", "g", "columns"), [("F32", 128, 258), ("F16", 16, 130)])
 def test_more_vectors_than_a_launch_takes(kind: str, g: int, columns: int) -> None:
-    """Five: four and one, of float32 or in groups of 16; each with its part of the addend."""
+    """Five: four and one of float32, two, two and one in groups of 16; each with its part of the addend."""
     weight = ks.weight("affine", 2, 17, columns, g, outliers="add")
     x, plus = ks.vectors(5, columns, kind), np.random.default_rng(1).normal(size=(5, 17)).astype(np.float32)
     found = simulate(sim_bits.by_itself, weight, x, addend=plus)
