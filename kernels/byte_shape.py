@@ -127,5 +127,5 @@ def examples() -> list[ByteShape]:
         ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
         ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
         ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
-        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 8, 1, 1, outliers=4),
+        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
     ]

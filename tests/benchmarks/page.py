@@ -126,6 +126,10 @@ torch's contenders are `torch.mv` in fp32 and bf16, `linear` in bf16, and its in
 Where other processes run, torch's two threads wait for each other through whole time slices of the scheduler, and its
 times grow tenfold; those of BCQ do not. These figures were taken with real-time priority (`chrt -r 20 make bench ...`),
 so that neither was disturbed.
+
+Tables are of four columns: 16 sums fit into a register, and one instruction looks up 16 rows. With eight columns there
+are half as many look-ups, in tables of 256 sums in memory; the best such product that was found takes 4 to 11 times as
+long (`python docs/benchmarks/tables_of_eight.py`, both in turn, 2 and 4 bit, both shapes).
 """
 
 _NOTES = """## How it is measured
