@@ -175,7 +175,24 @@ def _summer(kind: int, size: int) -> Any:
         words = ptx.ldg64(entries, k)
         return words[0], ptx.bits_f32(words[1])
 
-    near, far = inlined(entry_at), inlined(entry_of)
+    def four_at_a_time(entry: Any) -> Any:
+        def added(
+            where: Any, k: Any, stop: Any, step: Any, before: Any, xs: Any, columns: Any, total: Any
+        ) -> Any:  # fmt: skip
+            values = cuda.local.array(4, types.float32)
+            places = cuda.local.array(4, types.uint32)
+            for i in static(4):
+                place, value = entry(where, ptx.u32(min(ptx.u32(k + i * step), ptx.u32(stop - 1)) - before))
+                values[i], places[i] = value, min(place, columns)
+            for i in static(4):
+                more = ptx.fma_f32(values[i], element(xs, places[i]), total)
+                if ptx.u32(k + i * step) < stop:
+                    total = more
+            return total
+
+        return inlined(unrolled(added))
+
+    near, far = four_at_a_time(inlined(entry_at)), four_at_a_time(inlined(entry_of))
 
     def added_up(
         entries: Any, k: Any, end: Any, step: Any, first: Any, slot: Any, room: Any, xs: Any, columns: Any
@@ -183,28 +200,12 @@ def _summer(kind: int, size: int) -> Any:
         total = ptx.f32(0.0)
         there, start = min(end, ptx.u32(first + room // size)), k
         while k < there:
-            values = cuda.local.array(4, types.float32)
-            places = cuda.local.array(4, types.uint32)
-            for i in static(4):
-                place, value = near(slot, ptx.u32(min(ptx.u32(k + i * step), ptx.u32(there - 1)) - first))
-                values[i], places[i] = value, min(place, columns)
-            for i in static(4):
-                more = ptx.fma_f32(values[i], element(xs, places[i]), total)
-                if ptx.u32(k + i * step) < there:
-                    total = more
+            total = near(slot, k, there, step, first, xs, columns, total)
             k = ptx.u32(k + 4 * step)
         while k > start and ptx.u32(k - step) >= there:  # what the last four went too far
             k = ptx.u32(k - step)
         while k < end:
-            values = cuda.local.array(4, types.float32)
-            places = cuda.local.array(4, types.uint32)
-            for i in static(4):
-                place, value = far(entries, min(ptx.u32(k + i * step), ptx.u32(end - 1)))
-                values[i], places[i] = value, min(place, columns)
-            for i in static(4):
-                more = ptx.fma_f32(values[i], element(xs, places[i]), total)
-                if ptx.u32(k + i * step) < end:
-                    total = more
+            total = far(entries, k, end, step, ptx.u32(0), xs, columns, total)
             k = ptx.u32(k + 4 * step)
         return total
 

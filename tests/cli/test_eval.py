@@ -9,20 +9,8 @@ import pytest
 import torch
 
 from bcqfmt.integrations import transformers_run
-from conversions import convert
-from peers import PEERS
-from tiny_models import as_dense, bcq_model, dense_model
+from tiny_models import bcq_model, dense_model
 from verbs import Run
-
-SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("peer")
-    convert(SOURCE, place / "bcq")
-    as_dense(place / "dense", place / "bcq")
-    return place / "bcq"
 
 
 @pytest.fixture(scope="module")

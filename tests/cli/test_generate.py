@@ -9,21 +9,10 @@ import pytest
 
 from bcqfmt.cli import generate as verb
 from bcqfmt.kernels import device
-from conversions import convert
-from peers import PEERS
-from tiny_models import as_dense
+from peers import WITH_TOKENIZER
 from verbs import Run
 
-SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
 PROMPT = "abc"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("peer")
-    convert(SOURCE, place / "bcq")
-    as_dense(place / "dense", place / "bcq")
-    return place / "bcq"
 
 
 def test_it_prints_the_prompt_and_what_follows(run: Run, model: Path) -> None:
@@ -51,7 +40,7 @@ def test_what_it_is_not_given_or_cannot_do(run: Run, model: Path, tmp_path: Path
     assert run("generate", model).exit_code == 2  # no prompt
     missing = run("generate", tmp_path / "nothing", "--prompt", "x")
     assert (missing.exit_code, "BCQ-E101" in missing.stderr) == (3, True)
-    foreign = run("generate", SOURCE, "--prompt", "x")
+    foreign = run("generate", WITH_TOKENIZER, "--prompt", "x")
     assert (foreign.exit_code, "BCQ-V201" in foreign.stderr) == (5, True)
     empty = run("generate", model, "--prompt", "")
     assert (empty.exit_code, "a prompt without tokens" in empty.stderr) == (2, True)

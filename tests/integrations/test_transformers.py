@@ -23,12 +23,6 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("llama")
-    return bcq_model(place / "bcq", dense_model(place / "dense"))
-
-
-@pytest.fixture(scope="module")
 def llama_dense(llama: Path) -> Path:
     return as_dense(llama.parent / "exact", llama)
 

@@ -12,20 +12,12 @@ import bcqfmt
 from bcqfmt.errors import BcqError
 from bcqfmt.integrations import transformers_save
 from conversions import convert, tree
-from peers import PEERS
-from tiny_models import bcq_model, dense_model, load, logits
-
-SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("llama")
-    return bcq_model(place / "bcq", dense_model(place / "dense"))
+from peers import WITH_TOKENIZER
+from tiny_models import load, logits
 
 
 def test_a_converted_checkpoint_of_another_tool_comes_back_with_the_same_weights(tmp_path: Path) -> None:
-    convert(SOURCE, tmp_path / "bcq")
+    convert(WITH_TOKENIZER, tmp_path / "bcq")
     model = load(tmp_path / "bcq")
     model.save_pretrained(tmp_path / "again")
     assert bcqfmt.validate(tmp_path / "again", deep=True).valid
@@ -61,7 +53,7 @@ def test_config_says_what_it_is(llama: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_can_be_given(llama: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(SOURCE)
+    tokenizer = AutoTokenizer.from_pretrained(WITH_TOKENIZER)
     load(llama).save_pretrained(tmp_path / "m", tokenizer=tokenizer)
     assert bcqfmt.validate(tmp_path / "m", deep=True).valid
     assert AutoTokenizer.from_pretrained(tmp_path / "m")("a b")["input_ids"] == tokenizer("a b")["input_ids"]

@@ -8,16 +8,8 @@ from transformers import AutoTokenizer
 
 import bcqfmt
 from bcqfmt.errors import BcqError
-from peers import PEERS
+from peers import WITH_TOKENIZER
 from tiny_models import bcq_model, dense_model, load
-
-TOKENIZER = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("llama")
-    return bcq_model(place / "bcq", dense_model(place / "dense"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +58,7 @@ def test_links_are_not_followed(model: Any, tmp_path: Path) -> None:
 
 def test_model_tokenizer_and_again(model: Any, tmp_path: Path) -> None:
     folder = tmp_path / "m"
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer = AutoTokenizer.from_pretrained(WITH_TOKENIZER)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "training_args.bin").write_bytes(b"\x80\x02")
@@ -85,7 +77,7 @@ def test_model_tokenizer_and_again(model: Any, tmp_path: Path) -> None:
 
 def test_what_the_user_changed_beside_the_model_wins_over_the_source(llama: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
-    load(llama).save_pretrained(source, tokenizer=AutoTokenizer.from_pretrained(TOKENIZER))
+    load(llama).save_pretrained(source, tokenizer=AutoTokenizer.from_pretrained(WITH_TOKENIZER))
     model = load(source)
     model.save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "tokenizer.json").write_text("{}")
@@ -98,7 +90,7 @@ def test_what_the_user_changed_beside_the_model_wins_over_the_source(llama: Path
 def test_another_model_s_folder_is_replaced_whole_or_not_at_all(model: Any, tmp_path: Path) -> None:
     other = load(bcq_model(tmp_path / "other", dense_model(tmp_path / "dense", "qwen2")))
     folder = tmp_path / "m"
-    other.save_pretrained(folder, tokenizer=AutoTokenizer.from_pretrained(TOKENIZER))
+    other.save_pretrained(folder, tokenizer=AutoTokenizer.from_pretrained(WITH_TOKENIZER))
     (folder / "notes.txt").write_text("about it")
     refused(model, folder, "notes.txt")
     (folder / "notes.txt").unlink()

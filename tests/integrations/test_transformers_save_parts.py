@@ -13,13 +13,7 @@ import transformers
 import bcqfmt
 from bcqfmt.errors import BcqError
 from bcqfmt.integrations.torch import load_linears
-from tiny_models import bcq_model, dense_model, load, logits, quiet
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("llama")
-    return bcq_model(place / "bcq", dense_model(place / "dense"))
+from tiny_models import load, logits, quiet
 
 
 def refused(model: Any, folder: Path) -> BcqError:

@@ -14,11 +14,10 @@ import pytest
 from attacks import refused
 from conversions import convert
 from mutation import without
-from peers import PEERS
+from peers import WITH_TOKENIZER
 
 pytestmark = pytest.mark.soak
 
-SOURCE = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
 EVIL = """
 import pathlib
 pathlib.Path({mark!r}).touch()
@@ -34,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A converted model that brings code along, and says so in config.json."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    convert(SOURCE, tmp_path / "bcq")
+    convert(WITH_TOKENIZER, tmp_path / "bcq")
     (tmp_path / "bcq" / "configuration_evil.py").write_text(EVIL.format(mark=str(tmp_path / "mark")))
     config = json.loads((tmp_path / "bcq" / "config.json").read_text())
     config |= {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}

@@ -22,6 +22,7 @@ from bcqfmt.errors import BcqError
 from strategies import EXPLORE
 
 PEERS = Path(__file__).resolve().parents[1] / "data" / "peers"
+WITH_TOKENIZER = PEERS / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"  # a model that can write text
 OPTIONS = Options()
 Array = npt.NDArray[Any]
 
