@@ -55,9 +55,8 @@ test-gpu: $(VENV)/.dev  ## the kernels on the GPU of this machine
 
 # Without torch's cache every tensor is an allocation of its own: nothing beside it can be touched unnoticed.
 test-gpu-sanitizer: $(VENV)/.dev  ## every operator and wrong indices under compute-sanitizer, which has to be in PATH
-	@for tool in "memcheck --report-api-errors no" synccheck; do \
-	    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 --target-processes all \
-	    $(BIN)/pytest tests/gpu -k "never_followed or operator_and_direct_call" $(PYTEST_ARGS) || exit 1; done
+	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \
+	    --target-processes all $(BIN)/pytest tests/gpu -k "never_followed or operator_and_direct_call" $(PYTEST_ARGS)
 
 wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
 	rm -rf build dist

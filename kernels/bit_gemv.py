@@ -10,11 +10,12 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import BATCH, ByteShape, at_once, product_shape
+from bcqfmt.kernels.byte_shape import BATCH, AnyShape, at_once, product_shape
 from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
 from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, arguments, entries_of, needs
+from bcqfmt.kernels.short_shape import ShortShape
 
 __all__ = [
     "BATCH", "FUSED", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "in_one", "kernel_of", "most_of",
@@ -95,11 +96,11 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
     """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    One launch a segment for up to 8 vectors: 4 of float32, 2 in groups of 16 columns, 1 in groups of 8, and as many as
-    fit into shared memory. ``out``: (batch, out) in any of these types, by default new and of x's; float32 as above.
-    ``addend``: (batch, out) float32, added to the product before it is rounded. Outliers of more vectors than four are
-    added to the rounded product, by a launch of their own. ``shapes``: how each segment is carried out, by default what
-    was measured to be best. Same bits at every call.
+    One launch a segment for up to 8 vectors: 4 of float32 or in groups of 16 columns, 2 in groups of 8 (of float32 2
+    and 1), and as many as fit into shared memory. ``out``: (batch, out) in any of these types, by default new and of
+    x's; float32 as above. ``addend``: (batch, out) float32, added to the product before it is rounded. Outliers of more
+    vectors than four are added to the rounded product, by a launch of their own. ``shapes``: how each segment is
+    carried out, by default what was measured to be best. Same bits at every call.
     """
     device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
     rows, _ = operand.shape
@@ -192,7 +193,7 @@ def carry_out(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y
         held = target
 
 
-def _steps(operand: BitOperand, shapes: Sequence[BitShape | ByteShape]) -> tuple[Step, ...]:
+def _steps(operand: BitOperand, shapes: Sequence[AnyShape]) -> tuple[Step, ...]:
     grid = (min(device.processors(device.gpu_of(operand.segments[0].planes)), -(-operand.shape[0] // 16)),)
     steps, last = [], len(shapes) - 1
     for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
@@ -213,17 +214,18 @@ def _beside(operand: BitOperand, last: bool) -> Beside:
     return needs(operand.outliers, operand.shape[1]) if last else NONE
 
 
-def kernel_of(shape: BitShape | ByteShape) -> Kernel:
+def kernel_of(shape: AnyShape) -> Kernel:
     """The kernel for a shape."""
     from bcqfmt.kernels.cuda_bit_gemv import bit_gemv_kernel
     from bcqfmt.kernels.cuda_byte_gemv import byte_gemv_kernel
+    from bcqfmt.kernels.cuda_short_gemv import short_gemv_kernel
 
+    if isinstance(shape, ShortShape):
+        return short_gemv_kernel(shape)
     return bit_gemv_kernel(shape) if isinstance(shape, BitShape) else byte_gemv_kernel(shape)
 
 
-def _shape(
-    operand: BitOperand, k: int, batch: int, kind: int, out: int, added: bool, precise: bool
-) -> BitShape | ByteShape:
+def _shape(operand: BitOperand, k: int, batch: int, kind: int, out: int, added: bool, precise: bool) -> AnyShape:
     layout, last = operand.segments[k].layout, k == len(operand.segments) - 1
     found = product_shape(
         layout, batch, kind, out, reordered=operand.perm is not None, added=added, precise=precise,

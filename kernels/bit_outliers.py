@@ -1,4 +1,4 @@
-"""Outliers in the products of `cuda_bit_gemv` and `cuda_byte_gemv`: a warp for each tile that does nothing else.
+"""Outliers in the products of bits, bytes and short groups: a warp for each tile that does nothing else.
 
 Other warps have x as integers only, so these make a copy of it as it is; then they add up the outliers of a tile for
 all its rows and leave the sums beside those of the warps that multiply, to be added in a fixed order (`bit_ring`).
@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import ByteShape
+from bcqfmt.kernels.byte_shape import AnyShape
 from bcqfmt.kernels.fused_outliers import outlier_tiles
 from bcqfmt.kernels.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
@@ -25,7 +24,7 @@ __all__ = ["outlier_warp"]
 _TOGETHER = 8  # pieces of x on their way
 
 
-def outlier_warp(shape: BitShape | ByteShape) -> Any:
+def outlier_warp(shape: AnyShape) -> Any:
     """A device function for a whole warp: all tiles from ``tile`` on, the one at ``beside`` of those side by side.
 
     ``room``: bytes for the outliers of a tile. All threads of the block meet once in it. Without outliers there is no

@@ -13,10 +13,10 @@ from bcqfmt.kernels.byte_shape import ByteShape
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["byte_vectors"]
+__all__ = ["MAGIC", "PRECISION", "byte_vectors"]
 
-_PRECISION = 14
-_MAGIC = np.float32(12582912.0 + 128)  # integers that begin 128 higher: their second byte is rounded, not cut
+PRECISION = 14
+MAGIC = np.float32(12582912.0 + 128)  # integers that begin 128 higher: their second byte is rounded, not cut
 _BIAS = 12 * (PATTERN + 128) & 0xFFFFFFFF
 
 
@@ -47,13 +47,13 @@ def byte_vectors(shape: ByteShape) -> Any:
         for k in static(4):
             largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
         # 127 * 256 + 127 is the largest integer: a little more than 1.99 times a power of two
-        exponent = max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(_PRECISION + 8))
-        unit = ptx.bits_f32(ptx.u32((exponent - _PRECISION) << 23))
-        inverse = ptx.bits_f32(ptx.u32((254 + _PRECISION - exponent) << 23))
-        half = ptx.bits_f32(ptx.u32((253 + _PRECISION - exponent) << 23))
+        exponent = max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(PRECISION + 8))
+        unit = ptx.bits_f32(ptx.u32((exponent - PRECISION) << 23))
+        inverse = ptx.bits_f32(ptx.u32((254 + PRECISION - exponent) << 23))
+        half = ptx.bits_f32(ptx.u32((253 + PRECISION - exponent) << 23))
         n = cuda.local.array(8, types.uint32)
         for k in static(8):
-            n[k] = ptx.f32_bits(ptx.fma_f32(v[k], half if k % 2 else inverse, _MAGIC))
+            n[k] = ptx.f32_bits(ptx.fma_f32(v[k], half if k % 2 else inverse, MAGIC))
         total = ptx.u32(n[0] + n[2] + n[4] + n[6] + 2 * (n[1] + n[3] + n[5] + n[7]) - _BIAS)
         for k in static(folds):
             total = ptx.u32(total + ptx.shfl_xor_u32(total, ptx.u32(1 << k)))

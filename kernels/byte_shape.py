@@ -9,8 +9,9 @@ from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape, Ring, shape_for
 from bcqfmt.kernels.limits import SHARED_LIMIT
 from bcqfmt.kernels.outlier_entries import NONE, Beside
+from bcqfmt.kernels.short_shape import ShortShape, short_shape_for
 
-__all__ = ["BATCH", "ByteShape", "at_once", "byte_shape_for", "examples", "product_shape"]
+__all__ = ["BATCH", "AnyShape", "ByteShape", "at_once", "byte_shape_for", "examples", "product_shape"]
 
 BATCH = 8  # vectors of one launch
 _PREFERRED = ((8, 2, 3), (8, 2, 2), (4, 2, 2), (4, 1, 2))  # slices, tiles, stages: the first that fits
@@ -61,6 +62,9 @@ class ByteShape(NamedTuple):
         return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
 
 
+AnyShape = BitShape | ByteShape | ShortShape
+
+
 def byte_shape_for(
     layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, beside: Beside = NONE
 ) -> ByteShape | None:
@@ -82,14 +86,17 @@ def byte_shape_for(
 def product_shape(
     layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
     beside: Beside = NONE,
-) -> BitShape | ByteShape | None:  # fmt: skip
-    """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups of 32.
+) -> AnyShape | None:  # fmt: skip
+    """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups are short.
 
     ``precise``: as good as float32, which only bits are. ``beside``: outliers. None where x does not fit, or more than
     four vectors would have to be bits.
     """
-    with_bytes = None
+    with_bytes: ByteShape | None = None
     if not precise:
+        short = short_shape_for(layout, batch, kind, out, reordered=reordered, added=added, beside=beside)
+        if short is not None:
+            return short
         with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added, beside=beside)
     if with_bytes is not None and (batch > 2 or layout.places == 4):
         return with_bytes

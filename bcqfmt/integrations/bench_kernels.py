@@ -22,7 +22,7 @@ from bcqfmt.integrations.bench_weights import Weight, copies, random_vectors, ra
 from bcqfmt.kernels import bit_gemv, matmul
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import ByteShape, product_shape
+from bcqfmt.kernels.byte_shape import AnyShape, product_shape
 
 __all__ = [
     "AROUND",
@@ -52,10 +52,7 @@ class _Timed(NamedTuple):
 
 
 def shapes_to_compile() -> list[Any]:
-    """Every kernel that :func:`products` and :func:`sweep` launch, to be compiled beforehand.
-
-    Without the look-up kernel, for 7 and 8 planes in groups of 8.
-    """
+    """Every kernel that :func:`products` and :func:`sweep` launch, to be compiled beforehand."""
     found = []
     for formula, q, _, columns, g, batch in [*_cases(), *(("bcq", q, _SQUARE, _SQUARE, g, 1) for q, g in SWEEP)]:
         shape = product_shape(_layout(q, columns, g, formula), batch, 1, 1, reordered=False, added=False)
@@ -78,10 +75,7 @@ def products(speed: float, lut_gemm: str | None = None) -> Iterator[Row]:
 
 
 def sweep(speed: float) -> Iterator[Row]:
-    """Planes times group sizes at 12288 x 12288: time against bytes, and the energy of a product.
-
-    7 and 8 planes in groups of 8 have no fast product: there it is the time of what `matmul` does instead.
-    """
+    """Planes times group sizes at 12288 x 12288: time against bytes, and the energy of a product."""
     for q, g in SWEEP:
         weight, x = random_weight("bcq", q, _SQUARE, _SQUARE, g), random_vectors(1, _SQUARE)
         yield _product(weight, x, weight.dense(x)[1], speed, {}, measure_energy=True)
@@ -132,9 +126,7 @@ def _product(
     )
 
 
-def _fast(
-    weight: Weight, x: Tensor, count: int, layout: BitLayout, shape: BitShape | ByteShape, measure_energy: bool
-) -> _Timed:
+def _fast(weight: Weight, x: Tensor, count: int, layout: BitLayout, shape: AnyShape, measure_energy: bool) -> _Timed:
     weights = copies(weight.operand(layout), count)
     y = torch.empty(len(x), weight.shape[0], device="cuda", dtype=torch.float16)
 

@@ -16,7 +16,7 @@ from bcqfmt.integrations.bench_weights import copies, random_vectors, random_wei
 from bcqfmt.kernels import bit_gemv
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import ByteShape, product_shape
+from bcqfmt.kernels.byte_shape import AnyShape, product_shape
 from bcqfmt.kernels.cuda_outliers import csr_outliers
 from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, needs
@@ -70,7 +70,7 @@ def _layout(columns: int) -> BitLayout:
     return BitLayout(_BITS, columns, _GROUP, "affine", "F16")
 
 
-def _shape(columns: int, batch: int, beside: Beside) -> BitShape | ByteShape | None:
+def _shape(columns: int, batch: int, beside: Beside) -> AnyShape | None:
     """How that many vectors are multiplied by one launch; None where they do not fit."""
     return product_shape(_layout(columns), batch, 1, 1, reordered=False, added=False, beside=beside)
 

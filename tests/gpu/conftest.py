@@ -1,6 +1,6 @@
 """Tests that need a GPU: run by ``make test-gpu`` (pytest tests/gpu), skipped over by every other run.
 
-``make test-gpu-sanitizer`` runs some of them under compute-sanitizer (memcheck, synccheck): every operator once, and
+``make test-gpu-sanitizer`` runs some of them under compute-sanitizer (memcheck): every operator once, and
 wrong indices.
 """
 

@@ -50,7 +50,7 @@ TABLE: dict[str, list[tuple[Any, ...]]] = {
     "cuda_w4a4.w4a4_kernel": [(_small_tile, "F16"), (_large_tile, "F32")],
 }  # fmt: skip
 # kernels that need more than sm_80: bulk copies
-LEAST = {"cuda_bit_gemv": 90, "cuda_byte_gemv": 90, "cuda_mixed_gemv": 90, "cuda_w4a4_held": 90}
+LEAST = {"cuda_bit_gemv": 90, "cuda_byte_gemv": 90, "cuda_short_gemv": 90, "cuda_mixed_gemv": 90, "cuda_w4a4_held": 90}
 # what may not stand in the PTX of a module's kernels, and why
 UNWANTED = {"cuda_lut_gemv": (r"\.f64", "binary64 arithmetic: Numba widened a mixture of signed and unsigned numbers")}
 

@@ -12,6 +12,7 @@ from bcqfmt.kernels.bit_shape import BitShape
 from bcqfmt.kernels.byte_shape import ByteShape
 from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.short_shape import ShortShape
 from sim_kernels import Guarded, twice
 
 
@@ -37,11 +38,11 @@ def whole_bytes(
     weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", slices: int = 2, tiles: int = 1, stages: int = 2,
     addend: Any = None,
 ) -> Guarded:  # fmt: skip
-    """The same with bytes of x."""
+    """The same with bytes of x, in groups of 8 and 16 columns as well."""
     placed = bit_operand(operand(weight))
     last, entry = len(placed.segments) - 1, 0 if placed.outliers is None else placed.outliers.size
     shapes = [
-        ByteShape(
+        (ByteShape if s.layout.passes == 1 else ShortShape)(
             s.layout, x.shape[0], KINDS[kind], KINDS[result] if k == last else 0, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
             entry if k == last else 0,

@@ -1,0 +1,98 @@
+"""How a product in groups of 8 or 16 columns is carried out: types, batch, warps, buffers, shared memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bcqfmt.kernels.bit_layout import BitLayout
+from bcqfmt.kernels.bit_shape import Ring
+from bcqfmt.kernels.limits import SHARED_LIMIT
+from bcqfmt.kernels.outlier_entries import NONE, Beside
+
+__all__ = ["ShortShape", "examples", "short_shape_for"]
+
+_PAIR = 64  # bytes of 32 columns of x: high and low bytes
+_FEW = 16  # chunks of a row, with which few warps a tile are faster
+# slices, tiles, stages: the first that fits
+_PREFERRED = ((8, 2, 3), (6, 2, 2), (5, 2, 2), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2), (3, 1, 2), (2, 1, 2))
+
+
+class ShortShape(NamedTuple):
+    """What a kernel is compiled for. ``kind``: 1 float16, 2 bfloat16; ``out``: these or 0, float32."""
+
+    layout: BitLayout
+    batch: int
+    kind: int
+    out: int
+    reordered: bool = False
+    added: bool = False
+    slices: int = 8  # at most the chunks of a row
+    tiles: int = 1
+    stages: int = 2
+    outliers: int = 0  # bytes of an entry, 0 without outliers
+
+    @property
+    def ring(self) -> Ring:
+        """Its buffers."""
+        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, int(self.outliers > 0))
+
+    @property
+    def stride(self) -> int:
+        """Bytes of 128 columns of x."""
+        return 4 * _PAIR * self.batch
+
+    @property
+    def zeros_at(self) -> int:
+        """Where as many zeros lie as lanes read that have no column of x."""
+        return 2 * self.layout.chunks * self.stride
+
+    @property
+    def sums_at(self) -> int:
+        """Where sums of x and powers of two begin."""
+        return self.zeros_at + self.stride
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of them for 128 columns."""
+        return (self.layout.passes + 1) * self.batch * 32
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory for x and its sums."""
+        return -(-(self.sums_at + 2 * self.layout.chunks * self.sums_bytes) // 128) * 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, outliers apart: these follow (`outlier_entries.Beside`)."""
+        return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
+
+
+def short_shape_for(
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, beside: Beside = NONE
+) -> ShortShape | None:
+    """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
+
+    None as well for float32, whose 24 bits two bytes do not hold, for longer groups, and for more vectors than two in
+    groups of 8 columns and four in groups of 16, for which there are not enough registers.
+    """
+    if kind == 0 or layout.passes == 1 or batch < 1 or batch * layout.passes > 8:
+        return None
+    most = 4 if layout.chunks <= _FEW else 6 if batch > 2 else 8  # with more vectors, more would lack registers
+    for slices, tiles, stages in _PREFERRED:
+        warps = min(slices, layout.chunks)
+        if slices > most:
+            continue
+        shape = ShortShape(layout, batch, kind, out, reordered, added, warps, tiles, stages, beside.size)
+        if shape.shared_bytes + beside.bytes(batch, kind, tiles) <= SHARED_LIMIT:
+            return shape
+    return None
+
+
+def examples() -> list[ShortShape]:
+    """Both formulas, both group sizes, most vectors, outliers: what has to compile without spilling."""
+    return [
+        ShortShape(BitLayout(4, 4096, 8, "bcq", "F16"), 1, 1, 1),
+        ShortShape(BitLayout(4, 4096, 8, "affine", "F16"), 2, 2, 2, reordered=True, added=True),
+        ShortShape(BitLayout(3, 8192, 16, "affine", "F16"), 4, 1, 0, slices=6, tiles=2),
+        ShortShape(BitLayout(2, 4096, 16, "bcq", "F16"), 1, 1, 1, outliers=4),
+    ]

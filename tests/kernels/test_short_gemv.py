@@ -1,0 +1,115 @@
+"""Groups of 8 and 16 columns in the simulator, against the float64 product of the normative decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kernel_samples as ks
+import sim_bits
+from bcqfmt.kernels import reference
+from bcqfmt.kernels.bit_layout import BitLayout
+from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels.byte_shape import at_once, product_shape
+from bcqfmt.kernels.short_shape import ShortShape, short_shape_for
+from cuda_sim import simulate
+
+pytestmark = pytest.mark.xdist_group("simulator-short_gemv")
+
+CASES = [
+    (encoding, q, 1 + (i + q) % 2, *((17, 264), (16, 300), (33, 520))[q % 3], (8, 16)[(i + q // 2) % 2])
+    for i, encoding in enumerate(ks.ENCODINGS)
+    for q in ((1, 4), (2, 8), (3, 5), (7, 6), (4, 2))[i]
+]
+LIMIT = 6e-4  # x is cut at 2^-14 of the largest of 128, and some are 20 times larger
+
+
+@pytest.mark.parametrize(("encoding", "q", "batch", "rows", "columns", "g"), CASES)
+def test_every_encoding(encoding: str, q: int, batch: int, rows: int, columns: int, g: int) -> None:
+    weight = ks.weight(encoding, q, rows, columns, g, seed=q)
+    kind = ("F16", "BF16")[q % 2]
+    x = ks.vectors(batch, columns, kind)
+    found = simulate(sim_bits.whole_bytes, weight, x, kind)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
+
+
+@pytest.mark.parametrize(("encoding", "g"), [("bcq", 8), ("bcq", 16), ("affine", 8), ("affine", 16)])
+def test_every_column_meets_its_own_scale(encoding: str, g: int) -> None:
+    """One column of x at a time: what comes out is that column of the weight."""
+    weight = ks.weight(encoding, 3, 16, 264, g)
+    places = [0, 1, 7, 8, 13, 16, 31, 32, 77, 127, 128, 200, 255, 256, 263]
+    x = np.zeros((len(places), 264), np.float16)
+    x[range(len(places)), places] = 1
+    for begin in range(0, len(places), 2):
+        part = x[begin : begin + 2]
+        found = simulate(sim_bits.whole_bytes, weight, part, "F16").value
+        assert np.allclose(found, reference.product(weight, part), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "g"), [(1, 8), (2, 8), (3, 16), (4, 16)])
+def test_several_vectors_tiles_and_slices(batch: int, g: int) -> None:
+    weight = ks.weight("affine", 3, 70, 600, g, perm=True)
+    x = ks.vectors(batch, 600, "F16")
+    found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=2, result="BF16")
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value.astype(np.float64), reference.product(weight, x)) < 4e-3
+
+
+def test_a_vector_does_not_depend_on_its_neighbours() -> None:
+    weight, x = ks.weight("bcq", 2, 19, 256, 16), ks.vectors(4, 256, "F16")
+    together = simulate(sim_bits.whole_bytes, weight, x, "F16").value
+    alone = simulate(sim_bits.whole_bytes, weight, x[2:3], "F16").value
+    assert np.array_equal(together[2:3], alone)
+
+
+def test_an_addend_is_added() -> None:
+    weight = ks.weight("bcq", 3, 19, 160, 8)
+    x = ks.vectors(2, 160, "BF16")
+    plus = np.random.default_rng(3).normal(size=(2, 19)).astype(np.float32)
+    found = simulate(sim_bits.whole_bytes, weight, x, "BF16", addend=plus)
+    assert reference.relative_error(found.value - plus, reference.product(weight, x)) < LIMIT
+
+
+@pytest.mark.parametrize(("batch", "g", "mode"), [(2, 8, "add"), (3, 16, "replace")])
+def test_outliers_in_the_same_launch(batch: int, g: int, mode: str) -> None:
+    weight = ks.weight("bcq", 2, 70, 520, g, perm=True, outliers=mode, share=0.02)
+    x = ks.vectors(batch, 520, "BF16")
+    found = simulate(sim_bits.whole_bytes, weight, x, "BF16", slices=2, tiles=2, stages=3)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, -np.inf])
+def test_what_is_not_finite_makes_its_vector_nan(value: float) -> None:
+    weight, x = ks.weight("bcq", 2, 16, 256, 8), ks.vectors(2, 256, "F16")
+    x[1, 200] = value
+    found = simulate(sim_bits.whole_bytes, weight, x, "F16").value
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[0]).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0**-24, 60000.0])
+@pytest.mark.parametrize(("encoding", "q", "g"), [("affine", 8, 16), ("bcq", 4, 8), ("offset", 8, 8)])
+def test_vectors_of_any_size(encoding: str, q: int, g: int, scale: float) -> None:
+    """The largest sums that there can be: all columns as large as the largest, of both signs and of one."""
+    weight = ks.weight(encoding, q, 16, 256, g)
+    x = (np.sign(ks.vectors(2, 256, "F32")) * np.float32(scale)).astype(np.float16)
+    x[1] = np.abs(x[1])
+    found = simulate(sim_bits.whole_bytes, weight, x, "F16").value
+    expected = reference.product(weight, x)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_which_way_is_taken() -> None:
+    def way(g: int, batch: int, kind: int = 1, width: int = 8192, q: int = 4) -> type | None:
+        layout = BitLayout(q, width, g, "bcq", "F16")
+        found = product_shape(layout, batch, kind, kind, reordered=False, added=False, precise=kind == 0)
+        return None if found is None else type(found)
+
+    assert [way(8, 1), way(8, 2), way(16, 1), way(16, 4), way(8, 1, width=12288, q=8)] == [ShortShape] * 5
+    assert [way(8, 1, 0), way(16, 2, 0)] == [BitShape] * 2
+    assert [way(8, 3), way(16, 8), way(8, 2, 0)] == [None] * 3
+    short, long = BitLayout(4, 4096, 16, "bcq", "F16"), BitLayout(4, 4096, 128, "bcq", "F16")
+    assert [at_once((layout,), 1, 1, reordered=False) for layout in (short, long)] == [4, 8]
+    assert short_shape_for(long, 1, 1, 1, reordered=False, added=False) is None
