@@ -22,17 +22,28 @@ import re
 import struct
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bcqfmt.errors import error
 
-__all__ = ["Loaded", "cache_folder", "code_of"]
+__all__ = ["Loaded", "cache_folder", "code_of", "telling"]
 
 _SHARED = 48 * 1024
 _FIELDS = {"*": "Q", "u32": "I4x", "i32": "i4x", "f32": "f4x", "f64": "d"}
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_listeners: list[Callable[[str, Path], None]] = []
+
+
+@contextlib.contextmanager
+def telling(listener: Callable[[str, Path], None]) -> Iterator[None]:
+    """While this lasts, ``listener(kernel's name, folder where it will be kept)`` hears of every compilation first."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def cache_folder() -> Path:
@@ -48,6 +59,8 @@ def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
         with contextlib.suppress(OSError, ValueError):
             name, code = place.read_bytes().split(b"\n", 1)
             return name.decode("ascii"), code
+    for listener in _listeners:
+        listener(kernel.name, cache_folder())
     text = kernel.compile(capability)
     found = re.search(r"\.entry\s+([^\s(]+)", text)
     assert found is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bcqfmt.cli import render
+from bcqfmt.cli.generate import tell_of_kernels
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.durable import write_file
 from bcqfmt.errors import error
@@ -57,9 +59,11 @@ def command(
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
     speed = bench_kernels.bandwidth()
     rows: list[Row] = []
-    for row in bench_kernels.sweep(speed) if sweep else _measured(only, speed, lut_gemm):
-        rows.append(row)
-        render.say([_line(row)])
+    with ExitStack() as stack:
+        tell_of_kernels(stack)
+        for row in bench_kernels.sweep(speed) if sweep else _measured(only, speed, lut_gemm):
+            rows.append(row)
+            render.say([_line(row)])
     figures = _figures(speed, rows)
     if out is not None:
         from bcqfmt.integrations.bench_plot import plot

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.generate import DTYPES, bar, device_option
+from bcqfmt.cli.generate import DTYPES, bar, device_option, tell_of_kernels
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.errors import error, escape
 
@@ -54,6 +54,7 @@ def command(
     open_checkpoint(bcq).close()
     text = _read(file)
     with ExitStack() as stack:
+        tell_of_kernels(stack)
         loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes, device=device)
         other = None if reference is None else run.load(reference, dtype=dtype, device=device)
         total = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -13,6 +13,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.main import json_option, verb
 from bcqfmt.cli.params import ParamType
+from bcqfmt.errors import escape
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -64,6 +65,7 @@ def command(
 
     open_checkpoint(bcq).close()  # what is no BCQ folder is told so before anything heavy is loaded
     with ExitStack() as stack:
+        tell_of_kernels(stack)
         loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes, device=device)
         text, tokens, seconds = run.generate(loaded, prompt, most=max_new_tokens, tick=bar(stack, max_new_tokens))
     rate = tokens / max(seconds, 1e-9)
@@ -74,6 +76,16 @@ def command(
     render.echo((prompt + text).split("\n"))
     render.flush()
     render.say(f"{render.count(tokens, 'token')} in {seconds:.2f} s, {rate:.1f} tokens/s")
+
+
+def tell_of_kernels(stack: ExitStack) -> None:
+    """A line on stderr for every CUDA kernel that is compiled until the stack is left: it can take a minute."""
+    from bcqfmt.kernels.cubins import telling
+
+    def tell(name: str, folder: Path) -> None:
+        render.say(f"compiling {name} for this GPU, once, up to two minutes; it is kept in {escape(str(folder))}")
+
+    stack.enter_context(telling(tell))
 
 
 def bar(stack: ExitStack, total: int) -> Callable[[int], None] | None:

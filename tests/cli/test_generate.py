@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,29 @@ def test_devices(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_types_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in verb.DTYPES if name != "auto")
+
+
+@pytest.mark.parametrize("name", ["generate", "eval"])
+def test_it_says_that_a_kernel_is_compiled(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Which takes a minute in which nothing else is to be seen; on stdout there is the text alone."""
+    from bcqfmt.integrations import transformers_run
+    from bcqfmt.kernels import cubins, launch
+
+    monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(cubins, "_linked", lambda text, capability: b"code")
+    monkeypatch.setattr(launch.Kernel, "compile", lambda kernel, capability: ".entry some(")
+    real = transformers_run.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        cubins.code_of(launch.kernel("u32* x", threads=32)(load), (9, 0))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(transformers_run, "load", load)
+    (tmp_path / "text.txt").write_text("abc abc abc abc")
+    text = ["--text", tmp_path / "text.txt", "--context", "8"]
+    result = run(name, model, *(["--prompt", PROMPT, "--max-new-tokens", "2"] if name == "generate" else text))
+    assert result.exit_code == 0, result.stderr
+    assert f"compiling load for this GPU, once, up to two minutes; it is kept in {tmp_path / 'kept'}" in result.stderr
+    assert "compiling" not in result.stdout

@@ -7,6 +7,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,3 +260,21 @@ def test_gpus_of_several_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
                 device.require_capability(9, 0, index)
     finally:
         device._asked.cache_clear()
+
+
+def test_who_listens_hears_of_a_compilation_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    """And not of a kernel that is there already."""
+    heard: list[Any] = []
+    monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path))
+    monkeypatch.setattr(cubins, "_linked", lambda text, capability: b"code")
+    made = launch.kernel("u32* x", threads=32, variant="some")(scale)
+    monkeypatch.setattr(made, "compile", lambda capability: heard.append("compiled") or ".entry scale(")
+    with cubins.telling(lambda name, folder: heard.append((name, folder))):
+        assert cubins.code_of(made, (9, 0)) == ("scale", b"code")
+        assert heard == [("scale", tmp_path), "compiled"]
+        assert cubins.code_of(made, (9, 0)) == ("scale", b"code")
+    assert len(heard) == 2
+    cubins.code_of(made, (8, 0))
+    assert heard[2:] == ["compiled"]  # nobody listens any more
