@@ -22,6 +22,7 @@ import numpy as np
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.kernels import device
+from bcqfmt.kernels.compiling import hurried
 from bcqfmt.kernels.cubins import Loaded
 
 __all__ = ["LIMIT", "Kernel", "Plans", "check_array", "check_product", "check_same_device", "kernel", "on_host"]
@@ -72,7 +73,8 @@ class Kernel:
         from bcqfmt.kernels.ptx_numba import cuda
 
         bounds = self.options["launch_bounds"]
-        text, _ = cuda.compile_ptx(self.function, self.signature(), cc=capability, launch_bounds=bounds)
+        with hurried():
+            text, _ = cuda.compile_ptx(self.function, self.signature(), cc=capability, launch_bounds=bounds)
         return str(text)
 
     def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0, early: bool = False) -> None:

@@ -83,7 +83,7 @@ def tell_of_kernels(stack: ExitStack) -> None:
     from bcqfmt.kernels.cubins import telling
 
     def tell(name: str, folder: Path) -> None:
-        render.say(f"compiling {name} for this GPU, once, up to two minutes; it is kept in {escape(str(folder))}")
+        render.say(f"compiling {name} for this GPU, once, up to a minute; it is kept in {escape(str(folder))}")
 
     stack.enter_context(telling(tell))
 
