@@ -59,7 +59,7 @@ def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
         with contextlib.suppress(OSError, ValueError):
             name, code = place.read_bytes().split(b"\n", 1)
             return name.decode("ascii"), code
-    for listener in _listeners:
+    for listener in tuple(_listeners):
         listener(kernel.name, cache_folder())
     text = kernel.compile(capability)
     found = re.search(r"\.entry\s+([^\s(]+)", text)

@@ -9,7 +9,8 @@ are turned over first (`in_steps`); then masks and shifts leave one bit of every
 A byte of x belongs to one group, in the other three columns it is zero: these are not stored, lanes that would read
 them read a place that is zero. Integer sums begin with the pattern of 1.5 * 2^23 less twice the sum of x; read as
 float32 they are twice ``sum(s * x)`` with signs s, and one subtraction takes the pattern away. What is rounded is x, to
-2^-15 of the largest of 128 neighbours, and the products with scales, in float32.
+2^-15 of the largest of 128 neighbours in every other group of 8 columns and 2^-14 in those between, and the products
+with scales, in float32.
 
 How weights come and tiles end: `bit_ring`. All sums are added in a fixed order: two runs give the same bits.
 """

@@ -89,10 +89,17 @@ def short_shape_for(
 
 
 def examples() -> list[ShortShape]:
-    """Both formulas, both group sizes, most vectors, outliers: what has to compile without spilling."""
-    return [
-        ShortShape(BitLayout(4, 4096, 8, "bcq", "F16"), 1, 1, 1),
-        ShortShape(BitLayout(4, 4096, 8, "affine", "F16"), 2, 2, 2, reordered=True, added=True),
-        ShortShape(BitLayout(3, 8192, 16, "affine", "F16"), 4, 1, 0, slices=6, tiles=2),
-        ShortShape(BitLayout(2, 4096, 16, "bcq", "F16"), 1, 1, 1, outliers=4),
+    """Both formulas, both group sizes, most warps, most vectors, outliers: what has to compile without spilling."""
+    found = [
+        short_shape_for(
+            BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, reordered=more, added=more, beside=beside
+        )
+        for q, columns, g, formula, batch, more, beside in (
+            (4, 4096, 8, "bcq", 1, False, NONE),
+            (1, 8192, 8, "affine", 2, True, Beside(4, 8192, 512)),
+            (3, 8192, 16, "affine", 2, False, NONE),
+            (3, 8192, 16, "affine", 4, True, NONE),
+            (2, 4096, 16, "bcq", 1, False, Beside(4, 4096, 512)),
+        )
     ]
+    return [shape for shape in found if shape is not None]

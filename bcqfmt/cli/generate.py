@@ -80,10 +80,13 @@ def command(
 
 def tell_of_kernels(stack: ExitStack) -> None:
     """A line on stderr for every CUDA kernel that is compiled until the stack is left: it can take a minute."""
+    from tqdm import tqdm
+
     from bcqfmt.kernels.cubins import telling
 
     def tell(name: str, folder: Path) -> None:
-        render.say(f"compiling {name} for this GPU, once, up to a minute; it is kept in {escape(str(folder))}")
+        with tqdm.external_write_mode(file=sys.stderr):  # a bar makes way for it
+            render.say(f"compiling {name} for this GPU, once, up to a minute, to {escape(str(folder))}")
 
     stack.enter_context(telling(tell))
 

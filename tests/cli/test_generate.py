@@ -118,5 +118,5 @@ def test_it_says_that_a_kernel_is_compiled(
     text = ["--text", tmp_path / "text.txt", "--context", "8"]
     result = run(name, model, *(["--prompt", PROMPT, "--max-new-tokens", "2"] if name == "generate" else text))
     assert result.exit_code == 0, result.stderr
-    assert f"compiling load for this GPU, once, up to a minute; it is kept in {tmp_path / 'kept'}" in result.stderr
+    assert f"compiling load for this GPU, once, up to a minute, to {tmp_path / 'kept'}" in result.stderr
     assert "compiling" not in result.stdout

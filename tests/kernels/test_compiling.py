@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -58,7 +59,33 @@ def test_a_collector_that_is_off_stays_off() -> None:
         gc.set_threshold(*before)
 
 
-def test_a_numba_that_is_built_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcqfmt.kernels.compiling.importlib.import_module", lambda name: object())
+def test_nobody_else_compiles_meanwhile() -> None:
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+
+    begun, ended = threading.Event(), list[str]()
+
+    def other() -> None:
+        begun.set()
+        with global_compiler_lock:
+            ended.append("other")
+
     with hurried():
-        pass
+        thread = threading.Thread(target=other)
+        thread.start()
+        begun.wait(10)
+        thread.join(0.2)
+        ended.append("first")
+    thread.join(10)
+    assert ended == ["first", "other"]
+
+
+@pytest.mark.parametrize("missing", [ImportError, AttributeError])
+def test_a_numba_that_is_built_otherwise(monkeypatch: pytest.MonkeyPatch, missing: type[Exception]) -> None:
+    def found(name: str) -> Any:
+        if missing is ImportError:
+            raise ImportError(name)
+        return object()
+
+    monkeypatch.setattr("bcqfmt.kernels.compiling.importlib.import_module", found)
+    with hurried():
+        assert "__deepcopy__" not in vars(scope())

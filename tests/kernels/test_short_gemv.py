@@ -7,6 +7,7 @@ import pytest
 
 import kernel_samples as ks
 import sim_bits
+from bcqfmt import BcqWeight
 from bcqfmt.kernels import reference
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
@@ -54,6 +55,28 @@ def test_several_vectors_tiles_and_slices(batch: int, g: int) -> None:
     found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=2, result="BF16")
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value.astype(np.float64), reference.product(weight, x)) < 4e-3
+
+
+@pytest.mark.parametrize("numbers", ["F32", "BF16"])
+def test_numbers_of_other_types(numbers: str) -> None:
+    weight = ks.weight("bcq", 2, 17, 264, 8, numbers=numbers, dtype=numbers)
+    x = ks.vectors(2, 264, "BF16")
+    found = simulate(sim_bits.whole_bytes, weight, x, "BF16")
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
+
+
+@pytest.mark.parametrize("first", [16, 128])
+def test_beside_a_segment_of_longer_groups(first: int) -> None:
+    """Short groups first or last, from a column on that is no multiple of eight; perm and outliers."""
+    groups, widths = (first, 144 - first), (300, 37)
+    pieces = [ks.weight("bcq", 2, 40, width, g) for width, g in zip(widths, groups, strict=True)]
+    order = np.random.default_rng(1).permutation(337)
+    weight = ks.with_outliers(BcqWeight.from_segments(pieces, perm=order), "add", 0.02)
+    x = ks.vectors(2, 337, "F16")
+    found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=2)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
 
 
 def test_a_vector_does_not_depend_on_its_neighbours() -> None:
