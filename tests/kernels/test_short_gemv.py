@@ -66,14 +66,14 @@ def test_numbers_of_other_types(numbers: str) -> None:
     assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
 
 
-@pytest.mark.parametrize("first", [16, 128])
-def test_beside_a_segment_of_longer_groups(first: int) -> None:
-    """Short groups first or last, from a column on that is no multiple of eight; perm and outliers."""
-    groups, widths = (first, 144 - first), (300, 37)
-    pieces = [ks.weight("bcq", 2, 40, width, g) for width, g in zip(widths, groups, strict=True)]
-    order = np.random.default_rng(1).permutation(337)
+@pytest.mark.parametrize("segments", [((304, 16), (133, 128)), ((300, 300), (37, 8))])
+def test_beside_a_segment_of_longer_groups(segments: tuple[tuple[int, int], ...]) -> None:
+    """Short groups first, or last from a column on that is no multiple of eight; perm and outliers."""
+    pieces = [ks.weight("bcq", 2, 40, width, g) for width, g in segments]
+    columns = sum(width for width, _ in segments)
+    order = np.random.default_rng(1).permutation(columns)
     weight = ks.with_outliers(BcqWeight.from_segments(pieces, perm=order), "add", 0.02)
-    x = ks.vectors(2, 337, "F16")
+    x = ks.vectors(2, columns, "F16")
     found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=2)
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
