@@ -142,9 +142,11 @@ def test_a_weight_without_a_fast_product_is_timed_as_matmul_multiplies_it() -> N
     assert 'fill="white" stroke=' not in bench_plot.plot([usual])
 
 
-@pytest.mark.parametrize(("q", "path"), [(4, "bits"), (6, "bits"), (7, "look-up"), (8, "look-up")])
-def test_which_weights_have_no_fast_product(q: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, _ = made(("bcq", q, 16, 12288, 8))
+@pytest.mark.parametrize(
+    ("q", "g", "path"), [(4, 8, "bits"), (8, 8, "bits"), (8, 16, "bits"), (2, 96, "look-up"), (4, 96, "dequantize")]
+)
+def test_which_weights_have_no_fast_product(q: int, g: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, _ = made(("bcq", q, 16, 12288, g))
     pretended_gpu.pretend_products(monkeypatch)
     assert matmul.path_of(weight.placed(), 1) == path
 

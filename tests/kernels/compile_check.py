@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -53,6 +54,10 @@ TABLE: dict[str, list[tuple[Any, ...]]] = {
 LEAST = {"cuda_bit_gemv": 90, "cuda_byte_gemv": 90, "cuda_short_gemv": 90, "cuda_mixed_gemv": 90, "cuda_w4a4_held": 90}
 # what may not stand in the PTX of a module's kernels, and why
 UNWANTED = {"cuda_lut_gemv": (r"\.f64", "binary64 arithmetic: Numba widened a mixture of signed and unsigned numbers")}
+
+
+# kernels, full of device functions in device functions, that are compiled a second time without haste
+UNHURRIED = ("cuda_short_gemv.short_gemv_kernel", "cuda_w4a4_held.w4a4_held_kernel")
 
 
 class Outcome(NamedTuple):
@@ -115,14 +120,20 @@ def ptxas() -> str:
     raise SystemExit("compile_check: ptxas is missing; pip install -e '.[dev]'")
 
 
-def compiled(job: tuple[str, int, int]) -> Outcome:
-    """One variant for one architecture."""
-    name, variant, arch = job
+def kernel_of(name: str, variant: int) -> Any:
+    """A kernel of the table."""
     stem, factory = name.split(".")
     module = importlib.import_module(f"bcqfmt.kernels.{stem}")
     values = [argument(module) if callable(argument) else argument for argument in cases()[name][variant]]
+    return getattr(module, factory)(*values)
+
+
+def compiled(job: tuple[str, int, int]) -> Outcome:
+    """One variant for one architecture."""
+    name, variant, arch = job
+    stem = name.split(".")[0]
     try:
-        text = getattr(module, factory)(*values).compile(divmod(arch, 10))
+        text = kernel_of(name, variant).compile(divmod(arch, 10))
     except Exception as fault:  # noqa: BLE001 - reported with the others
         return Outcome(0, 0, 0, 0, f"{type(fault).__name__}: {str(fault).strip().splitlines()[0]}")
     pattern, reason = UNWANTED.get(stem, (r"$^", ""))
@@ -139,6 +150,17 @@ def compiled(job: tuple[str, int, int]) -> Outcome:
         if not outcome.fault and not (cubin.exists() and cubin.stat().st_size):
             return outcome._replace(fault="no machine code")
     return outcome
+
+
+def in_no_hurry(name: str) -> bool:
+    """Whether Numba, left alone, makes the same PTX (`bcqfmt.kernels.compiling`), but for its own running numbers."""
+    from bcqfmt.kernels import launch
+
+    kernel, usual, texts = kernel_of(name, 0), launch.hurried, set()
+    for way in (contextlib.nullcontext, usual):
+        launch.hurried = way  # type: ignore[assignment]
+        texts.add(re.sub(r"_ZN\w+|_cudapy_smem_\d+", "name", kernel.compile((9, 0))))
+    return len(texts) == 1
 
 
 def main() -> int:
@@ -159,12 +181,14 @@ def main() -> int:
         if int(arch) >= LEAST.get(name.partition(".")[0], 80)
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
+        patient = {name: pool.submit(in_no_hurry, name) for name in UNHURRIED if name.startswith(options.only)}
         for (name, variant, arch), found in zip(jobs, pool.map(compiled, jobs), strict=True):
             shown = (getattr(a, "__name__", a) for a in cases()[name][variant])
             label = f"{name}({', '.join(map(str, shown))}) sm_{arch}"
             sys.stdout.write(f"{label:<72} {found.registers:>4} registers {found.shared:>6} B shared  {found.fault}\n")
             if found.fault:
                 faults.append(f"{label}: {found.fault}")
+    faults += [f"{name}: Numba, left alone, makes other PTX" for name, same in patient.items() if not same.result()]
     for fault in faults:
         sys.stderr.write(f"compile_check: {fault}\n")
     return 1 if faults else 0

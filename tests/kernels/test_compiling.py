@@ -1,35 +1,18 @@
-"""The hurried compiler: the same PTX, and nothing of Numba is left changed."""
+"""The hurried compiler leaves nothing of Numba changed; that it makes the same PTX, `make kernels-check` sees."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import re
 import threading
 from typing import Any
 
 import pytest
 
-from bcqfmt.kernels import launch
 from bcqfmt.kernels.compiling import hurried
-from bcqfmt.kernels.cuda_rmsnorm import activation_kernel
 
 
 def scope() -> Any:
     return __import__("numba.cuda.core.ir", fromlist=["Scope"]).Scope
-
-
-def test_the_same_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = activation_kernel("F16", True, True)
-    quick = named_alike(made.compile((9, 0)))
-    monkeypatch.setattr(launch, "hurried", contextlib.nullcontext)
-    assert named_alike(made.compile((9, 0))) == quick
-    assert len(quick) > 10_000
-
-
-def named_alike(text: str) -> str:
-    """PTX without the numbers that Numba gives every compilation."""
-    return re.sub(r"_ZN\w+|_cudapy_smem_\d+", "name", text)
 
 
 def test_numba_and_the_collector_are_what_they_were() -> None:

@@ -265,8 +265,8 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert [matmul.path_of(odd, n) for n in (1, 3, 4)] == ["look-up", "look-up", "dequantize"]
     assert [matmul.path_of(odd, n, "F32") for n in (1, 7, 8)] == ["look-up", "look-up", "dequantize"]
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
-    assert [[weight.several(kind) for weight in short] for kind in ("F16", "F32")] == [[1, 2, 8], [1, 2, 4]]
-    assert [[matmul.path_of(weight, n) for weight in short] for n in (4, 5, 8, 24)] == [
+    assert [[weight.several(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
+    assert [[matmul.path_of(weight, n) for weight in short] for n in (7, 8, 12, 24)] == [
         ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"], ["dequantize"] * 3
     ]  # fmt: skip
     several = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 192, 96)))
