@@ -22,8 +22,9 @@ those that need Numba, a GPU or its simulator only when something is launched.
 `bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_ring`
                                 `bit_columns` `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and groups
                                 of 32 on integer tensor cores: `byte_shape` `byte_prepare` `cuda_byte_gemv`; for groups
-                                of 8 and 16: `short_shape` `short_prepare` `cuda_short_gemv`; outliers in the same
-                                launch: `bit_outliers`, with `mixed` `fused_outliers` `outlier_entries` `shared_vectors`
+                                of 8 and 16: `short_shape` `short_prepare` `cuda_short_gemv`; which of them:
+                                `product_shape`; outliers in the same launch: `bit_outliers`, with `mixed`
+                                `fused_outliers` `outlier_entries` `shared_vectors`
 `mixed`                         2/4-bit weights with second-order scales and outliers: `mixed_*` `cuda_mixed_gemv`
 `cuda_w4a4_launch`              Atom's W4A4 product with its operands and oracle: `cuda_w4a4` `cuda_w4a4_held`
                                 `w4a4_shape` `w4a4_steps` `cuda_rmsnorm` `atom_operands` `atom_reference`

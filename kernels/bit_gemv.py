@@ -10,11 +10,12 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_layout import BitLayout, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import BATCH, AnyShape, at_once, product_shape
+from bcqfmt.kernels.byte_shape import BATCH
 from bcqfmt.kernels.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
 from bcqfmt.kernels.limits import KINDS
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, arguments, entries_of, needs
+from bcqfmt.kernels.product_shape import AnyShape, at_once, product_shape
 from bcqfmt.kernels.short_shape import ShortShape
 
 __all__ = [

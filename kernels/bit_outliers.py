@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.byte_shape import AnyShape
 from bcqfmt.kernels.fused_outliers import outlier_tiles
+from bcqfmt.kernels.product_shape import AnyShape
 from bcqfmt.kernels.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.shared_vectors import vector_loader

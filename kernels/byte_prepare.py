@@ -13,11 +13,29 @@ from bcqfmt.kernels.byte_shape import ByteShape
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["MAGIC", "PRECISION", "byte_vectors"]
+__all__ = ["MAGIC", "PRECISION", "byte_vectors", "power_of_128"]
 
 PRECISION = 14
 MAGIC = np.float32(12582912.0 + 128)  # integers that begin 128 higher: their second byte is rounded, not cut
 _BIAS = 12 * (PATTERN + 128) & 0xFFFFFFFF
+
+
+def power_of_128() -> Any:
+    """A device function for 16 lanes that have eight columns each: the bits of the largest, and the exponent for all.
+
+    Numbers are integers of 16 bits in units of 2^(exponent - 127 - PRECISION).
+    """
+
+    def power(v: Any) -> Any:
+        largest = ptx.u32(0)
+        for k in static(8):
+            largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
+        for k in static(4):
+            largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
+        # 127 * 256 + 127 is the largest integer: a little more than 1.99 times a power of two
+        return largest, max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(PRECISION + 8))
+
+    return inlined(unrolled(power))
 
 
 def byte_vectors(shape: ByteShape) -> Any:
@@ -31,7 +49,7 @@ def byte_vectors(shape: ByteShape) -> Any:
     layout, batch, sets, stride, sums_at = shape.layout, shape.batch, shape.sets, shape.stride, shape.sums_at
     places = layout.places
     sharers, folds, members = 4 // places, {1: 4, 2: 3, 4: 2}[places], 16 // places
-    threads, total_columns = 32 * shape.slices * shape.tiles, layout.chunks * 256
+    threads, total_columns, power = 32 * shape.slices * shape.tiles, layout.chunks * 256, power_of_128()
 
     def put(v: Any, b: Any, column: Any, base: Any, lane: Any) -> None:
         near = ptx.u32(0x3715) if (lane & 1) != 0 else ptx.u32(0x6240)
@@ -41,13 +59,7 @@ def byte_vectors(shape: ByteShape) -> Any:
         here = ptx.u32(to + (column >> 7) * stride)
         info = ptx.u32(base + sums_at + (column >> 7) * (sets * 32) + ptx.u32((lane & 15) // members) * 8)
         turned = cuda.local.array(4, types.uint32)
-        largest = ptx.u32(0)
-        for k in static(8):
-            largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
-        for k in static(4):
-            largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
-        # 127 * 256 + 127 is the largest integer: a little more than 1.99 times a power of two
-        exponent = max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(PRECISION + 8))
+        largest, exponent = power(v)
         unit = ptx.bits_f32(ptx.u32((exponent - PRECISION) << 23))
         inverse = ptx.bits_f32(ptx.u32((254 + PRECISION - exponent) << 23))
         half = ptx.bits_f32(ptx.u32((253 + PRECISION - exponent) << 23))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.bit_shape import BitShape, Ring, shape_for
+from bcqfmt.kernels.bit_shape import Ring
 from bcqfmt.kernels.limits import SHARED_LIMIT
 from bcqfmt.kernels.outlier_entries import NONE, Beside
-from bcqfmt.kernels.short_shape import ShortShape, short_shape_for
 
-__all__ = ["BATCH", "AnyShape", "ByteShape", "at_once", "byte_shape_for", "examples", "product_shape"]
+__all__ = ["BATCH", "ByteShape", "byte_shape_for", "examples", "first_that_fits"]
 
 BATCH = 8  # vectors of one launch
 _PREFERRED = ((8, 2, 3), (8, 2, 2), (4, 2, 2), (4, 1, 2))  # slices, tiles, stages: the first that fits
@@ -62,7 +61,7 @@ class ByteShape(NamedTuple):
         return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
 
 
-AnyShape = BitShape | ByteShape | ShortShape
+Shape = TypeVar("Shape", bound=ByteShape)
 
 
 def byte_shape_for(
@@ -74,58 +73,17 @@ def byte_shape_for(
     """
     if kind == 0 or layout.passes > 1 or not 1 <= batch <= BATCH:
         return None
-    for slices, tiles, stages in _PREFERRED:
-        warps = min(slices, layout.chunks)
-        shape = ByteShape(layout, batch, kind, out, reordered, added, warps, tiles, stages, beside.size)
-        if shape.shared_bytes + beside.bytes(batch, kind, tiles) <= SHARED_LIMIT:
-            return shape
+    return first_that_fits(ByteShape(layout, batch, kind, out, reordered, added), _PREFERRED, beside)
+
+
+def first_that_fits(shape: Shape, choices: Sequence[tuple[int, int, int]], beside: Beside) -> Shape | None:
+    """``shape`` with the first of these slices, tiles and stages with which all fits into shared memory."""
+    for slices, tiles, stages in choices:
+        warps = min(slices, shape.layout.chunks)
+        found = shape._replace(slices=warps, tiles=tiles, stages=stages, outliers=beside.size)
+        if found.shared_bytes + beside.bytes(shape.batch, shape.kind, tiles) <= SHARED_LIMIT:
+            return found
     return None
-
-
-@functools.cache
-def product_shape(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
-    beside: Beside = NONE,
-) -> AnyShape | None:  # fmt: skip
-    """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups are short.
-
-    ``precise``: as good as float32, which only bits are. ``beside``: outliers. None where x does not fit, or more than
-    four vectors would have to be bits.
-    """
-    with_bytes: ByteShape | None = None
-    if not precise:
-        short = short_shape_for(layout, batch, kind, out, reordered=reordered, added=added, beside=beside)
-        if short is not None:
-            return short
-        with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added, beside=beside)
-    if with_bytes is not None and (batch > 2 or layout.places == 4):
-        return with_bytes
-    if batch > 4:
-        return None
-    bits = shape_for(layout, batch, kind, out, reordered=reordered, added=added, precise=precise, beside=beside)
-    return bits or with_bytes
-
-
-@functools.cache
-def at_once(
-    layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, beside: Beside = NONE
-) -> int:  # fmt: skip
-    """How many vectors of a type one launch takes for every one of these segments; 0 where there is no way.
-
-    ``out``: the type of the result. Outliers go with the last segment.
-    """
-    last = len(layouts) - 1
-    for batch in (8, 4, 2, 1):
-        found = (
-            product_shape(
-                layout, batch, kind, out, reordered=reordered, added=True, precise=0 in (kind, out),
-                beside=beside if k == last else NONE,
-            )
-            for k, layout in enumerate(layouts)
-        )  # fmt: skip
-        if None not in found:
-            return batch
-    return 0
 
 
 def examples() -> list[ByteShape]:

@@ -7,7 +7,7 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_columns import column_walker
 from bcqfmt.kernels.bit_steps import PATTERN
-from bcqfmt.kernels.byte_prepare import MAGIC, PRECISION
+from bcqfmt.kernels.byte_prepare import MAGIC, PRECISION, power_of_128
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.short_shape import ShortShape
 from bcqfmt.kernels.unroll import static, unrolled
@@ -28,17 +28,11 @@ def short_vectors(shape: ShortShape) -> Any:
     """
     layout, batch, stride, sums_at, zeros_at = shape.layout, shape.batch, shape.stride, shape.sums_at, shape.zeros_at
     passes, sums_bytes = layout.passes, shape.sums_bytes
-    threads, total_columns = 32 * shape.slices * shape.tiles, layout.chunks * 256
+    threads, total_columns, power = 32 * shape.slices * shape.tiles, layout.chunks * 256, power_of_128()
 
     def put(v: Any, b: Any, column: Any, base: Any, lane: Any) -> None:
         t, s = ptx.u32((lane >> 2) & 3), ptx.u32(lane & 3)
-        largest = ptx.u32(0)
-        for k in static(8):
-            largest = max(largest, ptx.u32(ptx.f32_bits(v[k]) & 0x7FFFFFFF))
-        for k in static(4):
-            largest = max(largest, ptx.shfl_xor_u32(largest, ptx.u32(1 << k)))
-        # 127 * 256 + 127 is the largest integer: a little more than 1.99 times a power of two
-        exponent = max(ptx.u32((largest + 0x18000) >> 23), ptx.u32(PRECISION + 8))
+        largest, exponent = power(v)
         unit = ptx.bits_f32(ptx.u32((exponent - PRECISION - 1) << 23))
         scale = ptx.bits_f32(ptx.u32((254 + PRECISION - (s & 1) - exponent) << 23))
         n = cuda.local.array(8, types.uint32)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.bit_shape import Ring
-from bcqfmt.kernels.limits import SHARED_LIMIT
+from bcqfmt.kernels.byte_shape import ByteShape, first_that_fits
 from bcqfmt.kernels.outlier_entries import NONE, Beside
 
 __all__ = ["ShortShape", "examples", "short_shape_for"]
@@ -17,24 +14,10 @@ _FEW = 16  # chunks of a row, with which few warps a tile are faster
 _PREFERRED = ((8, 2, 3), (6, 2, 2), (5, 2, 2), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2), (3, 1, 2), (2, 1, 2))
 
 
-class ShortShape(NamedTuple):
-    """What a kernel is compiled for. ``kind``: 1 float16, 2 bfloat16; ``out``: these or 0, float32."""
+class ShortShape(ByteShape):
+    """The same for short groups, of whose bytes of x only those are stored that are not zero."""
 
-    layout: BitLayout
-    batch: int
-    kind: int
-    out: int
-    reordered: bool = False
-    added: bool = False
-    slices: int = 8  # at most the chunks of a row
-    tiles: int = 1
-    stages: int = 2
-    outliers: int = 0  # bytes of an entry, 0 without outliers
-
-    @property
-    def ring(self) -> Ring:
-        """Its buffers."""
-        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, int(self.outliers > 0))
+    __slots__ = ()
 
     @property
     def stride(self) -> int:
@@ -61,11 +44,6 @@ class ShortShape(NamedTuple):
         """Shared memory for x and its sums."""
         return -(-(self.sums_at + 2 * self.layout.chunks * self.sums_bytes) // 128) * 128
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, outliers apart: these follow (`outlier_entries.Beside`)."""
-        return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
-
 
 def short_shape_for(
     layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, beside: Beside = NONE
@@ -78,14 +56,8 @@ def short_shape_for(
     if kind == 0 or layout.passes == 1 or batch < 1 or batch * layout.passes > 8:
         return None
     most = 4 if layout.chunks <= _FEW else 6 if batch > 2 else 8  # with more vectors, more would lack registers
-    for slices, tiles, stages in _PREFERRED:
-        warps = min(slices, layout.chunks)
-        if slices > most:
-            continue
-        shape = ShortShape(layout, batch, kind, out, reordered, added, warps, tiles, stages, beside.size)
-        if shape.shared_bytes + beside.bytes(batch, kind, tiles) <= SHARED_LIMIT:
-            return shape
-    return None
+    shape = ShortShape(layout, batch, kind, out, reordered, added)
+    return first_that_fits(shape, [choice for choice in _PREFERRED if choice[0] <= most], beside)
 
 
 def examples() -> list[ShortShape]:

@@ -22,7 +22,7 @@ from bcqfmt.integrations.bench_weights import Weight, copies, random_vectors, ra
 from bcqfmt.kernels import bit_gemv, matmul
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import AnyShape, product_shape
+from bcqfmt.kernels.product_shape import AnyShape, product_shape
 
 __all__ = [
     "AROUND",

@@ -13,10 +13,10 @@ from bcqfmt.integrations.bench_peers import cublas
 from bcqfmt.integrations.bench_timing import Row, replayed
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.byte_shape import product_shape
 from bcqfmt.kernels.matmul_weight import USUAL
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.product_shape import product_shape
 
 __all__ = ["crossover", "dequantized", "shapes_to_compile"]
 

@@ -16,10 +16,10 @@ from bcqfmt.integrations.bench_weights import copies, random_vectors, random_wei
 from bcqfmt.kernels import bit_gemv
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import AnyShape, product_shape
 from bcqfmt.kernels.cuda_outliers import csr_outliers
 from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.outlier_entries import NONE, Beside, Entries, needs
+from bcqfmt.kernels.product_shape import AnyShape, product_shape
 
 __all__ = ["for_all_shares", "random_outliers", "shapes_to_compile", "with_outliers"]
 

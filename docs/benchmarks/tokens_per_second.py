@@ -242,8 +242,8 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     """Compile the kernel for one shape into the cache; seconds."""
     from bcqfmt.kernels.bit_gemv import kernel_of
     from bcqfmt.kernels.bit_layout import BitLayout
-    from bcqfmt.kernels.byte_shape import product_shape
     from bcqfmt.kernels.cubins import code_of
+    from bcqfmt.kernels.product_shape import product_shape
 
     formula, bits, columns, group, minor = job
     begin = time.perf_counter()

@@ -12,8 +12,8 @@ from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul, reference
 from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import product_shape
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.product_shape import product_shape
 from gpu_arrays import to_gpu, twice
 
 # encoding, q, rows, columns, group size, vectors, dtype of x

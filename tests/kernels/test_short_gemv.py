@@ -1,4 +1,7 @@
-"""Groups of 8 and 16 columns in the simulator, against the float64 product of the normative decoder."""
+"""Groups of 8 and 16 columns in the simulator, against the float64 product of the normative decoder.
+
+What they have to do as all bytes do is in test_byte_gemv.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from bcqfmt import BcqWeight
 from bcqfmt.kernels import reference
 from bcqfmt.kernels.bit_layout import BitLayout
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import at_once, product_shape
+from bcqfmt.kernels.product_shape import at_once, product_shape
 from bcqfmt.kernels.short_shape import ShortShape, short_shape_for
 from cuda_sim import simulate
 
@@ -48,15 +51,6 @@ def test_every_column_meets_its_own_scale(encoding: str, g: int) -> None:
         assert np.allclose(found, reference.product(weight, part), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("batch", "g"), [(1, 8), (2, 8), (3, 16), (4, 16)])
-def test_several_vectors_tiles_and_slices(batch: int, g: int) -> None:
-    weight = ks.weight("affine", 3, 70, 600, g, perm=True)
-    x = ks.vectors(batch, 600, "F16")
-    found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=2, result="BF16")
-    assert (found.same, found.intact) == (True, True)
-    assert reference.relative_error(found.value.astype(np.float64), reference.product(weight, x)) < 4e-3
-
-
 @pytest.mark.parametrize("numbers", ["F32", "BF16"])
 def test_numbers_of_other_types(numbers: str) -> None:
     weight = ks.weight("bcq", 2, 17, 264, 8, numbers=numbers, dtype=numbers)
@@ -77,39 +71,6 @@ def test_beside_a_segment_of_longer_groups(segments: tuple[tuple[int, int], ...]
     found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=2)
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
-
-
-def test_a_vector_does_not_depend_on_its_neighbours() -> None:
-    weight, x = ks.weight("bcq", 2, 19, 256, 16), ks.vectors(4, 256, "F16")
-    together = simulate(sim_bits.whole_bytes, weight, x, "F16").value
-    alone = simulate(sim_bits.whole_bytes, weight, x[2:3], "F16").value
-    assert np.array_equal(together[2:3], alone)
-
-
-def test_an_addend_is_added() -> None:
-    weight = ks.weight("bcq", 3, 19, 160, 8)
-    x = ks.vectors(2, 160, "BF16")
-    plus = np.random.default_rng(3).normal(size=(2, 19)).astype(np.float32)
-    found = simulate(sim_bits.whole_bytes, weight, x, "BF16", addend=plus)
-    assert reference.relative_error(found.value - plus, reference.product(weight, x)) < LIMIT
-
-
-@pytest.mark.parametrize(("batch", "g", "mode"), [(2, 8, "add"), (3, 16, "replace")])
-def test_outliers_in_the_same_launch(batch: int, g: int, mode: str) -> None:
-    weight = ks.weight("bcq", 2, 70, 520, g, perm=True, outliers=mode, share=0.02)
-    x = ks.vectors(batch, 520, "BF16")
-    found = simulate(sim_bits.whole_bytes, weight, x, "BF16", slices=2, tiles=2, stages=3)
-    assert (found.same, found.intact) == (True, True)
-    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
-
-
-@pytest.mark.parametrize("value", [np.inf, np.nan, -np.inf])
-def test_what_is_not_finite_makes_its_vector_nan(value: float) -> None:
-    weight, x = ks.weight("bcq", 2, 16, 256, 8), ks.vectors(2, 256, "F16")
-    x[1, 200] = value
-    found = simulate(sim_bits.whole_bytes, weight, x, "F16").value
-    assert np.isnan(found[1]).all()
-    assert np.isfinite(found[0]).all()
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.0**-24, 60000.0])
