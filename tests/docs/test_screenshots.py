@@ -18,11 +18,8 @@ from conversions import convert
 from peers import PEERS
 from verbs import tensors
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium"),
-    pytest.mark.xdist_group("chromium"),
-]
+pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("chromium")]
+in_chromium = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium")
 PAPER = {False: (255, 255, 255), True: (0x0D, 0x11, 0x17)}
 BARS = {False: (0x00, 0x72, 0xB2), True: (0x56, 0xB4, 0xE9)}  # the first colour of the plots
 WIDTHS = (1280, 420)
@@ -51,6 +48,7 @@ def assert_margins(seen: Picture, paper: tuple[int, int, int]) -> None:
         assert share(edge, paper) == 1.0
 
 
+@in_chromium
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_report_of_a_conversion(page: Path, tmp_path: Path, width: int, dark: bool) -> None:
@@ -66,6 +64,7 @@ def test_report_of_a_conversion(page: Path, tmp_path: Path, width: int, dark: bo
     assert gaps.max() < 120  # no holes where a plot keeps its height but not its width
 
 
+@in_chromium
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_names_change_nothing(tmp_path: Path, dark: bool) -> None:
     arrays = {HOSTILE: np.zeros(8, np.float16), "x" * 200: np.zeros(8, np.float16), **tensors()}

@@ -102,7 +102,8 @@ def test_other_shares_of_the_work(slices: int, sides: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "low", "high", "outliers", "dtype", "batch", "shape"),
     [
-        (200, 1536, 512, "add", "F16", 1, {"slices": 4, "sides": 2, "stages": 2}),
+        pytest.param(200, 1536, 512, "add", "F16", 1, {"slices": 4, "sides": 2, "stages": 2}, marks=pytest.mark.soak),
+        (100, 512, 256, "add", "F16", 1, {"slices": 4, "sides": 2, "stages": 2}),
         (70, 272, 8, "replace", "BF16", 2, {"slices": 2, "sides": 3, "stages": 1}),
         (50, 256, 131, "add", "F32", 1, {"slices": 2, "sides": 1, "stages": 3}),
         (20, 0, 300, "", "F16", 1, {"slices": 5, "sides": 2, "stages": 2}),
