@@ -53,10 +53,14 @@ kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU;
 test-gpu: $(VENV)/.dev  ## the kernels on the GPU of this machine
 	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
+SANITIZED := never_followed or operator_and_direct_call or (first_planes and -2])
 # Without torch's cache every tensor is an allocation of its own: nothing beside it can be touched unnoticed.
 test-gpu-sanitizer: $(VENV)/.dev  ## every operator and wrong indices under compute-sanitizer, which has to be in PATH
-	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \
-	    --target-processes all $(BIN)/pytest tests/gpu -k "never_followed or operator_and_direct_call" $(PYTEST_ARGS)
+	@for tool in "memcheck --report-api-errors no" synccheck racecheck initcheck; do \
+	    echo "compute-sanitizer: $$tool"; \
+	    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 --target-processes all \
+	        $(BIN)/pytest tests/gpu -k "$(SANITIZED)" $(PYTEST_ARGS) || exit 1; \
+	done
 
 wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
 	rm -rf build dist

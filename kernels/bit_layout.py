@@ -7,8 +7,9 @@ plane is 512 bytes: lane l of a warp takes 16 of them, its fragment of a 16 x 25
     numbers  [tile][set][pass][number][place][8]   pairs of numbers: rows r and r + 8 for r = 0..7
 
 A *set* is what 128 columns need (256 where groups are multiples of 256). Groups of 64 and 32 columns give a set 2 and 4
-*places*; groups of 16 and 8 are handled in 2 and 4 *passes* over the same bits. Both are pure permutations of the
-canonical parts, padded with zeros; numbers stay in the type they have.
+*places*; groups of 16 and 8 are handled in 2 and 4 *passes* over the same bits, and the bits of their words are
+reordered (:func:`in_steps`). Both are pure permutations of the canonical parts, padded with zeros; numbers stay in the
+type they have.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ from bcqfmt.dtypes import round_to
 from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.operands import OperandSegment
 
-__all__ = ["BitLayout", "layout_of", "pack_numbers", "pack_planes"]
+__all__ = ["STEP_MASKS", "BitLayout", "in_steps", "layout_of", "pack_numbers", "pack_planes"]
 
 Array = npt.NDArray[Any]
 COLUMNS = 256
+# passes -> for each, where `in_steps` puts the columns of its groups
+STEP_MASKS = {
+    1: (0xFFFFFFFF,),
+    2: (0x66666666, 0x99999999),
+    4: (0x22222222, 0x44444444, 0x88888888, 0x11111111),
+}
 _NUMBERS = {"bcq": "bcq", "affine": "affine", "float-zero": "affine", "offset": "offset"}
 
 
@@ -117,12 +124,26 @@ def _narrowest(arrays: list[Array]) -> str:
     return "F32"
 
 
+def in_steps(words: Any) -> Any:
+    """Column 8 s + 4 h + j of every word to bit 8 j + 4 h + s + 1, the last one to bit 0: the order of short groups.
+
+    Words are uint32 of numpy or int32 of torch. Two swaps of bits of the index, and a rotation.
+    """
+    swapped = (words ^ (words >> 14)) & 0x0000CCCC
+    words = words ^ swapped ^ (swapped << 14)
+    swapped = (words ^ (words >> 7)) & 0x00AA00AA
+    words = words ^ swapped ^ (swapped << 7)
+    return (words << 1) | ((words >> 31) & 1)
+
+
 def pack_planes(layout: BitLayout, planes: Array) -> npt.NDArray[np.uint32]:
     """Planes (q, out, words) uint32 as [tile][chunk][plane][lane][4], flat."""
     q, rows, words = planes.shape
     tiles = -(-rows // ROWS)
     full = np.zeros((q, tiles * ROWS, layout.chunks * 8), np.uint32)
     full[:, :rows, :words] = planes
+    if layout.passes > 1:
+        full = in_steps(full)
     parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)  # q, tile, +8, row, chunk, +128, word
     return np.ascontiguousarray(parts.transpose(1, 4, 0, 3, 6, 5, 2)).reshape(-1)
 

@@ -14,7 +14,7 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.fused_outliers import outlier_tiles
 from bcqfmt.kernels.product_shape import AnyShape
-from bcqfmt.kernels.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait
+from bcqfmt.kernels.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait, meet
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.shared_vectors import vector_loader
 from bcqfmt.kernels.unroll import static, unrolled
@@ -53,7 +53,7 @@ def outlier_warp(shape: AnyShape) -> Any:
         begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
         after_earlier()
         load(x, xs, xs_bytes, columns, ptx.u32(beside * 32 + lane))
-        cuda.syncthreads()
+        meet()
         begin, end, first = ask(entries, count, room, kept, bar, lane, begin, end)
         to = ptx.u32(base + held_at + beside * (finished * held_bytes) + own + lane * 4)
         parity, done, buffer, before, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
@@ -71,8 +71,6 @@ def outlier_warp(shape: AnyShape) -> Any:
             if lane < 16:
                 for b in static(batch):
                     ptx.sts_f32(ptx.u32(to + buffer * held_bytes), ptx.u32(b * 64), values[b])
-            ptx.syncwarp()
-            if lane == 0:
                 arrive(ptx.u32(ended + buffer * 8))
             buffer, done = ptx.u32(buffer + 1), ptx.u32(done + 1)
             if buffer == finished:

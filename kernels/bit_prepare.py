@@ -6,9 +6,10 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_columns import column_walker
+from bcqfmt.kernels.bit_layout import STEP_MASKS
 from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.bit_steps import MAGIC, ONES, PATTERN, bit_turner
-from bcqfmt.kernels.ptx_bits import barrier_of, mma_b1, mma_b1_wide, sts8
+from bcqfmt.kernels.bit_steps import MAGIC, ONES, PATTERN, bit_turner, step_turner
+from bcqfmt.kernels.ptx_bits import barrier_of, meet, mma_b1, mma_b1_wide, sts8
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -26,7 +27,7 @@ def bit_vectors(shape: BitShape) -> Any:
     bcq, halves = layout.formula == "bcq", 256 // layout.span
     sharers, held, pairs, stride, t_base = shape.sharers, shape.held, shape.held // 2, shape.stride, shape.sums_at
     precision, start_value = (14 if parts == 2 else 21), 0 if shape.converted else PATTERN
-    piece, piece_mask = 32 // passes, (1 << (32 // passes)) - 1
+    masks, in_steps = STEP_MASKS[passes], step_turner()
     threads, total_columns = 32 * shape.slices * shape.tiles, layout.chunks * 256
     warps, turn_bits = threads // 32, bit_turner()
 
@@ -66,7 +67,7 @@ def bit_vectors(shape: BitShape) -> Any:
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
         t, r8 = ptx.u32(lane & 3), ptx.u32(lane >> 2)
         walk(x, perm, base, thread, columns, start)
-        cuda.syncthreads()
+        meet()
         sign = -1 if t % sharers == sharers - 1 else 1
         xlane = ptx.u32(base + (((r8 >> 1) % sharers * 2 + (r8 & 1)) * 4 + t) * 4)
         keep = ptx.u32(ONES) if t // sharers == (r8 >> 1) // sharers else ptx.u32(0)
@@ -74,13 +75,20 @@ def bit_vectors(shape: BitShape) -> Any:
         for b in range(batch):
             s = warp
             while s < chunks * halves:
+                at = ptx.u32(xlane + (b * chunks * 2 + s * (2 // halves)) * stride)
+                if passes > 1:  # bits of x as those of the weight; several lanes have the same word
+                    for m in static(pairs):
+                        word = in_steps(ptx.lds32(at, ptx.u32(m * sharers * 32)))
+                        ptx.syncwarp()
+                        if r8 < 2 * sharers:
+                            ptx.sts32(at, ptx.u32(m * sharers * 32), word)
+                    ptx.syncwarp()
                 for p in static(passes):
-                    at = ptx.u32(xlane + (b * chunks * 2 + s * (2 // halves)) * stride)
                     share = ptx.i32(0)
                     for m in static(pairs):
                         word = ptx.u32(ptx.lds32(at, ptx.u32(m * sharers * 32)) & keep)
                         if passes > 1:
-                            word = ptx.u32(word & (piece_mask << (p * piece)))
+                            word = ptx.u32(word & masks[p])
                         ones = ptx.u32(ONES)
                         if wide:
                             other = ptx.lds32(at, ptx.u32(m * sharers * 32 + stride))

@@ -16,7 +16,16 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_shape import Ring
-from bcqfmt.kernels.ptx_bits import arrivals_init, arrive, bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
+from bcqfmt.kernels.ptx_bits import (
+    arrivals_init,
+    arrive,
+    bulk_copy,
+    bulk_expect,
+    bulk_fence,
+    bulk_init,
+    bulk_wait,
+    meet,
+)
 from bcqfmt.kernels.ptx_numba import cuda, inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -86,7 +95,7 @@ def fetcher(ring: Ring) -> Any:
             tile, block, left, spot, parity = produce(
                 planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity
             )
-        cuda.syncthreads()
+        meet()
         if lane == 0:
             produce(planes, numbers, tiles, step, turn, place, bars, ptx.u32(_ALL), tile, block, left, spot, parity)
 
@@ -95,14 +104,14 @@ def fetcher(ring: Ring) -> Any:
 
 def _opener(ring: Ring) -> Any:
     """A device function for one lane: the barriers of a tile at ``bars`` are made ready."""
-    stages, slices, finished, terms = ring.stages, ring.slices, ring.finished, ring.terms
+    stages, slices, finished, arrivals = ring.stages, ring.slices, ring.finished, ring.arrivals
 
     def open_barriers(bars: Any) -> None:
         for i in static(stages):
             bulk_init(ptx.u32(bars + i * 8))
             arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
         for i in static(finished):
-            arrivals_init(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(terms))
+            arrivals_init(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(arrivals))
         bulk_fence()
 
     return inlined(unrolled(open_barriers))
@@ -167,19 +176,19 @@ def after_copy(stages: int) -> Any:
 def finisher(ring: Ring, out: int, added: bool) -> Any:
     """A device function for every warp of a tile, when its sums lie in buffer ``buffer`` at ``held``.
 
-    It tells the buffer's barrier. The warp whose turn it is (``adding == mine``) waits for the others, adds up and
-    writes 16 rows of y. Returned: whose turn it is next, the next buffer and the parity of its barrier.
+    Every lane that has left some of them (``leaves``) tells the buffer's barrier, for itself. The warp whose turn it is
+    (``adding == mine``) waits for the others, adds up and writes 16 rows of y. Returned: whose turn it is next, the
+    next buffer and the parity of its barrier.
     """
     slices, batch, held_bytes, finished, terms = ring.slices, ring.batch, ring.held_bytes, ring.finished, ring.terms
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
     def finish(
-        addend: Any, y: Any, rows: Any, tile: Any, held: Any, bars: Any, mine: Any, lane: Any,
+        addend: Any, y: Any, rows: Any, tile: Any, held: Any, bars: Any, mine: Any, lane: Any, leaves: Any,
         adding: Any, buffer: Any, parity: Any,
     ) -> Any:  # fmt: skip
-        ptx.syncwarp()
         bar = ptx.u32(bars + buffer * 8)
-        if lane == 0:
+        if leaves:
             arrive(bar)
         if adding == mine:
             bulk_wait(bar, parity)

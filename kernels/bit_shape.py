@@ -16,7 +16,8 @@ _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
 class Ring(NamedTuple):
     """Buffers of a product (`bit_ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
 
-    ``extra``: 1 where a further warp of each tile adds up outliers, else 0.
+    ``extra``: 1 where a further warp of each tile adds up outliers, else 0. ``leaving``: lanes of a warp that leave
+    sums at the end of a tile.
     """
 
     layout: BitLayout
@@ -25,6 +26,7 @@ class Ring(NamedTuple):
     stages: int
     batch: int
     extra: int = 0
+    leaving: int = 8
 
     @property
     def threads(self) -> int:
@@ -35,6 +37,11 @@ class Ring(NamedTuple):
     def terms(self) -> int:
         """Sums that make an element of y."""
         return self.slices + self.extra
+
+    @property
+    def arrivals(self) -> int:
+        """Lanes that leave sums of a tile; those of outliers are 16."""
+        return self.slices * self.leaving + 16 * self.extra
 
     @property
     def blocks(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.ptx_numba import inlined
 
-__all__ = ["MAGIC", "ONES", "PATTERN", "WIDEN", "bit_turner", "number_pairs", "sums_as_floats"]
+__all__ = ["MAGIC", "ONES", "PATTERN", "WIDEN", "bit_turner", "number_pairs", "step_turner", "sums_as_floats"]
 
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed integer
 PATTERN = 0x4B400000
@@ -65,5 +65,18 @@ def bit_turner() -> Any:
         turned = ptx.u32((low & 0x0F0F0F0F) | ((high << 4) & 0xF0F0F0F0))
         rest = ptx.u32(((low >> 4) & 0x0F0F0F0F) | (high & 0xF0F0F0F0))
         return turned, rest
+
+    return inlined(turn)
+
+
+def step_turner() -> Any:
+    """A device function: `bit_layout.in_steps` of one word."""
+
+    def turn(word: Any) -> Any:
+        d = ptx.u32((word ^ (word >> 14)) & 0x0000CCCC)
+        word = ptx.u32(word ^ d ^ (d << 14))
+        d = ptx.u32((word ^ (word >> 7)) & 0x00AA00AA)
+        word = ptx.u32(word ^ d ^ (d << 7))
+        return ptx.u32((word << 1) | (word >> 31))
 
     return inlined(turn)

@@ -10,6 +10,7 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_columns import column_walker
 from bcqfmt.kernels.bit_steps import PATTERN
 from bcqfmt.kernels.byte_shape import ByteShape
+from bcqfmt.kernels.ptx_bits import meet
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -89,6 +90,6 @@ def byte_vectors(shape: ByteShape) -> Any:
 
     def prepare(x: Any, perm: Any, base: Any, thread: Any, columns: Any, start: Any) -> None:
         walk(x, perm, base, thread, columns, start)
-        cuda.syncthreads()
+        meet()
 
     return inlined(unrolled(prepare))

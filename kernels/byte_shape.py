@@ -33,7 +33,15 @@ class ByteShape(NamedTuple):
     @property
     def ring(self) -> Ring:
         """Its buffers."""
-        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, int(self.outliers > 0))
+        return Ring(
+            self.layout,
+            self.slices,
+            self.tiles,
+            self.stages,
+            self.batch,
+            int(self.outliers > 0),
+            32 // self.layout.places,
+        )
 
     @property
     def sets(self) -> int:

@@ -25,6 +25,7 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.bit_layout import STEP_MASKS
 from bcqfmt.kernels.bit_outliers import outlier_warp
 from bcqfmt.kernels.bit_prepare import bit_vectors
 from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
@@ -57,7 +58,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
     halves = 256 // layout.span  # sets of a chunk
     sharers, held, stride, t_base = shape.sharers, shape.held, shape.stride, shape.sums_at
     pairs, last = held // 2, layout.numbers - 1
-    piece, piece_mask = 32 // passes, (1 << (32 // passes)) - 1
+    masks = STEP_MASKS[passes]
     floats, b_words = 2 * batch, batch * pairs
     plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
     adders, add_outliers = workers + shape.tiles, outlier_warp(shape)
@@ -137,7 +138,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                                     if sharers < 4:
                                         word = ptx.u32(word & keep)
                                     if passes > 1:
-                                        word = ptx.u32(word & (piece_mask << (p * piece)))
+                                        word = ptx.u32(word & masks[p])
                                     bits[b * pairs + m] = word
                                     if wide:
                                         others[b * pairs + m] = ptx.lds32(
@@ -207,7 +208,9 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                 value = ptx.f32(value + ptx.shfl_xor_f32(value, ptx.u32(2)))
                 if t == 0:
                     ptx.sts_f32(ptx.u32(mine_at + buffer * held_bytes), ptx.u32(k // 2 * 64 + k % 2 * 32), value)
-            adding, buffer, phase = finish(addend, y, rows, tile, hlane, ended, mine, lane, adding, buffer, phase)
+            adding, buffer, phase = finish(
+                addend, y, rows, tile, hlane, ended, mine, lane, t == 0, adding, buffer, phase
+            )
             tile = ptx.u32(tile + step)
 
     return bit_gemv

@@ -187,7 +187,9 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                 if group == 0 and ptx.u32((k // 2 * 4 + t) // places) < batch:
                     at = ptx.u32(k // 2 * (4 // places * 64) + k % 2 * 32)
                     ptx.sts_f32(ptx.u32(mine_at + buffer * held_bytes), at, value)
-            adding, buffer, phase = finish(addend, y, rows, tile, hlane, ended, mine, lane, adding, buffer, phase)
+            adding, buffer, phase = finish(
+                addend, y, rows, tile, hlane, ended, mine, lane, group == 0, adding, buffer, phase
+            )
             tile = ptx.u32(tile + step)
 
     return byte_gemv

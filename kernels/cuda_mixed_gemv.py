@@ -29,7 +29,7 @@ from bcqfmt.kernels.mixed_ptx import lds8, lds16
 from bcqfmt.kernels.mixed_ring import fetcher
 from bcqfmt.kernels.mixed_shape import SHAPES, MixedShape
 from bcqfmt.kernels.mixed_units import code_words, four_bit_group, four_words, two_bit_group, two_words
-from bcqfmt.kernels.ptx_bits import after_earlier, arrive, barrier_of, begin_next, bulk_wait
+from bcqfmt.kernels.ptx_bits import after_earlier, arrive, barrier_of, begin_next, bulk_wait, meet
 from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.shared_vectors import vector_loader
 from bcqfmt.kernels.unroll import static, unrolled
@@ -101,7 +101,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
         after_earlier()
         begin_next()
         load_x(x, base, xs_bytes, columns, thread)
-        cuda.syncthreads()
+        meet()
         to_integers(perm, order, thread, base, xs_bytes, planes_at, info_at, padded, twos, columns)
         barrier_of(ptx.u32(1), ptx.u32(workers))
 
@@ -235,8 +235,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     ptx.sts_f32(at, ptx.u32(k // 2 * 64 + k % 2 * 32), value)
             for k in static(floats):
                 sums[k] = ptx.f32(0.0)
-            ptx.syncwarp()
-            if lane == 0:
+            if t == 0:
                 arrive(ended)
             tile, done = ptx.u32(tile + step), ptx.u32(done + 1)
 

@@ -3,14 +3,15 @@
 Operands are those of `cuda_bit_gemv`, in the same order. As in `cuda_byte_gemv` one ``mma.m16n8k32`` takes 16 rows and
 32 columns of a plane, and its eight columns of bytes are high and low of four groups. There a step takes every fourth
 column, here eight that follow one another in each of the four words of a row: a group of 8, or half of one of 16. So
-sums of different groups never meet, and no bits have to be masked off group by group. To get there the bits of a word
-are turned over first (`in_steps`); then masks and shifts leave one bit of every byte, 4 or 8, as they do there.
+sums of different groups never meet, and no bits have to be masked off group by group. The bits of a word lie so
+(`bit_layout.in_steps`) that one mask leaves what step s takes of every byte, 2^(s+1), in the word and in the word
+rotated by 4 bits.
 
 A byte of x belongs to one group, in the other three columns it is zero: these are not stored, lanes that would read
-them read a place that is zero. Integer sums begin with the pattern of 1.5 * 2^23 less twice the sum of x; read as
-float32 they are twice ``sum(s * x)`` with signs s, and one subtraction takes the pattern away. What is rounded is x, to
-2^-15 of the largest of 128 neighbours in every other group of 8 columns and 2^-14 in those between, and the products
-with scales, in float32.
+them read a place that is zero. Integer sums begin with the pattern of 1.5 * 2^23, so that they can be read as float32;
+the pattern is taken away together with the sum of x, which makes signs out of bits. What masks have made larger is
+undone once for 128 columns, where the sums of all steps are added up. What is rounded is x, to 2^-15 of the largest of
+128 neighbours (in every other eight columns of groups of 16 to 2^-14), and the products with scales, in float32.
 
 How weights come and tiles end: `bit_ring`. All sums are added in a fixed order: two runs give the same bits.
 """
@@ -25,12 +26,12 @@ import numpy as np
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_outliers import outlier_warp
 from bcqfmt.kernels.bit_ring import fetcher, finisher, releaser, seats
-from bcqfmt.kernels.bit_steps import MAGIC, number_pairs
+from bcqfmt.kernels.bit_steps import PATTERN, number_pairs
 from bcqfmt.kernels.cuda_bit_gemv import declared
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.mixed_ptx import mma_u8
 from bcqfmt.kernels.ptx_bits import after_earlier, begin_next, bulk_wait
-from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.ptx_numba import cuda, types
 from bcqfmt.kernels.short_prepare import short_vectors
 from bcqfmt.kernels.short_shape import ShortShape, examples
 from bcqfmt.kernels.unroll import static, unrolled
@@ -39,15 +40,7 @@ __all__ = ["compile_cases", "short_gemv_kernel"]
 
 _HALF = np.float32(0.5)
 _WIDE = np.float32(256)
-_MASKS = (0x04040404, 0x08080808)
-
-
-def _in_steps(word: Any) -> Any:
-    """Column 8 s + 4 h + j of a word to bit 8 j + 4 h + s: two swaps of bits of the index."""
-    d = ptx.u32((word ^ (word >> 14)) & 0x0000CCCC)
-    word = ptx.u32(word ^ d ^ (d << 14))
-    d = ptx.u32((word ^ (word >> 7)) & 0x00AA00AA)
-    return ptx.u32(word ^ d ^ (d << 7))
+_MASK = 0x02020202
 
 
 @functools.cache
@@ -66,9 +59,9 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
     adders, add_outliers = workers + shape.tiles, outlier_warp(shape)
     held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
     seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
-    pair_at, prepare, in_steps = number_pairs(layout.number), short_vectors(shape), inlined(_in_steps)
+    pair_at, prepare = number_pairs(layout.number), short_vectors(shape)
     fetch, finish = fetcher(ring), finisher(ring, shape.out, shape.added)
-    even, uneven = _MASKS
+    part_floats, less = passes * floats, np.float32(2.0**-steps)  # of a pass, beside the one before
 
     @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
     @unrolled
@@ -101,6 +94,9 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         hlane = ptx.u32(base + held_base + beside * (finished * held_bytes))
         mine_at = ptx.shfl_u32(ptx.u32(hlane + mine * (batch * 64) + r8 * 4), lane)
         ended = ptx.u32(bars + 2 * stages * 8)
+        # four registers that stay: constants are put together anew for every instruction that takes them
+        start0, start1 = ptx.i32(ptx.shfl_u32(ptx.u32(0), lane)), ptx.i32(ptx.shfl_u32(ptx.u32(PATTERN), lane))
+        start2, start3 = ptx.i32(ptx.shfl_u32(ptx.u32(0), lane)), ptx.i32(ptx.shfl_u32(ptx.u32(PATTERN), lane))
         sums = cuda.local.array(floats, types.float32)
         for k in static(floats):
             sums[k] = ptx.f32(0.0)
@@ -119,47 +115,46 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                     while h < 2:  # rolled up: written out, Numba takes minutes
                         b = cuda.local.array(b_words, types.uint32)
                         d = cuda.local.array(counts, types.int32)
-                        part = cuda.local.array(floats, types.float32)
-                        begin = cuda.local.array(kept, types.int32)
-                        twice = cuda.local.array(kept, types.float32)  # the sum of x in a group
+                        part = cuda.local.array(part_floats, types.float32)
+                        begin = cuda.local.array(kept, types.float32)
+                        share = cuda.local.array(kept, types.float32)  # the sum of x in a group
                         for k in static(4 * batch):
                             two = ptx.lds64(xc, ptx.u32(k * 64))
                             b[2 * k], b[2 * k + 1] = two[0], two[1]
-                        for k in static(floats):
-                            part[k] = ptx.f32(0.0)
                         for p in static(passes):
                             if bcq or offset:
                                 low, high = pair_at(nc, p * pass_bytes + last * number_bytes)
                             for e in static(batch):
-                                known = ptx.lds64(ic, ptx.u32((p * batch + e) * 32))
-                                begin[p * batch + e], twice[p * batch + e] = ptx.i32(known[0]), ptx.bits_f32(known[1])
+                                known, at = ptx.lds64(ic, ptx.u32((p * batch + e) * 32)), p * floats + 2 * e
+                                begin[p * batch + e] = ptx.bits_f32(known[0])
+                                share[p * batch + e] = ptx.bits_f32(known[1])
+                                part[at], part[at + 1] = ptx.f32(0.0), ptx.f32(0.0)
                                 if bcq or offset:  # z or the offset, times the sum of x
-                                    part[2 * e] = ptx.fma_f32(low, ptx.bits_f32(known[1]), part[2 * e])
-                                    part[2 * e + 1] = ptx.fma_f32(high, ptx.bits_f32(known[1]), part[2 * e + 1])
+                                    part[at] = ptx.f32(low * ptx.bits_f32(known[1]))
+                                    part[at + 1] = ptx.f32(high * ptx.bits_f32(known[1]))
                         for k in static(counts):
                             d[k] = ptx.i32(0)
-                        for i in range(q):
-                            words = ptx.lds64(wc, ptx.u32(i * 512))
-                            w, w8 = in_steps(words[0]), in_steps(words[1])
+                        wi, ni, i = wc, nc, ptx.u32(0)
+                        ahead = ptx.lds64(wi, ptx.u32(0))
+                        while i < q:  # counted in 32 bits too
+                            w, w8 = ahead[0], ahead[1]
+                            v, v8 = ptx.u32((w >> 4) | (w << 28)), ptx.u32((w8 >> 4) | (w8 << 28))
+                            ahead = ptx.lds64(wi, ptx.u32(512))  # behind its last plane: others, never used
                             for p in static(passes):
                                 at = 0 if bcq else p * each
                                 for e in static(batch):
-                                    for k in static(4):
-                                        if not bcq:
+                                    if bcq:
+                                        d[4 * e], d[4 * e + 1], d[4 * e + 2], d[4 * e + 3] = (
+                                            start0, start1, start2, start3,
+                                        )  # fmt: skip
+                                    else:
+                                        for k in static(4):
                                             d[at + 4 * e + k] = ptx.i32(d[at + 4 * e + k] + d[at + 4 * e + k])
-                                        elif k % 2:
-                                            d[at + 4 * e + k] = begin[p * batch + e]
-                                        else:
-                                            d[at + 4 * e + k] = ptx.i32(0)
                                 for m in static(steps):
                                     s = p * steps + m
-                                    mask = uneven if s % 2 else even
-                                    if s < 2:
-                                        a0, a1 = ptx.u32((w << 2) & mask), ptx.u32((w8 << 2) & mask)
-                                        a2, a3 = ptx.u32((w >> 2) & mask), ptx.u32((w8 >> 2) & mask)
-                                    else:
-                                        a0, a1 = ptx.u32(w & mask), ptx.u32(w8 & mask)
-                                        a2, a3 = ptx.u32((w >> 4) & mask), ptx.u32((w8 >> 4) & mask)
+                                    mask = _MASK << s
+                                    a0, a1 = ptx.u32(w & mask), ptx.u32(w8 & mask)
+                                    a2, a3 = ptx.u32(v & mask), ptx.u32(v8 & mask)
                                     for e in static(batch):
                                         x_at, d_at = (s * batch + e) * 2, at + 4 * e
                                         f = mma_u8(
@@ -169,31 +164,34 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                                         for k in static(4):
                                             d[d_at + k] = f[k]
                                 if bcq:
-                                    scale, scale8 = pair_at(nc, p * pass_bytes + i * number_bytes)
+                                    scale, scale8 = pair_at(ni, p * pass_bytes)
                                     for e in static(batch):
+                                        less_x, to = begin[p * batch + e], p * floats + 2 * e
                                         one = ptx.bits_f32(ptx.u32(d[4 * e] * 256 + d[4 * e + 1]))
                                         one8 = ptx.bits_f32(ptx.u32(d[4 * e + 2] * 256 + d[4 * e + 3]))
-                                        part[2 * e] = ptx.fma_f32(scale, ptx.f32(one - MAGIC), part[2 * e])
-                                        part[2 * e + 1] = ptx.fma_f32(scale8, ptx.f32(one8 - MAGIC), part[2 * e + 1])
+                                        part[to] = ptx.fma_f32(scale, ptx.f32(one - less_x), part[to])
+                                        part[to + 1] = ptx.fma_f32(scale8, ptx.f32(one8 - less_x), part[to + 1])
+                            wi, ni, i = ptx.u32(wi + 512), ptx.u32(ni + number_bytes), ptx.u32(i + 1)
                         if not bcq:
                             for p in static(passes):
                                 scale, scale8 = pair_at(nc, p * pass_bytes)
                                 low, high = pair_at(nc, p * pass_bytes + last * number_bytes)
                                 for e in static(batch):
-                                    at = p * each + 4 * e
-                                    less = twice[p * batch + e]
+                                    at, to = p * each + 4 * e, p * floats + 2 * e
+                                    known_sum = share[p * batch + e]
                                     one = ptx.fma_f32(ptx.f32(d[at]), _WIDE, ptx.f32(d[at + 1]))
                                     one8 = ptx.fma_f32(ptx.f32(d[at + 2]), _WIDE, ptx.f32(d[at + 3]))
-                                    below = ptx.f32(0.0) if offset else ptx.f32(low * less)
-                                    below8 = ptx.f32(0.0) if offset else ptx.f32(high * less)
-                                    part[2 * e] = ptx.fma_f32(scale, ptx.fma_f32(one, _HALF, -below), part[2 * e])
-                                    part[2 * e + 1] = ptx.fma_f32(
-                                        scale8, ptx.fma_f32(one8, _HALF, -below8), part[2 * e + 1]
-                                    )
+                                    below = ptx.f32(0.0) if offset else ptx.f32(low * known_sum)
+                                    below8 = ptx.f32(0.0) if offset else ptx.f32(high * known_sum)
+                                    part[to] = ptx.fma_f32(scale, ptx.fma_f32(one, _HALF, -below), part[to])
+                                    part[to + 1] = ptx.fma_f32(scale8, ptx.fma_f32(one8, _HALF, -below8), part[to + 1])
                         for e in static(batch):
                             unit = ptx.lds_f32(ic, ptx.u32((kept + e) * 32))
-                            sums[2 * e] = ptx.fma_f32(unit, part[2 * e], sums[2 * e])
-                            sums[2 * e + 1] = ptx.fma_f32(unit, part[2 * e + 1], sums[2 * e + 1])
+                            for k in static(2):
+                                total = part[(passes - 1) * floats + 2 * e + k]
+                                for p in static(1, passes):
+                                    total = ptx.fma_f32(total, less, part[(passes - 1 - p) * floats + 2 * e + k])
+                                sums[2 * e + k] = ptx.fma_f32(unit, total, sums[2 * e + k])
                         xc, ic = ptx.u32(xc + on), ptx.u32(ic + sums_bytes)
                         wc, nc = ptx.u32(wc + 8), ptx.u32(nc + set_bytes)
                         h = ptx.u32(h + 1)
@@ -204,7 +202,9 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                 value = ptx.f32(value + ptx.shfl_xor_f32(value, ptx.u32(2)))
                 if t == 0:
                     ptx.sts_f32(ptx.u32(mine_at + buffer * held_bytes), ptx.u32(k // 2 * 64 + k % 2 * 32), value)
-            adding, buffer, phase = finish(addend, y, rows, tile, hlane, ended, mine, lane, adding, buffer, phase)
+            adding, buffer, phase = finish(
+                addend, y, rows, tile, hlane, ended, mine, lane, t == 0, adding, buffer, phase
+            )
             tile = ptx.u32(tile + step)
 
     return short_gemv

@@ -79,6 +79,7 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
         if beside == 0 and lane == 0:
             bulk_init(bar)
             bulk_fence()
+        ptx.syncwarp()
         unit_rows = min(ptx.u32(tile * WM + beside), ptx.u32((rows >> 5) - 1))
         for d in static(AHEAD):
             if d < units:

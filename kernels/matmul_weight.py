@@ -24,9 +24,16 @@ __all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "USUAL", "MatmulWeight", "Read
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md): by how many the fast product takes at once (two and one are guessed); float32; 2/4 bits.
-CROSSOVER = {8: 24, 4: 12, 2: 8, 1: 5}
-SINGLE, PAIRS = 28, 36
+# (docs/benchmarks/kernels.md). Whether of float32, whether decoded element by element (a perm, groups of 8 and 16): by
+# how many the fast product takes at once. Guessed: two and one where words are decoded, one of 16 bits and four of
+# float32 where elements are. PAIRS: 2/4 bits.
+CROSSOVER = {
+    (False, False): {8: 24, 4: 12, 2: 8, 1: 5},
+    (False, True): {8: 32, 4: 24, 2: 16, 1: 8},
+    (True, False): {4: 28, 2: 8, 1: 5},
+    (True, True): {4: 28, 2: 5, 1: 3},
+}
+PAIRS = 36
 # Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
 LOOK_UP = (8, 4, 2)
 # The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
@@ -125,7 +132,7 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     several = weight.several(dtype)
     if not several:
         return "look-up" if vectors < _look_ups(weight, dtype) else "dequantize"
-    return "bits" if vectors < (SINGLE if dtype == "F32" and several == 4 else CROSSOVER[several]) else "dequantize"
+    return "bits" if vectors < CROSSOVER[dtype == "F32", _by_element(weight)][several] else "dequantize"
 
 
 def _look_ups(weight: MatmulWeight, dtype: str) -> int:
@@ -133,10 +140,15 @@ def _look_ups(weight: MatmulWeight, dtype: str) -> int:
     single, by_element, two = LOOK_UP
     if dtype == "F32":
         return single
-    segments = weight.operand.segments
-    if weight.operand.perm is not None or not all(in_words(s, weight.operand.shape[1]) for s in segments):
+    if _by_element(weight):
         return by_element
-    return two if max(s.bits for s in segments) <= 2 else 1
+    return two if max(s.bits for s in weight.operand.segments) <= 2 else 1
+
+
+def _by_element(weight: MatmulWeight) -> bool:
+    """Whether the weight is decoded element by element, not 32 columns at a time."""
+    operand = weight.operand
+    return operand.perm is not None or not all(in_words(s, operand.shape[1]) for s in operand.segments)
 
 
 def in_words(segment: Any, columns: int) -> bool:

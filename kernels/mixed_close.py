@@ -12,13 +12,7 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.fused_outliers import outlier_tiles
 from bcqfmt.kernels.limits import ROWS
 from bcqfmt.kernels.mixed_shape import MixedShape
-from bcqfmt.kernels.ptx_bits import (
-    arrivals_init,
-    arrive,
-    bulk_fence,
-    bulk_init,
-    bulk_wait,
-)
+from bcqfmt.kernels.ptx_bits import arrivals_init, arrive, bulk_fence, bulk_init, bulk_wait, meet
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
@@ -46,15 +40,15 @@ def closer(shape: MixedShape) -> Any:
             for i in static(stages):
                 arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
             for i in static(2):
-                arrivals_init(ptx.u32(left + i * 8), ptx.u32(slices))
-                arrivals_init(ptx.u32(left + (2 + i) * 8), ptx.u32(1))
+                arrivals_init(ptx.u32(left + i * 8), ptx.u32(8 * slices))
+                arrivals_init(ptx.u32(left + (2 + i) * 8), ptx.u32(32))
             bulk_init(kept_bar)
             bulk_fence()
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         if size:
             usual = usual_of(count, tiles)
             begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
-        cuda.syncthreads()  # before these numbers are looked at: nobody else waits for them
+        meet()  # before these numbers are looked at: nobody else waits for them
         if size:
             begin, end, first = ask(entries, count, room, kept, kept_bar, lane, begin, end)
         turned_over, phase, kept_parity = ptx.u32(0), ptx.u32(0), ptx.u32(0)
@@ -84,9 +78,7 @@ def closer(shape: MixedShape) -> Any:
                     y[place] = value
                 else:
                     y[place] = narrow(value)
-            ptx.syncwarp()
-            if lane == 0:
-                arrive(ptx.u32(left + (2 + turned_over) * 8))
+            arrive(ptx.u32(left + (2 + turned_over) * 8))
             turned_over = ptx.u32(turned_over ^ 1)
             if turned_over == 0:
                 phase = ptx.u32(phase ^ 1)

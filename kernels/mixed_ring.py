@@ -13,8 +13,8 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_ring import after_copy
 from bcqfmt.kernels.mixed_layout import FOUR_BYTES, TWO_BYTES
 from bcqfmt.kernels.mixed_shape import MixedShape
-from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait
-from bcqfmt.kernels.ptx_numba import cuda, inlined
+from bcqfmt.kernels.ptx_bits import bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait, meet
+from bcqfmt.kernels.ptx_numba import inlined
 from bcqfmt.kernels.unroll import static, unrolled
 
 __all__ = ["fetcher"]
@@ -43,7 +43,7 @@ def fetcher(shape: MixedShape) -> Any:
                 units, tiles, step, turn, chunks, low, blocks, pieces, place, bars, ptx.u32(stages),
                 tile, block, left, spot, parity,
             )  # fmt: skip
-        cuda.syncthreads()
+        meet()
         if lane == 0:
             other_copies(
                 units, tiles, step, turn, chunks, low, blocks, pieces, place, bars, ptx.u32(_ALL),

@@ -30,7 +30,14 @@ _LLVM = {
     U64: ir.IntType(64),
     NONE: ir.VoidType(),
 }
-_ATTRIBUTES = {"": ("readnone", "nounwind"), "load": (), "warp": ("convergent",), "memory": ()}
+_ATTRIBUTES = {
+    "": ("readnone", "nounwind"),
+    "load": (),
+    "warp": ("convergent",),
+    "memory": (),
+    "barrier": ("convergent",),
+}
+_ORDERED = ("memory", "barrier")
 Function = Callable[..., Any]
 
 
@@ -40,7 +47,7 @@ def asm(text: str, result: Any, *arguments: Any, count: int = 1, effects: str = 
     ``$0`` ... are the ``count`` results of type ``result`` and then the ``arguments``; the last ``literals``
     arguments of the call must be constants and are put into the text for ``{0}``, ``{1}``. ``effects``: "" for a pure
     function, "warp" for one that all lanes take part in (never moved into a branch, merged or dropped), "memory" for
-    one that loads and stores must not pass either.
+    one that loads and stores must not pass and that is not dropped, "barrier" for both.
     """
 
     def typing(context: Any, *given: Any) -> Any:
@@ -194,9 +201,9 @@ def _call(
         returned, outputs = ir.LiteralStructType([_LLVM[result]] * count), [f"={_LETTER[result]}"] * count
     else:
         returned, outputs = _LLVM[result], [f"={_LETTER[result]}"]
-    constraints = outputs + [_LETTER[kind] for kind in kinds] + (["~{memory}"] if effects == "memory" else [])
+    constraints = outputs + [_LETTER[kind] for kind in kinds] + (["~{memory}"] if effects in _ORDERED else [])
     function = ir.FunctionType(returned, [_LLVM[kind] for kind in kinds])
-    body = ir.InlineAsm(function, text, ",".join(constraints), side_effect=effects in ("warp", "memory"))
+    body = ir.InlineAsm(function, text, ",".join(constraints), side_effect=effects in ("warp", *_ORDERED))
     return builder.call(body, values, attrs=_ATTRIBUTES[effects])
 
 

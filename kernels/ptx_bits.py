@@ -7,7 +7,8 @@ shared memory                sts8(address, offset, word): the lowest byte
 bulk copies, sm_90           bulk_init(barrier) bulk_fence() bulk_expect(barrier, bytes); bulk_copy(p, i, address,
                              bytes, barrier): 16-byte pieces from piece i on; bulk_wait(barrier, parity)
 arrivals, sm_90              arrivals_init(barrier, count) arrive(barrier): so many end a phase; bulk_wait as above
-some warps of a block        barrier_of(id, threads)
+warps with different work    meet(): all threads of the block, from whichever instruction each warp comes;
+                             barrier_of(id, threads): some warps, all at the same instruction
 integers                     mad_i32(a, b, c): a * b + c, in this order; the compiler would turn a sum of products
                              round and need one instruction more
 global memory                ask_for(p, i): the 16 bytes i, with their neighbours, into the second cache
@@ -28,7 +29,7 @@ from bcqfmt.kernels.ptx import SIMULATED
 
 __all__ = [
     "after_earlier", "arrivals_init", "arrive", "ask_for", "barrier_of", "begin_next", "bulk_copy", "bulk_expect",
-    "bulk_fence", "bulk_init", "bulk_wait", "mad_i32", "mma_b1", "mma_b1_wide", "sts8",
+    "bulk_fence", "bulk_init", "bulk_wait", "mad_i32", "meet", "mma_b1", "mma_b1_wide", "sts8",
 ]  # fmt: skip
 
 if SIMULATED:
@@ -123,6 +124,10 @@ if SIMULATED:
     def begin_next() -> None:
         """As above."""
 
+    def meet() -> None:
+        """Wait for all threads of the block."""
+        current().syncthreads()
+
     def barrier_of(number: int, threads: int) -> None:
         """Wait for that many threads at the barrier of that number."""
         lane = current()
@@ -150,7 +155,9 @@ else:
         "{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [$0], $1; @!p bra W; }",
         NONE, U32, U32, effects="memory",
     )  # fmt: skip
-    barrier_of = asm("bar.sync $0, $1;", NONE, U32, U32, effects="memory")
+    # bar.sync promises that all who meet come to the same instruction, barrier.sync does not
+    meet = asm("barrier.sync 0;", NONE, effects="barrier")
+    barrier_of = asm("bar.sync $0, $1;", NONE, U32, U32, effects="barrier")
     ask_for = asm_at("prefetch.global.L2 [$0];", NONE, size=16, effects="memory")
     after_earlier = asm("griddepcontrol.wait;", NONE, effects="memory")
     begin_next = asm("griddepcontrol.launch_dependents;", NONE, effects="memory")

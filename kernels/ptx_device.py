@@ -86,7 +86,7 @@ cp_async_wait = asm("cp.async.wait_group {0};", NONE, effects="memory", literals
 # warps; every lane takes part
 _ALL = "0xffffffff"
 lane_id = asm("mov.u32 $0, %laneid;", U32)
-syncwarp = asm(f"bar.warp.sync {_ALL};", NONE, effects="memory")
+syncwarp = asm(f"bar.warp.sync {_ALL};", NONE, effects="barrier")
 shfl_u32 = asm(f"shfl.sync.idx.b32 $0, $1, $2, 31, {_ALL};", U32, U32, U32, effects="warp")
 shfl_xor_u32 = asm(f"shfl.sync.bfly.b32 $0, $1, $2, 31, {_ALL};", U32, U32, U32, effects="warp")
 shfl_down_u32 = asm(f"shfl.sync.down.b32 $0, $1, $2, 31, {_ALL};", U32, U32, U32, effects="warp")

@@ -8,6 +8,7 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.bit_columns import column_walker
 from bcqfmt.kernels.bit_steps import PATTERN
 from bcqfmt.kernels.byte_prepare import MAGIC, PRECISION, power_of_128
+from bcqfmt.kernels.ptx_bits import meet
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.short_shape import ShortShape
 from bcqfmt.kernels.unroll import static, unrolled
@@ -20,11 +21,11 @@ _BIAS = 8 * (PATTERN + 128) & 0xFFFFFFFF
 def short_vectors(shape: ShortShape) -> Any:
     """A device function for all warps that multiply, eight columns a thread; at its end all threads of the block meet.
 
-    In 128 columns of a vector there is one power of two, U. Columns 32 t + 8 s + k with even s are integers of 16 bits
-    in units of U, those with odd s in units of 2 U; both are ``256 high + low``, signed bytes. They go to ``base``:
+    In 128 columns of a vector there is one power of two, U. Columns 32 t + 8 s + k are integers of 16 bits in units of
+    U, in groups of 16 columns those with odd s in units of 2 U: ``256 high + low``, signed bytes. They go to ``base``:
     [128 columns][s][vector][t][high, low][k]. Then as many zeros as 128 columns take. Behind them, for 128 columns,
-    [group of 32 columns][vector][t] pairs: the word that sums begin with, and twice the sum of x in the group; and
-    [vector][t] pairs whose first is U / 2.
+    [pass][vector][t] pairs: the sum of x in the group, times 2^s, added to 1.5 * 2^23 and as it is; and [vector][t]
+    pairs whose first is U. In groups of 16 columns, s is the first of its group.
     """
     layout, batch, stride, sums_at, zeros_at = shape.layout, shape.batch, shape.stride, shape.sums_at, shape.zeros_at
     passes, sums_bytes = layout.passes, shape.sums_bytes
@@ -33,13 +34,13 @@ def short_vectors(shape: ShortShape) -> Any:
     def put(v: Any, b: Any, column: Any, base: Any, lane: Any) -> None:
         t, s = ptx.u32((lane >> 2) & 3), ptx.u32(lane & 3)
         largest, exponent = power(v)
-        unit = ptx.bits_f32(ptx.u32((exponent - PRECISION - 1) << 23))
-        scale = ptx.bits_f32(ptx.u32((254 + PRECISION - (s & 1) - exponent) << 23))
+        unit = ptx.bits_f32(ptx.u32((exponent - PRECISION) << 23))
+        scale = ptx.bits_f32(ptx.u32((254 + PRECISION - (s & (1 if passes == 2 else 0)) - exponent) << 23))
         n = cuda.local.array(8, types.uint32)
         for k in static(8):
             n[k] = ptx.f32_bits(ptx.fma_f32(v[k], scale, MAGIC))
         total = ptx.u32(n[0] + n[1] + n[2] + n[3] + n[4] + n[5] + n[6] + n[7] - _BIAS)
-        total = ptx.u32(total << ((s & 1) + 1))  # twice the sum, in units of U
+        total = ptx.u32(total << s)  # what the masks make of it
         if passes == 2:
             total = ptx.u32(total + ptx.shfl_xor_u32(total, ptx.u32(1)))
         if largest >= 0x7F800000:  # infinities and NaNs in x: everything is NaN
@@ -60,7 +61,7 @@ def short_vectors(shape: ShortShape) -> Any:
             if passes == 4 or (s & 1) == 0:
                 row = ptx.u32((s if passes == 4 else s >> 1) * (batch * 32))
                 ptx.sts64(
-                    ptx.u32(info + row), ptx.u32(0), ptx.u32(PATTERN - total), ptx.f32_bits(ptx.f32(ptx.i32(total)))
+                    ptx.u32(info + row), ptx.u32(0), ptx.u32(PATTERN + total), ptx.f32_bits(ptx.f32(ptx.i32(total)))
                 )
             if s == 0:
                 ptx.sts_f32(info, ptx.u32(passes * batch * 32), unit)
@@ -73,6 +74,6 @@ def short_vectors(shape: ShortShape) -> Any:
             ptx.sts32(ptx.u32(base + zeros_at + place), ptx.u32(0), ptx.u32(0))
             place = ptx.u32(place + threads * 4)
         walk(x, perm, base, thread, columns, start)
-        cuda.syncthreads()
+        meet()
 
     return inlined(unrolled(prepare))

@@ -11,7 +11,10 @@ __all__ = ["ShortShape", "examples", "short_shape_for"]
 _PAIR = 64  # bytes of 32 columns of x: high and low bytes
 _FEW = 16  # chunks of a row, with which few warps a tile are faster
 # slices, tiles, stages: the first that fits
-_PREFERRED = ((8, 2, 3), (6, 2, 2), (5, 2, 2), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2), (3, 1, 2), (2, 1, 2))
+_PREFERRED = (
+    (8, 2, 4), (8, 2, 3), (4, 3, 3), (6, 2, 2), (8, 1, 2), (4, 2, 3), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2),
+    (3, 1, 2), (2, 1, 2),
+)  # fmt: skip
 
 
 class ShortShape(ByteShape):
@@ -55,9 +58,12 @@ def short_shape_for(
     """
     if kind == 0 or layout.passes == 1 or batch < 1 or batch * layout.passes > 8:
         return None
-    most = 4 if layout.chunks <= _FEW else 6 if batch > 2 else 8  # with more vectors, more would lack registers
+    few = layout.chunks <= _FEW
+    most = 4 if few else 6 if batch > 2 else 8  # with more vectors, more would lack registers
+    side_by_side = 3 if few and batch == 1 and beside == NONE else 2
     shape = ShortShape(layout, batch, kind, out, reordered, added)
-    return first_that_fits(shape, [choice for choice in _PREFERRED if choice[0] <= most], beside)
+    choices = [choice for choice in _PREFERRED if choice[0] <= most and choice[1] <= side_by_side]
+    return first_that_fits(shape, choices, beside)
 
 
 def examples() -> list[ShortShape]:
@@ -67,8 +73,8 @@ def examples() -> list[ShortShape]:
             BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, reordered=more, added=more, beside=beside
         )
         for q, columns, g, formula, batch, more, beside in (
-            (4, 4096, 8, "bcq", 1, False, NONE),
-            (1, 8192, 8, "affine", 2, True, Beside(4, 8192, 512)),
+            (3, 4096, 8, "bcq", 1, False, NONE),
+            (3, 4352, 8, "affine", 2, True, Beside(4, 4352, 512)),
             (3, 8192, 16, "affine", 2, False, NONE),
             (3, 8192, 16, "affine", 4, True, NONE),
             (2, 4096, 16, "bcq", 1, False, Beside(4, 4096, 512)),

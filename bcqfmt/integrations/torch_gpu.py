@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bcqfmt.kernels import device, matmul, operands_device
 from bcqfmt.kernels.bit_gemv import BitOperand, BitSegment
-from bcqfmt.kernels.bit_layout import COLUMNS, BitLayout
+from bcqfmt.kernels.bit_layout import COLUMNS, BitLayout, in_steps
 from bcqfmt.kernels.limits import ROWS
 from bcqfmt.scheme import PackedZero, WeightSpec
 
@@ -215,6 +215,9 @@ def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
     tiles = -(-rows // ROWS)
     full = planes.new_zeros(q, tiles * ROWS, layout.chunks * 8)
     full[:, :rows, :words] = planes
+    if layout.passes > 1:
+        for plane in full:  # one at a time: it takes memory for three
+            plane.copy_(in_steps(plane))
     parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)
     return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
 

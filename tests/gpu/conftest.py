@@ -1,7 +1,7 @@
 """Tests that need a GPU: run by ``make test-gpu`` (pytest tests/gpu), skipped over by every other run.
 
-``make test-gpu-sanitizer`` runs some of them under compute-sanitizer (memcheck): every operator once, and
-wrong indices.
+``make test-gpu-sanitizer`` runs some of them under the four tools of compute-sanitizer: every operator once, and wrong
+indices.
 """
 
 from __future__ import annotations

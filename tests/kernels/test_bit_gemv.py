@@ -11,7 +11,7 @@ import kernel_samples as ks
 import sim_bits
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import reference
-from bcqfmt.kernels.bit_layout import layout_of, pack_numbers, pack_planes
+from bcqfmt.kernels.bit_layout import STEP_MASKS, in_steps, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.operands import operand
 from cuda_sim import SimulationError, simulate
 
@@ -170,6 +170,21 @@ def test_what_has_no_layout_is_refused(weight: BcqWeight) -> None:
         simulate(sim_bits.bits, weight, ks.vectors(1, weight.shape[1], "F16"), "F16")
 
 
+def test_where_columns_of_short_groups_go() -> None:
+    """Bit by bit; every pass has the columns of its groups."""
+    columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    places = [(8 * (c % 4) + 4 * (c // 4 % 2) + c // 8 + 1) % 32 for c in range(32)]
+    assert in_steps(columns).tolist() == [1 << place for place in places]
+    words = np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint32)
+    bits = words[:, None] >> np.arange(32, dtype=np.uint32) & 1
+    moved = np.zeros_like(bits)
+    moved[:, places] = bits
+    assert np.array_equal(in_steps(words), (moved << np.arange(32, dtype=np.uint32)).sum(1, dtype=np.uint32))
+    for passes, g in ((2, 16), (4, 8)):
+        found = [sum(1 << places[c] for c in range(p * g, p * g + g)) for p in range(passes)]
+        assert tuple(found) == STEP_MASKS[passes]
+
+
 @pytest.mark.parametrize("g", [8, 16, 32, 64, 128, 256, 300])
 def test_packing_is_a_permutation(g: int) -> None:
     segment = operand(ks.weight("bcq", 3, 21, 300, g)).segments[0]
@@ -178,8 +193,8 @@ def test_packing_is_a_permutation(g: int) -> None:
     planes, numbers = pack_planes(layout, segment.planes), pack_numbers(layout, segment.first, segment.second)
     assert planes.size * 4 == 2 * layout.chunks * layout.bits * 512
     assert numbers.size * 4 == 2 * layout.sets * layout.set_bytes
-    filled = np.sort(planes[planes != 0])
-    assert np.array_equal(filled, np.sort(segment.planes[segment.planes != 0]))
+    words = in_steps(segment.planes) if g in (8, 16) else segment.planes
+    assert np.array_equal(np.sort(planes[planes != 0]), np.sort(words[words != 0]))
     stored = np.sort(numbers.view(np.float16)[numbers.view(np.float16) != 0]).astype(np.float32)
     given = np.concatenate([segment.first.reshape(-1), segment.second.reshape(-1)])
     assert np.array_equal(stored, np.sort(given[given != 0]))

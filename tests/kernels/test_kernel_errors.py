@@ -266,9 +266,14 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert [matmul.path_of(odd, n, "F32") for n in (1, 7, 8)] == ["look-up", "look-up", "dequantize"]
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
     assert [[weight.several(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
-    assert [[matmul.path_of(weight, n) for weight in short] for n in (7, 8, 12, 24)] == [
-        ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"], ["dequantize"] * 3
+    assert [[matmul.path_of(weight, n) for weight in short] for n in (15, 16, 23, 24)] == [
+        ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "bits", "bits"], ["dequantize"] * 3
     ]  # fmt: skip
+    assert [[matmul.path_of(weight, n, "F32") for weight in short] for n in (2, 3, 5)] == [
+        ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"]
+    ]  # fmt: skip
+    permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
+    assert [matmul.path_of(permuted, n) for n in (31, 32)] == ["bits", "dequantize"]
     several = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 192, 96)))
     assert [matmul.path_of(several, n) for n in (1, 2)] == ["dequantize", "dequantize"]
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))

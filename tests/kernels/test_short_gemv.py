@@ -42,7 +42,7 @@ def test_every_encoding(encoding: str, q: int, batch: int, rows: int, columns: i
 def test_every_column_meets_its_own_scale(encoding: str, g: int) -> None:
     """One column of x at a time: what comes out is that column of the weight."""
     weight = ks.weight(encoding, 3, 16, 264, g)
-    places = [0, 1, 7, 8, 13, 16, 31, 32, 77, 127, 128, 200, 255, 256, 263]
+    places = [0, 7, 8, 13, 31, 32, 127, 128, 200, 263]
     x = np.zeros((len(places), 264), np.float16)
     x[range(len(places)), places] = 1
     for begin in range(0, len(places), 2):
@@ -73,8 +73,17 @@ def test_beside_a_segment_of_longer_groups(segments: tuple[tuple[int, int], ...]
     assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
 
 
-@pytest.mark.parametrize("scale", [0.0, 2.0**-24, 60000.0])
-@pytest.mark.parametrize(("encoding", "q", "g"), [("affine", 8, 16), ("bcq", 4, 8), ("offset", 8, 8)])
+@pytest.mark.parametrize("g", [8, 16])
+def test_three_tiles_side_by_side(g: int) -> None:
+    weight = ks.weight("bcq", 3, 100, 520, g)
+    x = ks.vectors(1, 520, "F16")
+    found = simulate(sim_bits.whole_bytes, weight, x, "F16", slices=3, tiles=3, stages=3)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0**-24, 65120.0])
+@pytest.mark.parametrize(("encoding", "q", "g"), [("affine", 8, 16), ("bcq", 4, 8), ("bcq", 1, 16), ("offset", 8, 8)])
 def test_vectors_of_any_size(encoding: str, q: int, g: int, scale: float) -> None:
     """The largest sums that there can be: all columns as large as the largest, of both signs and of one."""
     weight = ks.weight(encoding, q, 16, 256, g)
