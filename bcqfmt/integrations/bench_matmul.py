@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,10 @@ __all__ = ["crossover", "dequantized", "shapes_to_compile"]
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
 SHAPES = ((4096, 4096), (11008, 4096))
+SHORT = (8, 16)  # group sizes with a fast product for fewer vectors at once
 UNUSUAL = ((96, 4032), (40, 4000))  # group sizes without a fast product, columns
 TWO_AND_FOUR = (3072, 1024)  # columns of 2 bits, of 4 bits
-ROWS = 4096  # of these two and with float32
+ROWS = 4096  # of all but SHAPES
 _NAMES = {torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -35,6 +37,7 @@ class _Placed(NamedTuple):
     bits: float
     group_size: int
     nbytes: int
+    note: str = ""
 
 
 def _weight(q: int, rows: int, columns: int, g: int = 128) -> BcqWeight:
@@ -77,11 +80,15 @@ def dequantized(speed: float) -> Iterator[Row]:
 def crossover(speed: float) -> Iterator[Row]:
     """The fast products, look-ups, and dequantize with torch's product, one to 32 vectors.
 
-    2, 4 and 8 bits; groups of 96 and 40 columns, which have no fast product; float32; 2/4-bit weights.
+    2, 4 and 8 bits; groups of 8 and 16 columns; reordered columns; groups of 96 and 40, which have no fast product;
+    float32; 2/4-bit weights.
     """
     for rows, columns in SHAPES:
         for q in (2, 4, 8):
             yield from _paths(_placed(q, rows, columns, 128), ("bits", "dequantize", "look-up"), BATCHES, speed)
+    for g in SHORT:
+        yield from _paths(_placed(4, ROWS, SHAPES[0][1], g), ("bits", "dequantize"), BATCHES, speed)
+    yield from _paths(_permuted(4, ROWS, SHAPES[0][1]), ("bits", "dequantize"), BATCHES, speed)
     for g, columns in UNUSUAL:
         yield from _paths(_placed(4, ROWS, columns, g), ("look-up", "dequantize"), (1, 2, 4, 8), speed)
     usual = _placed(4, ROWS, SHAPES[0][1], 128)
@@ -91,20 +98,26 @@ def crossover(speed: float) -> Iterator[Row]:
 
 def shapes_to_compile() -> list[Any]:
     """Every kernel of `bit_gemv` that :func:`crossover` launches, to be compiled beforehand."""
+    cases = [(1, q, 128) for q in (2, 4, 8)] + [(0, 4, 128)] + [(1, 4, g) for g in SHORT]  # float16 is 1, float32 0
     found: dict[Any, None] = {}
-    for kind, bits in ((1, (2, 4, 8)), (0, (4,))):  # float16, float32
-        for q in bits:
-            for columns in sorted({columns for _, columns in SHAPES}):
-                layout = BitLayout(q, columns, 128, "affine", "F16")
-                for batch in USUAL:
-                    shape = product_shape(layout, batch, kind, kind, reordered=False, added=False, precise=kind == 0)
-                    found |= {} if shape is None else {shape: None}
+    for kind, q, g in cases:
+        for columns in sorted({columns for _, columns in SHAPES}):
+            layout = BitLayout(q, columns, g, "affine", "F16")
+            for batch, reordered in product(USUAL, (False, True) if (kind, q, g) == (1, 4, 128) else (False,)):
+                shape = product_shape(layout, batch, kind, kind, reordered=reordered, added=False, precise=kind == 0)
+                found |= {} if shape is None else {shape: None}
     return list(found)
 
 
 def _placed(q: int, rows: int, columns: int, g: int) -> _Placed:
     made = matmul.MatmulWeight(operand(_weight(q, rows, columns, g)))
     return _Placed(made, q, g, rows * columns * q // 8 + rows * columns // g * 4)
+
+
+def _permuted(q: int, rows: int, columns: int) -> _Placed:
+    weight = _weight(q, rows, columns).with_perm(np.random.default_rng(1).permutation(columns))
+    made = matmul.MatmulWeight(operand(weight))
+    return _Placed(made, q, 128, rows * columns * q // 8 + rows * columns // 128 * 4 + 4 * columns, ", perm")
 
 
 def _mixed() -> _Placed:
@@ -120,7 +133,7 @@ def _paths(
     """Look-ups, which take eight vectors at a time, are left out between and beyond where there is a fast product."""
     rows, columns = placed.weight.operand.shape
     few = (1, 8) if "bits" in paths else tuple(batches)
-    suffix = "" if dtype == torch.float16 else ", float32"
+    suffix = placed.note + ("" if dtype == torch.float16 else ", float32")
     for batch in batches:
         x = torch.randn(batch, columns, device="cuda", dtype=dtype)
         peers = {f"cuBLAS {_NAMES[dtype]}": cublas(rows, columns, batch, dtype)}
