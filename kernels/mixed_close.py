@@ -35,7 +35,7 @@ def closer(shape: MixedShape) -> Any:
         base: Any, xs_bytes: Any, kept: Any, held: Any, bars: Any, tile: Any, step: Any, lane: Any,
     ) -> None:  # fmt: skip
         left = ptx.u32(bars + 2 * stages * 8)
-        kept_bar = ptx.u32(left + 32)
+        kept_bar, zero_at = ptx.u32(left + 32), ptx.u32(left + 40)
         if lane == 0:
             for i in static(stages):
                 arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
@@ -44,12 +44,17 @@ def closer(shape: MixedShape) -> Any:
                 arrivals_init(ptx.u32(left + (2 + i) * 8), ptx.u32(32))
             bulk_init(kept_bar)
             bulk_fence()
+            ptx.sts32(zero_at, ptx.u32(0), ptx.u32(0))
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         if size:
             usual = usual_of(count, tiles)
             begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
-        meet()  # before these numbers are looked at: nobody else waits for them
+        meet()
         if size:
+            # These numbers are not looked at before all have met, or everybody would wait for them. The compiler would
+            # do so earlier, if they did not depend on what only then can be read.
+            nothing = ptx.lds32(zero_at, ptx.u32(0))
+            begin, end = ptx.u32(begin + nothing), ptx.u32(end + nothing)
             begin, end, first = ask(entries, count, room, kept, kept_bar, lane, begin, end)
         turned_over, phase, kept_parity = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:

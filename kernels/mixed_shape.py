@@ -56,8 +56,11 @@ class MixedShape(NamedTuple):
 
     @property
     def barriers(self) -> int:
-        """Barriers of a tile: filled and free for every buffer; two for sums left, two for sums taken; outliers."""
-        return 2 * self.stages + 5
+        """Barriers of a tile: filled and free for every buffer; two for sums left, two for sums taken; outliers.
+
+        One more place, as large as a barrier, has a zero.
+        """
+        return 2 * self.stages + 6
 
 
 class MixedSpace(NamedTuple):
