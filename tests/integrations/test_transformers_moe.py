@@ -85,8 +85,10 @@ def test_exact_logits_are_those_of_the_dense_export(folders: Folders, kind: str,
     assert torch.equal(logits(model, 1, 1), logits(dense, 1, 1))
 
 
-@pytest.mark.parametrize(("kind", "original"), CASES)
-@pytest.mark.parametrize("way", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize(("kind", "original", "way"), [
+    pytest.param(*case, way, marks=[pytest.mark.soak] if way == "eager" and not case[1] else [])
+    for way in ("eager", "batched_mm", "grouped_mm") for case in CASES
+])  # fmt: skip
 def test_exact_logits_follow_the_implementation_of_experts(
     folders: Folders, kind: str, original: bool, way: str
 ) -> None:
