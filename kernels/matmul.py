@@ -9,12 +9,12 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import KINDS, PROCESSORS
-from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, CROSSOVER, USUAL, MatmulWeight, in_words, path_of
+from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, in_words, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
 
 __all__ = [
-    "BATCH_LIMIT", "CROSSOVER", "MatmulWeight", "dense_copy", "dequantize", "lut_gemv", "matmul", "path_of",
+    "BATCH_LIMIT", "MatmulWeight", "dense_copy", "dequantize", "lut_gemv", "matmul", "path_of",
     "takes_addend",
 ]  # fmt: skip
 

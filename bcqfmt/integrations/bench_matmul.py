@@ -88,7 +88,8 @@ def crossover(speed: float) -> Iterator[Row]:
             yield from _paths(_placed(q, rows, columns, 128), ("bits", "dequantize", "look-up"), BATCHES, speed)
     for g in SHORT:
         yield from _paths(_placed(4, ROWS, SHAPES[0][1], g), ("bits", "dequantize"), BATCHES, speed)
-    yield from _paths(_permuted(4, ROWS, SHAPES[0][1]), ("bits", "dequantize"), BATCHES, speed)
+    permuted = _placed(4, ROWS, SHAPES[0][1], 128, reordered=True)
+    yield from _paths(permuted, ("bits", "dequantize"), BATCHES, speed)
     for g, columns in UNUSUAL:
         yield from _paths(_placed(4, ROWS, columns, g), ("look-up", "dequantize"), (1, 2, 4, 8), speed)
     usual = _placed(4, ROWS, SHAPES[0][1], 128)
@@ -109,15 +110,11 @@ def shapes_to_compile() -> list[Any]:
     return list(found)
 
 
-def _placed(q: int, rows: int, columns: int, g: int) -> _Placed:
-    made = matmul.MatmulWeight(operand(_weight(q, rows, columns, g)))
-    return _Placed(made, q, g, rows * columns * q // 8 + rows * columns // g * 4)
-
-
-def _permuted(q: int, rows: int, columns: int) -> _Placed:
-    weight = _weight(q, rows, columns).with_perm(np.random.default_rng(1).permutation(columns))
-    made = matmul.MatmulWeight(operand(weight))
-    return _Placed(made, q, 128, rows * columns * q // 8 + rows * columns // 128 * 4 + 4 * columns, ", perm")
+def _placed(q: int, rows: int, columns: int, g: int, *, reordered: bool = False) -> _Placed:
+    weight, nbytes = _weight(q, rows, columns, g), rows * columns * q // 8 + rows * columns // g * 4
+    if reordered:
+        weight, nbytes = weight.with_perm(np.random.default_rng(1).permutation(columns)), nbytes + 4 * columns
+    return _Placed(matmul.MatmulWeight(operand(weight)), q, g, nbytes, ", perm" if reordered else "")
 
 
 def _mixed() -> _Placed:
