@@ -6,7 +6,7 @@ logical dtype first, as those of a dense copy are before it is loaded in another
 
 :func:`tables` is the fast way, for 16-bit results of at most 4 planes in groups of whole words. A group has at most 16
 different values, so a thread computes those exactly, once for its 32 columns, and then only looks up: the values' bytes
-lie in registers and PRMT fetches four at a time. `cuda_dequant_wide` has more planes,
+lie in registers and PRMT fetches four at a time. `cuda_dequant_wide` has more planes and shorter groups,
 `cuda_dequant_elements` any weight.
 """
 
@@ -16,125 +16,126 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.dequant_rows import ARGUMENTS, THREADS, eight_putter, to_rows
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 
-__all__ = ["FORMULAS", "PATCHES", "THREADS", "code_value", "rounding", "row_writer", "tables"]
+__all__ = ["FORMULAS", "PATCHES", "code_value", "rounding", "tables"]
 
-THREADS = 256
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
 PATCHES = {"add": 1, "replace": 2}
 
 
 @functools.cache
 def tables(
-    q: int, formula: int, numbers: str, logical: int, result: int, finite: bool, twice: bool = False
+    q: int, formula: int, numbers: str, logical: int, result: int, finite: bool, twice: bool = False,
+    reordered: bool = False,
 ) -> Kernel:  # fmt: skip
-    """One segment with q <= 4, group size a multiple of 32, everything a multiple of 8 columns, no reordering.
+    """One segment with q <= 4, group size a multiple of 32, everything a multiple of 8 columns.
 
-    ``finite``: no value can be a NaN; ``twice`` as above. A warp takes 32 words of a row, 1024 columns, a thread one of
-    them; it writes what its threads hold through shared memory, so that a store of the warp is 512 bytes in a row.
+    ``finite``: no value can be a NaN; ``twice`` as above; ``reordered`` and the grid as in `dequant_rows.to_rows`.
     """
-    codes, write, value_of = 2**q, row_writer(), code_value(formula, logical)
-    rounded = rounding(logical if twice else None)
-    ones = 0x11111111
-    staged = THREADS * 16
+    run = to_rows(_tables(q, formula, logical, result, finite, twice), reordered)
 
     @kernel(
-        f"u32* planes, {numbers}* first, {numbers}* second, u32* dense, u32 rows, u32 columns, u32 start, u32 width, "
-        "u32 words, u32 groups, u32 group_words",
+        ARGUMENTS.format(numbers=numbers),
         threads=THREADS,
         blocks=5,
-        variant=repr((q, formula, numbers, logical, result, finite, twice)),
+        variant=repr((q, formula, numbers, logical, result, finite, twice, reordered)),
     )
     def dequantize_tables(
-        planes: Any, first: Any, second: Any, dense: Any, rows: Any, columns: Any, start: Any, width: Any,
-        words: Any, groups: Any, group_words: Any,
+        planes: Any, first: Any, second: Any, dense: Any, stored: Any, rows: Any, columns: Any, start: Any, width: Any,
+        words: Any, groups: Any, span: Any, together: Any,
     ) -> None:  # fmt: skip
-        stage = cuda.shared.array(staged, types.uint32)
+        base = ptx.shared_address(cuda.shared.array(0, types.uint32))
+        run(planes, first, second, dense, stored, base, rows, columns, start, width, words, groups, span, together)
+
+    return dequantize_tables
+
+
+def _tables(q: int, formula: int, logical: int, result: int, finite: bool, twice: bool) -> Any:
+    """A device function that decodes as `to_rows` wants it."""
+    codes, put, value_of = 2**q, eight_putter(), code_value(formula, logical)
+    rounded = rounding(logical if twice else None)
+    ones = 0x11111111
+
+    def decode(
+        planes: Any, first: Any, second: Any, rows: Any, words: Any, groups: Any, span: Any, row: Any, word: Any,
+        lane: Any, base: Any,
+    ) -> None:  # fmt: skip
         packed = cuda.local.array(8, types.uint32)
         low = cuda.local.array(4, types.uint32)
         high = cuda.local.array(4, types.uint32)
         nibbles = cuda.local.array(4, types.uint32)
         pairs = cuda.local.array(16, types.uint32)
-        lane = ptx.lane_id()
-        warp = ptx.u32(cuda.threadIdx.x >> 5)
-        base = ptx.u32(ptx.shared_address(stage) + warp * 2048)
-        row = ptx.u32(cuda.blockIdx.x * (cuda.blockDim.x >> 5) + warp)
-        front = ptx.u32(cuda.blockIdx.y * 32)
-        if row < rows:
-            word = ptx.min_u32(front + lane, words - 1)
-            group = ptx.div_u32(word, group_words)
-            at = ptx.u32(row * groups + group)
-            # -- nibble j of nibbles[m] is the code of column 4 j + m
+        word = ptx.min_u32(ptx.u32(word + lane), words - 1)
+        group = ptx.div_u32(word, span)
+        at = ptx.u32(row * groups + group)
+        # -- nibble j of nibbles[m] is the code of column 4 j + m
+        for m in range(4):
+            nibbles[m] = ptx.u32(0)
+        for i in range(q):
+            plane = ptx.ldg32(planes, ptx.u32((i * rows + row) * words + word))
+            up = q - 1 - i
             for m in range(4):
-                nibbles[m] = ptx.u32(0)
-            for i in range(q):
-                plane = ptx.ldg32(planes, ptx.u32((i * rows + row) * words + word))
-                up = q - 1 - i
-                for m in range(4):
-                    moved = plane >> (m - up) if m >= up else plane << (up - m)
-                    nibbles[m] = ptx.u32(nibbles[m] | moved & (ones << up))
-            # -- the values of all codes, two to a word
-            for i in range(8):
-                packed[i] = ptx.u32(0)
-            for code in range(codes):
-                if formula == 3:
-                    exact = ptx.f64(second[at])
-                    for i in range(q):
-                        alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
-                        if code >> (q - 1 - i) & 1:
-                            exact = ptx.add_f64(exact, alpha)
-                        else:
-                            exact = ptx.sub_f64(exact, alpha)
-                else:
-                    exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
-                exact = rounded(exact)
-                if result == 1:
-                    bits = ptx.f64_to_f16(exact)
-                else:
-                    bits = ptx.f64_to_bf16(exact)
-                if not finite and exact != exact:
-                    bits = ptx.u32(0x7E00 if result == 1 else 0x7FC0)
-                packed[code >> 1] = ptx.u32(packed[code >> 1] | bits << (16 * (code & 1)))
-            for i in range(4):  # bytes apart: low[i] has the low bytes of the values of codes 4 i .. 4 i + 3
-                low[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x6420)
-                high[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x7531)
-            # -- look-up; pairs[8 h + 2 j + m / 2] becomes columns 16 h + 4 j + m and + m + 1
-            for h in range(2):
-                for pair in range(2):
-                    left = ptx.u32(nibbles[2 * pair] >> (16 * h))
-                    right = ptx.u32(nibbles[2 * pair + 1] >> (16 * h))
-                    if q < 4:
-                        a = ptx.prmt(low[0], low[1], left)
-                        b = ptx.prmt(high[0], high[1], left)
-                        c = ptx.prmt(low[0], low[1], right)
-                        d = ptx.prmt(high[0], high[1], right)
+                moved = plane >> (m - up) if m >= up else plane << (up - m)
+                nibbles[m] = ptx.u32(nibbles[m] | moved & (ones << up))
+        # -- the values of all codes, two to a word
+        for i in range(8):
+            packed[i] = ptx.u32(0)
+        for code in range(codes):
+            if formula == 3:
+                exact = ptx.f64(second[at])
+                for i in range(q):
+                    alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
+                    if code >> (q - 1 - i) & 1:
+                        exact = ptx.add_f64(exact, alpha)
                     else:
-                        choose = ptx.u32(left >> 1 & 0x4444 | 0x3210)
-                        left = ptx.u32(left & 0x7777)
-                        a = ptx.prmt(ptx.prmt(low[0], low[1], left), ptx.prmt(low[2], low[3], left), choose)
-                        b = ptx.prmt(ptx.prmt(high[0], high[1], left), ptx.prmt(high[2], high[3], left), choose)
-                        choose = ptx.u32(right >> 1 & 0x4444 | 0x3210)
-                        right = ptx.u32(right & 0x7777)
-                        c = ptx.prmt(ptx.prmt(low[0], low[1], right), ptx.prmt(low[2], low[3], right), choose)
-                        d = ptx.prmt(ptx.prmt(high[0], high[1], right), ptx.prmt(high[2], high[3], right), choose)
-                    e = ptx.prmt(a, b, 0x5140)
-                    f = ptx.prmt(c, d, 0x5140)
-                    pairs[8 * h + pair] = ptx.prmt(e, f, 0x5410)
-                    pairs[8 * h + 2 + pair] = ptx.prmt(e, f, 0x7632)
-                    e = ptx.prmt(a, b, 0x7362)
-                    f = ptx.prmt(c, d, 0x7362)
-                    pairs[8 * h + 4 + pair] = ptx.prmt(e, f, 0x5410)
-                    pairs[8 * h + 6 + pair] = ptx.prmt(e, f, 0x7632)
-            # -- eight columns are 16 bytes; exchanged so that neighbours write neighbours, without bank conflicts
-            for k in range(4):
-                slot = ptx.u32((lane * 4 + (k ^ (lane >> 1 & 3))) * 16)
-                ptx.sts128(base + slot, ptx.u32(0), pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3])
-            ptx.syncwarp()
-            write(dense, base, lane, row, front, columns, start, width)
+                        exact = ptx.sub_f64(exact, alpha)
+            else:
+                exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
+            exact = rounded(exact)
+            if result == 1:
+                bits = ptx.f64_to_f16(exact)
+            else:
+                bits = ptx.f64_to_bf16(exact)
+            if not finite and exact != exact:
+                bits = ptx.u32(0x7E00 if result == 1 else 0x7FC0)
+            packed[code >> 1] = ptx.u32(packed[code >> 1] | bits << (16 * (code & 1)))
+        for i in range(4):  # bytes apart: low[i] has the low bytes of the values of codes 4 i .. 4 i + 3
+            low[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x6420)
+            high[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x7531)
+        # -- look-up; pairs[8 h + 2 j + m / 2] becomes columns 16 h + 4 j + m and + m + 1
+        for h in range(2):
+            for pair in range(2):
+                left = ptx.u32(nibbles[2 * pair] >> (16 * h))
+                right = ptx.u32(nibbles[2 * pair + 1] >> (16 * h))
+                if q < 4:
+                    a = ptx.prmt(low[0], low[1], left)
+                    b = ptx.prmt(high[0], high[1], left)
+                    c = ptx.prmt(low[0], low[1], right)
+                    d = ptx.prmt(high[0], high[1], right)
+                else:
+                    choose = ptx.u32(left >> 1 & 0x4444 | 0x3210)
+                    left = ptx.u32(left & 0x7777)
+                    a = ptx.prmt(ptx.prmt(low[0], low[1], left), ptx.prmt(low[2], low[3], left), choose)
+                    b = ptx.prmt(ptx.prmt(high[0], high[1], left), ptx.prmt(high[2], high[3], left), choose)
+                    choose = ptx.u32(right >> 1 & 0x4444 | 0x3210)
+                    right = ptx.u32(right & 0x7777)
+                    c = ptx.prmt(ptx.prmt(low[0], low[1], right), ptx.prmt(low[2], low[3], right), choose)
+                    d = ptx.prmt(ptx.prmt(high[0], high[1], right), ptx.prmt(high[2], high[3], right), choose)
+                e = ptx.prmt(a, b, 0x5140)
+                f = ptx.prmt(c, d, 0x5140)
+                pairs[8 * h + pair] = ptx.prmt(e, f, 0x5410)
+                pairs[8 * h + 2 + pair] = ptx.prmt(e, f, 0x7632)
+                e = ptx.prmt(a, b, 0x7362)
+                f = ptx.prmt(c, d, 0x7362)
+                pairs[8 * h + 4 + pair] = ptx.prmt(e, f, 0x5410)
+                pairs[8 * h + 6 + pair] = ptx.prmt(e, f, 0x7632)
+        for k in range(4):
+            put(base, lane, k, pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3])
 
-    return dequantize_tables
+    return inlined(decode)
 
 
 def code_value(formula: int, logical: int) -> Any:
@@ -169,25 +170,3 @@ def rounding(kind: int | None) -> Any:
         return ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(value)))
 
     return inlined(as_it_is if kind is None else (single, half, brain)[kind])
-
-
-def row_writer() -> Any:
-    """A device function for a warp: 1024 columns of a row, from where its lanes have put them at ``base``.
-
-    Eight columns k of lane l lie at ``4 l + (k ^ (l >> 1 & 3))``, counted in 16 bytes: without bank conflicts both when
-    lanes put their own and when neighbours write neighbours.
-    """
-
-    def write(
-        dense: Any, base: Any, lane: Any, row: Any, front: Any, columns: Any, start: Any, width: Any
-    ) -> None:  # fmt: skip
-        for k in range(4):
-            source = ptx.u32(8 * k + (lane >> 2))
-            slot = ptx.u32((source * 4 + ((lane & 3) ^ (source >> 1 & 3))) * 16)
-            p0, p1, p2, p3 = ptx.lds128(base + slot, ptx.u32(0))
-            column = ptx.u32((front + source) * 32 + (lane & 3) * 8)
-            if column < width:
-                place = ptx.u64(row) * ptx.u64(columns) + ptx.u64(start + column)
-                ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
-
-    return inlined(write)

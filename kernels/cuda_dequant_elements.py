@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.cuda_dequant import THREADS, code_value, rounding
+from bcqfmt.kernels.cuda_dequant import code_value, rounding
+from bcqfmt.kernels.dequant_rows import THREADS
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined
 from bcqfmt.kernels.unroll import static, unrolled

@@ -9,7 +9,7 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import KINDS, PROCESSORS
-from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, in_words, path_of
+from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, in_eights, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
 
@@ -180,7 +180,9 @@ def dequantize(
     """
     device.require_cuda()
     from bcqfmt.kernels import cuda_dequant as cuda_kernels
+    from bcqfmt.kernels import dequant_rows
     from bcqfmt.kernels.cuda_dequant_wide import words
+    from bcqfmt.kernels.cuda_reorder import reorder_columns
 
     if operand.layout != "canonical":
         raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="canonical")
@@ -192,26 +194,36 @@ def dequantize(
     dense = device.empty_like(planes, operand.shape, name) if out is None else out
     check_array("out", dense, (name,), operand.shape, 16)
     check_same_device(out=dense, weight=planes)
-    block = _block(threads, cuda_kernels.THREADS)
+    block = _block(threads, dequant_rows.THREADS)
     result, logical = KINDS[name], KINDS[operand.dtype]
     twice = twice and name != operand.dtype
-    for segment in operand.segments:
+    quick, together = in_words(operand, name), dequant_rows.rows_together(columns)
+    fused = operand.perm is not None and quick == [True]  # put in order in the same launch
+    for segment, fast in zip(operand.segments, quick, strict=True):
         formula = cuda_kernels.FORMULAS[segment.formula]
         numbers = "f64" if segment.numbers == "F64" else "f32"
-        grid = (-(-rows // (block // 32)), -(-segment.words // 32))
-        if whole_words(operand, segment, name) and segment.bits > 4:
-            words(segment.bits, formula, numbers, logical, result, twice).launch(
-                grid, block, segment.planes, segment.first, segment.second, dense, rows, columns, segment.start,
-                segment.width, segment.words, segment.groups, segment.group_size // 32,
-            )  # fmt: skip
-        elif whole_words(operand, segment, name):
-            finite = segment.finite and segment.formula != "float-zero"
-            cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite, twice).launch(
-                grid, block, segment.planes, segment.first, segment.second, dense, rows, columns, segment.start,
-                segment.width, segment.words, segment.groups, segment.group_size // 32,
-            )  # fmt: skip
-        else:
+        if not fast:
             _elements(operand, segment, dense, (formula, numbers, logical, result), 0, block, twice)
+            continue
+        short = segment.group_size % 32 != 0
+        if short or segment.bits > 4:
+            decode = words(segment.bits, formula, numbers, logical, result, twice, short, fused)
+        else:
+            finite = segment.finite and segment.formula != "float-zero"
+            decode = cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite, twice, fused)
+        warps = block // 32
+        grid = (-(-rows // together),) if fused else (-(-rows // warps), -(-segment.words // 32))
+        decode.launch(
+            grid, block, segment.planes, segment.first, segment.second, dense, operand.stored if fused else dense, rows,
+            columns, segment.start, segment.width, segment.words, segment.groups,
+            segment.group_size // (8 if short else 32), together,
+            shared=dequant_rows.shared_bytes(columns, together) if fused else dequant_rows.PIECE * warps,
+        )  # fmt: skip
+    if operand.perm is not None and all(quick) and not fused:
+        reorder_columns().launch(
+            (-(-rows // together),), block, dense, operand.stored, rows, columns, together,
+            shared=2 * columns * together,
+        )  # fmt: skip
     if operand.indptr is not None and device.describe(operand.indices).size:
         for segment in operand.segments:
             numbers = "f64" if segment.numbers == "F64" else "f32"
@@ -220,14 +232,16 @@ def dequantize(
     return dense
 
 
-def whole_words(operand: DeviceOperand, segment: DeviceSegment, dtype: str) -> bool:
-    """Whether the fast kernels, which take 32 columns at a time, take the segment."""
-    return (
-        dtype in ("F16", "BF16")
-        and operand.perm is None
-        and segment.words <= 32 * 65535
-        and in_words(segment, operand.columns)
-    )
+def in_words(operand: DeviceOperand, dtype: str) -> list[bool]:
+    """Which segments the fast kernels take, which decode 32 columns at a time; all or none of a reordered weight."""
+    from bcqfmt.kernels.dequant_rows import ROW_LIMIT
+
+    columns = operand.columns
+    found = [
+        dtype in ("F16", "BF16") and segment.words <= 32 * 65535 and in_eights(segment, columns)
+        for segment in operand.segments
+    ]
+    return found if operand.perm is None else [all(found) and 2 * columns <= ROW_LIMIT] * len(found)
 
 
 def _elements(

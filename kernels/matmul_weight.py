@@ -20,20 +20,21 @@ from bcqfmt.kernels.operands_device import DeviceOperand, to_device
 from bcqfmt.scheme import SecondOrder
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "USUAL", "MatmulWeight", "Ready", "in_words", "path_of"]
+__all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "USUAL", "MatmulWeight", "Ready", "in_eights", "path_of"]
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md). Whether of float32, whether decoded element by element (a perm, groups of 8 and 16): by
-# how many the fast product takes at once. Guessed: two and one where words are decoded, one of 16 bits and four of
-# float32 where elements are. PAIRS: 2/4 bits.
+# (docs/benchmarks/kernels.md). Whether of float32, whether decoding takes longer (a perm, groups that are no whole
+# words): by how many the fast product takes at once. Guessed: two and one where words are decoded, one of 16 bits and
+# four of float32 where it takes longer.
 CROSSOVER = {
     (False, False): {8: 24, 4: 12, 2: 8, 1: 5},
-    (False, True): {8: 32, 4: 24, 2: 16, 1: 8},
+    (False, True): {8: 16, 4: 10, 2: 8, 1: 4},
     (True, False): {4: 28, 2: 8, 1: 5},
     (True, True): {4: 28, 2: 5, 1: 3},
 }
-PAIRS = 36
+PAIRS = {False: 20, True: 36}  # the same for 2/4 bits; of float32 guessed
+MOST = 36  # whatever the weight
 # Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
 LOOK_UP = (8, 4, 2)
 # The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
@@ -125,14 +126,14 @@ class MatmulWeight:
 
 def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
-    if vectors >= PAIRS or not weight.linear:
+    if vectors >= MOST or not weight.linear:
         return "dequantize"
     if weight.mixed is not None and takes(weight.mixed, dtype):
-        return "mixed"
+        return "mixed" if vectors < PAIRS[dtype == "F32"] else "dequantize"
     several = weight.several(dtype)
     if not several:
         return "look-up" if vectors < _look_ups(weight, dtype) else "dequantize"
-    return "bits" if vectors < CROSSOVER[dtype == "F32", _by_element(weight)][several] else "dequantize"
+    return "bits" if vectors < CROSSOVER[dtype == "F32", _decoded_longer(weight)][several] else "dequantize"
 
 
 def _look_ups(weight: MatmulWeight, dtype: str) -> int:
@@ -140,20 +141,20 @@ def _look_ups(weight: MatmulWeight, dtype: str) -> int:
     single, by_element, two = LOOK_UP
     if dtype == "F32":
         return single
-    if _by_element(weight):
+    if not all(in_eights(s, weight.operand.shape[1]) for s in weight.operand.segments):
         return by_element
     return two if max(s.bits for s in weight.operand.segments) <= 2 else 1
 
 
-def _by_element(weight: MatmulWeight) -> bool:
-    """Whether the weight is decoded element by element, not 32 columns at a time."""
+def _decoded_longer(weight: MatmulWeight) -> bool:
+    """Whether decoding takes longer than in groups of whole words: shorter ones, or columns to be put in order."""
     operand = weight.operand
-    return operand.perm is not None or not all(in_words(s, operand.shape[1]) for s in operand.segments)
+    return operand.perm is not None or any(s.group_size % 32 for s in operand.segments)
 
 
-def in_words(segment: Any, columns: int) -> bool:
-    """Whether a segment can be decoded 32 columns at a time: groups of whole words, all in eights of columns."""
-    return not (segment.group_size % 32 or segment.start % 8 or segment.width % 8 or columns % 8)
+def in_eights(segment: Any, columns: int) -> bool:
+    """Whether a segment can be decoded 32 columns at a time: all in eights of columns, groups too."""
+    return not (segment.group_size % 8 or segment.start % 8 or segment.width % 8 or columns % 8)
 
 
 def _ready(weight: MatmulWeight, vectors: int, dtype: str, added: bool) -> Ready | None:

@@ -23,6 +23,8 @@ __all__ = ["crossover", "dequantized", "shapes_to_compile"]
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
 SHAPES = ((4096, 4096), (11008, 4096))
+SQUARE, LONG = (8192, 8192), (4096, 11008)  # of what is decoded only
+DECODED = ((4, 128), (8, 128), (4, 16), (4, 8))  # planes, group size
 SHORT = (8, 16)  # group sizes with a fast product for fewer vectors at once
 UNUSUAL = ((96, 4032), (40, 4000))  # group sizes without a fast product, columns
 TWO_AND_FOUR = (3072, 1024)  # columns of 2 bits, of 4 bits
@@ -47,6 +49,10 @@ def _weight(q: int, rows: int, columns: int, g: int = 128) -> BcqWeight:
     return BcqWeight.from_affine(codes, scale, 2 ** (q - 1), group_size=g, bits=q)
 
 
+def _reordered(weight: BcqWeight) -> BcqWeight:
+    return weight.with_perm(np.random.default_rng(1).permutation(weight.shape[1]))
+
+
 def _two_and_four(rows: int, low: int, high: int) -> BcqWeight:
     """``low`` columns of 2 bits in groups of 16 with second-order scales, ``high`` of 4 bits, reordered."""
     rng = np.random.default_rng(0)
@@ -64,17 +70,27 @@ def _two_and_four(rows: int, low: int, high: int) -> BcqWeight:
 
 
 def dequantized(speed: float) -> Iterator[Row]:
-    """8192 x 8192, 4 bits, groups of 128, to float16."""
-    rows, columns = 8192, 8192
-    weights = [to_device(operand(_weight(4, rows, columns)), "canonical") for _ in range(2)]
+    """To float16: 8192 x 8192 at 4 bits in groups of 128, and 4096 x 11008 of every kind that is decoded otherwise."""
+    yield _decoded("dequantize", _weight(4, *SQUARE), 4, 128, speed)
+    for q, g in DECODED:
+        yield _decoded("dequantize", _weight(q, *LONG, g), q, g, speed)
+    for q in (4, 8):
+        yield _decoded("dequantize, perm", _reordered(_weight(q, *LONG)), q, 128, speed)
+    mixed = _two_and_four(LONG[0], *TWO_AND_FOUR)
+    yield _decoded("dequantize, 2/4-bit", mixed, 2.5, 16, speed)
+
+
+def _decoded(name: str, weight: BcqWeight, bits: float, g: int, speed: float) -> Row:
+    rows, columns = weight.shape
+    placed = [to_device(operand(weight), "canonical") for _ in range(2)]
     outs = [torch.empty(rows, columns, device="cuda", dtype=torch.float16) for _ in range(3)]
-    nbytes = rows * columns // 2 + sum(4 * s.first.numel() + 4 * s.second.numel() for s in weights[0].segments)
-    nbytes += 2 * rows * columns
-    taken = replayed(lambda i: matmul.dequantize(weights[i % 2], "float16", out=outs[i % 3]), 12)
+    nbytes = sum(4 * a.numel() for s in placed[0].segments for a in (s.planes, s.first, s.second))
+    nbytes += 2 * rows * columns + (4 * columns if placed[0].perm is not None else 0)
+    taken = replayed(lambda i: matmul.dequantize(placed[i % 2], "float16", out=outs[i % 3]), 12)
     halves = [torch.empty(nbytes // 4, device="cuda", dtype=torch.float16) for _ in range(4)]
     copied = replayed(lambda i: halves[i % 2].copy_(halves[2 + i % 2]), 12)
     peers = {"torch copy of as many bytes": copied}
-    yield Row("dequantize", rows, columns, 4, 128, 1, taken, nbytes / speed * 1e6, peers, nbytes)
+    return Row(name, rows, columns, bits, g, 1, taken, nbytes / speed * 1e6, peers, nbytes)
 
 
 def crossover(speed: float) -> Iterator[Row]:
@@ -87,14 +103,15 @@ def crossover(speed: float) -> Iterator[Row]:
         for q in (2, 4, 8):
             yield from _paths(_placed(q, rows, columns, 128), ("bits", "dequantize", "look-up"), BATCHES, speed)
     for g in SHORT:
-        yield from _paths(_placed(4, ROWS, SHAPES[0][1], g), ("bits", "dequantize"), BATCHES, speed)
-    permuted = _placed(4, ROWS, SHAPES[0][1], 128, reordered=True)
-    yield from _paths(permuted, ("bits", "dequantize"), BATCHES, speed)
+        yield from _paths(_placed(4, ROWS, SHAPES[0][1], g), ("bits", "dequantize", "look-up"), BATCHES, speed)
+    for q in (2, 4):
+        permuted = _placed(q, ROWS, SHAPES[0][1], 128, reordered=True)
+        yield from _paths(permuted, ("bits", "dequantize", "look-up"), BATCHES, speed)
     for g, columns in UNUSUAL:
         yield from _paths(_placed(4, ROWS, columns, g), ("look-up", "dequantize"), (1, 2, 4, 8), speed)
     usual = _placed(4, ROWS, SHAPES[0][1], 128)
     yield from _paths(usual, ("bits", "dequantize", "look-up"), BATCHES, speed, torch.float32)
-    yield from _paths(_mixed(), ("mixed", "dequantize"), (1, 2, 4, 8, 12, 16, 24), speed)
+    yield from _paths(_mixed(), ("mixed", "dequantize", "look-up"), (1, 2, 4, 8, 12, 16, 24), speed)
 
 
 def shapes_to_compile() -> list[Any]:
@@ -104,7 +121,7 @@ def shapes_to_compile() -> list[Any]:
     for kind, q, g in cases:
         for columns in sorted({columns for _, columns in SHAPES}):
             layout = BitLayout(q, columns, g, "affine", "F16")
-            for batch, reordered in product(USUAL, (False, True) if (kind, q, g) == (1, 4, 128) else (False,)):
+            for batch, reordered in product(USUAL, (False, True) if kind == 1 and q < 8 and g == 128 else (False,)):
                 shape = product_shape(layout, batch, kind, kind, reordered=reordered, added=False, precise=kind == 0)
                 found |= {} if shape is None else {shape: None}
     return list(found)
@@ -113,7 +130,7 @@ def shapes_to_compile() -> list[Any]:
 def _placed(q: int, rows: int, columns: int, g: int, *, reordered: bool = False) -> _Placed:
     weight, nbytes = _weight(q, rows, columns, g), rows * columns * q // 8 + rows * columns // g * 4
     if reordered:
-        weight, nbytes = weight.with_perm(np.random.default_rng(1).permutation(columns)), nbytes + 4 * columns
+        weight, nbytes = _reordered(weight), nbytes + 4 * columns
     return _Placed(matmul.MatmulWeight(operand(weight)), q, g, nbytes, ", perm" if reordered else "")
 
 
@@ -129,7 +146,7 @@ def _paths(
 ) -> Iterator[Row]:
     """Look-ups, which take eight vectors at a time, are left out between and beyond where there is a fast product."""
     rows, columns = placed.weight.operand.shape
-    few = (1, 8) if "bits" in paths else tuple(batches)
+    few = tuple(batches) if paths[0] == "look-up" else (1, 2, 8)
     suffix = placed.note + ("" if dtype == torch.float16 else ", float32")
     for batch in batches:
         x = torch.randn(batch, columns, device="cuda", dtype=dtype)

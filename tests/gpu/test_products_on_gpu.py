@@ -71,7 +71,8 @@ def test_fewer_planes(planes: int) -> None:
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("encoding", ks.ENCODINGS)
 @pytest.mark.parametrize(
-    ("q", "rows", "columns", "g"), [(4, 1024, 4096, 128), (3, 513, 1064, 32), (8, 100, 515, 33), (2, 7, 70000, 8)]
+    ("q", "rows", "columns", "g"),
+    [(4, 1024, 4096, 128), (3, 513, 1064, 32), (8, 100, 515, 33), (2, 7, 70000, 8), (4, 100, 4096, 16)],
 )
 def test_dense_matrices_bit_by_bit(dtype: str, encoding: str, q: int, rows: int, columns: int, g: int) -> None:
     weight = ks.weight(encoding, q, rows, columns, g, numbers="F32" if q == 3 else "F16")
@@ -79,6 +80,18 @@ def test_dense_matrices_bit_by_bit(dtype: str, encoding: str, q: int, rows: int,
     found = twice(weight.shape, DTYPES[dtype], lambda out: matmul.dequantize(placed, dtype, out=out))
     expected = weight.dequantize(dtype)
     assert found.view(torch.uint8).cpu().numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize(
+    ("q", "rows", "columns", "g"), [(4, 1024, 4096, 128), (8, 100, 28672, 32), (3, 513, 1064, 8), (2, 3, 50000, 40)]
+)
+def test_reordered_dense_matrices_bit_by_bit(dtype: str, q: int, rows: int, columns: int, g: int) -> None:
+    """The last has rows that do not fit into shared memory."""
+    weight = ks.weight("bcq", q, rows, columns, g, perm=True, numbers="F32" if q == 3 else "F16")
+    placed = to_device(operand(weight), "canonical")
+    found = twice(weight.shape, DTYPES[dtype], lambda out: matmul.dequantize(placed, dtype, out=out))
+    assert found.view(torch.uint8).cpu().numpy().tobytes() == weight.dequantize(dtype).tobytes()
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -178,14 +191,17 @@ def test_wrong_indices_in_device_memory_are_never_followed() -> None:
     """`make test-gpu-sanitizer` runs this under compute-sanitizer too."""
     from dataclasses import replace
 
-    placed = to_device(operand(ks.weight("bcq", 2, 64, 128, 32, perm=True, outliers="add", share=0.1)), "lut-gemm")
+    source = operand(ks.weight("bcq", 2, 64, 128, 32, perm=True, outliers="add", share=0.1))
+    look_up, exact = to_device(source, "lut-gemm"), to_device(source, "canonical")
     x = torch.ones(1, 128, dtype=torch.float16, device="cuda")
     hostile = torch.tensor([2**31 - 1, -1, 128, 2**20] * 32, dtype=torch.int32, device="cuda")
-    jumps = torch.randint(-(2**31), 2**31 - 1, placed.indptr.shape, dtype=torch.int32, device="cuda")
+    jumps = torch.randint(-(2**31), 2**31 - 1, look_up.indptr.shape, dtype=torch.int32, device="cuda")
     for spoiled in (
-        replace(placed, perm=hostile),
-        replace(placed, indices=hostile.repeat(100)[: placed.indices.numel()]),
-        replace(placed, indptr=jumps),
+        {"perm": hostile, "stored": hostile},
+        {"indices": hostile.repeat(100)[: look_up.indices.numel()]},
+        {"indptr": jumps},
     ):
-        matmul.lut_gemv(spoiled, x)
+        matmul.lut_gemv(replace(look_up, **spoiled), x)
+        for dtype in DTYPES:
+            matmul.dequantize(replace(exact, **spoiled), dtype)
         torch.cuda.synchronize()

@@ -131,13 +131,13 @@ def test_all_multiply_the_same_weight(case: Any, kernel: str, peers: list[str]) 
 
 
 def test_a_weight_without_a_fast_product_is_timed_as_matmul_multiplies_it() -> None:
-    (row,) = [Row(*found) for found in simulate(bench_on_host.looked_up, 8, 64, 8)]
+    (row,) = [Row(*found) for found in simulate(bench_on_host.looked_up, 2, 64, 8)]
     assert row.kernel == "look-up, bcq"
     assert row.error is not None
     assert row.error < 1e-3
     assert (row.joules, row.alone) == (0.002, None)
     usual = row._replace(kernel="bits, bcq", bits=4)
-    assert "| look-up, bcq | 64 x 64 | 8 | 8 | 1 |" in table([row])[-1]
+    assert "| look-up, bcq | 64 x 64 | 2 | 8 | 1 |" in table([row])[-1]
     assert 'fill="white" stroke=' in bench_plot.plot([usual, row])
     assert 'fill="white" stroke=' not in bench_plot.plot([usual])
 
@@ -204,12 +204,29 @@ def test_rows_of_the_crossover(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {(row.kernel.removeprefix("matmul, "), row.group_size) for row in rows}
     fast = {(path + kind, 128) for path in ("bits", "look-up", "dequantize") for kind in ("", ", float32")}
     unusual = {(path, g) for path in ("look-up", "dequantize") for g in (96, 40)}
-    short = {(path, g) for path in ("bits", "dequantize") for g in (8, 16)}
-    permuted = {("bits, perm", 128), ("dequantize, perm", 128)}
+    short = {(path, g) for path in ("bits", "look-up", "dequantize") for g in (8, 16)}
+    permuted = {(f"{path}, perm", 128) for path in ("bits", "look-up", "dequantize")}
     assert found == fast | unusual | short | permuted | {("mixed", 16)}  # its groups are of 16 columns too
     assert [row.batch for row in rows if row.kernel == "matmul, mixed"] == [1, 2, 4, 8, 12, 16, 24]
     assert {name for row in rows for name in row.peers} == {"cuBLAS fp16", "cuBLAS fp32"}
+    looked_up = [(row.kernel, row.bits, row.batch) for row in rows if "look-up, perm" in row.kernel]
+    assert looked_up == [("matmul, look-up, perm", q, batch) for q in (2, 4) for batch in (1, 2, 8)]
     assert shapes == set(bench_matmul.shapes_to_compile())
+
+
+def test_rows_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = pretended_gpu.pretend_products(monkeypatch)
+    for name, value in {"SQUARE": (32, 256), "LONG": (16, 384), "TWO_AND_FOUR": (384, 128)}.items():
+        monkeypatch.setattr(bench_matmul, name, value)
+    with bench_on_host.host():
+        rows = list(bench_matmul.dequantized(bench_on_host.SPEED))
+    kinds = [(row.kernel.removeprefix("dequantize"), row.bits, row.group_size) for row in rows]
+    plain = [("", 4, 128), ("", 4, 128), ("", 8, 128), ("", 4, 16), ("", 4, 8)]
+    assert kinds == [*plain, (", perm", 4, 128), (", perm", 8, 128), (", 2/4-bit", 2.5, 16)]
+    # planes, a scale and a zero point of 4 bytes, and the matrix
+    assert rows[0].bytes == 32 * 256 // 2 + 2 * 32 * 2 * 4 + 32 * 256 * 2
+    assert rows[5].bytes == 16 * 384 // 2 + 2 * 16 * 3 * 4 + 16 * 384 * 2 + 4 * 384
+    assert len(recorder.launched) == 2 * (7 + 3)  # of two segments and their order in three
 
 
 def test_rows_of_norms(monkeypatch: pytest.MonkeyPatch) -> None:

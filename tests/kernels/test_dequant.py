@@ -39,7 +39,18 @@ def test_tables(encoding: str, q: int) -> None:
 
 
 @pytest.mark.parametrize("encoding", ks.ENCODINGS)
-@pytest.mark.parametrize(("q", "rows", "columns", "g"), [(5, 3, 64, 32), (8, 5, 1064, 96), (6, 2, 104, 64)])
+@pytest.mark.parametrize(
+    ("q", "rows", "columns", "g"),
+    [
+        (5, 3, 64, 32),
+        (8, 5, 1064, 96),
+        (6, 2, 104, 64),
+        (3, 9, 72, 8),
+        (4, 2, 1064, 16),
+        (2, 1, 80, 40),
+        (7, 3, 40, 24),
+    ],
+)
 def test_words(encoding: str, q: int, rows: int, columns: int, g: int) -> None:
     weight = ks.weight(encoding, q, rows, columns, g, seed=q, numbers=DTYPES[q % 3], dtype=DTYPES[(q + 1) % 3])
     assert simulate(sim_kernels.fast_segments, weight, "F16") == [True]
@@ -47,11 +58,30 @@ def test_words(encoding: str, q: int, rows: int, columns: int, g: int) -> None:
 
 
 @pytest.mark.parametrize("encoding", ks.ENCODINGS)
-@pytest.mark.parametrize(("q", "columns", "g"), [(5, 64, 12), (8, 33, 9), (3, 72, 8), (4, 65, 32), (6, 100, 100)])
+@pytest.mark.parametrize(("q", "columns", "g"), [(5, 64, 12), (8, 33, 9), (3, 76, 8), (4, 65, 32), (6, 100, 100)])
 def test_elements(encoding: str, q: int, columns: int, g: int) -> None:
     weight = ks.weight(encoding, q, 3, columns, g, seed=q, numbers=DTYPES[q % 3])
     assert simulate(sim_kernels.fast_segments, weight, "F16") == [False]
     check(weight)
+
+
+@pytest.mark.parametrize(
+    ("q", "rows", "columns", "g"),
+    [(4, 19, 1032, 32), (8, 3, 2056, 64), (2, 5, 168, 8), (3, 1, 8, 8), (1, 3, 9000, 8)],
+)
+def test_reordered_columns(q: int, rows: int, columns: int, g: int) -> None:
+    weight = ks.weight("bcq", q, rows, columns, g, seed=q, numbers="F32", perm=True, outliers="add" if q == 8 else "")
+    assert simulate(sim_kernels.fast_segments, weight, "F16") == [True]
+    assert simulate(sim_kernels.fast_segments, weight, "F32") == [False]
+    check(weight)
+
+
+def test_reordered_columns_by_element() -> None:
+    """An odd group size, and a row that is too long for shared memory."""
+    odd, long = ks.weight("affine", 4, 2, 60, 12, perm=True), ks.weight("affine", 1, 1, 49160, 8, perm=True)
+    for weight in (odd, long):
+        assert simulate(sim_kernels.fast_segments, weight, "F16") == [False]
+    check(odd)
 
 
 @pytest.mark.parametrize("outliers", ["add", "replace"])
@@ -109,13 +139,19 @@ def test_whole_words_with_any_numbers(data: st.DataObject) -> None:
         return raw.view(ks.numpy_dtype(kind)).reshape(shape)
 
     codes = rng.integers(0, 2**q, (2, 96))
-    options: dict[str, Any] = {"group_size": 32, "dtype": ks.numpy_dtype(logical)}
+    g = data.draw(st.sampled_from((32, 8)))
+    groups = 96 // g
+    options: dict[str, Any] = {"group_size": g, "dtype": ks.numpy_dtype(logical)}
     if encoding == "affine":
-        weight = BcqWeight.from_affine(codes, numbers(2, 3), rng.integers(0, 2**q + 1, (2, 3)), bits=q, **options)
+        weight = BcqWeight.from_affine(
+            codes, numbers(2, groups), rng.integers(0, 2**q + 1, (2, groups)), bits=q, **options
+        )
     elif encoding == "bcq":
-        weight = BcqWeight.from_bcq(rng.integers(0, 2, (q, 2, 96)), numbers(q, 2, 3), numbers(2, 3), **options)
+        weight = BcqWeight.from_bcq(
+            rng.integers(0, 2, (q, 2, 96)), numbers(q, 2, groups), numbers(2, groups), **options
+        )
     elif encoding == "offset":
-        weight = BcqWeight.from_offset(codes, numbers(2, 3), numbers(2, 3), bits=q, **options)
+        weight = BcqWeight.from_offset(codes, numbers(2, groups), numbers(2, groups), bits=q, **options)
     else:
-        weight = BcqWeight.from_float_zero(codes, numbers(2, 3), numbers(2, 3), bits=q, **options)
-    check(weight.allow_nonfinite())
+        weight = BcqWeight.from_float_zero(codes, numbers(2, groups), numbers(2, groups), bits=q, **options)
+    check((weight.with_perm(rng.permutation(96)) if data.draw(st.booleans()) else weight).allow_nonfinite())

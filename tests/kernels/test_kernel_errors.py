@@ -266,14 +266,15 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert [matmul.path_of(odd, n, "F32") for n in (1, 7, 8)] == ["look-up", "look-up", "dequantize"]
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
     assert [[weight.several(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
-    assert [[matmul.path_of(weight, n) for weight in short] for n in (15, 16, 23, 24)] == [
-        ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "bits", "bits"], ["dequantize"] * 3
+    assert [[matmul.path_of(weight, n) for weight in short] for n in (7, 8, 9, 10, 23, 24)] == [
+        ["bits"] * 3, *[["dequantize", "bits", "bits"]] * 2, *[["dequantize", "dequantize", "bits"]] * 2,
+        ["dequantize"] * 3,
     ]  # fmt: skip
     assert [[matmul.path_of(weight, n, "F32") for weight in short] for n in (2, 3, 5)] == [
         ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"]
     ]  # fmt: skip
     permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
-    assert [matmul.path_of(permuted, n) for n in (31, 32)] == ["bits", "dequantize"]
+    assert [matmul.path_of(permuted, n) for n in (15, 16)] == ["bits", "dequantize"]
     several = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 192, 96)))
     assert [matmul.path_of(several, n) for n in (1, 2)] == ["dequantize", "dequantize"]
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
@@ -284,10 +285,12 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
     monkeypatch.setattr(device, "settle", lambda array: None)
-    for capability, way, other in (((8, 0), "look-up", "look-up"), ((9, 0), "mixed", "bits")):
+    for capability, way, other in (((8, 0), "dequantize", "dequantize"), ((9, 0), "mixed", "bits")):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")
-        assert matmul.path_of(matmul.MatmulWeight(operand(weight), None, weight), 1) == way
+        placed = matmul.MatmulWeight(operand(weight), None, weight)
+        assert [matmul.path_of(placed, n) for n in (1, 19, 20, 36)] == [way, way, "dequantize", "dequantize"]
         assert matmul.path_of(matmul.MatmulWeight(operand(weight)), 1) == other  # no weight to look at
+    assert [matmul.path_of(placed, n, "F32") for n in (35, 36)] == ["mixed", "dequantize"]
     plain = ks.weight("second-order", 2, 40, 64, 8)
     assert matmul.path_of(matmul.MatmulWeight(operand(plain), None, plain), 1) == "bits"

@@ -75,7 +75,7 @@ def dequantize(
 def fast_segments(weight: BcqWeight, dtype: str) -> list[bool]:
     """Which segments the fast dequantizer takes."""
     placed = to_device(operand(weight), "canonical")
-    return [matmul.whole_words(placed, segment, dtype) for segment in placed.segments]
+    return matmul.in_words(placed, dtype)
 
 
 def product(weight: BcqWeight, x: Any) -> Any:
