@@ -18,7 +18,6 @@ from bcqfmt.kernels.unroll import static, unrolled
 __all__ = [
     "ARGUMENTS",
     "PIECE",
-    "ROW_LIMIT",
     "THREADS",
     "eight_putter",
     "gatherer",
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 THREADS = 256
-ROW_LIMIT = 96 * 1024  # bytes of a row: what a block has of shared memory on every GPU since sm_80
 PIECE = 2048  # bytes of 1024 columns
 _TOGETHER = 48 * 1024  # bytes of several rows, as measured with 4096 and 11008 columns
 ARGUMENTS = (

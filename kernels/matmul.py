@@ -9,7 +9,7 @@ from bcqfmt.kernels import device
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
 from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
 from bcqfmt.kernels.limits import KINDS, PROCESSORS
-from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, in_eights, path_of
+from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, by_element, in_eights, path_of
 from bcqfmt.kernels.mixed import mixed_gemv, takes
 from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
 
@@ -234,14 +234,11 @@ def dequantize(
 
 def in_words(operand: DeviceOperand, dtype: str) -> list[bool]:
     """Which segments the fast kernels take, which decode 32 columns at a time; all or none of a reordered weight."""
-    from bcqfmt.kernels.dequant_rows import ROW_LIMIT
-
-    columns = operand.columns
-    found = [
-        dtype in ("F16", "BF16") and segment.words <= 32 * 65535 and in_eights(segment, columns)
-        for segment in operand.segments
-    ]
-    return found if operand.perm is None else [all(found) and 2 * columns <= ROW_LIMIT] * len(found)
+    if dtype not in ("F16", "BF16"):
+        return [False] * len(operand.segments)
+    if operand.perm is not None:
+        return [not by_element(operand)] * len(operand.segments)
+    return [s.words <= 32 * 65535 and in_eights(s, operand.columns) for s in operand.segments]
 
 
 def _elements(

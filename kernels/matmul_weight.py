@@ -13,28 +13,40 @@ from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bit_gemv import BitOperand, bit_operand
 from bcqfmt.kernels.bit_layout import layout_of
 from bcqfmt.kernels.launch import LIMIT
-from bcqfmt.kernels.limits import KINDS
+from bcqfmt.kernels.limits import KINDS, ROW_LIMIT
 from bcqfmt.kernels.mixed import MixedOperand, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands_device import DeviceOperand, to_device
 from bcqfmt.scheme import SecondOrder
 from bcqfmt.weight import BcqWeight
 
-__all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "USUAL", "MatmulWeight", "Ready", "in_eights", "path_of"]
+__all__ = [
+    "BATCH_LIMIT",
+    "CROSSOVER",
+    "LOOK_UP",
+    "USUAL",
+    "MatmulWeight",
+    "Ready",
+    "by_element",
+    "in_eights",
+    "path_of",
+]
 
 BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md). Whether of float32, whether decoding takes longer (a perm, groups that are no whole
-# words): by how many the fast product takes at once. Guessed: two and one where words are decoded, one of 16 bits and
-# four of float32 where it takes longer.
+# (docs/benchmarks/kernels.md). Whether of float32, how it is decoded (:func:`_decoded`): by how many vectors the fast
+# product takes at once. Guessed: two and one in "words", one of 16 bits and four of float32 in the others.
+_LONGER = {4: 28, 2: 5, 1: 3}
 CROSSOVER = {
-    (False, False): {8: 24, 4: 12, 2: 8, 1: 5},
-    (False, True): {8: 16, 4: 10, 2: 8, 1: 4},
-    (True, False): {4: 28, 2: 8, 1: 5},
-    (True, True): {4: 28, 2: 5, 1: 3},
+    (False, "words"): {8: 24, 4: 12, 2: 8, 1: 5},
+    (False, "longer"): {8: 16, 4: 10, 2: 8, 1: 4},
+    (False, "elements"): {8: 32, 4: 24, 2: 16, 1: 8},
+    (True, "words"): {4: 28, 2: 8, 1: 5},
+    (True, "longer"): _LONGER,
+    (True, "elements"): _LONGER,
 }
-PAIRS = {False: 20, True: 36}  # the same for 2/4 bits; of float32 guessed
-MOST = 36  # whatever the weight
+PAIRS = 20  # the same for 2/4 bits
+MOST = 36  # whatever the weight; 2/4 bits of float32, guessed
 # Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
 LOOK_UP = (8, 4, 2)
 # The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
@@ -129,27 +141,36 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     if vectors >= MOST or not weight.linear:
         return "dequantize"
     if weight.mixed is not None and takes(weight.mixed, dtype):
-        return "mixed" if vectors < PAIRS[dtype == "F32"] else "dequantize"
+        return "mixed" if vectors < PAIRS or dtype == "F32" else "dequantize"
     several = weight.several(dtype)
     if not several:
         return "look-up" if vectors < _look_ups(weight, dtype) else "dequantize"
-    return "bits" if vectors < CROSSOVER[dtype == "F32", _decoded_longer(weight)][several] else "dequantize"
+    return "bits" if vectors < CROSSOVER[dtype == "F32", _decoded(weight.operand)][several] else "dequantize"
 
 
 def _look_ups(weight: MatmulWeight, dtype: str) -> int:
     """The number of vectors for which look-ups are no longer faster than dequantize + matmul."""
-    single, by_element, two = LOOK_UP
+    single, slow, two = LOOK_UP
     if dtype == "F32":
         return single
-    if not all(in_eights(s, weight.operand.shape[1]) for s in weight.operand.segments):
-        return by_element
+    if by_element(weight.operand):
+        return slow
     return two if max(s.bits for s in weight.operand.segments) <= 2 else 1
 
 
-def _decoded_longer(weight: MatmulWeight) -> bool:
-    """Whether decoding takes longer than in groups of whole words: shorter ones, or columns to be put in order."""
-    operand = weight.operand
-    return operand.perm is not None or any(s.group_size % 32 for s in operand.segments)
+def _decoded(operand: Operand) -> str:
+    """ "words"; "longer", by groups that are no whole words or with columns to be put in order; or "elements"."""
+    if by_element(operand):
+        return "elements"
+    return "longer" if operand.perm is not None or any(s.group_size % 32 for s in operand.segments) else "words"
+
+
+def by_element(operand: Any) -> bool:
+    """Whether a weight, here or on a device, is decoded to 16 bits element by element, or some of its segments are."""
+    columns = operand.shape[1]
+    return not all(in_eights(s, columns) for s in operand.segments) or (
+        operand.perm is not None and 2 * columns > ROW_LIMIT
+    )
 
 
 def in_eights(segment: Any, columns: int) -> bool:

@@ -24,7 +24,8 @@ __all__ = ["crossover", "dequantized", "shapes_to_compile"]
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
 SHAPES = ((4096, 4096), (11008, 4096))
 SQUARE, LONG = (8192, 8192), (4096, 11008)  # of what is decoded only
-DECODED = ((4, 128), (8, 128), (4, 16), (4, 8))  # planes, group size
+DECODED = ((4, 128), (8, 128), (4, 16), (4, 8), (2, 16))  # planes, group size
+REORDERED = ((4, 128), (8, 128), (4, 32))  # the same, with a perm
 SHORT = (8, 16)  # group sizes with a fast product for fewer vectors at once
 UNUSUAL = ((96, 4032), (40, 4000))  # group sizes without a fast product, columns
 TWO_AND_FOUR = (3072, 1024)  # columns of 2 bits, of 4 bits
@@ -70,14 +71,15 @@ def _two_and_four(rows: int, low: int, high: int) -> BcqWeight:
 
 
 def dequantized(speed: float) -> Iterator[Row]:
-    """To float16: 8192 x 8192 at 4 bits in groups of 128, and 4096 x 11008 of every kind that is decoded otherwise."""
+    """To float16: 8192 x 8192 at 4 bits in groups of 128; 4096 x 11008 by every way to decode but element by element;
+    two segments, reordered, with 4096 columns.
+    """
     yield _decoded("dequantize", _weight(4, *SQUARE), 4, 128, speed)
     for q, g in DECODED:
         yield _decoded("dequantize", _weight(q, *LONG, g), q, g, speed)
-    for q in (4, 8):
-        yield _decoded("dequantize, perm", _reordered(_weight(q, *LONG)), q, 128, speed)
-    mixed = _two_and_four(LONG[0], *TWO_AND_FOUR)
-    yield _decoded("dequantize, 2/4-bit", mixed, 2.5, 16, speed)
+    for q, g in REORDERED:
+        yield _decoded("dequantize perm", _reordered(_weight(q, *LONG, g)), q, g, speed)
+    yield _decoded("dequantize 2/4-bit", _two_and_four(LONG[0], *TWO_AND_FOUR), 2.9, 16, speed)
 
 
 def _decoded(name: str, weight: BcqWeight, bits: float, g: int, speed: float) -> Row:

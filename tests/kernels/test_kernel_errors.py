@@ -275,6 +275,13 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     ]  # fmt: skip
     permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
     assert [matmul.path_of(permuted, n) for n in (15, 16)] == ["bits", "dequantize"]
+    for columns, g, expected in ((49160, 8, 8), (100, 32, 32), (100, 16, 24)):  # element by element
+        slow = matmul.MatmulWeight(operand(ks.weight("affine", 1, 2, columns, g, perm=True)))
+        assert [matmul.path_of(slow, n) for n in (expected - 1, expected)] == ["bits", "dequantize"]
+    monkeypatch.setattr(device, "capability", lambda index: (8, 0))
+    slow = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 49160, 8, perm=True)))
+    assert [matmul.path_of(slow, n) for n in (3, 4)] == ["look-up", "dequantize"]
+    monkeypatch.setattr(device, "capability", lambda index: (9, 0))
     several = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 192, 96)))
     assert [matmul.path_of(several, n) for n in (1, 2)] == ["dequantize", "dequantize"]
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
