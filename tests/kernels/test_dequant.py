@@ -21,8 +21,8 @@ pytestmark = pytest.mark.xdist_group("simulator-dequant")
 DTYPES = ("F16", "BF16", "F32")
 
 
-def check(weight: BcqWeight, **options: Any) -> None:
-    for dtype, found in zip(DTYPES, simulate(sim_kernels.dequantize, weight, DTYPES, **options), strict=True):
+def check(weight: BcqWeight, dtypes: tuple[str, ...] = DTYPES, **options: Any) -> None:
+    for dtype, found in zip(dtypes, simulate(sim_kernels.dequantize, weight, dtypes, **options), strict=True):
         expected = weight.dequantize(dtype, planes=options.get("planes"))
         assert found.value.tobytes() == expected.tobytes(), dtype
         assert (found.same, found.intact) == (True, True), dtype
@@ -67,13 +67,13 @@ def test_elements(encoding: str, q: int, columns: int, g: int) -> None:
 
 @pytest.mark.parametrize(
     ("q", "rows", "columns", "g"),
-    [(4, 19, 1032, 32), (8, 3, 2056, 64), (2, 5, 168, 8), (3, 1, 8, 8), (1, 3, 9000, 8)],
+    [(4, 11, 1032, 32), (8, 3, 2056, 64), (2, 5, 168, 8), (3, 1, 8, 8), (1, 3, 9000, 8)],
 )
 def test_reordered_columns(q: int, rows: int, columns: int, g: int) -> None:
     weight = ks.weight("bcq", q, rows, columns, g, seed=q, numbers="F32", perm=True, outliers="add" if q == 8 else "")
     assert simulate(sim_kernels.fast_segments, weight, "F16") == [True]
     assert simulate(sim_kernels.fast_segments, weight, "F32") == [False]
-    check(weight)
+    check(weight, DTYPES[:2])  # float32 goes by element
 
 
 def test_reordered_columns_by_element() -> None:
@@ -117,7 +117,7 @@ def test_the_first_planes_only(encoding: str, planes: int) -> None:
 
 
 @hypothesis.given(strategies.weights(stack=False, nonfinite=None), st.sampled_from([32, 64]))
-@hypothesis.settings(strategies.examples(60), deadline=None)
+@hypothesis.settings(strategies.examples(40), deadline=None)
 def test_any_weight_with_any_numbers(pair: tuple[BcqWeight, Any], threads: int) -> None:
     check(pair[0], threads=threads)
 
