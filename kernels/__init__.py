@@ -17,8 +17,8 @@ those that need Numba, a GPU or its simulator only when something is launched.
                                 `operands_lut_gemm`: the published kernel's own arrays, there and back
 `matmul` `matmul_weight`        ``lut_gemv``, ``dequantize``, ``matmul`` on torch tensors: checks, choices, launches
 `operands_device`               operands on a device, in the orders that kernels read
-`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; `cuda_dequant_wide`: 5 to 8 planes, short groups;
-                                `dequant_rows` `cuda_reorder`: how both write rows; `cuda_dequant_elements`: what these
+`cuda_lut_gemv` `cuda_dequant`  kernels for any weight; decoding 32 columns at a time: `dequant_values` `dequant_tables`
+                                `dequant_words` `dequant_rows` `cuda_reorder`; `cuda_dequant_elements`: what these
                                 refuse; `cuda_outliers`: a launch of their own
 `bit_gemv`                      the fast product, on binary tensor cores: `bit_layout` `bit_shape` `bit_ring`
                                 `bit_columns` `bit_prepare` `bit_steps` `cuda_bit_gemv`; for several vectors and groups

@@ -1,172 +1,99 @@
-"""Planes to dense numbers on the device, bit by bit what the normative decoder gives.
+"""Planes to dense numbers of 16 bits on the device, bit by bit what the normative decoder gives: 32 columns at a time.
 
-Section 8 of the specification is followed to the letter: binary64, the operations in the order written, none fused
-(`ptx` has them so), one rounding at the end, every NaN the canonical one. With ``twice`` values are rounded to the
-logical dtype first, as those of a dense copy are before it is loaded in another type.
+Section 8 of the specification is followed to the letter (`dequant_values`): binary64, the operations in the order
+written, none fused (`ptx` has them so), one rounding at the end, every NaN the canonical one. With ``twice`` values are
+rounded to the logical dtype first, as those of a dense copy are before it is loaded in another type.
 
-:func:`tables` is the fast way, for 16-bit results of at most 4 planes in groups of whole words. A group has at most 16
-different values, so a thread computes those exactly, once for its 32 columns, and then only looks up: the values' bytes
-lie in registers and PRMT fetches four at a time. `cuda_dequant_wide` has more planes and shorter groups,
-`cuda_dequant_elements` any weight.
+A lane decodes a word of columns, by `dequant_tables` or `dequant_words`; `dequant_rows` writes rows of them.
+`cuda_dequant_elements` takes any weight.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.dequant_rows import ARGUMENTS, THREADS, eight_putter, to_rows
+from bcqfmt.kernels.dequant_rows import ARGUMENTS, THREADS, to_rows
+from bcqfmt.kernels.dequant_tables import table_decoder
+from bcqfmt.kernels.dequant_values import FORMULAS
+from bcqfmt.kernels.dequant_words import word_decoder
 from bcqfmt.kernels.launch import Kernel, kernel
-from bcqfmt.kernels.ptx_numba import cuda, inlined, types
+from bcqfmt.kernels.operands_device import DeviceSegment
+from bcqfmt.kernels.ptx_numba import cuda, types
 
-__all__ = ["FORMULAS", "PATCHES", "code_value", "rounding", "tables"]
+__all__ = ["Decoding", "compile_cases", "decoding_of", "rows_kernel"]
 
-FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
-PATCHES = {"add": 1, "replace": 2}
+
+class Decoding(NamedTuple):
+    """What a kernel is compiled for: one segment, everything a multiple of 8 columns.
+
+    ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
+    the result, which has 16 bits. ``short``: groups are no whole words; ``finite``: no value can be a NaN, asked for by
+    tables only. ``reordered`` as in `dequant_rows.to_rows`.
+    """
+
+    q: int
+    formula: int
+    numbers: str
+    logical: int
+    result: int
+    twice: bool = False
+    short: bool = False
+    finite: bool = False
+    reordered: bool = False
+
+    @property
+    def tabled(self) -> bool:
+        """Whether values are looked up."""
+        return self.q <= 4 and not self.short
+
+    @property
+    def unit(self) -> int:
+        """Columns that group sizes are counted in, the kernel's argument ``span``."""
+        return 8 if self.short else 32
+
+
+def decoding_of(segment: DeviceSegment, logical: int, result: int, twice: bool, reordered: bool) -> Decoding:
+    """How a segment in eights of columns is decoded."""
+    formula, numbers = FORMULAS[segment.formula], "f64" if segment.numbers == "F64" else "f32"
+    short = segment.group_size % 32 != 0
+    found = Decoding(segment.bits, formula, numbers, logical, result, twice, short, reordered=reordered)
+    return found._replace(finite=found.tabled and segment.finite and segment.formula != "float-zero")
+
+
+def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
+    """What `tests/kernels/compile_check.py` compiles."""
+    tabled = [
+        Decoding(4, 3, "f32", 1, 1, finite=True), Decoding(4, 0, "f32", 2, 2, finite=True),
+        Decoding(3, 1, "f64", 1, 1), Decoding(2, 2, "f32", 0, 2), Decoding(1, 3, "f64", 0, 1, finite=True),
+        Decoding(4, 0, "f32", 1, 2, twice=True, finite=True), Decoding(4, 0, "f32", 1, 1, finite=True, reordered=True),
+    ]  # fmt: skip
+    computed = [
+        Decoding(8, 0, "f32", 1, 1), Decoding(5, 3, "f32", 1, 2), Decoding(6, 1, "f32", 2, 2),
+        Decoding(8, 0, "f32", 1, 2, twice=True), Decoding(4, 0, "f32", 1, 1, short=True),
+        Decoding(4, 3, "f32", 1, 2, short=True), Decoding(2, 2, "f64", 0, 1, twice=True, short=True),
+        Decoding(8, 0, "f32", 1, 1, reordered=True), Decoding(4, 3, "f32", 1, 1, short=True, reordered=True),
+    ]  # fmt: skip
+    return {"rows_kernel": [(decoding,) for decoding in tabled + computed]}
 
 
 @functools.cache
-def tables(
-    q: int, formula: int, numbers: str, logical: int, result: int, finite: bool, twice: bool = False,
-    reordered: bool = False,
-) -> Kernel:  # fmt: skip
-    """One segment with q <= 4, group size a multiple of 32, everything a multiple of 8 columns.
+def rows_kernel(decoding: Decoding) -> Kernel:
+    """The kernel; its grid as in `dequant_rows.to_rows`."""
+    q, formula, numbers, logical, result, twice, short, finite, reordered = decoding
+    if decoding.tabled:
+        decode, blocks = table_decoder(q, formula, logical, result, finite, twice), 5
+    else:
+        decode, blocks = word_decoder(q, formula, logical, result, twice, short), 3
+    run = to_rows(decode, reordered)
 
-    ``finite``: no value can be a NaN; ``twice`` as above; ``reordered`` and the grid as in `dequant_rows.to_rows`.
-    """
-    run = to_rows(_tables(q, formula, logical, result, finite, twice), reordered)
-
-    @kernel(
-        ARGUMENTS.format(numbers=numbers),
-        threads=THREADS,
-        blocks=5,
-        variant=repr((q, formula, numbers, logical, result, finite, twice, reordered)),
-    )
-    def dequantize_tables(
+    @kernel(ARGUMENTS.format(numbers=numbers), threads=THREADS, blocks=blocks, variant=repr(decoding))
+    def dequantize_rows(
         planes: Any, first: Any, second: Any, dense: Any, stored: Any, rows: Any, columns: Any, start: Any, width: Any,
         words: Any, groups: Any, span: Any, together: Any,
     ) -> None:  # fmt: skip
         base = ptx.shared_address(cuda.shared.array(0, types.uint32))
         run(planes, first, second, dense, stored, base, rows, columns, start, width, words, groups, span, together)
 
-    return dequantize_tables
-
-
-def _tables(q: int, formula: int, logical: int, result: int, finite: bool, twice: bool) -> Any:
-    """A device function that decodes as `to_rows` wants it."""
-    codes, put, value_of = 2**q, eight_putter(), code_value(formula, logical)
-    rounded = rounding(logical if twice else None)
-    ones = 0x11111111
-
-    def decode(
-        planes: Any, first: Any, second: Any, rows: Any, words: Any, groups: Any, span: Any, row: Any, word: Any,
-        lane: Any, base: Any,
-    ) -> None:  # fmt: skip
-        packed = cuda.local.array(8, types.uint32)
-        low = cuda.local.array(4, types.uint32)
-        high = cuda.local.array(4, types.uint32)
-        nibbles = cuda.local.array(4, types.uint32)
-        pairs = cuda.local.array(16, types.uint32)
-        word = ptx.min_u32(ptx.u32(word + lane), words - 1)
-        group = ptx.div_u32(word, span)
-        at = ptx.u32(row * groups + group)
-        # -- nibble j of nibbles[m] is the code of column 4 j + m
-        for m in range(4):
-            nibbles[m] = ptx.u32(0)
-        for i in range(q):
-            plane = ptx.ldg32(planes, ptx.u32((i * rows + row) * words + word))
-            up = q - 1 - i
-            for m in range(4):
-                moved = plane >> (m - up) if m >= up else plane << (up - m)
-                nibbles[m] = ptx.u32(nibbles[m] | moved & (ones << up))
-        # -- the values of all codes, two to a word
-        for i in range(8):
-            packed[i] = ptx.u32(0)
-        for code in range(codes):
-            if formula == 3:
-                exact = ptx.f64(second[at])
-                for i in range(q):
-                    alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
-                    if code >> (q - 1 - i) & 1:
-                        exact = ptx.add_f64(exact, alpha)
-                    else:
-                        exact = ptx.sub_f64(exact, alpha)
-            else:
-                exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
-            exact = rounded(exact)
-            if result == 1:
-                bits = ptx.f64_to_f16(exact)
-            else:
-                bits = ptx.f64_to_bf16(exact)
-            if not finite and exact != exact:
-                bits = ptx.u32(0x7E00 if result == 1 else 0x7FC0)
-            packed[code >> 1] = ptx.u32(packed[code >> 1] | bits << (16 * (code & 1)))
-        for i in range(4):  # bytes apart: low[i] has the low bytes of the values of codes 4 i .. 4 i + 3
-            low[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x6420)
-            high[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x7531)
-        # -- look-up; pairs[8 h + 2 j + m / 2] becomes columns 16 h + 4 j + m and + m + 1
-        for h in range(2):
-            for pair in range(2):
-                left = ptx.u32(nibbles[2 * pair] >> (16 * h))
-                right = ptx.u32(nibbles[2 * pair + 1] >> (16 * h))
-                if q < 4:
-                    a = ptx.prmt(low[0], low[1], left)
-                    b = ptx.prmt(high[0], high[1], left)
-                    c = ptx.prmt(low[0], low[1], right)
-                    d = ptx.prmt(high[0], high[1], right)
-                else:
-                    choose = ptx.u32(left >> 1 & 0x4444 | 0x3210)
-                    left = ptx.u32(left & 0x7777)
-                    a = ptx.prmt(ptx.prmt(low[0], low[1], left), ptx.prmt(low[2], low[3], left), choose)
-                    b = ptx.prmt(ptx.prmt(high[0], high[1], left), ptx.prmt(high[2], high[3], left), choose)
-                    choose = ptx.u32(right >> 1 & 0x4444 | 0x3210)
-                    right = ptx.u32(right & 0x7777)
-                    c = ptx.prmt(ptx.prmt(low[0], low[1], right), ptx.prmt(low[2], low[3], right), choose)
-                    d = ptx.prmt(ptx.prmt(high[0], high[1], right), ptx.prmt(high[2], high[3], right), choose)
-                e = ptx.prmt(a, b, 0x5140)
-                f = ptx.prmt(c, d, 0x5140)
-                pairs[8 * h + pair] = ptx.prmt(e, f, 0x5410)
-                pairs[8 * h + 2 + pair] = ptx.prmt(e, f, 0x7632)
-                e = ptx.prmt(a, b, 0x7362)
-                f = ptx.prmt(c, d, 0x7362)
-                pairs[8 * h + 4 + pair] = ptx.prmt(e, f, 0x5410)
-                pairs[8 * h + 6 + pair] = ptx.prmt(e, f, 0x7632)
-        for k in range(4):
-            put(base, lane, k, pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3])
-
-    return inlined(decode)
-
-
-def code_value(formula: int, logical: int) -> Any:
-    """A device function: what a code is worth by a scale and a zero point (or offset), all binary64; not for bcq.
-
-    Section 8 of the specification, operation by operation; a float zero point is subtracted in the ``logical`` dtype.
-    """
-
-    rounded = rounding(logical if formula == 1 else None)
-
-    def value(scale: Any, other: Any, code: Any) -> Any:
-        if formula == 2:
-            return ptx.add_f64(ptx.mul_f64(scale, ptx.f64(code)), other)
-        return ptx.mul_f64(scale, rounded(ptx.sub_f64(ptx.f64(code), other)))
-
-    return inlined(value)
-
-
-def rounding(kind: int | None) -> Any:
-    """A device function: a binary64 number rounded to a kind of number, as binary64; as it is for None."""
-
-    def as_it_is(value: Any) -> Any:
-        return value
-
-    def single(value: Any) -> Any:
-        return ptx.f64(ptx.f64_to_f32(value))
-
-    def half(value: Any) -> Any:
-        return ptx.f64(ptx.lo_f16(ptx.f64_to_f16(value)))
-
-    def brain(value: Any) -> Any:
-        return ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(value)))
-
-    return inlined(as_it_is if kind is None else (single, half, brain)[kind])
+    return dequantize_rows

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.cuda_dequant import code_value, rounding
 from bcqfmt.kernels.dequant_rows import THREADS
+from bcqfmt.kernels.dequant_values import code_value, rounding
 from bcqfmt.kernels.launch import Kernel, kernel
 from bcqfmt.kernels.ptx_numba import cuda, inlined
 from bcqfmt.kernels.unroll import static, unrolled
@@ -36,7 +36,7 @@ def elements(
     """One segment of any weight.
 
     ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
-    the result; ``patch``: 0 for all elements, else one of `cuda_dequant.PATCHES`, for the outliers alone;
+    the result; ``patch``: 0 for all elements, else one of `dequant_values.PATCHES`, for the outliers alone;
     ``twice``: rounded to the logical dtype first. The argument ``perm`` has the stored column of every original one.
     Block (i, j) has the rows j, j + gridDim.y, ...
     """

@@ -179,10 +179,10 @@ def dequantize(
     to ``dtype``, as in a dense copy that is loaded in another type.
     """
     device.require_cuda()
-    from bcqfmt.kernels import cuda_dequant as cuda_kernels
     from bcqfmt.kernels import dequant_rows
-    from bcqfmt.kernels.cuda_dequant_wide import words
+    from bcqfmt.kernels.cuda_dequant import decoding_of, rows_kernel
     from bcqfmt.kernels.cuda_reorder import reorder_columns
+    from bcqfmt.kernels.dequant_values import PATCHES
 
     if operand.layout != "canonical":
         raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="canonical")
@@ -195,29 +195,20 @@ def dequantize(
     check_array("out", dense, (name,), operand.shape, 16)
     check_same_device(out=dense, weight=planes)
     block = _block(threads, dequant_rows.THREADS)
-    result, logical = KINDS[name], KINDS[operand.dtype]
     twice = twice and name != operand.dtype
     quick, together = in_words(operand, name), dequant_rows.rows_together(columns)
     fused = operand.perm is not None and quick == [True]  # put in order in the same launch
     for segment, fast in zip(operand.segments, quick, strict=True):
-        formula = cuda_kernels.FORMULAS[segment.formula]
-        numbers = "f64" if segment.numbers == "F64" else "f32"
         if not fast:
-            _elements(operand, segment, dense, (formula, numbers, logical, result), 0, block, twice)
+            _elements(operand, segment, dense, name, 0, block, twice)
             continue
-        short = segment.group_size % 32 != 0
-        if short or segment.bits > 4:
-            decode = words(segment.bits, formula, numbers, logical, result, twice, short, fused)
-        else:
-            finite = segment.finite and segment.formula != "float-zero"
-            decode = cuda_kernels.tables(segment.bits, formula, numbers, logical, result, finite, twice, fused)
+        decoding = decoding_of(segment, KINDS[operand.dtype], KINDS[name], twice, fused)
         warps = block // 32
         grid = (-(-rows // together),) if fused else (-(-rows // warps), -(-segment.words // 32))
-        decode.launch(
+        rows_kernel(decoding).launch(
             grid, block, segment.planes, segment.first, segment.second, dense, operand.stored if fused else dense, rows,
-            columns, segment.start, segment.width, segment.words, segment.groups,
-            segment.group_size // (8 if short else 32), together,
-            shared=dequant_rows.shared_bytes(columns, together) if fused else dequant_rows.PIECE * warps,
+            columns, segment.start, segment.width, segment.words, segment.groups, segment.group_size // decoding.unit,
+            together, shared=dequant_rows.shared_bytes(columns, together) if fused else dequant_rows.PIECE * warps,
         )  # fmt: skip
     if operand.perm is not None and all(quick) and not fused:
         reorder_columns().launch(
@@ -226,9 +217,7 @@ def dequantize(
         )  # fmt: skip
     if operand.indptr is not None and device.describe(operand.indices).size:
         for segment in operand.segments:
-            numbers = "f64" if segment.numbers == "F64" else "f32"
-            key = (cuda_kernels.FORMULAS[segment.formula], numbers, logical, result)
-            _elements(operand, segment, dense, key, cuda_kernels.PATCHES[operand.mode], block, twice)
+            _elements(operand, segment, dense, name, PATCHES[operand.mode], block, twice)
     return dense
 
 
@@ -242,19 +231,20 @@ def in_words(operand: DeviceOperand, dtype: str) -> list[bool]:
 
 
 def _elements(
-    operand: DeviceOperand, segment: DeviceSegment, dense: Any, key: tuple[int, str, int, int], patch: int, block: int,
-    twice: bool,
+    operand: DeviceOperand, segment: DeviceSegment, dense: Any, name: str, patch: int, block: int, twice: bool
 ) -> None:  # fmt: skip
     from bcqfmt.kernels.cuda_dequant_elements import elements
+    from bcqfmt.kernels.dequant_values import FORMULAS
 
-    formula, numbers, logical, result = key
+    formula, numbers = FORMULAS[segment.formula], "f64" if segment.numbers == "F64" else "f32"
     reordered = operand.perm is not None
     order = operand.stored if reordered else segment.planes
     csr = (operand.indptr, operand.indices, operand.values) if patch else (segment.planes,) * 3
     count = device.describe(operand.indices).size if patch else 0
     wide = 1 if patch else -(-(operand.columns if reordered else segment.width) // block)
     tall = 65535 if patch else max(1, 32 * PROCESSORS // wide)  # several rows a thread: what they share is found once
-    elements(segment.bits, formula, numbers, logical, result, reordered, patch, twice).launch(
+    kinds = KINDS[operand.dtype], KINDS[name]
+    elements(segment.bits, formula, numbers, *kinds, reordered, patch, twice).launch(
         (wide, min(operand.rows, tall)), 32 if patch else block,
         segment.planes, segment.first, segment.second, order, *csr, dense, operand.rows, operand.columns,
         segment.start, segment.width, segment.group_size, count,

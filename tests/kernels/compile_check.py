@@ -40,10 +40,6 @@ TABLE: dict[str, list[tuple[Any, ...]]] = {
         (4, 8, 1, 1, True, False), (2, 8, 8, 2, True, True), (8, 8, 2, 0, False, False), (3, 4, 4, 1, True, False),
     ],
     "cuda_lut_gemv.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
-    "cuda_dequant.tables": [
-        (4, 3, "f32", 1, 1, True), (4, 0, "f32", 2, 2, True), (3, 1, "f64", 1, 1, False), (2, 2, "f32", 0, 2, False),
-        (1, 3, "f64", 0, 1, True), (4, 0, "f32", 1, 2, True, True), (4, 0, "f32", 1, 1, True, False, True),
-    ],
     "cuda_kv_attention.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
     "cuda_kv_attention.join_kernel": [("F16",), ("F32",)],
     "cuda_kv_attention_cache.quantize_kv_kernel": [(64, "BF16"), (128, "F16")],

@@ -1,54 +1,24 @@
-"""5 to 8 planes, or short groups, to 16-bit numbers on the device: as in `cuda_dequant.tables` a word for each thread.
+"""Any number of planes, also in short groups, to 16-bit numbers: 32 columns of a lane one by one. Device functions.
 
-More values than a group has columns, or than 16, are too many to compute beforehand, so every element is computed,
-exactly as `cuda_dequant` says; its planes are loaded once for 32 columns, its numbers once for a group or for eight of
-its columns, and stores go through shared memory.
+Where there are more values than a table holds, or than a group has columns, every element is computed. Planes are
+loaded once for 32 columns, numbers once for a group or for eight of its columns.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.cuda_dequant import code_value, rounding
-from bcqfmt.kernels.dequant_rows import ARGUMENTS, THREADS, eight_putter, to_rows
-from bcqfmt.kernels.launch import Kernel, kernel
+from bcqfmt.kernels.dequant_rows import eight_putter
+from bcqfmt.kernels.dequant_values import code_value, rounding
 from bcqfmt.kernels.ptx_numba import cuda, inlined, types
 from bcqfmt.kernels.unroll import static, unrolled
 
-__all__ = ["compile_cases", "words"]
+__all__ = ["word_decoder"]
 
 
-@functools.cache
-def words(
-    q: int, formula: int, numbers: str, logical: int, result: int, twice: bool = False, short: bool = False,
-    reordered: bool = False,
-) -> Kernel:  # fmt: skip
-    """One segment: group size a multiple of 32, if ``short`` of 8, everything a multiple of 8 columns.
-
-    As `cuda_dequant.tables`; if ``short``, ``span`` counts eights of columns.
-    """
-    run = to_rows(_words(q, formula, logical, result, twice, short), reordered)
-
-    @kernel(
-        ARGUMENTS.format(numbers=numbers),
-        threads=THREADS,
-        blocks=3,
-        variant=repr((q, formula, numbers, logical, result, twice, short, reordered)),
-    )
-    def dequantize_words(
-        planes: Any, first: Any, second: Any, dense: Any, stored: Any, rows: Any, columns: Any, start: Any, width: Any,
-        words: Any, groups: Any, span: Any, together: Any,
-    ) -> None:  # fmt: skip
-        base = ptx.shared_address(cuda.shared.array(0, types.uint32))
-        run(planes, first, second, dense, stored, base, rows, columns, start, width, words, groups, span, together)
-
-    return dequantize_words
-
-
-def _words(q: int, formula: int, logical: int, result: int, twice: bool, short: bool) -> Any:
-    """A device function that decodes as `to_rows` wants it."""
+def word_decoder(q: int, formula: int, logical: int, result: int, twice: bool, short: bool) -> Any:
+    """A device function that decodes as `to_rows` wants it. ``short``: groups of eights of columns, not of words."""
     put, load, value_of = eight_putter(), _numbers(q, formula), code_value(formula, logical)
     rounded = rounding(logical if twice else None)
     narrow = ptx.f64_to_f16 if result == 1 else ptx.f64_to_bf16
@@ -107,13 +77,3 @@ def _numbers(q: int, formula: int) -> Any:
         return scale, other
 
     return inlined(unrolled(load))
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    cases = [
-        (8, 0, "f32", 1, 1), (5, 3, "f32", 1, 2), (6, 1, "f32", 2, 2), (8, 0, "f32", 1, 2, True),
-        (4, 0, "f32", 1, 1, False, True), (4, 3, "f32", 1, 2, False, True), (2, 2, "f64", 0, 1, True, True),
-        (8, 0, "f32", 1, 1, False, False, True), (4, 3, "f32", 1, 1, False, True, True),
-    ]  # fmt: skip
-    return {"words": cases}
