@@ -11,10 +11,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bcqfmt.version import __version__
+from .version import __version__
 
 if TYPE_CHECKING:
-    from bcqfmt.errors import (
+    from bcqfmt.checkpoint.reader import Checkpoint, open
+    from bcqfmt.checkpoint.validation import Report, validate
+    from bcqfmt.checkpoint.writer import save
+    from bcqfmt.container.stored_tensor import StoredTensor
+    from bcqfmt.weight.scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+    from bcqfmt.weight.weight import BcqWeight
+
+    from .errors import (
         BcqError,
         Finding,
         FormatError,
@@ -26,12 +33,6 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
-    from bcqfmt.reader import Checkpoint, open
-    from bcqfmt.scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
-    from bcqfmt.stored import StoredTensor
-    from bcqfmt.validation import Report, validate
-    from bcqfmt.weight import BcqWeight
-    from bcqfmt.writer import save
 
 __all__ = [
     "BcqError",
@@ -63,19 +64,19 @@ __all__ = [
 # Names are loaded when they are first used: a runtime that only reads does not pay for the validator and the writer,
 # and the command line answers --help without numpy.
 _ROOMS = {
-    "BcqWeight": "weight",
-    "Checkpoint": "reader",
-    "OutlierRule": "scheme",
-    "PackedZero": "scheme",
-    "Report": "validation",
-    "Scheme": "scheme",
-    "SecondOrder": "scheme",
-    "Segment": "scheme",
-    "StoredTensor": "stored",
-    "WeightSpec": "scheme",
-    "open": "reader",
-    "save": "writer",
-    "validate": "validation",
+    "BcqWeight": "weight.weight",
+    "Checkpoint": "checkpoint.reader",
+    "OutlierRule": "weight.scheme",
+    "PackedZero": "weight.scheme",
+    "Report": "checkpoint.validation",
+    "Scheme": "weight.scheme",
+    "SecondOrder": "weight.scheme",
+    "Segment": "weight.scheme",
+    "StoredTensor": "container.stored_tensor",
+    "WeightSpec": "weight.scheme",
+    "open": "checkpoint.reader",
+    "save": "checkpoint.writer",
+    "validate": "checkpoint.validation",
 }
 
 

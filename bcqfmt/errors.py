@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from bcqfmt.codes import CODES
+from .codes import CODES
 
 __all__ = [
     "BcqError",

@@ -1,6 +1,6 @@
 """From weights to products: operands laid out for a device, and the code that multiplies with them.
 
-This room is installed as `bcqfmt.kernels`. What a weight means is defined by the normative decoder in `bcqfmt.decode`;
+This room is installed as `bcqfmt.kernels`. What a weight means is defined by the normative decoder in `weight.decode`;
 every kernel is measured against it. Code here works on weights in memory, never on files, and never imports
 `bcqfmt.converters`. Importing the room costs nothing: functions and modules are imported when they are first asked for,
 those that need Numba, a GPU or its simulator only when something is launched.
@@ -10,7 +10,7 @@ those that need Numba, a GPU or its simulator only when something is launched.
     from bcqfmt.kernels import MatmulWeight, dequantize, lut_gemv, mixed_gemv, csr_outliers         # and `__all__`
     from bcqfmt.kernels import w4a4, rmsnorm_reorder_quant, quantize_reorder, decode_attention
     from bcqfmt.kernels.matmul import matmul                   # `bcqfmt.kernels.matmul` and `.bit_gemv` are modules
-    from bcqfmt.kernels.bit_gemv import bit_gemv               # of the same name
+    from bcqfmt.kernels.bits import bit_gemv               # of the same name
 
 ==============================  =====================================================================================
 `operands` `reference`          a checked weight as arrays, ``operand(weight)``; the float64 product to compare with.
@@ -45,15 +45,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bcqfmt.kernels.atom_operands import pack_w4
-    from bcqfmt.kernels.bit_gemv import bit_operand
-    from bcqfmt.kernels.cuda_kv_attention_launch import KvCache, decode_attention, quantize_kv
-    from bcqfmt.kernels.cuda_outliers import csr_outliers
-    from bcqfmt.kernels.cuda_w4a4_launch import atom_to_device, quantize_reorder, rmsnorm, rmsnorm_reorder_quant, w4a4
-    from bcqfmt.kernels.matmul import MatmulWeight, dequantize, lut_gemv
+    from bcqfmt.kernels.atom.attention import KvCache, decode_attention, quantize_kv
+    from bcqfmt.kernels.atom.operands import pack_w4
+    from bcqfmt.kernels.atom.w4a4 import atom_to_device, quantize_reorder, rmsnorm, rmsnorm_reorder_quant, w4a4
+    from bcqfmt.kernels.bits import bit_operand
     from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
     from bcqfmt.kernels.operands import operand
-    from bcqfmt.kernels.operands_device import to_device
+    from bcqfmt.kernels.operands.device import to_device
+
+    from .matmul import MatmulWeight, dequantize, lut_gemv
+    from .outliers import csr_outliers
 
 __all__ = [
     "KvCache",
@@ -77,24 +78,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "KvCache": "cuda_kv_attention_launch",
+    "KvCache": "atom.attention",
     "MatmulWeight": "matmul",
-    "atom_to_device": "cuda_w4a4_launch",
-    "bit_operand": "bit_gemv",
-    "csr_outliers": "cuda_outliers",
-    "decode_attention": "cuda_kv_attention_launch",
+    "atom_to_device": "atom.w4a4",
+    "bit_operand": "bits",
+    "csr_outliers": "outliers",
+    "decode_attention": "atom.attention",
     "dequantize": "matmul",
     "lut_gemv": "matmul",
     "mixed_gemv": "mixed",
     "mixed_operand": "mixed",
     "operand": "operands",
-    "pack_w4": "atom_operands",
-    "quantize_kv": "cuda_kv_attention_launch",
-    "quantize_reorder": "cuda_w4a4_launch",
-    "rmsnorm": "cuda_w4a4_launch",
-    "rmsnorm_reorder_quant": "cuda_w4a4_launch",
-    "to_device": "operands_device",
-    "w4a4": "cuda_w4a4_launch",
+    "pack_w4": "atom.operands",
+    "quantize_kv": "atom.attention",
+    "quantize_reorder": "atom.w4a4",
+    "rmsnorm": "atom.w4a4",
+    "rmsnorm_reorder_quant": "atom.w4a4",
+    "to_device": "operands.device",
+    "w4a4": "atom.w4a4",
 }
 
 

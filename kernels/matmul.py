@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.errors import error
-from bcqfmt.kernels import device
-from bcqfmt.kernels.bit_gemv import BitOperand, bit_gemv
-from bcqfmt.kernels.launch import LIMIT, check_array, check_same_device
-from bcqfmt.kernels.limits import KINDS, PROCESSORS
-from bcqfmt.kernels.matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, by_element, in_eights, path_of
+from bcqfmt.kernels.bits import BitOperand, bit_gemv
 from bcqfmt.kernels.mixed import mixed_gemv, takes
-from bcqfmt.kernels.operands_device import DeviceOperand, DeviceSegment
+from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment
+from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.runtime.limits import KINDS, PROCESSORS
+
+from .matmul_weight import BATCH_LIMIT, USUAL, MatmulWeight, by_element, in_eights, path_of
 
 __all__ = [
     "BATCH_LIMIT", "MatmulWeight", "dense_copy", "dequantize", "lut_gemv", "matmul", "path_of",
@@ -108,7 +109,7 @@ def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None, mu: int = 8, th
     ``mu``: columns of a table, 8 or 4. ``threads`` of a block, at most 256. Same bits at every call.
     """
     device.require_cuda()
-    from bcqfmt.kernels import cuda_lut_gemv as cuda_kernels
+    from bcqfmt.kernels.lut import kernel as cuda_kernels
 
     rows, columns = operand.shape
     if operand.layout != "lut-gemm":
@@ -163,7 +164,7 @@ def _block(threads: int | None, limit: int) -> int:
 
 def _splits(segment: DeviceSegment, rows: int, mu: int, batch: int, threads: int) -> int:
     """Among how many blocks the tiles of a row are shared out: enough for four blocks a processor."""
-    from bcqfmt.kernels import cuda_lut_gemv as cuda_kernels
+    from bcqfmt.kernels.lut import kernel as cuda_kernels
 
     tiles = -(-cuda_kernels.chunks_of(segment.width, segment.group_size, mu) // cuda_kernels.tables_of(mu, batch))
     wanted = -(-4 * PROCESSORS // -(-rows // threads))
@@ -179,10 +180,10 @@ def dequantize(
     to ``dtype``, as in a dense copy that is loaded in another type.
     """
     device.require_cuda()
-    from bcqfmt.kernels import dequant_rows
-    from bcqfmt.kernels.cuda_dequant import decoding_of, rows_kernel
-    from bcqfmt.kernels.cuda_reorder import reorder_columns
-    from bcqfmt.kernels.dequant_values import PATCHES
+    from bcqfmt.kernels.dequant import rows as dequant_rows
+    from bcqfmt.kernels.dequant.kernel import decoding_of, rows_kernel
+    from bcqfmt.kernels.dequant.reorder import reorder_columns
+    from bcqfmt.kernels.dequant.values import PATCHES
 
     if operand.layout != "canonical":
         raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="canonical")
@@ -233,8 +234,8 @@ def in_words(operand: DeviceOperand, dtype: str) -> list[bool]:
 def _elements(
     operand: DeviceOperand, segment: DeviceSegment, dense: Any, name: str, patch: int, block: int, twice: bool
 ) -> None:  # fmt: skip
-    from bcqfmt.kernels.cuda_dequant_elements import elements
-    from bcqfmt.kernels.dequant_values import FORMULAS
+    from bcqfmt.kernels.dequant.elements import elements
+    from bcqfmt.kernels.dequant.values import FORMULAS
 
     formula, numbers = FORMULAS[segment.formula], "f64" if segment.numbers == "F64" else "f32"
     reordered = operand.perm is not None

@@ -7,18 +7,18 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import bit_gemv as bits_of
-from bcqfmt.kernels import device
+from bcqfmt.kernels import bits as bits_of
 from bcqfmt.kernels import mixed as mixed_of
-from bcqfmt.kernels.bit_gemv import BitOperand, bit_operand
-from bcqfmt.kernels.bit_layout import layout_of
-from bcqfmt.kernels.launch import LIMIT
-from bcqfmt.kernels.limits import KINDS, ROW_LIMIT
+from bcqfmt.kernels.bits import BitOperand, bit_operand
+from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.mixed import MixedOperand, mixed_operand, takes
 from bcqfmt.kernels.operands import Operand
-from bcqfmt.kernels.operands_device import DeviceOperand, to_device
-from bcqfmt.scheme import SecondOrder
-from bcqfmt.weight import BcqWeight
+from bcqfmt.kernels.operands.device import DeviceOperand, to_device
+from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime.launch import LIMIT
+from bcqfmt.kernels.runtime.limits import KINDS, ROW_LIMIT
+from bcqfmt.weight.scheme import SecondOrder
+from bcqfmt.weight.weight import BcqWeight
 
 __all__ = [
     "BATCH_LIMIT",

@@ -14,9 +14,10 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from bcqfmt.cli import render
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.version import __version__
+
+from . import render
 
 __all__ = ["cli", "main"]
 
@@ -67,7 +68,7 @@ class Group(click.Group):
         """Import the verb's module."""
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"bcqfmt.cli.{cmd_name}").command
+        command = importlib.import_module(f"bcqfmt.cli.verbs.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -220,7 +221,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, asked: bool) -> No
     import platform
     from importlib.metadata import version
 
-    from bcqfmt.descriptor import VERSION
+    from bcqfmt.checkpoint.descriptor import VERSION
 
     packages = {name: version(name) for name in ("numpy", "safetensors", "ml_dtypes", "numba", "click")}
     render.emit_json({

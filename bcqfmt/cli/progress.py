@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from bcqfmt.cli import render
+from . import render
 
 __all__ = ["Progress"]
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.cli import render
-from bcqfmt.cli.planned import scheme_words
 from bcqfmt.errors import BcqError, escape
+
+from . import render
+from .forecast import scheme_words
 
 __all__ = ["module_rows", "module_table"]
 
 
 def module_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
     """A row for every module that would be converted, and why there is none if the converter refuses the source."""
-    from bcqfmt.converters.checkpoint import open_source
-    from bcqfmt.converters.protocol import Options
-    from bcqfmt.converters.registry import find_modules
+    from bcqfmt.converters.layouts.protocol import Options
+    from bcqfmt.converters.layouts.registry import find_modules
+    from bcqfmt.converters.source.checkpoint import open_source
 
     try:
         source = open_source(path)

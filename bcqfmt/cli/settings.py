@@ -47,7 +47,7 @@ def given_settings(asked: dict[str, Any], pairs: Iterable[str]) -> dict[str, Any
 
 @functools.cache
 def _options() -> tuple[click.Option, ...]:
-    from bcqfmt.converters.quantize_methods import METHODS, find_method
+    from bcqfmt.converters.methods.registry import METHODS, find_method
 
     found: dict[str, list[tuple[str, Parameter]]] = {}
     for method in METHODS:

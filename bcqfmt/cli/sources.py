@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from bcqfmt.cli.params import ParamType
-from bcqfmt.durable import output_path
+from bcqfmt.container.durable import output_path
 from bcqfmt.errors import error
 
+from .params import ParamType
+
 if TYPE_CHECKING:
-    from bcqfmt.converters.checkpoint import SourceCheckpoint
     from bcqfmt.converters.hub import RemoteHeaders
+    from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 __all__ = ["PART", "SIZE", "Source", "command_line", "find_source", "keep_apart"]
 
@@ -34,8 +35,9 @@ class Source(NamedTuple):
 
 def find_source(text: str, revision: str | None, offline: bool, *, headers_only: bool = False) -> Source:
     """A folder, or a model on the hub: pinned to a commit, then downloaded, or looked at by range reads."""
-    from bcqfmt.cli import render
-    from bcqfmt.converters.checkpoint import open_source
+    from bcqfmt.converters.source.checkpoint import open_source
+
+    from . import render
 
     folder = Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow a link and lose the model's name
     if os.path.lexists(text):
@@ -108,7 +110,7 @@ def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:
     """The remote checkpoint with zero points read as zeros: planning looks at them, and they are far too many."""
     import numpy as np
 
-    from bcqfmt.stored import StoredTensor
+    from bcqfmt.container.stored_tensor import StoredTensor
 
     checkpoint = remote.checkpoint()
     for name, tensor in list(checkpoint.tensors.items()):

@@ -2,5 +2,5 @@
 
     weight float32 [out, in] (+ statistics of its inputs) --Method.quantize--> Quantized(BcqWeight, error)
 
-`protocol` says what a method is; `bcqfmt.converters.quantize` carries the methods through a whole model.
+`protocol` says what a method is; `bcqfmt.converters.quantize.quantization` carries the methods through a whole model.
 """

@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.assembling import affine_weight
-from bcqfmt.converters.methods.atom_kernels import symmetric_scales
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.gptq import DAMPENING
-from bcqfmt.converters.methods.gptq_rounding import compensated_codes
-from bcqfmt.converters.methods.hessian import compensation, damped, hessian_of, stats_of
-from bcqfmt.converters.methods.matrix import checked, refuse_overflow
-from bcqfmt.converters.methods.parameters import as_dict, built, declared, setting
-from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
-from bcqfmt.converters.methods.reorder import is_identity, largest_last, moved_last
-from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.loops import each_share
 from bcqfmt.errors import error
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.weight import BcqWeight
+
+from .assemble import affine_weight
+from .atom_kernels import symmetric_scales
+from .columns import is_identity, largest_last, moved_last
+from .gptq import DAMPENING
+from .gptq_rounding import compensated_codes
+from .hessian import compensation, damped, hessian_of, stats_of
+from .matrix import checked, refuse_overflow
+from .parameters import as_dict, built, declared, setting
+from .protocol import Job, Parameter, Quantized
 
 __all__ = ["Atom", "AtomSettings"]
 

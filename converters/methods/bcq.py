@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bcqfmt.converters.methods.assembling import bcq_weight
-from bcqfmt.converters.methods.hessian import importance_of, stats_of
-from bcqfmt.converters.methods.matrix import checked
-from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
-from bcqfmt.converters.methods.solving import solve
+from .assemble import bcq_weight
+from .hessian import importance_of, stats_of
+from .matrix import checked
+from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
+from .protocol import Job, Parameter, Quantized
+from .solving import solve
 
 __all__ = ["Bcq", "BcqSettings"]
 

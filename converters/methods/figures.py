@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["figures", "square_sums"]
 

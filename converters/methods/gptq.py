@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.assembling import affine_weight
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.gptq_kernels import grids
-from bcqfmt.converters.methods.gptq_rounding import FixedGrid, GroupRule, Rounded, compensated_codes
-from bcqfmt.converters.methods.hessian import compensation, damped, dead_columns, hessian_of
-from bcqfmt.converters.methods.matrix import checked, groups_of, refuse_overflow
-from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
-from bcqfmt.converters.methods.reorder import is_identity, largest_first
-from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.loops import each_share
+
+from .assemble import affine_weight
+from .columns import is_identity, largest_first
+from .gptq_loops import grids
+from .gptq_rounding import FixedGrid, GroupRule, Rounded, compensated_codes
+from .hessian import compensation, damped, dead_columns, hessian_of
+from .matrix import checked, groups_of, refuse_overflow
+from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
+from .protocol import Job, Parameter, Quantized
 
 __all__ = ["DAMPENING", "Gptq", "GptqSettings", "UniformRule"]
 

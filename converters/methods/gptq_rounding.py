@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.gptq_kernels import accumulate, round_columns
-from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.compiled.loops import each_share
+
+from .gptq_loops import accumulate, round_columns
 
 __all__ = ["FixedGrid", "GroupRule", "Rounded", "compensated_codes"]
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.gptq_kernels import accumulate, factor_block, invert_block, solve_rows, solve_tile
-from bcqfmt.converters.methods.protocol import InputStats, Job
-from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.compiled.loops import each_share
 from bcqfmt.errors import error
+
+from .gptq_loops import accumulate, factor_block, invert_block, solve_rows, solve_tile
+from .protocol import InputStats, Job
 
 __all__ = [
     "compensation",

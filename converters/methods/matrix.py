@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.floats_kernels import LARGEST
-from bcqfmt.converters.methods.parameters import ROW
-from bcqfmt.converters.methods.protocol import Job
+from bcqfmt.compiled.floats_kernels import LARGEST
 from bcqfmt.errors import error
+
+from .parameters import ROW
+from .protocol import Job
 
 __all__ = ["checked", "groups_of", "refuse_overflow"]
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.converters.methods.gptq import DAMPENING
-from bcqfmt.converters.methods.matrix import checked
-from bcqfmt.converters.methods.mixed24_bits import equation_10, outlier_bits
-from bcqfmt.converters.methods.mixed24_parts import Columns, assembled, choose_outliers, columns_of, round_all
-from bcqfmt.converters.methods.mixed24_sensitivity import Sensitivity, by_hessian, by_range
-from bcqfmt.converters.methods.parameters import as_dict, built, declared, setting
-from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
 from bcqfmt.errors import error
+
+from .gptq import DAMPENING
+from .matrix import checked
+from .mixed24_bits import equation_10, outlier_bits
+from .mixed24_parts import Columns, assembled, choose_outliers, columns_of, round_all
+from .mixed24_sensitivity import Sensitivity, by_hessian, by_range
+from .parameters import as_dict, built, declared, setting
+from .protocol import Job, Parameter, Quantized
 
 __all__ = ["Mixed24", "Mixed24Settings"]
 

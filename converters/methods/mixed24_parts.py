@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.assembling import affine_weight
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.gptq import UniformRule
-from bcqfmt.converters.methods.gptq_rounding import compensated_codes
-from bcqfmt.converters.methods.hessian import compensation, damped, hessian_of, importance_of
-from bcqfmt.converters.methods.matrix import refuse_overflow
-from bcqfmt.converters.methods.mixed24_bits import split
-from bcqfmt.converters.methods.mixed24_sensitivity import Sensitivity
-from bcqfmt.converters.methods.outliers import csr_of, largest_scores
-from bcqfmt.converters.methods.protocol import Job
-from bcqfmt.converters.methods.reorder import group_columns, is_identity, largest_first
-from bcqfmt.converters.methods.second_order import SecondOrderFit
+from bcqfmt.compiled.floats_kernels import KINDS
 from bcqfmt.errors import error
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.weight import BcqWeight
+
+from .assemble import affine_weight
+from .columns import group_columns, is_identity, largest_first
+from .gptq import UniformRule
+from .gptq_rounding import compensated_codes
+from .hessian import compensation, damped, hessian_of, importance_of
+from .matrix import refuse_overflow
+from .mixed24_bits import split
+from .mixed24_sensitivity import Sensitivity
+from .outliers import csr_of, largest_scores
+from .protocol import Job
+from .second_order import SecondOrderFit
 
 if TYPE_CHECKING:
-    from bcqfmt.converters.methods.mixed24 import Mixed24Settings
+    from .mixed24 import Mixed24Settings
 
 __all__ = ["Columns", "assembled", "choose_outliers", "columns_of", "round_all"]
 

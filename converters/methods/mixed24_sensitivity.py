@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.hessian import damped, hessian_of, inverse_diagonal
-from bcqfmt.converters.methods.protocol import Job
+from .hessian import damped, hessian_of, inverse_diagonal
+from .protocol import Job
 
 __all__ = ["Sensitivity", "by_hessian", "by_range"]
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.converters.methods.assembling import bcq_weight
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.joint_kernels import new_bench
-from bcqfmt.converters.methods.levels_kernels import new_work
-from bcqfmt.converters.methods.matrix import checked
-from bcqfmt.converters.methods.multi_kernels import extend_rows
-from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
-from bcqfmt.converters.methods.solving import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
-from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.loops import each_share
 from bcqfmt.errors import error
+
+from .assemble import bcq_weight
+from .bcq_levels_loops import new_work
+from .matrix import checked
+from .multi_joint_loops import new_bench
+from .multi_loops import extend_rows
+from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
+from .protocol import Job, Parameter, Quantized
+from .solving import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
 
 __all__ = ["Multi", "MultiSettings"]
 

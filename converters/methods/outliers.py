@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.dtypes import round_to
+from bcqfmt.container.dtypes import round_to
 
 __all__ = ["Csr", "csr_of", "largest_scores"]
 

@@ -19,8 +19,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from bcqfmt.converters.methods.protocol import Parameter
 from bcqfmt.errors import BcqError, error, escape
+
+from .protocol import Parameter
 
 __all__ = ["GROUP_SIZE", "ROW", "as_dict", "built", "declared", "setting"]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["InputStats", "Job", "Method", "Quantized"]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.converters.methods.assembling import affine_weight
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.matrix import checked, groups_of, refuse_overflow
-from bcqfmt.converters.methods.parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from bcqfmt.converters.methods.protocol import Job, Parameter, Quantized
-from bcqfmt.converters.methods.rtn_kernels import quantize_rows
-from bcqfmt.converters.words_kernels import each_share
+from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.loops import each_share
+
+from .assemble import affine_weight
+from .matrix import checked, groups_of, refuse_overflow
+from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
+from .protocol import Job, Parameter, Quantized
+from .rtn_loops import quantize_rows
 
 __all__ = ["Rtn", "RtnSettings"]
 

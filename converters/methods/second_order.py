@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.assembling import affine_weight
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.second_order_kernels import fit_rows
-from bcqfmt.converters.words_kernels import each_share
-from bcqfmt.dtypes import round_to
-from bcqfmt.weight import BcqWeight
+from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.loops import each_share
+from bcqfmt.container.dtypes import round_to
+from bcqfmt.weight.weight import BcqWeight
+
+from .assemble import affine_weight
+from .second_order_loops import fit_rows
 
 __all__ = ["SecondOrderFit"]
 

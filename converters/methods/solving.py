@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.converters.methods.bcq_kernels import STARTS, solve_rows
-from bcqfmt.converters.methods.floats_kernels import KINDS
-from bcqfmt.converters.methods.levels_kernels import new_work
-from bcqfmt.converters.methods.matrix import groups_of, refuse_overflow
-from bcqfmt.converters.methods.protocol import Job
-from bcqfmt.converters.words_kernels import each_share
-from bcqfmt.dtypes import numpy_dtype, round_to
+from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.loops import each_share
+from bcqfmt.container.dtypes import numpy_dtype, round_to
+
+from .bcq_levels_loops import new_work
+from .bcq_loops import STARTS, solve_rows
+from .matrix import groups_of, refuse_overflow
+from .protocol import Job
 
 __all__ = ["Numbers", "Solved", "new_numbers", "solve", "sorted_blocks"]
 

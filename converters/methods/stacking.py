@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.build import minimal_zeros, wrap
-from bcqfmt.dtypes import float64_of, round_to
+from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.errors import error
-from bcqfmt.packing import pack, unpack
-from bcqfmt.scheme import PackedZero, Segment, WeightSpec
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.build import minimal_zeros, wrap
+from bcqfmt.weight.packing import pack, unpack
+from bcqfmt.weight.scheme import PackedZero, Segment, WeightSpec
+from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["stack"]
 

@@ -113,7 +113,7 @@ def bcqfmt(*arguments: str | Path) -> None:
 
 def text(folder: Path, *, exact: bool) -> tuple[str, float]:
     """The continuation of the prompt, and tokens per second."""
-    from bcqfmt.integrations import transformers_run as run
+    from bcqfmt.integrations.transformers import run
 
     loaded = run.load(folder, dtype="float32", exact=exact)
     if not exact:

@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.xdist_group("packaging")
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_LINES = 320
+MAX_LINES = 450
 HEAVY = ("torch", "numba", "click", "transformers", "huggingface_hub")
 
 # Runs in a child process. argv: a folder to put first on the path, or "" for the environment as it is.
@@ -107,7 +107,6 @@ def test_every_package_folder_is_listed() -> None:
     assert folder_of == {
         "bcqfmt": "bcqfmt",
         "bcqfmt.converters": "converters",
-        "bcqfmt.converters.methods": "converters/methods",
         "bcqfmt.kernels": "kernels",
     }
 

@@ -17,9 +17,9 @@ from measure import MIB, Result, interleave, rounded, run_child, spread
 from safetensors.numpy import save_file
 
 import bcqfmt
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.converters.restore import restore, verify
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.source.checkpoint import open_source
 
 K, N, GROUP, LAYERS_PER_SHARD = 4096, 11008, 128, 11
 
@@ -63,7 +63,7 @@ def convert(quick: bool, work: Path) -> list[Result]:
 
     def hashed() -> None:
         for file in folder_files(source):
-            bcqfmt.hashing.hash_file(bcqfmt.files.SourceFile(file))
+            bcqfmt.container.hashing.hash_file(bcqfmt.container.files.SourceFile(file))
 
     def converted() -> None:
         Conversion(open_source(source), shard).run(target)

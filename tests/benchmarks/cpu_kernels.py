@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from measure import Result, machine, rounded, spread
 
+import product_reference as reference
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import cpu, reference
+from bcqfmt.kernels import cpu
 
 SHAPES = ((4096, 4096), (11008, 4096))
 GROUP = 128

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from sparse_folder import expert_weights, sparse_file
 
 import bcqfmt
-from bcqfmt.descriptor import Descriptor, descriptor_json
-from bcqfmt.header import header_bytes, layout
-from bcqfmt.scheme import part_prefix
+from bcqfmt.checkpoint.descriptor import Descriptor, descriptor_json
+from bcqfmt.container.header import header_bytes, layout
+from bcqfmt.weight.scheme import part_prefix
 
 Array = npt.NDArray[Any]
 SIDE, GROUP = 4096, 128

@@ -129,7 +129,7 @@ so that neither was disturbed.
 
 Tables are of four columns: 16 sums fit into a register, and one instruction looks up 16 rows. With eight columns there
 are half as many look-ups, in tables of 256 sums in memory; the best such product that was found takes 4 to 11 times as
-long (`python docs/benchmarks/tables_of_eight.py`, both in turn, 2 and 4 bit, both shapes).
+long (`python tests/benchmarks/models/tables_of_eight.py`, both in turn, 2 and 4 bit, both shapes).
 """
 
 _NOTES = """## How it is measured

@@ -14,8 +14,8 @@ _SHARDS = 1500
 _BEFORE_A_RUN = """
 import sys
 from pathlib import Path
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 print(Conversion(open_source(Path(sys.argv[1])), ConvertOptions()).plan.digest)
 """
 

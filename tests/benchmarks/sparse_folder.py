@@ -11,12 +11,12 @@ import json
 import os
 from pathlib import Path
 
-from bcqfmt.descriptor import Descriptor, descriptor_json
-from bcqfmt.folder import CONFIG, INDEX, MANIFEST
-from bcqfmt.header import header_bytes, layout
-from bcqfmt.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
-from bcqfmt.scheme import PackedZero, Scheme, Segment, WeightSpec, part_prefix
-from bcqfmt.shards import shard_names
+from bcqfmt.checkpoint.descriptor import Descriptor, descriptor_json
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST
+from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
+from bcqfmt.checkpoint.shards import shard_names
+from bcqfmt.container.header import header_bytes, layout
+from bcqfmt.weight.scheme import PackedZero, Scheme, Segment, WeightSpec, part_prefix
 
 _SCHEME = Scheme(segments=(Segment(encoding="affine", bits=4, group_size=128, scale="F16", zero=PackedZero(4)),))
 _SHAPES = {"gate_proj": (2048, 7168), "up_proj": (2048, 7168), "down_proj": (7168, 2048)}

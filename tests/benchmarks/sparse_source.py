@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sparse_folder import sparse_file
 
-from bcqfmt.header import header_bytes, layout
-from bcqfmt.shards import shard_names
+from bcqfmt.checkpoint.shards import shard_names
+from bcqfmt.container.header import header_bytes, layout
 
 HIDDEN, EXPERT, DENSE, VOCABULARY = 7168, 2048, 18432, 129280
 LAYERS, FIRST, EXPERTS, HEADS = 61, 3, 256, 128

@@ -117,7 +117,7 @@ def test_number_of_outliers_is_content(run: Run, tmp_path: Path) -> None:
 
 
 def test_blocks_of_rows_see_everything(folder: Path, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bcqfmt import compare as module
+    from bcqfmt.inspect import compare as module
 
     changed = other(tensors={UP: affine(7)})
     with bcqfmt.open(folder) as a, bcqfmt.open(changed) as b:
@@ -129,8 +129,8 @@ def test_blocks_of_rows_see_everything(folder: Path, other: Any, monkeypatch: py
 
 
 def test_wrong_manifest_digest_is_told(run: Run, folder: Path, tmp_path: Path) -> None:
-    from bcqfmt.manifest import manifest_bytes
-    from bcqfmt.reader import read_manifest
+    from bcqfmt.checkpoint.manifest import manifest_bytes
+    from bcqfmt.checkpoint.reader import read_manifest
 
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bcqfmt.integrations import transformers_run
+from bcqfmt.integrations.transformers import run as transformers_run
 from tiny_models import bcq_model, dense_model
 from verbs import Run
 

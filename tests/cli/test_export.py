@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-from bcqfmt.cli import export as verb
+from bcqfmt.cli.verbs import export as verb
 from bcqfmt.converters.export import TARGETS
 from verbs import DOWN, NORM, UP, Run, affine, tensors
 

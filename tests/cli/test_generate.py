@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bcqfmt.cli import generate as verb
-from bcqfmt.kernels import device
+from bcqfmt.cli.verbs import generate as verb
+from bcqfmt.kernels.runtime import device
 from peers import WITH_TOKENIZER
 from verbs import Run
 
@@ -26,7 +26,7 @@ def test_it_prints_the_prompt_and_what_follows(run: Run, model: Path) -> None:
 
 
 def test_exact_text_is_the_text_of_the_dense_export(run: Run, model: Path) -> None:
-    from bcqfmt.integrations import transformers_run
+    from bcqfmt.integrations.transformers import run as transformers_run
 
     result = run("generate", model, "--prompt", PROMPT, "--max-new-tokens", "12", "--exact", "--json")
     value = json.loads(result.stdout)
@@ -102,8 +102,8 @@ def test_it_says_that_a_kernel_is_compiled(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Which takes a minute in which nothing else is to be seen; on stdout there is the text alone."""
-    from bcqfmt.integrations import transformers_run
-    from bcqfmt.kernels import cubins, launch
+    from bcqfmt.integrations.transformers import run as transformers_run
+    from bcqfmt.kernels.runtime import cubins, launch
 
     monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(cubins, "_linked", lambda text, capability: b"code")

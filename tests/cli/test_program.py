@@ -164,7 +164,7 @@ def test_bugs_become_one_line(monkeypatch: pytest.MonkeyPatch, run: Run, place: 
 
     from click.testing import CliRunner
 
-    monkeypatch.setattr(importlib.import_module("bcqfmt.cli.inspect"), "summarize", broken)
+    monkeypatch.setattr(importlib.import_module("bcqfmt.cli.verbs.inspect"), "summarize", broken)
     result = run("inspect", "x")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: BCQ-E999: unexpected error: RuntimeError: out of \\x1b[31mcheese")
@@ -230,11 +230,11 @@ def test_full_disk(folder: Path) -> None:
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-import bcqfmt.summary
+import bcqfmt.inspect.summary
 def summarize(path, modules=False):
     print("ready", flush=True)
     time.sleep(60)
-bcqfmt.summary.summarize = summarize
+bcqfmt.inspect.summary.summarize = summarize
 sys.argv = ["bcqfmt", "inspect", "x"]
 from bcqfmt.cli.main import main
 main()

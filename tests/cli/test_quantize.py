@@ -12,9 +12,9 @@ import pytest
 import bcqfmt
 from bcqfmt.cli.settings import given_settings
 from bcqfmt.converters.methods.protocol import Job, Quantized
+from bcqfmt.converters.methods.registry import METHODS, find_method
 from bcqfmt.converters.methods.rtn import Rtn
-from bcqfmt.converters.quantize_methods import METHODS, find_method
-from bcqfmt.converters.quantize_record import RECORD
+from bcqfmt.converters.quantize.record import RECORD
 from conversions import tree
 from dense_samples import dense_folder, dense_tensors
 from hub_server import loopback_hub

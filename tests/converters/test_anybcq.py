@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.anybcq import AnyBcq
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.converters.protocol import Options
-from bcqfmt.summary import summarize
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.layouts.anybcq import AnyBcq
+from bcqfmt.converters.layouts.protocol import Options
+from bcqfmt.inspect.summary import summarize
 from peers import OPTIONS, any_words, halves, made_up, not_rebuilt, only_module, peer, refusal, words
 
 ANY = AnyBcq()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from awq_samples import config, fast_codes, gemm, gemm_codes, gemv, gemv_fast
-from bcqfmt.converters.awq import Awq
+from bcqfmt.converters.layouts.awq import Awq
 from peers import (
     OPTIONS,
     affine_values,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from awq_samples import config, gemm, gemv, gemv_fast
-from bcqfmt.converters.awq import Awq
-from bcqfmt.converters.protocol import Options
+from bcqfmt.converters.layouts.awq import Awq
+from bcqfmt.converters.layouts.protocol import Options
 from bcqfmt.errors import BcqError
 from peers import OPTIONS, made_up, not_rebuilt, only_module, refusal
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bcqfmt
-from bcqfmt.converters import buffers
-from bcqfmt.converters.buffers import Turns, new_array, read_array, reused, wait_for_room
-from bcqfmt.stored import StoredTensor
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.words import buffers
+from bcqfmt.converters.words.buffers import Turns, new_array, read_array, reused, wait_for_room
 
 Array = np.ndarray[Any, Any]
 MEGA = 1 << 20

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.compressed_tensors import CompressedTensors
-from bcqfmt.converters.protocol import Options
+from bcqfmt.converters.layouts.compressed_tensors import CompressedTensors
+from bcqfmt.converters.layouts.protocol import Options
 from bcqfmt.errors import BcqError
 from compressed_samples import config, count, group, made, weights
 from peers import OPTIONS, any_words, made_up, not_rebuilt, only_module, refusal, words

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.compressed_tensors import CompressedTensors
+from bcqfmt.converters.layouts.compressed_tensors import CompressedTensors
 from compressed_samples import config, group, made, wanted, weights
 from peers import (
     OPTIONS,

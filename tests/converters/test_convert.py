@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from bcqfmt.converters import reference
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.converters.protocol import Module
-from bcqfmt.converters.reference import reference_rows
-from bcqfmt.converters.restore import restore, verify
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.layouts import reference
+from bcqfmt.converters.layouts.protocol import Module
+from bcqfmt.converters.layouts.reference import reference_rows
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from bcqfmt.stored import StoredTensor
 from conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
 from peers import PEERS, made_up, words
 
@@ -277,7 +277,7 @@ def test_reference_reader_knows_the_golden_words(bits: int, packed: str, unpack:
 def test_reference_reader_shares_nothing_with_the_converters() -> None:
     text = Path(reference.__file__).read_text()
     imported = re.findall(r"^(?:from|import) (bcqfmt\S*)", text, re.MULTILINE)
-    assert imported == ["bcqfmt.converters.protocol"]
+    assert imported == ["bcqfmt.converters.layouts.protocol"]
 
 
 def test_reference_rounds_bfloat16_once() -> None:

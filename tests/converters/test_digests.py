@@ -18,29 +18,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.converters import (
-    digests,
-    digests_along,
-    digests_file,
-    digests_one_kernel,
-    digests_stream,
-    digests_written,
-    pipeline,
-)
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.checkpoint.writer import write_tensors
+from bcqfmt.container.durable import OutputFile
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters import digests
+from bcqfmt.converters.convert import conversion as pipeline
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.digests import ManyDigests, even
-from bcqfmt.converters.digests_along import DigestsAlong, fits_here
-from bcqfmt.converters.digests_along_loop import Along
-from bcqfmt.converters.digests_file import FileDigests, file_digests
-from bcqfmt.converters.digests_kernel import LANES, Lanes
-from bcqfmt.converters.digests_written import WrittenFile
-from bcqfmt.converters.late import LateRecords
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.durable import OutputFile
+from bcqfmt.converters.digests import along as digests_along
+from bcqfmt.converters.digests import file as digests_file
+from bcqfmt.converters.digests import one_kernel as digests_one_kernel
+from bcqfmt.converters.digests import stream as digests_stream
+from bcqfmt.converters.digests import written as digests_written
+from bcqfmt.converters.digests.along import DigestsAlong, fits_here
+from bcqfmt.converters.digests.along_loop import Along
+from bcqfmt.converters.digests.file import FileDigests, file_digests
+from bcqfmt.converters.digests.kernel import LANES, Lanes
+from bcqfmt.converters.digests.late import LateRecords
+from bcqfmt.converters.digests.written import WrittenFile
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError, error
-from bcqfmt.files import SourceFile
-from bcqfmt.stored import StoredTensor
-from bcqfmt.writer import write_tensors
 from conversions import convert, gptq_folder, proved, tree
 
 Array = np.ndarray[Any, Any]

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import bcqfmt
 from bcqfmt import BcqError, BcqWeight, StoredTensor
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.export import TARGETS, Export, export
-from bcqfmt.converters.export_names import dense_linears, patterns
-from bcqfmt.converters.export_target import dense_unit
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.converters.settings import read_settings
+from bcqfmt.converters.export.names import dense_linears, patterns
+from bcqfmt.converters.export.target import dense_unit
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.converters.source.quant_config import read_settings
 from peers import PEERS, any_words, references
 
 GPTQ_KINDS = (
@@ -236,7 +236,7 @@ def test_dense_is_what_dequantize_gives(
 
 
 def test_dense_values_come_a_block_of_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcqfmt.converters.export_target._BLOCK", 100)
+    monkeypatch.setattr("bcqfmt.converters.export.target._BLOCK", 100)
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 16, (3, 7, 40))
     stack = BcqWeight.from_affine(codes, rng.normal(size=(3, 7, 2)).astype(np.float16), 3, group_size=32, bits=4)

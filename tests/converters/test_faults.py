@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.converters.workspace import Workspace
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.jobs.workspace import Workspace
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
 from peers import Array, made_up, words
@@ -547,7 +547,7 @@ def test_resuming_onto_something_else_is_refused(
     elif other == "another side file":
         (origin / "tokenizer.json").write_text("{ }")
     elif other == "another program":
-        monkeypatch.setattr("bcqfmt.converters.complete.__version__", "0.0.0")
+        monkeypatch.setattr("bcqfmt.converters.jobs.complete.__version__", "0.0.0")
     elif other == "a damaged manifest":
         (target / "bcq_manifest.json").write_text("{")
     before = tree(target)

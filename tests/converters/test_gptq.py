@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters import gptq
-from bcqfmt.converters.gptq import Gptq
-from bcqfmt.converters.protocol import Options
-from bcqfmt.converters.rebuild import apply_rule, rebuilds
+from bcqfmt.converters.layouts import gptq
+from bcqfmt.converters.layouts.gptq import Gptq
+from bcqfmt.converters.layouts.gptq_zeros import RULES, choose_rule, decode_zeros, encode_zeros
+from bcqfmt.converters.layouts.protocol import Options
+from bcqfmt.converters.layouts.rebuild import apply_rule, rebuilds
 from bcqfmt.converters.words import codes_to_stream_columns, stream_columns_to_codes
-from bcqfmt.converters.zero_points import RULES, choose_rule, decode_zeros, encode_zeros
 from bcqfmt.errors import BcqError
 from peers import any_words, halves, made_up, words
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.hqq import Hqq
-from bcqfmt.converters.protocol import Options
-from bcqfmt.dtypes import round_to
+from bcqfmt.container.dtypes import round_to
+from bcqfmt.converters.layouts.hqq import Hqq
+from bcqfmt.converters.layouts.protocol import Options
 from peers import OPTIONS, any_words, check_peer, halves, made_up, not_rebuilt, only_module, peer, refusal
 
 HQQ = Hqq()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bcqfmt.converters import hub as client
-from bcqfmt.converters import hub_errors
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.hub import errors as hub_errors
+from bcqfmt.converters.source.checkpoint import open_source
 from hub_samples import NAME, WANTED, files, shard
 from hub_server import TOKEN, HubServer, failure, loopback_hub
 

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save
 
 from bcqfmt.converters import hub as client
-from bcqfmt.converters import hub_remote
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.hub import remote as hub_remote
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from hub_samples import CONFIG, NAME, files, shard
 from hub_server import TOKEN, HubServer, failure, loopback_hub

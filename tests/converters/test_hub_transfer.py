@@ -16,7 +16,7 @@ import pytest
 
 import bcqfmt
 from bcqfmt.converters import hub as client
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.source.checkpoint import open_source
 from hub_samples import NAME, WANTED, files
 from hub_server import TOKEN, HubServer, failure, loopback_hub
 from verbs import tensors

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bcqfmt.converters.protocol import Module
-from bcqfmt.converters.shard_job import KeptModule
-from bcqfmt.stored import StoredTensor
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.convert.shard import KeptModule
+from bcqfmt.converters.layouts.protocol import Module
 
 K, N, GROUP = 4096, 11008, 128
 LAYERS_PER_FILE = 22  # half a gigabyte

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import GPTQ, convert, gptq_layer, proved, tree
 from peers import PEERS, made_up, references

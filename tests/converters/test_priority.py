@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bcqfmt.converters.priority import give_way
+from bcqfmt.converters.digests.priority import give_way
 
 
 def niceness() -> int:

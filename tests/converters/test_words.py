@@ -19,10 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.converters import words, words_kernels, words_runs
-from bcqfmt.converters import words_tiles as tiles
-from bcqfmt.converters.words_expected import expecting, proving
-from bcqfmt.packing import pack_planes, unpack_codes
+from bcqfmt.compiled import loops as words_kernels
+from bcqfmt.converters import words
+from bcqfmt.converters.words import runs as words_runs
+from bcqfmt.converters.words import tiles
+from bcqfmt.converters.words.expected import expecting, proving
+from bcqfmt.weight.packing import pack_planes, unpack_codes
 
 Array = np.ndarray[Any, Any]
 Place = Callable[[Array, Array, int], tuple[tuple[Array, ...], Array]]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import convert, gptq_folder, tree
 from peers import PEERS

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bcqfmt.converters.calibration_stats import fingerprint, stats_tensors, write_stats
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.quantize_methods import METHODS
+from bcqfmt.converters.methods.registry import METHODS
+from bcqfmt.converters.quantize.stats import fingerprint, stats_tensors, write_stats
+from bcqfmt.converters.source.checkpoint import open_source
 from conversions import tree
 from dense_samples import dense_folder
 from quantized_trees import SETTINGS

@@ -14,10 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 import bcqfmt
 from bcqfmt.cli.main import cli
-from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.report import make_report
-from bcqfmt.converters.report_html import report_html
-from bcqfmt.converters.report_measure import measure
+from bcqfmt.converters.report.html import report_html
+from bcqfmt.converters.report.measure import measure
+from bcqfmt.converters.source.checkpoint import open_source
 from conversions import convert
 from dense_samples import dense_folder
 from peers import PEERS
@@ -100,7 +100,7 @@ def test_a_shifted_zero_point_stands_out(tmp_path: Path) -> None:
 
 
 def test_stacks_are_measured_row_block_by_row_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bcqfmt.converters import report_measure
+    from bcqfmt.converters.report import measure as report_measure
 
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 16, (3, 10, 64), dtype=np.uint8)

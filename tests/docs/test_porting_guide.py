@@ -7,7 +7,7 @@ from pathlib import PurePath
 import pytest
 
 from bcqfmt.codes import CODES
-from bcqfmt.scheme import FEATURES
+from bcqfmt.weight.scheme import FEATURES
 from verbs import ROOT
 
 GUIDE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")

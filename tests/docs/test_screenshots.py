@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.report import make_report
-from bcqfmt.converters.report_html import report_html
-from bcqfmt.converters.report_measure import measure
+from bcqfmt.converters.report.html import report_html
+from bcqfmt.converters.report.measure import measure
+from bcqfmt.converters.source.checkpoint import open_source
 from browser import Picture, chromium, decode, picture
 from conversions import convert
 from peers import PEERS

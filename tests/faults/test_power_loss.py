@@ -13,7 +13,7 @@ import pytest
 
 import bcqfmt
 import samples
-from bcqfmt.converters.restore import restore
+from bcqfmt.converters.convert.restore import restore
 from conversions import tree
 from fault_case import Case
 from power_loss import HOW, Disk, Operation, Recorder

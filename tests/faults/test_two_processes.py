@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bcqfmt.converters.workspace import Workspace
+from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.errors import BcqError
 from conversions import tree
 from fault_case import Case

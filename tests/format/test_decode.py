@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import bcqfmt
 import oracle
-from bcqfmt import BcqError, BcqWeight, UnsupportedError, UsageError, decode
+from bcqfmt import BcqError, BcqWeight, UnsupportedError, UsageError
+from bcqfmt.weight import decode
 from oracle import Plain
 from strategies import ENCODINGS, FLOATS, bits_of, build, examples, plain_of, tiled_weights, weights
 

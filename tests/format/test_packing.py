@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
-from bcqfmt.packing import pack, pack_planes, padding_is_zero, unpack, unpack_codes, words_for
+from bcqfmt.weight.packing import pack, pack_planes, padding_is_zero, unpack, unpack_codes, words_for
 
 WIDTHS = range(1, 10)
 

@@ -22,7 +22,7 @@ import bcqfmt
 import oracle
 import samples
 from bcqfmt import BcqError, BcqWeight, FormatError, InputError, StoredTensor, UsageError
-from bcqfmt.dtypes import BITS, numpy_dtype
+from bcqfmt.container.dtypes import BITS, numpy_dtype
 
 
 def folder_of(tmp_path: Path, **options: Any) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import oracle
-from bcqfmt.dtypes import float64_of, numpy_dtype, round_to
+from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
 from strategies import bits_of
 
 TYPES = ("F16", "BF16", "F32")

@@ -12,8 +12,9 @@ import pytest
 import bcqfmt
 import oracle
 import samples
-from bcqfmt import limits, shards
-from bcqfmt.shards import Unit, natural, plan_shards, shard_names
+from bcqfmt import limits
+from bcqfmt.checkpoint import shards
+from bcqfmt.checkpoint.shards import Unit, natural, plan_shards, shard_names
 
 
 def layout_of(folder: Path) -> dict[str, list[str]]:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import bcqfmt
 import oracle
 import samples
-from bcqfmt import BcqError, BcqWeight, checks
+from bcqfmt import BcqError, BcqWeight
 from bcqfmt.codes import CODES
+from bcqfmt.weight import checks
 from strategies import examples, tensor
 
 

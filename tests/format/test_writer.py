@@ -155,7 +155,7 @@ def test_saving_a_vector_again_gives_its_bytes(tmp_path: Path, name: str) -> Non
 
 
 def bits(dtype: str) -> int:
-    from bcqfmt.dtypes import BITS
+    from bcqfmt.container.dtypes import BITS
 
     return BITS[dtype]
 

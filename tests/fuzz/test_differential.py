@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.dtypes import BITS, nbytes_of
+from bcqfmt.container.dtypes import BITS, nbytes_of
 from fuzz_inputs import first_inputs, mutate
 from header_opinions import of_hub, of_safetensors, ours
 from soak_figures import record

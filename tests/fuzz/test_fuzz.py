@@ -113,7 +113,7 @@ def test_the_fuzzer_sees_what_escapes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_fuzzer_sees_a_disagreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A validator that accepts what the reader refuses is reported."""
-    from bcqfmt.validation import Report
+    from bcqfmt.checkpoint.validation import Report
 
     monkeypatch.setattr("fuzz_target.bcqfmt.validate", lambda path, deep: Report(str(path), deep))
     target = Executions(tmp_path / "a.safetensors", tmp_path / "crashes")

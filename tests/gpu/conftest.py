@@ -28,7 +28,7 @@ def gpu() -> Any:
     """Fails, never skips: who asks for these tests wants them run."""
     if not hasattr(np, "row_stack"):
         setattr(np, "row_stack", np.vstack)  # noqa: B010 - numba-cuda 0.30 asks for the old name
-    from bcqfmt.kernels import device
+    from bcqfmt.kernels.runtime import device
 
     device.require_cuda()
     return device.capability()

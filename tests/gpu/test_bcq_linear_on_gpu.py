@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import kernel_samples as ks
+import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch import BcqLinear
-from bcqfmt.kernels import reference
 
 WEIGHTS = {"plain": ks.weight("affine", 4, 96, 512, 128), "mixed": ks.mixed(40, 192, 64)}
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_mixed
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import matmul, reference
-from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
-from bcqfmt.kernels.bit_shape import BitShape
+from bcqfmt.kernels import matmul
+from bcqfmt.kernels.bits import bit_gemv, bit_operand
+from bcqfmt.kernels.bits.product_shape import product_shape
+from bcqfmt.kernels.bits.shape import BitShape
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.product_shape import product_shape
 from gpu_arrays import to_gpu, twice
 
 # encoding, q, rows, columns, group size, vectors, dtype of x

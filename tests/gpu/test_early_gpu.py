@@ -13,9 +13,9 @@ import torch
 import kernel_samples as ks
 import sim_atom
 import sim_mixed
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.bits import bit_gemv, bit_operand
 from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
 from bcqfmt.kernels.operands import operand
 from gpu_arrays import to_gpu

@@ -13,9 +13,10 @@ import sim_mixed
 from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
 from bcqfmt.integrations.torch import BcqLinear
-from bcqfmt.kernels import launch, matmul
+from bcqfmt.kernels import matmul
 from bcqfmt.kernels.mixed import mixed_operand
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.runtime import launch
 
 COLUMNS = 64
 WEIGHTS = {

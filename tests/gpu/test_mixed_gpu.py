@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import product_reference as reference
 import sim_mixed
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import mixed, reference
-from bcqfmt.kernels.cuda_outliers import csr_outliers
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels import mixed
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.outliers import csr_outliers
 from gpu_arrays import to_gpu, twice
 
 

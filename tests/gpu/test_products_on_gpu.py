@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import kernel_samples as ks
+import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.integrations import torch_ops
-from bcqfmt.kernels import matmul, reference
+from bcqfmt.integrations.torch.ops import lut as torch_ops
+from bcqfmt.kernels import matmul
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.operands.device import to_device
 from gpu_arrays import guarded, to_gpu, twice
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}

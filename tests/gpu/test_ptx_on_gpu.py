@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sim_ptx
-from bcqfmt.kernels import ptx_twins as twins
+from bcqfmt.kernels.simulator import arithmetic as twins
 from gpu_arrays import to_gpu
 
 COUNT = 4096

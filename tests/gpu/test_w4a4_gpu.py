@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import sim_atom
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import atom_reference as ar
-from bcqfmt.kernels import atom_reference_kv as kr
-from bcqfmt.kernels import cuda_kv_attention_launch as kv
-from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.w4a4_shape import LARGE
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels.atom import attention as kv
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import reference as ar
+from bcqfmt.kernels.atom import reference_kv as kr
+from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.atom.shape import LARGE
 from gpu_arrays import to_gpu, twice
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}

@@ -1,4 +1,4 @@
-"""Kernels and the dense model predict the same on twenty passages of text (docs/benchmarks/kernel_agreement.py)."""
+"""Kernels and the dense model predict the same on twenty passages of text (benchmarks/models/kernel_agreement.py)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import bcqfmt
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.export import export
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.integrations import torch_cpu_ops
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.integrations.torch import linear_op as torch_cpu_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "benchmarks"

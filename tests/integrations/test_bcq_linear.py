@@ -16,11 +16,11 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_bcq_linear
 from bcqfmt import BcqError, BcqWeight
-from bcqfmt.integrations import torch_cpu_ops as ops
 from bcqfmt.integrations.torch import BcqLinear, BcqStack
-from bcqfmt.kernels import reference
+from bcqfmt.integrations.torch import linear_op as ops
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("bcq-linear")

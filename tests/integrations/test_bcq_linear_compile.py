@@ -7,8 +7,8 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.integrations import torch_cpu_ops as ops
 from bcqfmt.integrations.torch import BcqLinear
+from bcqfmt.integrations.torch import linear_op as ops
 
 pytestmark = [
     pytest.mark.xdist_group("bcq-linear"),

@@ -11,9 +11,9 @@ import torch
 
 import bcqfmt
 import kernel_samples as ks
+import product_reference as reference
 from bcqfmt import BcqError
 from bcqfmt.integrations.torch import BcqLinear, load_linears, tensors_of
-from bcqfmt.kernels import reference
 
 pytestmark = pytest.mark.xdist_group("bcq-linear")
 

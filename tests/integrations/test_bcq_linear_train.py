@@ -11,10 +11,10 @@ import torch
 
 import bcqfmt
 import kernel_samples as ks
+import product_reference as reference
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.integrations.torch import BcqLinear
-from bcqfmt.kernels import reference
-from bcqfmt.packing import unpack_bits
+from bcqfmt.weight.packing import unpack_bits
 
 pytestmark = pytest.mark.xdist_group("bcq-linear")
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "finetune_scales.py"

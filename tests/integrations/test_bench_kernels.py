@@ -14,12 +14,18 @@ import torch
 import bench_on_host
 import pretended_gpu
 from bcqfmt import BcqWeight
-from bcqfmt.cli.bench import table
-from bcqfmt.integrations import bench_atom, bench_kernels, bench_matmul, bench_outliers, bench_plot
-from bcqfmt.integrations.bench_timing import Row
-from bcqfmt.integrations.bench_weights import Weight, copies, random_vectors, random_weight
-from bcqfmt.kernels import bit_gemv, bit_layout, matmul, operands
-from bcqfmt.packing import unpack_bits
+from bcqfmt.bench import atom as bench_atom
+from bcqfmt.bench import matmul as bench_matmul
+from bcqfmt.bench import outliers as bench_outliers
+from bcqfmt.bench import plot as bench_plot
+from bcqfmt.bench import products as bench_kernels
+from bcqfmt.bench.timing import Row
+from bcqfmt.bench.weights import Weight, copies, random_vectors, random_weight
+from bcqfmt.cli.verbs.bench import table
+from bcqfmt.kernels import bits as bit_gemv
+from bcqfmt.kernels import matmul, operands
+from bcqfmt.kernels.bits import layout as bit_layout
+from bcqfmt.weight.packing import unpack_bits
 from cuda_sim import simulate
 
 FORMS = [
@@ -62,7 +68,7 @@ def _values(segment: Any) -> Any:
 
 
 def test_the_product_that_counts_is_exact_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcqfmt.integrations.bench_weights._ELEMENTS", 7 * 512)
+    monkeypatch.setattr("bcqfmt.bench.weights._ELEMENTS", 7 * 512)
     weight, _ = made(("bcq", 3, 33, 512, 128))
     with bench_on_host.host():
         x = random_vectors(2, 512)

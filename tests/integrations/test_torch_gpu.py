@@ -14,8 +14,9 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.torch_gpu import gpu_weight, layout_of, linear_numbers, packed_numbers, packed_planes
-from bcqfmt.kernels import bit_layout, operands
+from bcqfmt.integrations.torch.gpu_weight import gpu_weight, layout_of, linear_numbers, packed_numbers, packed_planes
+from bcqfmt.kernels import operands
+from bcqfmt.kernels.bits import layout as bit_layout
 
 CASES = [
     ("affine", 4, 20, 96, 32), ("affine", 3, 33, 300, 64), ("affine", 8, 5, 512, 128), ("bcq", 2, 16, 576, 64),

@@ -14,7 +14,7 @@ import torch
 
 import bcqfmt
 from bcqfmt.errors import BcqError
-from bcqfmt.integrations.torch_module import BcqLinear, BcqModule
+from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 from bcqfmt.integrations.transformers import BcqConfig, set_mode
 from tiny_models import VOCABULARY, as_dense, bcq_model, dense_model, load, logits
 from verbs import affine

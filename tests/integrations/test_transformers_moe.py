@@ -11,10 +11,10 @@ from torch import nn
 
 import bcqfmt
 from bcqfmt.errors import BcqError
-from bcqfmt.integrations.torch_module import BcqModule
+from bcqfmt.integrations.torch.layers import BcqModule
 from bcqfmt.integrations.transformers import set_mode
-from bcqfmt.integrations.transformers_experts import ExpertList, ExpertStack
-from bcqfmt.scheme import part_prefix
+from bcqfmt.integrations.transformers.experts import ExpertList, ExpertStack
+from bcqfmt.weight.scheme import part_prefix
 from tiny_models import as_dense, bcq_model, dense_model, load, logits
 
 CASES = [("mixtral", True), ("mixtral", False), ("qwen3_moe", True), ("qwen3_moe", False)]

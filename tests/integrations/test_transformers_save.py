@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import bcqfmt
 from bcqfmt.errors import BcqError
-from bcqfmt.integrations import transformers_save
+from bcqfmt.integrations.transformers import save as transformers_save
 from conversions import convert, tree
 from peers import WITH_TOKENIZER
 from tiny_models import load, logits
@@ -65,7 +65,7 @@ def test_nothing_is_left_when_writing_fails(llama: Path, tmp_path: Path, monkeyp
     def fails(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bcqfmt.writer.write_file", fails)
+    monkeypatch.setattr("bcqfmt.checkpoint.writer.write_file", fails)
     with pytest.raises(OSError, match="No space left"):
         model.save_pretrained(tmp_path / "m")
     assert not list(tmp_path.iterdir())

@@ -81,7 +81,7 @@ def test_the_class_s_own_method_writes_bcq_too(llama: Path, tmp_path: Path) -> N
 def test_a_model_somewhere_inside_is_refused(llama: Path, tmp_path: Path) -> None:
     model = load(llama)
     model.model.tower = transformers.LlamaModel(model.config)  # as vision towers and text models are held
-    bcqfmt.integrations.transformers_save.remember(model, llama)
+    bcqfmt.integrations.transformers.save.remember(model, llama)
     assert "a piece of a BCQ model" in str(refused(model.model.tower, tmp_path / "m"))
 
 

@@ -77,7 +77,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _ours(world: SimpleNamespace) -> dict[str, type]:
-    method = sys.modules["bcqfmt.integrations.vllm_method"].BcqLinearMethod
+    method = sys.modules["bcqfmt.integrations.vllm.method"].BcqLinearMethod
     return {"QuantizationConfig": world.registered["bcq"], "QuantizeMethodBase": method, "LinearMethodBase": method}
 
 

@@ -149,8 +149,8 @@ def compiled(job: tuple[str, int, int]) -> Outcome:
 
 
 def in_no_hurry(name: str) -> bool:
-    """Whether Numba, left alone, makes the same PTX (`bcqfmt.kernels.compiling`), but for its own running numbers."""
-    from bcqfmt.kernels import launch
+    """Whether Numba, left alone, makes the same PTX (`runtime.compiling`), but for its own running numbers."""
+    from bcqfmt.kernels.runtime import launch
 
     kernel, usual, texts = kernel_of(name, 0), launch.hurried, set()
     for way in (contextlib.nullcontext, usual):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_bits
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import reference
-from bcqfmt.kernels.bit_layout import STEP_MASKS, in_steps, layout_of, pack_numbers, pack_planes
+from bcqfmt.kernels.bits.layout import STEP_MASKS, in_steps, layout_of, pack_numbers, pack_planes
 from bcqfmt.kernels.operands import operand
 from cuda_sim import SimulationError, simulate
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_bits
-from bcqfmt.kernels import reference
-from bcqfmt.kernels.bit_layout import BitLayout
-from bcqfmt.kernels.bit_shape import BitShape
-from bcqfmt.kernels.byte_shape import ByteShape, byte_shape_for
-from bcqfmt.kernels.outlier_entries import NONE, Beside
-from bcqfmt.kernels.product_shape import at_once, product_shape
+from bcqfmt.kernels.bits.byte_shape import ByteShape, byte_shape_for
+from bcqfmt.kernels.bits.layout import BitLayout
+from bcqfmt.kernels.bits.product_shape import at_once, product_shape
+from bcqfmt.kernels.bits.shape import BitShape
+from bcqfmt.kernels.operands.outliers import NONE, Beside
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-byte_gemv")

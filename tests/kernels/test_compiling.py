@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bcqfmt.kernels.compiling import hurried
+from bcqfmt.kernels.runtime.compiling import hurried
 
 
 def scope() -> Any:
@@ -69,6 +69,6 @@ def test_a_numba_that_is_built_otherwise(monkeypatch: pytest.MonkeyPatch, missin
             raise ImportError(name)
         return object()
 
-    monkeypatch.setattr("bcqfmt.kernels.compiling.importlib.import_module", found)
+    monkeypatch.setattr("bcqfmt.kernels.runtime.compiling.importlib.import_module", found)
     with hurried():
         assert "__deepcopy__" not in vars(scope())

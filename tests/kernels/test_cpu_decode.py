@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import float64_of, numpy_dtype, round_to
+from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
 from bcqfmt.kernels import cpu
 from strategies import bits_of, examples, tiled_weights, weights
 
@@ -65,7 +65,7 @@ def test_sixteen_at_a_time_and_one_at_a_time_agree(encoding: str, q: int, g: int
 @given(st.integers(1, 8), st.integers(8, 600), st.integers(1, 5), st.integers(1, 600))
 def test_the_values_of_a_row_have_room(q: int, g: int, whole: int, rest: int) -> None:
     """As many as there are codes for every group, the short last one too, and sixteen are read from any of them on."""
-    from bcqfmt.kernels.cpu_decode import room
+    from bcqfmt.kernels.cpu.decode import room
 
     groups = -(-(whole * g + min(rest, g)) // g)
     if 2**q <= g:
@@ -98,7 +98,7 @@ def patterns() -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_rounding_is_correct_for_every_kind_of_number(kind: str) -> None:
-    from bcqfmt.kernels.cpu_scalar import pattern
+    from bcqfmt.compiled.rounding import pattern
 
     which = KINDS.index(kind)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import kernel_samples as ks
-from bcqfmt.kernels import cpu, reference
-from bcqfmt.kernels.cpu_threads import together
+import product_reference as reference
+from bcqfmt.compiled.threads import together
+from bcqfmt.kernels import cpu
 
 pytestmark = pytest.mark.xdist_group("cpu-kernels")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -148,16 +149,17 @@ def test_a_fault_in_one_thread_reaches_the_caller() -> None:
 
 
 def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
-    from bcqfmt.kernels import cpu_lanes, cpu_lookup
-    from bcqfmt.kernels.cpu_lut import stamp_of
+    from bcqfmt.kernels.cpu import lanes as cpu_lanes
+    from bcqfmt.kernels.cpu import lookup as cpu_lookup
+    from bcqfmt.kernels.cpu.lut import stamp_of
 
     assert stamp_of(cpu_lanes) == stamp_of(cpu_lanes) != stamp_of(cpu_lookup)
 
 
 @pytest.mark.skipif("NUMBA_CACHE_DIR" in os.environ, reason="the cache is somewhere else")
 def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:
-    source = "from bcqfmt.kernels.cpu_lut import tile_kernel; tile_kernel(1, 1, True, 1)\n"
-    source += "from bcqfmt.kernels.cpu_decode import decode_kernel; decode_kernel('F32')"
+    source = "from bcqfmt.kernels.cpu.lut import tile_kernel; tile_kernel(1, 1, True, 1)\n"
+    source += "from bcqfmt.kernels.cpu.decode import decode_kernel; decode_kernel('F32')"
     for _ in range(2):
         run(source, NUMBA_CACHE_DIR=str(tmp_path))
         compiled = sorted(path.name for path in tmp_path.rglob("*.nbc"))

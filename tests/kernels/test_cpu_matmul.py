@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import kernel_samples as ks
+import product_reference as reference
 from bcqfmt import BcqError, BcqWeight
-from bcqfmt.kernels import cpu, reference
+from bcqfmt.kernels import cpu
 from strategies import examples, tiled_weights, weights
 
 pytestmark = pytest.mark.xdist_group("cpu-kernels")  # each process would compile them again

@@ -13,7 +13,7 @@ import kernel_samples as ks
 import sim_kernels
 import strategies
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import float64_of, round_to
+from bcqfmt.container.dtypes import float64_of, round_to
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-dequant")

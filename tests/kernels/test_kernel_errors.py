@@ -12,13 +12,15 @@ import pytest
 import torch
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_errors
 import sim_mixed
 import sim_single
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import device, launch, matmul, reference
+from bcqfmt.kernels import matmul
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
-from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.operands.device import to_device
+from bcqfmt.kernels.runtime import device, launch
 from cuda_sim import SimulationError, simulate
 from pretended_gpu import pretend_products
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sim_atom
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import atom_reference_kv as kr
-from bcqfmt.kernels import cuda_kv_attention_launch as kv
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels.atom import attention as kv
+from bcqfmt.kernels.atom import reference_kv as kr
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-kv")

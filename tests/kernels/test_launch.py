@@ -15,7 +15,8 @@ import pytest
 from cuda.bindings import driver
 
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import cubins, device, launch, ptx_numba
+from bcqfmt.kernels.runtime import cubins, device, launch
+from bcqfmt.kernels.runtime import numba_cuda as ptx_numba
 from pretended_gpu import Recorder, pretend
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_kernels
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import reference
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-lut_gemv")

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_mixed
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import mixed, reference
-from bcqfmt.kernels.limits import SHARED_LIMIT
-from bcqfmt.kernels.mixed_layout import FourBit, TwoBit, pack_units
-from bcqfmt.kernels.mixed_shape import MixedShape, space_for
-from bcqfmt.kernels.outlier_entries import Beside
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels import mixed
+from bcqfmt.kernels.mixed.layout import FourBit, TwoBit, pack_units
+from bcqfmt.kernels.mixed.shape import MixedShape, space_for
+from bcqfmt.kernels.operands.outliers import Beside
+from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-mixed_gemv")

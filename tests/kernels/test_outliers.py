@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import sim_mixed
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels.outlier_entries import packed_entries
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels.operands.outliers import packed_entries
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-outliers")

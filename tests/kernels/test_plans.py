@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import bit_gemv, device, matmul, matmul_weight, mixed, reference
+from bcqfmt.kernels import bits as bit_gemv
+from bcqfmt.kernels import matmul, matmul_weight, mixed
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.runtime import device
 from pretended_gpu import Recorder, pretend_products
 
 WEIGHT = ks.weight("affine", 4, 33, 256, 64)

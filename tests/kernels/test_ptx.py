@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import oracle
 import sim_ptx
-from bcqfmt.kernels import ptx_twins as twins
+from bcqfmt.kernels.simulator import arithmetic as twins
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-ptx")

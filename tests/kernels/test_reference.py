@@ -10,10 +10,10 @@ import pytest
 
 import kernel_samples as ks
 import oracle
+import product_reference as reference
 import strategies
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import reference
 
 
 @hypothesis.settings(strategies.examples(40), deadline=None)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sim_atom
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import atom_reference as ar
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import reference as ar
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-w4a4")

@@ -12,10 +12,12 @@ import torch
 import kernel_samples as ks
 import sim_mixed
 from bcqfmt import BcqWeight
-from bcqfmt.integrations import torch_ops_fast
-from bcqfmt.integrations.torch_gpu import gpu_weight
-from bcqfmt.kernels import bit_gemv, device, mixed
+from bcqfmt.integrations.torch.gpu_weight import gpu_weight
+from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
+from bcqfmt.kernels import bits as bit_gemv
+from bcqfmt.kernels import mixed
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.runtime import device
 from pretended_gpu import Recorder, pretend_products
 
 WEIGHT = ks.weight("affine", 4, 33, 300, 64)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import kernel_samples as ks
+import product_reference as reference
 import sim_torch
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import reference
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-torch_ops")
@@ -57,7 +57,7 @@ def test_host_tensors_are_refused_where_there_is_no_simulator() -> None:
     """BCQ-E551 or BCQ-E552: without a GPU there is none to use, with one the tensors are not on it."""
     import torch
 
-    import bcqfmt.integrations.torch_ops  # noqa: F401 - registers the operators
+    import bcqfmt.integrations.torch.ops.lut  # noqa: F401 - registers the operators
 
     with pytest.raises(BcqError, match=r"BCQ-E55[12]"):
         torch.ops.bcqfmt.lut_gemv(

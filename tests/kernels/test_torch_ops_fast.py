@@ -10,7 +10,7 @@ import op_samples
 import sim_torch_each
 import sim_torch_refused
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import device
+from bcqfmt.kernels.runtime import device
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-torch_ops_fast")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import sim_atom
 import strategies
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import numpy_dtype
+from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import atom_reference as ar
-from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.unroll import static, unrolled
-from bcqfmt.kernels.w4a4_shape import Held, Tile
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import reference as ar
+from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.atom.shape import Held, Tile
+from bcqfmt.kernels.runtime.unroll import static, unrolled
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-w4a4")

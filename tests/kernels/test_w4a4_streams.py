@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import sim_atom
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels import device
-from bcqfmt.kernels.w4a4_shape import Tile
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.atom.shape import Tile
+from bcqfmt.kernels.runtime import device
 from pretended_gpu import Recorder, pretend_products
 
 TILE = Tile(32, 8, 1, 1, 2)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import bcq_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
-from bcqfmt.converters.methods.equations_kernels import fit
-from bcqfmt.converters.methods.figures import square_sums
-from bcqfmt.converters.methods.levels_kernels import (
+from bcqfmt.converters.methods.bcq_fit_loops import fit
+from bcqfmt.converters.methods.bcq_levels_loops import (
     edge,
     gather,
     levels_of,
@@ -26,6 +25,7 @@ from bcqfmt.converters.methods.levels_kernels import (
     place,
     prefix_sums,
 )
+from bcqfmt.converters.methods.figures import square_sums
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
 from method_samples import KINDS, as_dtype, calibration, digest, group_errors, groups, job, matrix

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import calibrated
+from bcqfmt.container.dtypes import round_to
 from bcqfmt.converters.methods import hessian
 from bcqfmt.converters.methods.gptq import Gptq
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.methods.rtn import Rtn
-from bcqfmt.dtypes import round_to
 from bcqfmt.errors import BcqError
 from strategies import examples
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import calibrated
+from bcqfmt.container.dtypes import nbytes_of
 from bcqfmt.converters.methods.gptq import UniformRule
 from bcqfmt.converters.methods.mixed24 import Mixed24
 from bcqfmt.converters.methods.mixed24_bits import Split, equation_6, equation_10, outlier_bits, split
@@ -16,10 +17,9 @@ from bcqfmt.converters.methods.mixed24_sensitivity import by_hessian, by_range
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.converters.methods.second_order import SecondOrderFit
-from bcqfmt.dtypes import nbytes_of
 from bcqfmt.errors import BcqError
-from bcqfmt.scheme import SecondOrder, WeightSpec
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.scheme import SecondOrder, WeightSpec
+from bcqfmt.weight.weight import BcqWeight
 from strategies import examples
 
 Array = np.ndarray[Any, Any]

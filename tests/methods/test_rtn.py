@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt import BcqWeight
-from bcqfmt.converters.methods.floats_kernels import KINDS, rounded
+from bcqfmt.compiled.floats_kernels import KINDS, rounded
+from bcqfmt.container.dtypes import round_to
+from bcqfmt.converters.layouts.uniform import zero_points_of
 from bcqfmt.converters.methods.rtn import Rtn
-from bcqfmt.converters.uniform import zero_points_of
-from bcqfmt.dtypes import round_to
 from bcqfmt.errors import BcqError
 from method_samples import DTYPES, as_dtype, group_errors, groups, job, matrix
 from method_strategies import matrices

@@ -17,11 +17,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import verbs
 from bcqfmt.cli.main import cli
-from bcqfmt.converters import calibration, calibration_work
-from bcqfmt.converters.calibration import calibrate
-from bcqfmt.converters.calibration_stats import open_stats, stats_tensors, write_stats
-from bcqfmt.converters.calibration_text import choose_rows, read_text
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.quantize import calibration, calibration_work
+from bcqfmt.converters.quantize.calibration import calibrate
+from bcqfmt.converters.quantize.calibration_text import choose_rows, read_text
+from bcqfmt.converters.quantize.stats import open_stats, stats_tensors, write_stats
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 
 Array = np.ndarray[Any, Any]
@@ -238,7 +238,7 @@ def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path, bcqfm
 def test_without_the_extra_the_command_to_type_is_told(
     model: Path, text: Path, tmp_path: Path, bcqfmt: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "bcqfmt.converters.calibration")
+    monkeypatch.delitem(sys.modules, "bcqfmt.converters.quantize.calibration")
     monkeypatch.setitem(sys.modules, "torch", None)
     made = bcqfmt("calibrate", model, "--text", text, "--out", tmp_path / "s")
     assert made.exit_code == 2

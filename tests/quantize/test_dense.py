@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.dense import check_finite, judge, read_matrix, refuse_quantized
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.quantize.dense import check_finite, judge, read_matrix, refuse_quantized
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from bcqfmt.stored import StoredTensor
 from dense_samples import DTYPES, dense_folder
 from peers import PEERS, any_words
 

@@ -10,11 +10,11 @@ import pytest
 import safetensors.numpy
 
 import bcqfmt
-from bcqfmt.converters.calibration_stats import StatsFile, fingerprint, open_stats, stats_tensors, write_stats
-from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.export import export
-from bcqfmt.converters.quantize_methods import METHODS
-from bcqfmt.converters.quantize_record import read_record
+from bcqfmt.converters.methods.registry import METHODS
+from bcqfmt.converters.quantize.record import read_record
+from bcqfmt.converters.quantize.stats import StatsFile, fingerprint, open_stats, stats_tensors, write_stats
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import tree
 from dense_samples import Array, dense_folder, quantize
@@ -123,7 +123,7 @@ def test_atom_keeps_one_order_for_a_shared_input(source: Path, stats: StatsFile,
 
 
 def test_methods_by_rule(source: Path, stats: StatsFile, tmp_path: Path) -> None:
-    from bcqfmt.converters.rules import read_rules
+    from bcqfmt.converters.quantize.rules import read_rules
 
     rules = tmp_path / "rules.toml"
     text = "".join(
@@ -181,7 +181,7 @@ def test_statistics_that_lack_a_weight(source: Path, tmp_path: Path) -> None:
 
 
 def test_other_statistics_are_another_plan(source: Path, stats: StatsFile, tmp_path: Path) -> None:
-    from bcqfmt.converters.quantize import Quantization, QuantizeOptions
+    from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 
     def digest(given: StatsFile | None) -> str:
         return Quantization(open_source(source), QuantizeOptions(method="mixed24", stats=given)).plan.digest

@@ -16,10 +16,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bcqfmt.converters.checkpoint import open_source
 from bcqfmt.converters.methods.protocol import Job, Quantized
 from bcqfmt.converters.methods.rtn import Rtn
-from bcqfmt.converters.quantize import Quantization, QuantizeOptions
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import tree
 from dense_samples import dense_folder, dense_tensors, quantize
@@ -144,7 +144,7 @@ def test_an_interrupt_does_not_wait_for_a_method(source: Path, tmp_path: Path, m
             seen[1].acquire = interrupt
         return seen[-1]
 
-    monkeypatch.setattr("bcqfmt.converters.quantize_pool.threading.Semaphore", semaphore)
+    monkeypatch.setattr("bcqfmt.converters.jobs.pool.threading.Semaphore", semaphore)
     with pytest.raises(KeyboardInterrupt):
         made.run(tmp_path / "bcq")
     release.set()
@@ -155,7 +155,7 @@ def test_an_interrupt_does_not_wait_for_a_method(source: Path, tmp_path: Path, m
 def test_a_finished_batch_is_not_done_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that were quantized before a failure are taken from the spool; damaged spool files are not."""
     quantize(source, tmp_path / "plain")
-    monkeypatch.setattr("bcqfmt.converters.quantize._BATCH", 1)
+    monkeypatch.setattr("bcqfmt.converters.quantize.quantization._BATCH", 1)
     real, count, fails = Rtn.quantize, [0], [6]
 
     def failing(self: Rtn, job: Job) -> Quantized:
@@ -215,7 +215,7 @@ def test_nan_in_what_stays_dense_is_not_our_concern(tmp_path: Path) -> None:
 
 def test_what_can_never_succeed_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix that does not fit is found late; the same plan would fail again, so its work is dropped."""
-    monkeypatch.setattr("bcqfmt.converters.quantize._BATCH", 1)
+    monkeypatch.setattr("bcqfmt.converters.quantize.quantization._BATCH", 1)
     real, count = Rtn.quantize, [0]
 
     def failing(self: Rtn, job: Job) -> Quantized:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.methods import figures, measuring
-from bcqfmt.converters.methods.measuring_kernels import widen
-from bcqfmt.weight import BcqWeight
+from bcqfmt.converters.methods import errors as measuring
+from bcqfmt.converters.methods import figures
+from bcqfmt.converters.methods.errors_loops import widen
+from bcqfmt.weight.weight import BcqWeight
 from peers import any_words
 from samples import affine, planes, rich
 

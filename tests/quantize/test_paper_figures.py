@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters import paper_figures as paper
+import paper_figures as paper
+from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.methods.mixed24_bits import equation_6, equation_10, outlier_bits
-from bcqfmt.scheme import WeightSpec
-from bcqfmt.stored import StoredTensor
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.scheme import WeightSpec
+from bcqfmt.weight.weight import BcqWeight
 from strategies import examples
 
 

@@ -15,17 +15,17 @@ import safetensors.numpy
 
 import bcqfmt
 import oracle
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.jobs.pool import Gate, Stopped, run_all
 from bcqfmt.converters.methods.protocol import Job
-from bcqfmt.converters.quantize import Quantization, QuantizeOptions
-from bcqfmt.converters.quantize_methods import METHODS, build_method, find_method, method_names
-from bcqfmt.converters.quantize_pool import Gate, Stopped, run_all
-from bcqfmt.converters.quantize_record import read_record
-from bcqfmt.converters.restore import restore, verify
+from bcqfmt.converters.methods.registry import METHODS, build_method, find_method, method_names
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
+from bcqfmt.converters.quantize.record import read_record
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from bcqfmt.schema import scheme_json
-from bcqfmt.stored import StoredTensor
-from bcqfmt.weight import BcqWeight
+from bcqfmt.weight.scheme_json import scheme_json
+from bcqfmt.weight.weight import BcqWeight
 from conversions import tree
 from dense_samples import dense_folder, dense_tensors, quantize
 
@@ -198,7 +198,7 @@ def test_batches_hold_runs_of_weights(source: Path, monkeypatch: pytest.MonkeyPa
     (shard,) = made.plan.shards
     assert [len(names) for names in made._batches(shard).values()] == [9]
     for size in (1, 9000, 20_000):
-        monkeypatch.setattr("bcqfmt.converters.quantize._BATCH", size)
+        monkeypatch.setattr("bcqfmt.converters.quantize.quantization._BATCH", size)
         batches = list(made._batches(shard).values())
         assert [name for names in batches for name in names] == list(shard.weights)
         for names in batches:
@@ -302,7 +302,7 @@ def test_a_weight_of_one_row_and_odd_columns(tmp_path: Path) -> None:
 
 
 def test_stored_tensors_can_be_quantized_without_a_file() -> None:
-    from bcqfmt.converters.quantize_weight import quantize_tensor
+    from bcqfmt.converters.quantize.weight import quantize_tensor
 
     values = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
     made = quantize_tensor(StoredTensor.from_array("a.weight", values), build_method("rtn", {"group_size": 32}))

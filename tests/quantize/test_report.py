@@ -13,8 +13,8 @@ import pytest
 
 import bcqfmt
 from bcqfmt.converters.report import Report, kind_of, make_report
-from bcqfmt.converters.report_html import report_html
-from bcqfmt.converters.report_svg import Mark, Series, bars, scatter, standalone
+from bcqfmt.converters.report.html import report_html
+from bcqfmt.converters.report.svg import Mark, Series, bars, scatter, standalone
 from conversions import convert, gptq_folder
 from dense_samples import dense_folder, dense_tensors, quantize
 from verbs import tensors

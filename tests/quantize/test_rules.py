@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bcqfmt.converters.dense import Verdict
-from bcqfmt.converters.quantize_choice import Choice, choose
-from bcqfmt.converters.rules import RuleFile, read_rules
+from bcqfmt.converters.quantize.choice import Choice, choose
+from bcqfmt.converters.quantize.dense import Verdict
+from bcqfmt.converters.quantize.rules import RuleFile, read_rules
 from bcqfmt.errors import BcqError
 
 Q, UP, DOWN = "layers.0.attn.q.weight", "layers.0.mlp.up.weight", "layers.1.mlp.down.weight"

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.quantize_record import read_record
-from bcqfmt.converters.sweep import Combination, Point, Sweep, mark_front, plot
+from bcqfmt.converters.quantize.record import read_record
+from bcqfmt.converters.report.sweep import Combination, Point, Sweep, mark_front, plot
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from dense_samples import dense_folder, quantize
 from peers import PEERS
@@ -199,9 +199,9 @@ def test_perplexity(speaker: Path) -> None:
     """Equal to a forward pass written out in numpy, before and after weights are swapped."""
     from safetensors.numpy import load_file
 
-    from bcqfmt.converters.quantize_methods import build_method
-    from bcqfmt.converters.quantize_weight import quantize_tensor
-    from bcqfmt.integrations.perplexity import TextModel
+    from bcqfmt.converters.methods.registry import build_method
+    from bcqfmt.converters.quantize.weight import quantize_tensor
+    from bcqfmt.integrations.transformers.perplexity import TextModel
 
     words = text(40)
     ids = [int(word[1:]) for word in words.split()]
@@ -229,7 +229,7 @@ def test_perplexity(speaker: Path) -> None:
 
 
 def test_texts_and_models_that_cannot_be_used(speaker: Path, source: Path) -> None:
-    from bcqfmt.integrations.perplexity import TextModel
+    from bcqfmt.integrations.transformers.perplexity import TextModel
 
     with pytest.raises(BcqError, match="BCQ-E302"):
         TextModel(speaker, "w1")
@@ -240,6 +240,6 @@ def test_texts_and_models_that_cannot_be_used(speaker: Path, source: Path) -> No
 
 
 def test_tokens_can_be_limited(speaker: Path) -> None:
-    from bcqfmt.integrations.perplexity import TextModel
+    from bcqfmt.integrations.transformers.perplexity import TextModel
 
     assert TextModel(speaker, text(100), context=16, most_tokens=20).perplexity().tokens == 18

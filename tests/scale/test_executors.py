@@ -20,11 +20,11 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 
 from bcqfmt.cli.main import cli
-from bcqfmt.converters import executors
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.executor_ray import RayExecutor
-from bcqfmt.converters.executors import fault_of, run_task, tasks_of
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
+from bcqfmt.converters.convert import tasks as executors
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.convert.ray import RayExecutor
+from bcqfmt.converters.convert.tasks import fault_of, run_task, tasks_of
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import convert, gptq_folder, tree
 from fake_ray import FakeRay, OutOfMemoryError

@@ -9,9 +9,16 @@ from typing import NamedTuple
 import pytest
 
 import attacks
-from bcqfmt import checks, errors, files, folder, header, header_text, manifest
+from bcqfmt import errors
+from bcqfmt.checkpoint import folder, manifest
 from bcqfmt.cli import render
-from bcqfmt.converters import card, checkpoint, hub_repo, report_html
+from bcqfmt.container import files, header
+from bcqfmt.container import header_json as header_text
+from bcqfmt.converters.hub import repo as hub_repo
+from bcqfmt.converters.jobs import model_card as card
+from bcqfmt.converters.report import html as report_html
+from bcqfmt.converters.source import checkpoint
+from bcqfmt.weight import checks
 from mutation import Edit, without
 
 

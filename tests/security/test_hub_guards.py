@@ -10,7 +10,9 @@ import pytest
 from _pytest.outcomes import Failed
 
 from bcqfmt.converters import hub as client
-from bcqfmt.converters import hub_errors, hub_remote, hub_repo
+from bcqfmt.converters.hub import errors as hub_errors
+from bcqfmt.converters.hub import remote as hub_remote
+from bcqfmt.converters.hub import repo as hub_repo
 from hub_samples import NAME, files
 from hub_server import TOKEN, HubServer, failure, loopback_hub
 from mutation import Edit, without

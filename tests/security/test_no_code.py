@@ -43,7 +43,9 @@ def test_the_package_has_no_way_to_run_code_of_a_checkpoint() -> None:
     ],
 )
 def test_such_a_line_would_be_noticed(line: str) -> None:
-    assert offences("converters/checkpoint.py", f"{SOURCES['converters/checkpoint.py']}\n\ndef f():\n    {line}\n")
+    assert offences(
+        "converters/source/checkpoint.py", f"{SOURCES['converters/source/checkpoint.py']}\n\ndef f():\n    {line}\n"
+    )
 
 
 @pytest.mark.parametrize("path", LOADERS)
@@ -85,8 +87,8 @@ def own_cache():
 from bcqfmt.cli.main import cli
 from click.testing import CliRunner
 cli.get_command(None, "convert"), cli.get_command(None, "restore"), cli.get_command(None, "report")
-import bcqfmt.converters.pipeline, bcqfmt.converters.restore, bcqfmt.converters.words_kernels
-from bcqfmt.converters.registry import layouts
+import bcqfmt.converters.convert.conversion, bcqfmt.converters.convert.restore, bcqfmt.compiled.loops
+from bcqfmt.converters.layouts.registry import layouts
 layouts()
 sys.addaudithook(hook)
 source, out = folder + "/source", folder + "/bcq"

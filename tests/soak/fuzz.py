@@ -141,8 +141,8 @@ def _atheris(asked: argparse.Namespace) -> NoReturn:
     import atheris
 
     with atheris.instrument_imports(include=["bcqfmt"]):
-        import bcqfmt.reader
-        import bcqfmt.validation  # noqa: F401 - lazily loaded otherwise, and not instrumented
+        import bcqfmt.checkpoint.reader
+        import bcqfmt.checkpoint.validation  # noqa: F401 - lazily loaded otherwise, and not instrumented
         from fuzz_target import Executions
     from fuzz_inputs import LONGEST, first_inputs, mutate
 

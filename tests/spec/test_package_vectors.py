@@ -16,9 +16,9 @@ import pytest
 import bcqfmt
 import samples
 from bcqfmt import BcqError, StoredTensor, UnsupportedError
-from bcqfmt.dtypes import round_to
-from bcqfmt.packing import pack, unpack
-from bcqfmt.strict_json import canonical, parse
+from bcqfmt.container.dtypes import round_to
+from bcqfmt.container.strict_json import canonical, parse
+from bcqfmt.weight.packing import pack, unpack
 
 INDEX = samples.vector_index()
 VALID = {entry["id"]: entry for entry in INDEX["valid"]}

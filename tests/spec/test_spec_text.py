@@ -11,7 +11,9 @@ import pytest
 import bcqfmt
 import oracle
 import samples
-from bcqfmt import BcqWeight, codes, dtypes, limits, scheme
+from bcqfmt import BcqWeight, codes, limits
+from bcqfmt.container import dtypes
+from bcqfmt.weight import scheme
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
 TEXT = (SPEC / "bcq-1.0.md").read_text(encoding="utf-8")
@@ -293,6 +295,6 @@ def test_names_of_parts_in_section_6() -> None:
 
 
 def test_the_version_is_the_packages() -> None:
-    from bcqfmt.descriptor import VERSION
+    from bcqfmt.checkpoint.descriptor import VERSION
 
     assert re.search(r"^# The BCQ format, version ([\d.]+)$", TEXT, re.MULTILINE)[1] == VERSION  # type: ignore[index]

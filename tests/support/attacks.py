@@ -27,12 +27,12 @@ import samples
 from bcqfmt import limits
 from bcqfmt.cli import render
 from bcqfmt.cli.main import cli
-from bcqfmt.converters.card import model_card
-from bcqfmt.converters.checkpoint import open_source
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.jobs.model_card import model_card
 from bcqfmt.converters.report import make_report
-from bcqfmt.converters.report_html import report_html
-from bcqfmt.converters.restore import restore
-from bcqfmt.converters.settings import Settings
+from bcqfmt.converters.report.html import report_html
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import BcqError, Finding
 from conversions import convert, gptq_folder
 from folder_mutations import canonical
@@ -113,7 +113,7 @@ def pickles_beside_the_model(scratch: Path) -> None:
 
 
 def code_on_the_hub(scratch: Path) -> None:
-    from bcqfmt.converters.hub_repo import needed
+    from bcqfmt.converters.hub.repo import needed
 
     names = ["tokenizer.py", "tokenizer_x.so", "config.pkl", "configuration_evil.py", "config.json", "x.safetensors"]
     assert needed(names) == ["config.json", "x.safetensors"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.dtypes import round_to
+from bcqfmt.container.dtypes import round_to
 
 F64 = npt.NDArray[np.float64]
 

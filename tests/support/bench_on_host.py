@@ -10,15 +10,13 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bcqfmt.integrations import (
-    bench_atom,
-    bench_kernels,
-    bench_matmul,
-    bench_mixed,
-    bench_outliers,
-    bench_peers,
-    bench_timing,
-)
+from bcqfmt.bench import atom as bench_atom
+from bcqfmt.bench import matmul as bench_matmul
+from bcqfmt.bench import mixed as bench_mixed
+from bcqfmt.bench import outliers as bench_outliers
+from bcqfmt.bench import peers as bench_peers
+from bcqfmt.bench import products as bench_kernels
+from bcqfmt.bench import timing as bench_timing
 
 SPEED = 4e12
 _TIMED = (bench_atom, bench_kernels, bench_matmul, bench_mixed, bench_outliers, bench_peers, bench_timing)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import bcqfmt
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.pipeline import Conversion, ConvertOptions
-from bcqfmt.converters.restore import Certificate, restore, verify
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.convert.restore import Certificate, restore, verify
+from bcqfmt.converters.source.checkpoint import open_source
 from peers import Array, made_up, words
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.quantize import Quantization, QuantizeOptions
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
+from bcqfmt.converters.source.checkpoint import open_source
 
 Array = npt.NDArray[Any]
 DTYPES: dict[str, Any] = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32}

@@ -39,7 +39,7 @@ def twice(shape: tuple[int, ...], dtype: torch.dtype, run: Callable[[torch.Tenso
 
 def to_gpu(array: Any) -> torch.Tensor:
     """A numpy array on the GPU: words as int32, bfloat16 as such."""
-    from bcqfmt.kernels import device
+    from bcqfmt.kernels.runtime import device
 
     tensor: torch.Tensor = device.upload(array, "cuda")
     return tensor

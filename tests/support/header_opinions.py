@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.header import read_header
 from bcqfmt.errors import BcqError, refuse
-from bcqfmt.files import SourceFile
-from bcqfmt.header import read_header
 
 # tensor -> (dtype, shape, begin, end); begin and end count from the start of the data
 Tensors = dict[str, tuple[str, tuple[int, ...], int, int]]
@@ -63,7 +63,7 @@ def of_hub(path: Path) -> Opinion | None:
 
 def _placed(path: Path, found: dict[str, tuple[str, tuple[int, ...]]], order: list[str] | None) -> Tensors:
     """The library does not tell offsets; it accepts contiguous files only, so order and sizes give them."""
-    from bcqfmt.dtypes import nbytes_of
+    from bcqfmt.container.dtypes import nbytes_of
 
     assert order is not None
     placed: Tensors = {}

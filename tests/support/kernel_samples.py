@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import numpy_dtype
+from bcqfmt.container.dtypes import numpy_dtype
 
 ENCODINGS = ("affine", "bcq", "float-zero", "offset", "second-order")
 

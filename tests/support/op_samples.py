@@ -16,16 +16,19 @@ import kernel_samples as ks
 import sim_atom
 import sim_mixed
 from bcqfmt import BcqWeight
-from bcqfmt.integrations import torch_ops, torch_ops_atom, torch_ops_fast
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import cuda_kv_attention_launch as kv
-from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels import device, matmul
-from bcqfmt.kernels.bit_gemv import bit_gemv, bit_operand
-from bcqfmt.kernels.cuda_outliers import csr_outliers
+from bcqfmt.integrations.torch.ops import atom as torch_ops_atom
+from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
+from bcqfmt.integrations.torch.ops import lut as torch_ops
+from bcqfmt.kernels import matmul
+from bcqfmt.kernels.atom import attention as kv
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.bits import bit_gemv, bit_operand
 from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.operands.device import to_device
+from bcqfmt.kernels.outliers import csr_outliers
+from bcqfmt.kernels.runtime import device
 
 Results = tuple[Tensor, ...]
 

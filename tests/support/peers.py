@@ -15,9 +15,9 @@ import pytest
 import safetensors.numpy
 from hypothesis import HealthCheck, settings
 
-from bcqfmt.converters.checkpoint import SourceCheckpoint, open_source
-from bcqfmt.converters.protocol import Converted, Layout, Module, Options
-from bcqfmt.converters.rebuild import apply_rule
+from bcqfmt.converters.layouts.protocol import Converted, Layout, Module, Options
+from bcqfmt.converters.layouts.rebuild import apply_rule
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint, open_source
 from bcqfmt.errors import BcqError
 from strategies import EXPLORE
 

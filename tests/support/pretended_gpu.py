@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bcqfmt.kernels import device, launch
+from bcqfmt.kernels.runtime import device, launch
 
 
 class Launched(NamedTuple):

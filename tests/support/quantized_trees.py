@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.converters.calibration_stats import open_stats
-from bcqfmt.converters.checkpoint import open_source
-from bcqfmt.converters.quantize import Quantization, QuantizeOptions
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
+from bcqfmt.converters.quantize.stats import open_stats
+from bcqfmt.converters.source.checkpoint import open_source
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "rtn": {"bits": 4, "group_size": 32},

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import numpy_dtype
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import cuda_kv_attention_launch as kv
-from bcqfmt.kernels import cuda_w4a4_launch as w4
-from bcqfmt.kernels.w4a4_shape import Held, Tile
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.kernels.atom import attention as kv
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.atom.shape import Held, Tile
 
 _GUARD = 64  # elements before and after a result
 _PATTERN = 0xA5

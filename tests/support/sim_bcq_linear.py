@@ -9,9 +9,9 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.integrations import torch_cpu_ops
 from bcqfmt.integrations.torch import BcqLinear
-from bcqfmt.kernels import device
+from bcqfmt.integrations.torch import linear_op as torch_cpu_ops
+from bcqfmt.kernels.runtime import device
 
 
 def products(weight: BcqWeight, batch: int) -> tuple[Any, Any, Any]:

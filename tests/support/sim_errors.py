@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 import kernel_samples as ks
-from bcqfmt.kernels import launch, matmul
+from bcqfmt.kernels import matmul
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.operands.device import to_device
+from bcqfmt.kernels.runtime import launch
 
 
 def refused(case: str) -> str:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bcqfmt import BcqWeight
-from bcqfmt.dtypes import numpy_dtype
+from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.operands.device import to_device
 
 _GUARD = 64  # elements before and after a result
 _PATTERN = 0xA5

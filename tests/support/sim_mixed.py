@@ -9,7 +9,7 @@ import numpy as np
 import sim_kernels
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import mixed
-from bcqfmt.kernels.cuda_outliers import csr_outliers
+from bcqfmt.kernels.outliers import csr_outliers
 from sim_kernels import Guarded
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.launch import kernel
-from bcqfmt.kernels.ptx_numba import cuda, types
+from bcqfmt.kernels.runtime.launch import kernel
+from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
 # name of the instruction -> declared result and arguments; every one is a pure function of numbers
 PURE = {

@@ -6,8 +6,9 @@ from typing import Any
 from unittest import mock
 
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import device, matmul, matmul_weight
+from bcqfmt.kernels import matmul, matmul_weight
 from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.runtime import device
 
 
 def one_by_one(weight: BcqWeight, x: Any) -> tuple[str, Any]:

@@ -9,9 +9,9 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.integrations import torch_ops
+from bcqfmt.integrations.torch.ops import lut as torch_ops
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.operands_device import to_device
+from bcqfmt.kernels.operands.device import to_device
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 

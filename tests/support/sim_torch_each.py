@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 import op_samples
-from bcqfmt.integrations import torch_ops_atom, torch_ops_fast
-from bcqfmt.kernels import atom_operands as ao
-from bcqfmt.kernels import cuda_w4a4_launch as w4
+from bcqfmt.integrations.torch.ops import atom as torch_ops_atom
+from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
+from bcqfmt.kernels.atom import operands as ao
+from bcqfmt.kernels.atom import w4a4 as w4
 from op_samples import Results
 from sim_atom import activations, atom_weight
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import oracle
 from bcqfmt import BcqWeight, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, StoredTensor, WeightSpec
-from bcqfmt.dtypes import numpy_dtype
+from bcqfmt.container.dtypes import numpy_dtype
 from oracle import Plain, Raw, ceil
 
 EXPLORE = int(os.environ.get("BCQ_EXPLORE", "1"))  # above 1: that many times as many examples, and fresh ones
@@ -290,7 +290,7 @@ def tensor(name: str, raw: Raw) -> StoredTensor:
 
 def plain_of(weight: BcqWeight) -> Plain:
     """The other way: the raw words of a weight as lists."""
-    from bcqfmt.descriptor import scheme_json
+    from bcqfmt.checkpoint.descriptor import scheme_json
 
     parts: dict[str, Raw] = {}
     for suffix, part in weight.parts().items():

@@ -25,7 +25,7 @@ SIGNATURES: dict[str, Any] = json.loads(
 _LAYERS = "vllm.model_executor.layers"
 _LINEAR, _HEAD = f"{_LAYERS}.linear", f"{_LAYERS}.vocab_parallel_embedding"
 _WORLD = {"ABC": object, "PluggableLayer": nn.Module}
-_OURS = ("bcqfmt.integrations.vllm_config", "bcqfmt.integrations.vllm_method")
+_OURS = ("bcqfmt.integrations.vllm.config", "bcqfmt.integrations.vllm.method")
 
 
 @contextmanager

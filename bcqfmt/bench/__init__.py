@@ -1,0 +1,1 @@
+"""Benchmarks of the kernels on a GPU, for `bcqfmt bench kernels`."""

@@ -1,0 +1,1 @@
+"""A BCQ folder: manifest, shards, reader, writer, validator."""

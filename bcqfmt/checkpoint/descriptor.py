@@ -1,0 +1,232 @@
+"""The descriptor of a file: JSON <-> schemes and weights, strict and canonical (spec section 5)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bcqfmt import limits
+from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.errors import Finding, Sink, escape
+from bcqfmt.weight.scheme import FEATURES, Scheme, WeightSpec, features_of
+from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer, is_int, one_of, scheme_json, scheme_of
+
+__all__ = [
+    "VERSION",
+    "Descriptor",
+    "check_tables",
+    "check_version",
+    "descriptor_json",
+    "digest_of",
+    "known_features",
+    "parse_descriptor",
+    "parse_schemes",
+    "parse_weights",
+    "resolved_json",
+    "spec_json",
+    "tables_json",
+]
+
+VERSION = "1.0"
+_VERSION = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*")
+
+
+@dataclass(slots=True)
+class Descriptor:
+    """What a file says about itself."""
+
+    version: str = VERSION
+    weights: dict[str, WeightSpec] = field(default_factory=dict)
+    ignorable: dict[str, Any] | None = None
+    unreadable: list[str] = field(default_factory=list)  # weights whose entries were refused
+
+
+# -- to JSON ---------------------------------------------------------------------------------------------------
+
+
+def spec_json(spec: WeightSpec, scheme: Any) -> dict[str, Any]:
+    """The JSON object of a weight; ``scheme`` is a position, or the scheme itself in digests."""
+    found = {"scheme": scheme, "shape": list(spec.shape), "dtype": spec.dtype}
+    if len(spec.widths) > 1:
+        found["widths"] = list(spec.widths)
+    return found
+
+
+def resolved_json(spec: WeightSpec) -> dict[str, Any]:
+    """A weight with its scheme written out: all that is said about it, whatever the table it stands in."""
+    return spec_json(spec, scheme_json(spec.scheme))
+
+
+def tables_json(weights: Mapping[str, WeightSpec]) -> tuple[list[Any], dict[str, Any]]:
+    """The scheme table, sorted by its text so that it does not depend on the order of weights, and the entries."""
+    texts = {id(spec.scheme): canonical(scheme_json(spec.scheme)) for spec in weights.values()}
+    table = {text: scheme_json(spec.scheme) for spec in weights.values() for text in (texts[id(spec.scheme)],)}
+    position = {text: i for i, text in enumerate(sorted(table))}
+    entries = {name: spec_json(spec, position[texts[id(spec.scheme)]]) for name, spec in weights.items()}
+    return [table[text] for text in sorted(table)], entries
+
+
+def descriptor_json(descriptor: Descriptor) -> str:
+    """The canonical text that goes into ``__metadata__``."""
+    schemes, weights = tables_json(descriptor.weights)
+    found: dict[str, Any] = {
+        "version": descriptor.version,
+        "features": features_of(descriptor.weights.values()),
+        "schemes": schemes,
+        "weights": weights,
+    }
+    if descriptor.ignorable is not None:
+        found["ignorable"] = descriptor.ignorable
+    return canonical(found)
+
+
+def digest_of(spec: WeightSpec, parts: Mapping[str, tuple[str, tuple[int, ...], str]]) -> str:
+    """The digest of a weight (section 9.3); ``parts``: suffix -> (dtype, shape, SHA-256 of its bytes)."""
+    lines = [canonical(resolved_json(spec))]
+    for suffix in sorted(parts):
+        dtype, shape, digest = parts[suffix]
+        lines.append(f"{suffix} {dtype} {','.join(map(str, shape))} {digest}")
+    return hashlib.sha256(("\n".join(lines) + "\n").encode("ascii")).hexdigest()
+
+
+# -- from JSON -------------------------------------------------------------------------------------------------
+
+
+def parse_descriptor(text: str, file: str, sink: Sink) -> Descriptor | None:
+    """The descriptor, or None when nothing of it can be relied on; faults go to the sink."""
+
+    def report(code: str, found: str, expected: str = "", weight: str = "") -> None:
+        sink(Finding(code, file, weight, found, expected))
+
+    try:
+        value = parse(text.encode("utf-8", "surrogatepass"))
+        check_limits(value)
+        if not isinstance(value, dict):
+            raise JsonFault("json", f"a {type(value).__name__}")
+    except JsonFault as fault:
+        report(
+            "BCQ-V203",
+            fault.detail if fault.kind != "duplicate" else f"key '{escape(fault.detail)}' twice",
+            "a JSON object",
+        )
+        return None
+    if not check_version(value, report):
+        return None
+    if canonical(value) != text:
+        report("BCQ-V204", "another spelling of the same JSON", "canonical JSON")
+    try:
+        expect_keys(value, {"version", "features", "schemes", "weights"}, {"ignorable"}, "descriptor")
+        expect(value, "schemes", list, "descriptor")
+        expect(value, "weights", dict, "descriptor")
+        if "ignorable" in value:
+            expect(value, "ignorable", dict, "descriptor")
+    except Misfit as misfit:
+        report("BCQ-V208", str(misfit))
+        return None
+    if not known_features(value["features"], report):
+        return None
+    schemes = parse_schemes(value["schemes"], report)
+    weights = parse_weights(value["weights"], schemes, report)
+    unreadable = [name for name in value["weights"] if name not in weights]
+    descriptor = Descriptor(value["version"], weights, value.get("ignorable"), unreadable)
+    if not unreadable:
+        check_tables(value["features"], value["schemes"], value["weights"], weights, report)
+    return descriptor
+
+
+def check_version(value: Mapping[str, Any], report: Any) -> bool:
+    """BCQ-V205, before anything else is looked at."""
+    version = value.get("version")
+    match = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    if match is None or match[1] != "1":
+        report("BCQ-V205", f"version {escape(str(version), 40)}", "1.x")
+        return False
+    return True
+
+
+def known_features(features: Any, report: Any) -> bool:
+    """BCQ-V206; a feature that is not known may change the meaning of anything."""
+    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
+        report("BCQ-V208", "features is not an array of strings")
+        return False
+    unknown = [escape(feature, 40) for feature in features if feature not in FEATURES]
+    if unknown:
+        report("BCQ-V206", ", ".join(unknown[:8]), f"one of {', '.join(FEATURES)}")
+    return not unknown
+
+
+def check_tables(features: Any, schemes: Any, entries: Any, weights: Mapping[str, WeightSpec], report: Any) -> None:
+    """BCQ-V207 and the whole-table half of BCQ-V209."""
+    used = features_of(weights.values())
+    if features != used:
+        report("BCQ-V207", f"features {features}", f"{used}")
+    numbers = {entry["scheme"] for entry in entries.values()}
+    if numbers != set(range(len(schemes))):
+        report(
+            "BCQ-V209", f"scheme {min(set(range(len(schemes))) - numbers)} is used by no weight", "every scheme in use"
+        )
+    if len({canonical(scheme) for scheme in schemes}) != len(schemes):
+        report("BCQ-V209", "two equal schemes", "each scheme once")
+
+
+def parse_schemes(values: list[Any], report: Any) -> list[Scheme | None]:
+    """Schemes by position; None for one that does not fit."""
+    schemes: list[Scheme | None] = []
+    for i, value in enumerate(values):
+        try:
+            schemes.append(scheme_of(value, f"schemes[{i}]"))
+        except Misfit as misfit:
+            report("BCQ-V208", str(misfit))
+            schemes.append(None)
+    return schemes
+
+
+def parse_weights(
+    entries: Mapping[str, Any], schemes: list[Scheme | None], report: Any, extra: Iterable[str] = ()
+) -> dict[str, WeightSpec]:
+    """Weights by name; those that cannot be understood are reported and left out."""
+    weights: dict[str, WeightSpec] = {}
+    for name, entry in entries.items():
+        if not _NAME.fullmatch(name) or ".." in name or len(name) > limits.MAX_WEIGHT_NAME_BYTES:
+            report("BCQ-V213", f"'{escape(name)}'", "letters, digits and _.:+-, at most 480", name)
+            continue
+        try:
+            number = _entry(entry, f"weights.{name}", set(extra))
+        except Misfit as misfit:
+            report("BCQ-V208", str(misfit), "", name)
+            continue
+        if number >= len(schemes):
+            report("BCQ-V209", f"scheme {number}", f"0..{len(schemes) - 1}", name)
+            continue
+        scheme = schemes[number]
+        if scheme is None:
+            continue
+        shape = tuple(entry["shape"])
+        several = len(scheme.segments) > 1
+        if several != ("widths" in entry):
+            report(
+                "BCQ-V211",
+                "widths present" if "widths" in entry else "no widths",
+                "widths with two or more segments only",
+                name,
+            )
+            continue
+        widths = tuple(entry["widths"]) if several else shape[-1:]
+        weights[name] = WeightSpec(scheme=scheme, shape=shape, dtype=entry["dtype"], widths=widths)
+    return weights
+
+
+def _entry(entry: Any, where: str, extra: set[str]) -> int:
+    expect_keys(entry, {"scheme", "shape", "dtype"} | extra, {"widths"}, where)
+    for key in ("shape", "widths"):
+        if key in entry:
+            values = expect(entry, key, list, where)
+            if not all(is_int(v) and v >= 0 for v in values):
+                raise Misfit(f"{where}.{key} is not an array of integers from 0 on")
+    one_of(entry, "dtype", FLOATS, where)
+    return integer(entry, "scheme", 0, limits.MAX_JSON_INTEGER, where)

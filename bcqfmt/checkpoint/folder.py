@@ -1,0 +1,161 @@
+"""A model folder: which files hold the model, and what its index and config.json say (spec section 9)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bcqfmt import limits
+from bcqfmt.container.files import cannot_list, inside, read_small
+from bcqfmt.container.strict_json import JsonFault, check_limits, parse
+from bcqfmt.errors import BcqError, Finding, Sink, error, escape
+
+__all__ = [
+    "CONFIG",
+    "INDEX",
+    "MANIFEST",
+    "SHARD_NAME",
+    "SINGLE",
+    "SOURCE",
+    "Layout",
+    "file_list",
+    "model_layout",
+    "read_config",
+]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+MANIFEST = "bcq_manifest.json"
+SOURCE = "bcq_source"
+SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")  # BCQ-V502: nothing that could be a path
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+@dataclass(slots=True)
+class Layout:
+    """The model files that can be opened, and the index (tensor -> file) where there is one."""
+
+    files: list[str] = field(default_factory=list)
+    weight_map: dict[str, str] | None = None
+
+
+def model_layout(folder: Path, sink: Sink) -> Layout:
+    """BCQ-V501, V502, V503, V506, V507, before any shard is opened."""
+    single, index = os.path.lexists(folder / SINGLE), os.path.lexists(folder / INDEX)
+    if single and index:
+        sink(Finding("BCQ-V506", folder.name, "", f"{SINGLE} and {INDEX}", "one of them"))
+        return Layout()
+    if not single and not index:
+        finished = os.path.lexists(folder / MANIFEST)
+        sink(Finding("BCQ-V503", folder.name, "", f"no {SINGLE}", "the model") if finished else _nothing(folder))
+        return Layout()
+    layout = Layout(files=[SINGLE])
+    if index:
+        layout.weight_map = _weight_map(folder, sink)
+        layout.files = _shard_names(folder, layout.weight_map, sink)
+    kept = []
+    for name in layout.files:
+        try:
+            inside(folder, name)
+            kept.append(name)
+        except BcqError as fault:
+            sink(fault.finding)
+    layout.files = kept
+    return layout
+
+
+def read_config(folder: Path, sink: Sink) -> dict[str, Any] | None:
+    """BCQ-V510, V511, V512 as far as config.json alone tells; the object, or None."""
+    if not os.path.lexists(folder / CONFIG):
+        sink(Finding("BCQ-V510", CONFIG, "", "the file does not exist", "the model's configuration"))
+        return None
+    try:
+        inside(folder, CONFIG)
+        raw = read_small(folder / CONFIG, limits.MAX_CONFIG_BYTES, CONFIG, "BCQ-V511")
+        value = parse(raw, integers_only=False)
+        check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)
+    except BcqError as fault:
+        sink(fault.finding)
+        return None
+    except JsonFault as fault:
+        sink(Finding("BCQ-V511", CONFIG, "", escape(fault.detail), "a JSON object without duplicate keys"))
+        return None
+    if not isinstance(value, dict):
+        sink(Finding("BCQ-V511", CONFIG, "", f"a JSON {type(value).__name__}", "a JSON object"))
+        return None
+    return value
+
+
+def check_quantization_config(config: Mapping[str, Any], version: str, sink: Sink) -> None:
+    """BCQ-V512."""
+    found = config.get("quantization_config")
+    if not isinstance(found, dict):
+        sink(Finding("BCQ-V512", CONFIG, "", "no quantization_config", "an object"))
+        return
+    for key, want in (("quant_method", "bcq"), ("format_version", version)):
+        if found.get(key) != want:
+            stated = f"{key} = {escape(repr(found[key]), 60)}" if key in found else f"no {key}"
+            sink(Finding("BCQ-V512", CONFIG, "", stated, repr(want)))
+
+
+def file_list(folder: Path) -> list[str]:
+    """Every file of the folder as a relative path, sorted; names that begin with a dot at the top are not its own."""
+    found = []
+    for top, folders, files in os.walk(folder, onerror=cannot_list):
+        at_root = Path(top) == folder
+        if at_root:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+        kept = [name for name in files if not (at_root and name.startswith("."))]
+        found += [(Path(top) / name).relative_to(folder).as_posix() for name in kept]
+    return sorted(found)
+
+
+def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
+    try:
+        inside(folder, INDEX)
+        value = parse(read_small(folder / INDEX, limits.MAX_JSON_FILE_BYTES, INDEX, "BCQ-V501"), integers_only=False)
+        check_limits(value, integers=False)
+    except BcqError as fault:
+        sink(fault.finding)
+        return {}
+    except JsonFault as fault:
+        sink(Finding("BCQ-V501", INDEX, "", escape(fault.detail), "a JSON object"))
+        return {}
+    names = value.get("weight_map") if isinstance(value, dict) else None
+    if (
+        not isinstance(names, dict)
+        or not isinstance(value.get("metadata"), dict)
+        or not all(isinstance(name, str) for name in names.values())
+    ):
+        sink(Finding("BCQ-V501", INDEX, "", "no object metadata, or no object weight_map of names", "both"))
+        return {}
+    return names
+
+
+def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> list[str]:
+    names = sorted(set(weight_map.values()))
+    bad = [name for name in names if not SHARD_NAME.fullmatch(name)]
+    for name in bad:
+        sink(Finding("BCQ-V502", INDEX, "", f"'{escape(name)}'", "a plain name of a .safetensors file in the folder"))
+    good = [name for name in names if name not in bad]
+    missing = [name for name in good if not (folder / name).exists()]  # a link that leads nowhere counts
+    if missing:
+        shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
+        sink(Finding("BCQ-V503", INDEX, "", f"{len(missing)} of {len(good)} shards missing: {shown}", "all of them"))
+    return [name for name in good if name not in missing]
+
+
+def _nothing(folder: Path) -> Finding:
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as fault:
+        raise error("BCQ-E102", folder.name, found=fault.strerror or str(fault)) from fault
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return Finding("BCQ-E105", folder.name, "", f"only {escape(', '.join(pickles[:3]))}", "safetensors files")
+    return Finding("BCQ-E104", folder.name, "", f"neither {SINGLE} nor {INDEX}")

@@ -1,0 +1,168 @@
+"""bcq_manifest.json: the last file that is written, and the one that covers all others (spec section 9.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.errors import Finding, Sink, escape
+from bcqfmt.limits import MAX_JSON_INTEGER
+from bcqfmt.weight.scheme import WeightSpec, features_of
+from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
+
+from .descriptor import VERSION, check_tables, check_version, known_features, parse_schemes, parse_weights, tables_json
+from .folder import MANIFEST
+
+__all__ = ["FileRecord", "Manifest", "WeightRecord", "manifest_bytes", "parse_manifest", "relative_path"]
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class FileRecord(NamedTuple):
+    """Size and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+
+class WeightRecord(NamedTuple):
+    """A weight: what it is, the file that holds it, its digest."""
+
+    spec: WeightSpec
+    file: str
+    sha256: str
+
+
+@dataclass(slots=True)
+class Manifest:
+    """The manifest as data."""
+
+    generator: dict[str, str]
+    weights: dict[str, WeightRecord]
+    files: dict[str, FileRecord]
+    version: str = VERSION
+    source: dict[str, Any] | None = None
+    ignorable: dict[str, Any] | None = None
+    features: list[str] = field(default_factory=list)
+    faulty: bool = False  # something in it was refused: what it lacks may not be missing
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The file: canonical JSON with its own digest, and a line feed."""
+    specs = {name: record.spec for name, record in manifest.weights.items()}
+    schemes, entries = tables_json(specs)
+    for name, record in manifest.weights.items():
+        entries[name].update(file=record.file, sha256=record.sha256)
+    value: dict[str, Any] = {
+        "version": manifest.version,
+        "generator": manifest.generator,
+        "features": features_of(specs.values()),
+        "schemes": schemes,
+        "weights": entries,
+        "files": {path: record._asdict() for path, record in manifest.files.items()},
+    }
+    for key in ("source", "ignorable"):
+        if getattr(manifest, key) is not None:
+            value[key] = getattr(manifest, key)
+    value["sha256"] = hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
+    return canonical(value).encode("ascii") + b"\n"
+
+
+def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Manifest | None:
+    """BCQ-V602, V603 (V205 and V206 for its version and features); None when it cannot be used."""
+    faults = 0
+
+    def report(code: str, found: str, expected: str = "", weight: str = "") -> None:
+        nonlocal faults
+        faults += 1
+        kept = code if code in ("BCQ-V205", "BCQ-V206", "BCQ-V603") else "BCQ-V602"
+        sink(Finding(kept, MANIFEST, weight, found, expected))
+
+    try:
+        value = parse(raw)
+        check_limits(value)
+        if not isinstance(value, dict):
+            raise JsonFault("json", f"a {type(value).__name__}")
+    except JsonFault as fault:
+        report("BCQ-V602", escape(fault.detail), "a JSON object")
+        return None
+    if not check_version(value, report):
+        return None
+    if raw != canonical(value).encode("ascii") + b"\n":
+        report("BCQ-V602", "another spelling of the same JSON", "canonical JSON and a line feed")
+    try:
+        _check_form(value)
+    except Misfit as misfit:
+        report("BCQ-V602", str(misfit))
+        return None
+    if not known_features(value["features"], report):
+        return None
+    digest = value.pop("sha256")
+    if check_digest:
+        real = hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
+        if real != digest:
+            report("BCQ-V603", f"sha256 is stated as {digest}", real)
+    specs = parse_weights(value["weights"], parse_schemes(value["schemes"], report), report, ("file", "sha256"))
+    if len(specs) == len(value["weights"]):
+        check_tables(value["features"], value["schemes"], value["weights"], specs, report)
+    entries = value["weights"]
+    return Manifest(
+        version=value["version"],
+        generator=value["generator"],
+        features=value["features"],
+        weights={
+            name: WeightRecord(spec, entries[name]["file"], entries[name]["sha256"]) for name, spec in specs.items()
+        },
+        files={path: FileRecord(entry["size"], entry["sha256"]) for path, entry in value["files"].items()},
+        source=value.get("source"),
+        ignorable=value.get("ignorable"),
+        faulty=faults > 0,
+    )
+
+
+def _check_form(value: dict[str, Any]) -> None:
+    required = {"version", "generator", "features", "schemes", "weights", "files", "sha256"}
+    expect_keys(value, required, {"source", "ignorable"}, "manifest")
+    expect_keys(value["generator"], {"name", "version"}, set(), "generator")
+    for key in ("name", "version"):
+        expect(value["generator"], key, str, "generator")
+    expect(value, "schemes", list, "manifest")
+    for name, entry in expect(value, "weights", dict, "manifest").items():
+        where = f"weights.{escape(name)}"
+        if not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
+            raise Misfit(f"{where} names no file")
+        _digest(entry.get("sha256"), where)
+    check_files(value["files"], "files")
+    _digest(value["sha256"], "manifest")
+    if "source" in value:
+        expect_keys(value["source"], {"format", "files"}, set(), "source")
+        expect(value["source"], "format", str, "source")
+        check_files(value["source"]["files"], "source.files")
+    if "ignorable" in value:
+        expect(value, "ignorable", dict, "manifest")
+
+
+def check_files(files: Any, where: str) -> None:
+    """path -> size and sha256, and nothing else."""
+    if not isinstance(files, dict):
+        raise Misfit(f"{where} is not an object")
+    for path, entry in files.items():
+        if not relative_path(path):
+            raise Misfit(f"{where}: '{escape(path)}' is no relative path")
+        place = f"{where}.{escape(path)}"
+        expect_keys(entry, {"size", "sha256"}, set(), place)
+        integer(entry, "size", 0, MAX_JSON_INTEGER, place)
+        _digest(entry["sha256"], place)
+
+
+def relative_path(path: str) -> bool:
+    """Whether a path stays below its folder: components that are neither empty nor ``.`` nor ``..``."""
+    return "\\" not in path and "\0" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def _digest(value: Any, where: str) -> None:
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise Misfit(f"{where}: sha256 is not 64 lower-case hexadecimal digits")

@@ -1,0 +1,307 @@
+"""Validation: every rule, every finding (spec: all of it).
+
+Fast: headers, descriptors, shapes, index, config, manifest, sizes. Deep: the content of every part and all digests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bcqfmt import limits
+from bcqfmt.codes import CODES
+from bcqfmt.container.files import ByteSource, SourceFile, inside, named, read_small
+from bcqfmt.container.hashing import hash_file, hash_tensors
+from bcqfmt.errors import BcqError, Finding, Sink, error, escape
+from bcqfmt.weight import checks
+
+from .descriptor import digest_of, resolved_json
+from .folder import INDEX, MANIFEST, SOURCE, Layout, check_quantization_config, file_list, model_layout, read_config
+from .manifest import Manifest, parse_manifest
+from .model_file import ModelFile, read_model_file
+from .provenance import check_provenance
+
+__all__ = ["Report", "validate"]
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome: ``findings`` in the order of the rules, and what was looked at."""
+
+    path: str
+    deep: bool
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    weights: int = 0
+    nbytes: int = 0
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that make the input invalid."""
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    @property
+    def valid(self) -> bool:
+        """No errors; warnings and notes do not count."""
+        return not self.errors
+
+    @property
+    def exit_code(self) -> int:
+        """0, or the exit code of the first error."""
+        return CODES[self.errors[0].code].exit if self.errors else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return {
+            "path": escape(self.path, 4096),
+            "valid": self.valid,
+            "deep": self.deep,
+            "files": self.files,
+            "weights": self.weights,
+            "bytes": self.nbytes,
+            "exit_code": self.exit_code,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def validate(
+    path: str | os.PathLike[str], *, deep: bool = False, progress: Callable[[int], object] | None = None
+) -> Report:
+    """Check a BCQ file or folder against the whole specification. Raises only when there is nothing to look at.
+
+    ``progress`` is called with the number of bytes hashed since the last call (deep only).
+    """
+    place = named(path)
+    report = Report(str(place), deep)
+    if not os.path.lexists(place):
+        raise error("BCQ-E101", str(place), found="nothing of that name exists")
+    run = _Run(place, report, progress)
+    run.folder() if place.is_dir() else run.lone_file()
+    report.findings.sort(key=_order)
+    return report
+
+
+class _Run:
+    """One validation: collects findings, never stops at the first."""
+
+    def __init__(self, path: Path, report: Report, progress: Callable[[int], object] | None) -> None:
+        self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
+        self.sink: Sink = report.findings.append
+        self.sums: dict[str, dict[str, str]] = {}
+
+    def lone_file(self) -> None:
+        file = self.model_file(self.path, self.path.name)
+        if file is not None:
+            self.content(file)
+        if self.report.valid:
+            note = "a file on its own: damage inside its numbers cannot be seen"
+            self.sink(Finding("BCQ-E501", self.path.name, "", note))
+
+    def folder(self) -> None:
+        layout = model_layout(self.path, self.sink)
+        whole = self.report.valid
+        if not layout.files and not self.report.valid and not os.path.lexists(self.path / MANIFEST):
+            return
+        config = read_config(self.path, self.sink)
+        manifest = self.manifest()
+        opened = [self.model_file(self.path / name, name) for name in layout.files]
+        files = [file for file in opened if file is not None]
+        self.versions(files, config, manifest)
+        if whole and len(files) == len(layout.files):
+            self.across(files, layout)
+            if manifest is not None and not manifest.faulty:
+                self.same_weights(files, manifest)
+        if manifest is not None:
+            self.same_files(manifest, {file.source.shown: file for file in files})
+        for file in files:
+            self.content(file)
+        if manifest is not None and self.deep:
+            self.weight_digests(files, manifest)
+        if whole and os.path.lexists(self.path / SOURCE):
+            names = None  # a file that cannot be read is one error, not one more for each of its tensors
+            if len(files) == len(layout.files):
+                names = {n for file in files for n in file.dense}, {n for file in files for n in file.specs}
+            check_provenance(self.path, names, self.sink)
+
+    def model_file(self, path: Path, shown: str) -> ModelFile | None:
+        """Container, descriptor and parts of one file."""
+        try:
+            source = SourceFile(path, shown)
+            file = read_model_file(source, self.sink)
+            if file is not None:
+                self.second_opinion(file)
+        except BcqError as fault:
+            self.sink(fault.finding)
+            return None
+        self.report.files += 1
+        self.report.nbytes += source.size
+        self.report.weights += len(file.specs) if file is not None else 0
+        return file
+
+    def second_opinion(self, file: ModelFile) -> None:
+        """What the strict pass accepts, the reference reader must accept too (BCQ-E204)."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(file.source.path, framework="numpy", backend="pread") as opened:
+                known = set(opened.keys())
+        except (SafetensorError, OSError) as fault:
+            if isinstance(file.source, SourceFile):
+                file.source.check_unchanged()  # a file that changes underneath is another matter
+            self.sink(Finding("BCQ-E204", file.source.shown, "", escape(str(fault))))
+            return
+        if known != set(file.header.tensors):
+            self.sink(
+                Finding(
+                    "BCQ-E204", file.source.shown, "", f"it sees {len(known)} tensors", f"{len(file.header.tensors)}"
+                )
+            )
+
+    def content(self, file: ModelFile) -> None:
+        """BCQ-V401 to V409 (deep only)."""
+        if not self.deep:
+            return
+        for name, spec in file.specs.items():
+            place = checks.Place(self.sink, file.source.shown, name)
+            try:
+                checks.check_content(spec, file.parts(name), place)
+            except BcqError as fault:
+                self.sink(fault.finding)
+                return
+
+    def manifest(self) -> Manifest | None:
+        """BCQ-V601, V602, V603."""
+        if not os.path.lexists(self.path / MANIFEST):
+            self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
+            return None
+        try:
+            raw = read_small(inside(self.path, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
+        except BcqError as fault:
+            self.sink(fault.finding)
+            return None
+        return parse_manifest(raw, self.sink)
+
+    def versions(self, files: list[ModelFile], config: Mapping[str, Any] | None, manifest: Manifest | None) -> None:
+        """BCQ-V512, V513."""
+        stated = {file.source.shown: file.descriptor.version for file in files if file.descriptor is not None}
+        if manifest is not None:
+            stated[MANIFEST] = manifest.version
+        if not stated:
+            return
+        version = next(iter(stated.values()))
+        for name, other in stated.items():
+            if other != version:
+                self.sink(Finding("BCQ-V513", name, "", f"version {other}", f"{version} as in {next(iter(stated))}"))
+        if config is not None:
+            check_quantization_config(config, version, self.sink)
+
+    def across(self, files: list[ModelFile], layout: Layout) -> None:
+        """BCQ-V504, V505: the shards and the index together."""
+        where: dict[str, str] = {}
+        for file in files:
+            shown = file.source.shown
+            for name in file.header.tensors:
+                if name in where:
+                    self.sink(Finding("BCQ-V505", shown, name, f"also in {where[name]}", "one file"))
+                where.setdefault(name, shown)
+        if layout.weight_map is None:
+            return
+        opened = {file.source.shown for file in files}
+        wanted = {name: file for name, file in layout.weight_map.items() if file in opened}
+        for text, names in (
+            ("tensors that the index leaves out", [name for name in where if name not in wanted]),
+            ("tensors that the index names and no file has", [name for name in wanted if name not in where]),
+            (
+                "tensors in another file than the index says",
+                [n for n in wanted if n in where and where[n] != wanted[n]],
+            ),
+        ):
+            if names and not _doubled(self.report.findings, names):
+                shown = ", ".join(f"'{escape(name, 60)}'" for name in names[:3])
+                self.sink(Finding("BCQ-V504", INDEX, "", f"{len(names)} {text}: {shown}", "none"))
+
+    def same_weights(self, files: list[ModelFile], manifest: Manifest) -> None:
+        """BCQ-V608."""
+        described = {
+            name: (file.source.shown, spec)
+            for file in files
+            if file.descriptor is not None
+            for name, spec in file.descriptor.weights.items()
+        }
+        if any(file.descriptor is None for file in files):
+            return
+        for name in sorted(described.keys() | manifest.weights.keys()):
+            if name not in manifest.weights or name not in described:
+                here, there = ("manifest", "files") if name in described else ("files", "manifest")
+                self.sink(Finding("BCQ-V608", MANIFEST, name, f"not in the {here}", f"as in the {there}"))
+                continue
+            record, (file, spec) = manifest.weights[name], described[name]
+            if record.file != file:
+                self.sink(Finding("BCQ-V608", MANIFEST, name, f"file {escape(record.file)}", file))
+            elif resolved_json(record.spec) != resolved_json(spec):
+                self.sink(Finding("BCQ-V608", MANIFEST, name, "another description than in the file", "the same"))
+
+    def same_files(self, manifest: Manifest, opened: Mapping[str, ModelFile]) -> None:
+        """BCQ-V604, V605 and, when deep, V606."""
+        try:
+            present = set(file_list(self.path)) - {MANIFEST}
+        except BcqError as fault:
+            self.sink(fault.finding)
+            return
+        for name in sorted(present ^ manifest.files.keys()):
+            found = "a file that the manifest does not list" if name in present else "missing"
+            self.sink(Finding("BCQ-V604", name, "", found, "exactly the listed files"))
+        for name in sorted(present & manifest.files.keys()):
+            record = manifest.files[name]
+            try:
+                source = opened[name].source if name in opened else SourceFile(inside(self.path, name), name)
+                if source.size != record.size:
+                    self.sink(Finding("BCQ-V605", name, "", f"{source.size} bytes", f"{record.size}"))
+                elif self.deep:
+                    digest = self.digest(source, opened.get(name))
+                    if digest != record.sha256:
+                        self.sink(Finding("BCQ-V606", name, "", digest, record.sha256))
+                if name not in opened:
+                    source.close()
+            except BcqError as fault:
+                if not any(f.code == fault.code and f.file == fault.finding.file for f in self.report.findings):
+                    self.sink(fault.finding)
+
+    def digest(self, source: ByteSource, file: ModelFile | None) -> str:
+        """SHA-256 of a file; for model files the tensors' digests are kept for the weights."""
+        if file is None:
+            self.report.nbytes += source.size
+            return hash_file(source, self.progress)
+        parts = file.header.tensors.keys() - file.dense.keys()
+        digest, self.sums[source.shown] = hash_tensors(source, file.header, parts, self.progress)
+        return digest
+
+    def weight_digests(self, files: list[ModelFile], manifest: Manifest) -> None:
+        """BCQ-V607."""
+        for file in files:
+            sums = self.sums.get(file.source.shown)
+            if sums is None:
+                continue
+            for name, spec in file.specs.items():
+                parts = file.parts(name)
+                digest = digest_of(spec, {s: (p.dtype, p.shape, sums[p.name]) for s, p in parts.items()})
+                record = manifest.weights.get(name)
+                if record is not None and record.spec == spec and record.sha256 != digest:
+                    damaged = any(f.code == "BCQ-V606" and f.file == file.source.shown for f in self.report.findings)
+                    if not damaged:  # the file's own digest has told it already
+                        self.sink(Finding("BCQ-V607", file.source.shown, name, digest, record.sha256))
+
+
+def _doubled(findings: list[Finding], names: list[str]) -> bool:
+    """Whether all names are known to be in two files, which is a finding of its own."""
+    return {f.tensor for f in findings if f.code == "BCQ-V505"} >= set(names)
+
+
+def _order(finding: Finding) -> tuple[int, int, str]:
+    """Errors first, then by rule: the rules are numbered in the order in which they are checked."""
+    kind = {"error": 0, "warning": 1, "note": 2}[finding.severity]
+    number = int(finding.code[5:])
+    return kind, number if finding.code[4] == "V" else -1, finding.file

@@ -1,0 +1,293 @@
+"""Writing: canonical bytes, streamed, hashed on the way, under their final name only when complete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt import limits
+from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, output_path, write_file
+from bcqfmt.container.hashing import MakeDigests, stream_digests
+from bcqfmt.container.header import header_bytes, layout
+from bcqfmt.container.read_ahead import ahead
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.errors import error, escape, refuse
+from bcqfmt.version import __version__
+from bcqfmt.weight import checks
+from bcqfmt.weight.scheme import features_of
+from bcqfmt.weight.weight import BcqWeight
+
+from .descriptor import Descriptor, descriptor_json, digest_of, parse_weights, spec_json
+from .folder import CONFIG, INDEX, MANIFEST
+from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
+from .shards import Unit, plan_shards, shard_names
+from .validation import validate
+
+__all__ = ["DEFAULT_SHARD_BYTES", "Written", "save", "write_shard", "write_tensors"]
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+_PIECE = 1 << 20  # hashed and written while it is in the cache
+Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
+
+
+class Written(NamedTuple):
+    """A file that was written: size and digest of the whole, digest of every tensor."""
+
+    record: FileRecord
+    tensors: dict[str, str]
+
+
+def save(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    config: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    max_shard_size: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    generator: Mapping[str, str] | None = None,
+    ignorable: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a BCQ folder, or one file when ``path`` ends in ``.safetensors``.
+
+    ``tensors``: name -> :class:`BcqWeight`, :class:`StoredTensor` or numpy array (dense). ``config``: the model's
+    config.json; ``quantization_config`` is added. ``files``: other files of the folder, path -> content. The same
+    input gives the same bytes everywhere. Content is checked first; nothing appears under ``path`` until all is
+    written.
+    """
+    target = output_path(path)
+    _check_texts(ignorable, generator, config)
+    units = [_unit(name, tensor) for name, tensor in tensors.items()]
+    weights = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, BcqWeight)}
+    _check(weights)
+    if target.suffix == ".safetensors":
+        if target.exists() and not overwrite:
+            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")
+        write_shard(target, units, weights, ignorable, proof=_proved)
+        return
+    extra = dict(files or {})
+    _check_paths([*extra, CONFIG, INDEX, MANIFEST])
+    for name in extra:
+        if (
+            not relative_path(name)
+            or name.startswith(".")
+            or name in (CONFIG, INDEX, MANIFEST)
+            or name.endswith(".safetensors")
+        ):
+            raise error(
+                "BCQ-E302",
+                name,
+                found="a file name that is not free",
+                expected="a side file with a plain relative path",
+            )
+    with folder_in_progress(target, overwrite=overwrite) as work:
+        _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
+        _proved(work)
+
+
+def _write_folder(
+    work: Path,
+    units: list[Unit],
+    weights: Mapping[str, BcqWeight],
+    config: dict[str, Any],
+    files: dict[str, bytes],
+    max_shard_size: int,
+    generator: Mapping[str, str] | None,
+    ignorable: Mapping[str, Any] | None,
+) -> None:
+    shards = plan_shards(units, max_shard_size)
+    names = shard_names(len(shards))
+    records: dict[str, FileRecord] = {}
+    found: dict[str, WeightRecord] = {}
+    weight_map: dict[str, str] = {}
+    for name, shard in zip(names, shards, strict=True):
+        written = write_shard(work / name, shard, weights, ignorable)
+        records[name] = written.record
+        for unit in shard:
+            weight_map.update(dict.fromkeys(unit.tensors, name))
+            if unit.is_weight:
+                found[unit.name] = WeightRecord(
+                    weights[unit.name].spec, name, _digest(weights[unit.name], unit, written)
+                )
+    if len(shards) > 1:
+        total = sum(unit.nbytes for unit in units)
+        files[INDEX] = _pretty({"metadata": {"total_size": total}, "weight_map": weight_map})
+    features = features_of(weight.spec for weight in weights.values())
+    config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
+    files[CONFIG] = _pretty(config)
+    for name, data in sorted(files.items()):
+        make_folders((work / name).parent)
+        write_file(work / name, data)
+        records[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+    manifest = Manifest(
+        generator=dict(generator or {"name": "bcqfmt", "version": __version__}),
+        weights=found,
+        files=records,
+        ignorable=None if ignorable is None else dict(ignorable),
+    )
+    write_file(work / MANIFEST, manifest_bytes(manifest))
+
+
+def write_shard(
+    path: Path,
+    units: list[Unit],
+    weights: Mapping[str, BcqWeight],
+    ignorable: Mapping[str, Any] | None = None,
+    tick: Callable[[int], None] | None = None,
+    proof: Callable[[Path], None] | None = None,
+    digests: MakeDigests = stream_digests,
+    look_ahead: bool = True,
+) -> Written:
+    """One BCQ file of some units; ``tick`` is told the bytes written since the last call and may raise to stop.
+
+    ``proof`` is called with the finished temporary file and raises when it must not get its name. ``digests``: who
+    computes them. ``look_ahead``: a thread makes the next bytes while these are written, which takes memory for both.
+    """
+    tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
+    specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
+    descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
+    text = {"format": "pt", "bcqfmt": descriptor_json(descriptor)}
+    return write_tensors(path, tensors, text, tick, proof, digests, look_ahead)
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, StoredTensor],
+    metadata: Mapping[str, str],
+    tick: Callable[[int], None] | None = None,
+    proof: Callable[[Path], None] | None = None,
+    digests: MakeDigests = stream_digests,
+    look_ahead: bool = True,
+) -> Written:
+    """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time."""
+    entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    head = header_bytes(entries, metadata)
+    size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
+    sizes = {name: tensors[name].nbytes for name in entries}
+    with OutputFile(path, size) as output:
+        with digests(head, output, sizes) as sums:
+            output.write(head)
+            pieces = _chunks(tensors, list(entries))
+            with closing(ahead(pieces) if look_ahead else pieces) as stream:
+                for name, chunk in stream:
+                    if chunk is None:
+                        sums.end_of_tensor(name)
+                        continue
+                    sums.update(chunk)
+                    output.write(chunk.data)
+                    if tick is not None:
+                        tick(chunk.size)
+            output.sync_soon()  # the disk works while digests are finished
+            whole, of_tensors = sums.result()
+        if proof is not None:
+            proof(output.temporary)
+    return Written(FileRecord(size, whole), of_tensors)
+
+
+def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Generator[tuple[str, Any], None, None]:
+    """(name, bytes) of every tensor in order; (name, None) closes each."""
+    for name in order:
+        chunk = None
+        for chunk in tensors[name].chunks(_PIECE):
+            yield name, chunk
+        chunk = None  # the next tensor may need the memory
+        yield name, None
+
+
+def _unit(name: Any, tensor: Any) -> Unit:
+    if not isinstance(name, str):
+        raise error("BCQ-E302", found=f"a name of type {type(name).__name__}", expected="text")
+    if isinstance(tensor, BcqWeight):
+        named = BcqWeight(name, tensor.spec, tensor.parts())
+        return Unit(name, {part.name: part for part in named.parts().values()}, True)
+    if isinstance(tensor, np.ndarray):
+        tensor = StoredTensor.from_array(name, tensor)
+    if not isinstance(tensor, StoredTensor):
+        kind = type(tensor).__name__
+        raise error("BCQ-E302", tensor=name, found=f"a {kind}", expected="a BcqWeight, StoredTensor or numpy array")
+    if not _encodable(name):
+        raise error("BCQ-E302", tensor=name, found="a name with a lone surrogate", expected="text")
+    if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:
+        raise error(
+            "BCQ-V302", tensor=name, found="a reserved or too long name", expected="another name for a dense tensor"
+        )
+    return Unit(name, {name: tensor.renamed(name)}, False)
+
+
+def _check(weights: Mapping[str, BcqWeight]) -> None:
+    """Nothing that a validator would refuse is ever written."""
+
+    def report(code: str, found: str, expected: str = "", weight: str = "") -> None:
+        raise error(code, tensor=weight, found=found, expected=expected)
+
+    for name, weight in weights.items():
+        spec = weight.spec
+        parse_weights({name: spec_json(spec, 0)}, [spec.scheme], report)
+        checks.check_content(spec, weight.parts(), checks.Place(refuse, weight=name))
+
+
+def _check_texts(
+    ignorable: Mapping[str, Any] | None, generator: Mapping[str, str] | None, config: Mapping[str, Any] | None
+) -> None:
+    """JSON that would not come back as it is given is refused before anything is written."""
+    for what, value in (("ignorable", ignorable), ("generator", generator), ("config", config)):
+        if value is None:
+            continue
+        try:
+            text = json.dumps(value) if what == "config" else canonical(value)
+            back = parse(text.encode("utf-8"), integers_only=what != "config")
+            check_limits(
+                back,
+                limits.MAX_CONFIG_DEPTH if what == "config" else limits.MAX_JSON_DEPTH - 1,
+                integers=what != "config",
+            )
+        except (JsonFault, ValueError, TypeError, RecursionError) as fault:
+            raise error("BCQ-E302", found=f"{what}: {escape(str(fault))}", expected="plain JSON") from None
+        if what != "config" and back != value:
+            raise error("BCQ-E302", found=f"{what} with keys or values that JSON changes", expected="plain JSON")
+    if generator is not None and (
+        set(generator) != {"name", "version"} or not all(isinstance(v, str) for v in generator.values())
+    ):
+        raise error("BCQ-E302", found="generator", expected="name and version, both strings")
+
+
+def _check_paths(names: list[str]) -> None:
+    """Two files, one of which would have to be the folder of the other, cannot both be written."""
+    for name in names:
+        if not _encodable(name) or any(other.startswith(f"{name}/") for other in names):
+            raise error(
+                "BCQ-E302", name, found="a name that is no text, or that is a folder too", expected="another name"
+            )
+
+
+def _encodable(text: str) -> bool:
+    try:
+        return bool(text.encode("utf-8")) or not text
+    except UnicodeEncodeError:
+        return False
+
+
+def _proved(path: Path) -> None:
+    """What was written passes the validator, or it does not get its name."""
+    for finding in validate(path).errors[:1]:
+        refuse(finding._replace(file="" if finding.file == path.name else finding.file))
+
+
+def _digest(weight: BcqWeight, unit: Unit, written: Written) -> str:
+    parts = {}
+    prefix_length = len(next(iter(unit.tensors))) - len(next(iter(weight.parts())))
+    for name, tensor in unit.tensors.items():
+        parts[name[prefix_length:]] = (tensor.dtype, tensor.shape, written.tensors[name])
+    return digest_of(weight.spec, parts)
+
+
+def _pretty(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

@@ -1,0 +1,136 @@
+"""``bcqfmt bench``: how fast the kernels are on this machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.container.durable import write_file
+from bcqfmt.errors import error
+
+from .generate import tell_of_kernels
+
+if TYPE_CHECKING:
+    from bcqfmt.bench.products import Row
+
+
+@verb("bench")
+@click.argument("what", type=click.Choice(["kernels"]))
+@click.option("--device", type=click.Choice(["cuda"]), default="cuda", show_default=True, help="Where to measure.")
+@click.option("--sweep", is_flag=True, help="Planes times group sizes instead: time and energy against bytes.")
+@click.option(
+    "--only",
+    type=click.Choice(["products", "outliers", "mixed", "dequantize", "atom", "crossover"]),
+    multiple=True,
+    help="Measure only this; may be repeated. By default all but crossover.",
+)
+@click.option("--lut-gemm", type=click.Path(exists=True), help="A library with the published kernel, to time beside.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Write the figures to this JSON file, and a plot beside it."
+)
+@json_option
+def command(
+    what: str, device: str, sweep: bool, only: tuple[str, ...], lut_gemm: str | None, out: Path | None, as_json: bool
+) -> None:
+    """Measure the kernels on this machine's GPU.
+
+    Products with random weights, captured in a CUDA graph, weights rotated past the cache, medians; beside each the
+    time that its bytes take at the bandwidth measured in the same run, and torch's float16 product. Where a weight
+    has no fast product, the name of the kernel says what is used instead ("look-up", "dequantize").
+
+    \b
+    Example:
+      bcqfmt bench kernels --device cuda
+      bcqfmt bench kernels --sweep --out sweep.json
+    """
+    from bcqfmt.kernels.runtime.device import require_cuda
+
+    require_cuda()
+    try:
+        from bcqfmt.bench import products as bench_kernels
+    except ImportError:
+        raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
+    speed = bench_kernels.bandwidth()
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        tell_of_kernels(stack)
+        for row in bench_kernels.sweep(speed) if sweep else _measured(only, speed, lut_gemm):
+            rows.append(row)
+            render.say([_line(row)])
+    figures = _figures(speed, rows)
+    if out is not None:
+        from bcqfmt.bench.plot import plot
+
+        write_file(out, (json.dumps(figures, indent=1) + "\n").encode())
+        write_file(out.with_suffix(".svg"), plot(rows).encode())
+    render.emit_json(figures) if as_json else render.echo(table(rows))
+
+
+def _measured(only: tuple[str, ...], speed: float, lut_gemm: str | None) -> Iterator[Row]:
+    from bcqfmt.bench import atom as bench_atom
+    from bcqfmt.bench import matmul as bench_matmul
+    from bcqfmt.bench import mixed as bench_mixed
+    from bcqfmt.bench import outliers as bench_outliers
+    from bcqfmt.bench import products as bench_kernels
+
+    chosen = only or ("products", "outliers", "mixed", "dequantize", "atom")
+    if "products" in chosen:
+        yield from bench_kernels.products(speed, lut_gemm)
+    if "outliers" in chosen:
+        yield from bench_outliers.with_outliers(speed)
+    if "mixed" in chosen:
+        yield from bench_mixed.mixed_products(speed)
+    if "dequantize" in chosen:
+        yield from bench_matmul.dequantized(speed)
+    if "atom" in chosen:
+        yield from bench_atom.w4a4_products(speed)
+        yield from bench_atom.norms(speed)
+        yield from bench_atom.attention(speed)
+    if "crossover" in chosen:
+        yield from bench_matmul.crossover(speed)
+
+
+def table(rows: list[Row]) -> list[str]:
+    """The rows as a table in Markdown."""
+    head = "| kernel | rows x columns | q | g | batch | us | of the floor | beside |"
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        beside = "; ".join(
+            f"{name} {taken:.1f} us: {taken / row.microseconds:.2f}x" for name, taken in row.peers.items()
+        )
+        if row.alone is not None:
+            beside = "; ".join(filter(None, (f"launched alone {row.alone:.2f} us", beside)))
+        if row.joules is not None:
+            beside = f"{row.joules * 1e3:.1f} mJ"
+        if row.error is not None:
+            beside = "; ".join(filter(None, (beside, f"error {row.error:.1e}")))
+        lines.append(
+            f"| {row.kernel} | {row.rows} x {row.columns} | {row.bits:g} | {row.group_size} | {row.batch} "
+            f"| {row.microseconds:.2f} | {100 * row.floor / row.microseconds:.0f} % | {beside} |"
+        )
+    return lines
+
+
+def _line(row: Row) -> str:
+    what = f"{row.kernel} {row.rows} x {row.columns} q={row.bits:g} g={row.group_size} batch {row.batch}"
+    return f"{what}: {row.microseconds:.2f} us, {100 * row.floor / row.microseconds:.0f} %"
+
+
+def _figures(speed: float, rows: list[Row]) -> dict[str, Any]:
+    import torch
+
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "bandwidth": round(speed),
+        "rows": [row._asdict() for row in rows],
+    }

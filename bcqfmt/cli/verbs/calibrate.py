@@ -1,0 +1,85 @@
+"""``bcqfmt calibrate``: statistics of a model's linear layers on a text, for the methods that need them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.sources import command_line, find_source, keep_apart
+from bcqfmt.errors import error
+
+if TYPE_CHECKING:
+    from bcqfmt.converters.quantize.stats import StatsFile
+
+
+@verb("calibrate")
+@click.argument("model")
+@click.option("--text", required=True, type=click.Path(path_type=Path), help="A text file, UTF-8.")
+@click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of text to run.")
+@click.option("--seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("stats.safetensors"), show_default=True, help="The new file."
+)
+@click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Which pieces are drawn.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
+@click.option("--overwrite", is_flag=True, help="Replace the file, and drop an unfinished calibration.")
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@json_option
+def command(
+    model: str, text: Path, out: Path, revision: str | None, offline: bool, as_json: bool, **asked: Any
+) -> None:
+    """Run a model on text and keep statistics of its inputs.
+
+    MODEL is a dense model: a folder or a name on the hub. For every linear layer the file holds the sums of x^2 and of
+    x x^T over all tokens, as gptq, mixed24 and atom need them. An interrupted run goes on where it stopped when it is
+    given the same command. Needs torch and transformers.
+
+    \b
+    Example:
+      bcqfmt calibrate model/ --text corpus.txt -n 128 --seq 512
+      bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
+    """
+    start = time.perf_counter()
+    from bcqfmt.converters.quantize.calibration_text import read_text
+
+    given = read_text(text)
+    source = find_source(model, revision, offline)
+    keep_apart(source.checkpoint.folder, out)
+    try:
+        from bcqfmt.converters.quantize.calibration import calibrate
+    except ImportError as fault:
+        found = f"{fault.name or 'torch'} is not installed"
+        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
+    made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
+    summary = _summary(made, model, out, time.perf_counter() - start)
+    render.emit_json(summary) if as_json else render.echo(_text(summary))
+
+
+def _summary(made: StatsFile, model: str, out: Path, seconds: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "stats": str(out),
+        "bytes": out.stat().st_size,
+        "inputs": len(made.record["inputs"]),
+        "weights": len(made.inputs),
+        "rows": made.record["rows"],
+        "tokens": made.record["tokens"],
+        "seconds": round(seconds, 3),
+        "next": command_line("bcqfmt", "quantize", model, "DST", "--method", "gptq", "--stats", out),
+    }
+
+
+def _text(summary: dict[str, Any]) -> list[str]:
+    done = [
+        render.count(summary["weights"], "weight"),
+        render.count(summary["inputs"], "input"),
+        render.count(summary["tokens"], "token"),
+        render.size(summary["bytes"]),
+    ]
+    return [f"{summary['stats']}: {', '.join(done)}, {summary['seconds']:.1f} s", f"use it: {summary['next']}"]

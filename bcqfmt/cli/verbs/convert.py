@@ -1,0 +1,265 @@
+"""``bcqfmt convert``: a quantized checkpoint of another format becomes a BCQ folder, without loss."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.sources import PART, SIZE, Source, command_line, find_source, keep_apart
+from bcqfmt.errors import BcqError, error, escape
+
+if TYPE_CHECKING:
+    from bcqfmt.cli.forecast import Forecast
+    from bcqfmt.converters.convert.conversion import Conversion
+    from bcqfmt.converters.convert.ray import RayExecutor
+
+_LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq")
+_EXECUTORS = ("local", "ray")
+_ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
+
+
+@verb("convert")
+@click.argument("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option(
+    "--from", "layout", default="auto", metavar="LAYOUT", help=f"Layout of the source: {', '.join(_LAYOUTS)}."
+)
+@click.option("--zero-point", type=click.Choice(_ZEROS), default="auto", help="How GPTQ zero points are read.")
+@click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Largest output file.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Threads, by default one per core, up to four; or tasks.")
+@click.option("--executor", type=click.Choice(_EXECUTORS), default="local", help="Where shards are done: here, on Ray.")
+@click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster, unless RAY_ADDRESS says it, or it is here.")
+@click.option("--memory-limit", type=SIZE, help="Use fewer workers rather than more memory than this.")
+@click.option("--min-coverage", type=click.FloatRange(0, 100), default=0.0, help="Refuse if less (%) is quantized.")
+@click.option("--allow-nonfinite", is_flag=True, help="Keep infinities and NaNs among the scales.")
+@click.option("--no-provenance", is_flag=True, help="Leave out what restores the source byte for byte.")
+@click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")
+@click.option("--overwrite", is_flag=True, help="Replace DST, and drop an unfinished conversion.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
+@click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
+)
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@click.option("--push", metavar="REPO", help="Upload the result to this repository on the hub.")
+@click.option("--private", is_flag=True, help="Make that repository private.")
+@click.option("--create-pr", is_flag=True, help="Upload as a pull request.")
+@json_option
+def command(
+    src: str,
+    dst: Path,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    part: tuple[int, int] | None,
+    executor: str,
+    ray_address: str | None,
+    report: Path | None,
+    revision: str | None,
+    offline: bool,
+    push: str | None,
+    private: bool,
+    create_pr: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.
+
+    SRC is a folder or a model on the hub (owner/name); it is never written to. DST is the new folder. Layout, bits and
+    zero points are found out; a source that can be read in two ways is refused, with the option that decides. Nothing
+    appears under DST before it is complete. `bcqfmt verify` proves the result, `bcqfmt restore` gives the source back.
+
+    \b
+    Example:
+      bcqfmt convert model-gptq/ model-bcq/
+      bcqfmt convert owner/model-awq model-bcq/ --dry-run
+      bcqfmt convert model-gptq/ model-bcq/ --resume
+      bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
+    """
+    _check_usage(resume, overwrite, dry_run, part, push, private or create_pr)
+    _check_engine(executor, ray_address, part)
+    if report is not None:
+        _check_report(report, dst, overwrite, src, whole=not dry_run and part is None)
+    from bcqfmt.cli.forecast import Forecast
+
+    engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
+    start = time.perf_counter()
+    source = find_source(src, revision, offline, headers_only=dry_run)
+    if source.remote is None:
+        keep_apart(source.checkpoint.folder, dst)
+    asked["provenance"] = not asked.pop("no_provenance")
+    asked["workers"] = 1 if executor == "ray" else asked["workers"] or _cores()
+    conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
+    forecast = Forecast(conversion, dst, source.remote)
+    if dry_run:
+        render.emit_json(forecast.as_dict()) if as_json else render.echo(forecast.text())
+        if not as_json:
+            render.say(render.findings(conversion.warnings))
+        return
+    render.say(forecast.text())
+    already = conversion.is_complete(dst)
+    if already:
+        render.say("it is complete already: nothing to do")
+    else:
+        forecast.check_disk()
+    complete = already or _carry_out(conversion, dst, engine)
+    summary = _summary(conversion, forecast, src, dst, time.perf_counter() - start, complete)
+    if engine is not None:
+        summary["executor"] = engine.summary()
+    if report is not None:
+        summary["reports"] = _write_report(dst, report)
+    if push is not None:
+        from bcqfmt.converters.hub import push as upload
+
+        summary["pushed"] = upload(dst, push, private or None, create_pr)
+    render.emit_json(summary) if as_json else render.echo(_text(summary, conversion))
+
+
+def _check_usage(
+    resume: bool, overwrite: bool, dry_run: bool, part: tuple[int, int] | None, push: str | None, pushing: bool
+) -> None:
+    """Options that contradict each other, before anything is looked at."""
+    wrong = [
+        (resume and overwrite, "--resume goes on, --overwrite starts anew: choose one."),
+        (overwrite and part is not None, "--part never overwrites; `bcqfmt finalize --overwrite` does."),
+        (push is not None and (dry_run or part is not None), "--push needs a complete conversion."),
+        (pushing and push is None, "--private and --create-pr go with --push."),
+    ]
+    for found, text in wrong:
+        if found:
+            raise click.UsageError(text, click.get_current_context())
+    if push is not None:
+        from bcqfmt.converters.hub import split_hub_id
+
+        split_hub_id(push)
+
+
+def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] | None) -> None:
+    if executor == "ray" and part is not None:
+        raise click.UsageError("--part is for machines without an engine; Ray does all parts.", _context())
+    if executor != "ray" and ray_address is not None:
+        raise click.UsageError("--ray-address goes with --executor ray.", _context())
+
+
+def _check_report(report: Path, dst: Path, overwrite: bool, src: str, *, whole: bool) -> None:
+    if not whole:
+        raise click.UsageError("--report needs a complete conversion.", _context())
+    from .report import check_report_path
+
+    check_report_path(report, dst, overwrite, src)
+
+
+def _context() -> click.Context:
+    return click.get_current_context()
+
+
+def _ray(address: str | None, at_once: int | None) -> RayExecutor:
+    from bcqfmt.converters.convert.ray import RayExecutor
+
+    return RayExecutor(address, at_once, say=render.say)
+
+
+def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: Any) -> Conversion:
+    from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+
+    try:
+        return Conversion(source.checkpoint, ConvertOptions(**asked, **run, name=source.name))
+    except BcqError as fault:
+        if fault.code == "BCQ-E610":
+            hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
+            found, expected = fault.finding.found, fault.finding.expected
+            raise error("BCQ-E610", src, found=found, expected=expected, hint=hint) from None
+        raise
+
+
+def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) -> bool:
+    from bcqfmt.cli.progress import Progress
+
+    shards = conversion.plan.shards
+    part = conversion.options.part
+    mine = shards if part is None else shards[part[0] - 1 :: part[1]]
+    with Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress:
+        return_large_blocks()
+        return conversion.run(dst, progress.tick, progress.done, engine)
+
+
+def _write_report(dst: Path, path: Path) -> list[str]:
+    import bcqfmt
+    from bcqfmt.converters.report import make_report
+
+    from .report import write_report
+
+    with bcqfmt.open(dst) as checkpoint:
+        return write_report(make_report(checkpoint), path)
+
+
+def _summary(
+    conversion: Conversion, forecast: Forecast, src: str, dst: Path, seconds: float, complete: bool
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "source": src,
+        "target": str(dst),
+        "complete": complete,
+        "shards": len(conversion.plan.shards),
+        "weights": len(conversion.modules),
+        "coverage": round(100 * conversion.plan.coverage, 4),
+        "input_bytes": forecast.input,
+        "seconds": round(seconds, 3),
+        "bytes_per_second": round(forecast.input / seconds),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "warnings": [finding.as_dict() for finding in conversion.warnings],
+    }
+    if complete:
+        from bcqfmt.inspect.summary import summarize
+
+        found["output_bytes"] = sum(path.stat().st_size for path in dst.rglob("*") if path.is_file())
+        found["bits_per_weight"] = summarize(dst).bits_per_weight
+        found["next"] = command_line("bcqfmt", "verify", src, dst)
+    else:
+        found["part"] = list(conversion.options.part or ())
+        found["next"] = command_line("bcqfmt", "finalize", dst, src)
+    return found
+
+
+def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
+    rate = f"{render.size(int(summary['bytes_per_second']))}/s, {summary['seconds']:.1f} s"
+    used = f"peak memory {render.size(summary['peak_rss_bytes'])}"
+    lines = []
+    counts = Counter(finding.code for finding in conversion.warnings)
+    for code, number in sorted(counts.items()):
+        first = next(finding for finding in conversion.warnings if finding.code == code)
+        lines.append(f"warning: {first.text()}" + (f" (and {number - 1} more)" if number > 1 else ""))
+    if summary["complete"]:
+        done = [
+            render.count(summary["shards"], "shard"),
+            render.count(summary["weights"], "weight"),
+            f"{summary['bits_per_weight']:.3f} bits per weight",
+            render.size(summary["output_bytes"]),
+        ]
+        lines.append(f"{summary['target']}: {', '.join(done)}")
+    else:
+        index, count = summary["part"]
+        lines.append(f"{summary['target']}: part {index} of {count} is done")
+    if "executor" in summary:
+        engine = summary["executor"]
+        used += f" here, {render.size(engine['peak_task_rss_bytes'])} in a task"
+        lines.append(f"ray: {render.count(engine['tasks'], 'task')} on {render.count(engine['nodes'], 'node')}")
+    lines += [f"report: {escape(path)}" for path in summary.get("reports", ())]
+    if "pushed" in summary:
+        lines.append(f"pushed: {summary['pushed']}")
+    then = "prove it" if summary["complete"] else "when all parts are done"
+    return [*lines, f"{rate}, {used}", f"{then}: {summary['next']}"]
+
+
+def _cores() -> int:
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

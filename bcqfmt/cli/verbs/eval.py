@@ -1,0 +1,93 @@
+"""``bcqfmt eval``: how well a BCQ folder predicts a text, and how far it is from a reference."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.errors import error, escape
+
+from .generate import DTYPES, bar, device_option, tell_of_kernels
+
+
+@verb("eval")
+@click.argument("bcq", type=click.Path(path_type=Path))
+@click.option("--text", "file", type=click.Path(path_type=Path), required=True, help="UTF-8 text to predict.")
+@click.option("--reference", type=click.Path(path_type=Path), metavar="FOLDER", help="Compare with this model.")
+@click.option("--context", type=click.IntRange(2, 1 << 20), default=512, show_default=True, help="Tokens per window.")
+@click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the activations.")
+@click.option("--exact", is_flag=True, help="Multiply with the exact dense matrices instead of using the kernels.")
+@click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
+@device_option
+@json_option
+def command(
+    bcq: Path,
+    file: Path,
+    reference: Path | None,
+    context: int,
+    max_tokens: int | None,
+    dtype: str,
+    exact: bool,
+    planes: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Measure a BCQ checkpoint on a text: perplexity, speed.
+
+    BCQ is a BCQ folder with its tokenizer. The text is cut into windows that do not overlap; in each, every token but
+    the first is predicted. With --reference, a dense or BCQ folder with the same tokenizer, the divergence of the
+    predictions (KL, nats per token) and how often both find the same token likeliest are measured too. Needs torch and
+    transformers: pip install 'bcqfmt[transformers]'.
+
+    \b
+    Example:
+      bcqfmt eval model-bcq/ --text wiki.txt
+      bcqfmt eval model-bcq/ --text wiki.txt --reference model/ --context 1024
+    """
+    from bcqfmt.checkpoint.reader import open as open_checkpoint
+    from bcqfmt.integrations.transformers import run
+
+    open_checkpoint(bcq).close()
+    text = _read(file)
+    with ExitStack() as stack:
+        tell_of_kernels(stack)
+        loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes, device=device)
+        other = None if reference is None else run.load(reference, dtype=dtype, device=device)
+        total = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        tick = bar(stack, min(total, max_tokens or total))
+        found = run.evaluate(loaded, text, other, context=context, most=max_tokens, tick=tick)
+    rate = found.tokens / max(found.seconds, 1e-9)
+    if as_json:
+        facts = {"bcq": str(bcq), "reference": None if reference is None else str(reference), "context": context}
+        render.emit_json({**facts, **found._asdict(), "tokens_per_second": round(rate, 2)})
+        return
+    pairs = [("perplexity", f"{found.perplexity:.4f} over {found.tokens:,} tokens, windows of {context}")]
+    if found.divergence is not None and found.top1 is not None:
+        pairs += [
+            ("reference", f"perplexity {found.reference_perplexity:.4f}"),
+            ("KL", f"{found.divergence:.3e} nats per token, at most {found.largest_divergence:.3e}"),
+            ("top-1", f"{100 * found.top1:.3f} % the same"),
+        ]
+    pairs.append(("speed", f"{rate:.1f} tokens/s"))
+    render.echo([escape(str(bcq)), *render.fields(pairs)])
+
+
+def _read(file: Path) -> str:
+    wanted = "a UTF-8 text"
+    try:
+        return file.read_bytes().decode("utf-8")
+    except IsADirectoryError as fault:
+        raise error("BCQ-E302", str(file), found="a folder", expected=wanted, hint="name a file in it") from fault
+    except OSError as fault:
+        code = "BCQ-E101" if isinstance(fault, FileNotFoundError) else "BCQ-E102"
+        raise error(code, str(file), found=fault.strerror or str(fault), expected=wanted) from fault
+    except UnicodeDecodeError as fault:
+        hint = "write it as UTF-8: iconv -f LATIN1 -t UTF-8, if that is what it is in"
+        raise error(
+            "BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected=wanted, hint=hint
+        ) from fault

@@ -1,0 +1,49 @@
+"""``bcqfmt finalize``: close a conversion that was done in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.sources import command_line, find_source, keep_apart
+from bcqfmt.errors import error, escape
+
+
+@verb("finalize")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("src")
+@click.option("--overwrite", is_flag=True, help="Replace DST if it is there.")
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@json_option
+def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline: bool, as_json: bool) -> None:
+    """Close a conversion that was done in parts.
+
+    After `bcqfmt convert SRC DST --part i/N` has run for every i: checks that all shards are there and intact, writes
+    what belongs beside them and gives the folder its name. The result has the same bytes as that of one plain run.
+
+    \b
+    Example:
+      bcqfmt finalize model-bcq/ model-gptq/
+    """
+    from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+    from bcqfmt.converters.jobs.workspace import read_plan
+
+    options = read_plan(dst)["options"]
+    if options.get("layout") == "dense":
+        found = "an unfinished run of bcqfmt quantize, which has no parts"
+        raise error("BCQ-E404", str(dst), found=found, hint="go on with it: bcqfmt quantize ... --resume")
+    source = find_source(src, revision, offline).checkpoint
+    keep_apart(source.folder, dst)
+    conversion = Conversion(source, ConvertOptions(**options, overwrite=overwrite))
+    conversion.close(dst)
+    then = command_line("bcqfmt", "verify", src, dst)
+    number = len(conversion.plan.shards)
+    if as_json:
+        render.emit_json({"target": str(dst), "shards": number, "weights": len(conversion.modules), "next": then})
+    else:
+        done = f"{render.count(number, 'shard')}, {render.count(len(conversion.modules), 'weight')}"
+        render.echo([f"{escape(str(dst))}: {done}", f"prove it: {then}"])

@@ -1,0 +1,205 @@
+"""``bcqfmt inspect``: what is in a checkpoint, at a glance."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.errors import escape
+from bcqfmt.inspect.summary import Summary, summarize, summarize_sources
+from bcqfmt.inspect.tensor_details import Details, tensor_details
+from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
+from bcqfmt.weight.weight import BcqWeight
+
+_CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint has to be quantized first"
+
+
+@verb("inspect")
+@click.argument("path")
+@click.option("--modules", is_flag=True, help="Also list every quantized weight, of other formats as convert sees it.")
+@click.option("--tensor", metavar="NAME", help="Show one tensor: its parts, where they lie, its values.")
+@json_option
+def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:
+    """Show what is in a checkpoint.
+
+    PATH is a BCQ folder or file, any other safetensors folder or file, or the id of a model on the hub. Only headers
+    are read (on the hub by range requests), unless --tensor asks for values, or --modules for a GPTQ checkpoint, whose
+    zero points are looked at.
+
+    \b
+    Example:
+      bcqfmt inspect model/
+      bcqfmt inspect owner/model
+      bcqfmt inspect model/ --modules
+      bcqfmt inspect model/ --tensor model.layers.0.mlp.up_proj.weight
+    """
+    if tensor is not None and modules:
+        raise click.UsageError("--modules and --tensor exclude each other.", click.get_current_context())
+    if tensor is not None:
+        details = tensor_details(path, tensor)
+        render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
+        return
+    summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
+    found, lines = summary.as_dict(), _glance(summary)
+    if modules and summary.foreign and Path(path).is_dir():
+        from bcqfmt.cli.seen_modules import module_rows, module_table
+
+        found["modules"], why = module_rows(Path(path))
+        lines += ["", *(module_table(found["modules"]) if not why else [f"not converted: {why}"])]
+    render.emit_json(found) if as_json else render.echo(lines)
+
+
+def _on_hub(path: str) -> bool:
+    if Path(path).exists() or "/" not in path:
+        return False
+    from bcqfmt.converters.hub.repo import looks_like_hub_id
+
+    return looks_like_hub_id(path)
+
+
+def _remote(path: str) -> Summary:
+    from bcqfmt.converters.hub import remote_headers, resolve, split_hub_id
+
+    name, revision = split_hub_id(path)
+    found = remote_headers(resolve(name, revision))
+    files = {shard: found.files[shard] for shard in found.headers}
+    summary = summarize_sources(f"{name}@{found.repo.commit[:12]}", files, found.headers, found.config)
+    render.say(f"read {found.bytes_read:,} bytes in {render.count(found.requests, 'request')}, headers only")
+    return summary
+
+
+def _glance(summary: Summary) -> list[str]:
+    lines = [f"{escape(summary.path)}: {_title(summary)}"]
+    lines += render.fields(_facts(summary))
+    if summary.foreign:
+        lines += ["", *_types(summary), "", _CONVERT]
+    else:
+        lines += ["", *_sizes(summary)]
+        if summary.schemes:
+            lines += ["", *_schemes(summary)]
+        if summary.dense:
+            lines += ["", *_types(summary)]
+        if summary.modules:
+            lines += ["", *_modules(summary)]
+    if summary.warnings:
+        lines += ["", *render.findings(summary.warnings)]
+    return lines
+
+
+def _title(summary: Summary) -> str:
+    kind = "folder" if summary.folder else "file"
+    if not summary.foreign:
+        return f"BCQ {summary.version} {kind}"
+    found = summary.quantization
+    if not found:
+        return f"not BCQ: a plain safetensors {kind}, nothing says that it is quantized"
+    words = [summary.foreign]
+    if "bits" in found:
+        words.append(f"{found['bits']} bit")
+    if "group_size" in found:
+        words.append(f"group size {found['group_size']}")
+    evidence = found["evidence"]
+    return f"not BCQ: {', '.join(words)}, {'per' if evidence == 'config.json' else 'to judge by'} {evidence}"
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    generator, source = summary.generator, summary.source
+    files = f"{render.count(summary.files, 'model file')}, {render.size(summary.file_bytes)}"
+    if summary.foreign:
+        return [("files", files), ("tensors", render.count(summary.dense_tensors))]
+    covered = math.floor(summary.coverage * 100) / 100  # only what is complete is called 100 %
+    facts = [
+        ("features", ", ".join(summary.features) or "none: plain affine"),
+        ("written by", f"{escape(generator['name'])} {escape(generator['version'])}" if generator else ""),
+        ("source", f"{escape(source['format'])}, {render.count(len(source['files']), 'file')}" if source else ""),
+        ("files", files),
+        ("tensors", f"{render.count(summary.weights, 'quantized weight')}, {summary.dense_tensors:,} dense"),
+        ("coverage", f"{covered:.2f} % of {render.count(summary.parameters, 'parameter')} quantized"),
+    ]
+    if summary.overall_bits is not None:
+        quantized = summary.bits_per_weight
+        first = "" if quantized is None else f"{quantized:.3f} bits per quantized weight, "
+        facts.append(("average", f"{first}{summary.overall_bits:.3f} bits overall"))
+    return facts
+
+
+def _sizes(summary: Summary) -> list[str]:
+    sizes = {kind: summary.parts.get(kind, 0) for kind in PART_KINDS} | {"dense": summary.dense_bytes}
+    total = sum(sizes.values()) or 1
+    rows = [
+        (kind, f"{nbytes:,}", render.size(nbytes), f"{100 * nbytes / total:.2f} %")
+        for kind, nbytes in sizes.items()
+        if nbytes
+    ]
+    return render.table(("size by part", "bytes", "", "share"), rows)
+
+
+def _schemes(summary: Summary) -> list[str]:
+    rows = [
+        (f"[{i}] {scheme_text(row.scheme)}", f"{row.weights:,}", f"{row.parameters:,}", f"{row.bits_per_weight:.3f}")
+        for i, row in enumerate(summary.schemes)
+    ]
+    return render.table(("scheme", "weights", "parameters", "bits/weight"), rows)
+
+
+def _types(summary: Summary) -> list[str]:
+    rows = [
+        (name, f"{row.tensors:,}", f"{row.elements:,}", render.size(row.nbytes))
+        for name, row in sorted(summary.dense.items())
+    ]
+    return render.table(("dtype" if summary.foreign else "dense dtype", "tensors", "elements", "size"), rows)
+
+
+def _modules(summary: Summary) -> list[str]:
+    rows = [
+        (
+            escape(row.name, 512),
+            "x".join(map(str, row.shape)),
+            row.dtype,
+            f"[{row.scheme}]",
+            f"{row.bits_per_weight:.3f}",
+            render.size(row.nbytes),
+            escape(row.file),
+        )
+        for row in summary.modules or ()
+    ]
+    return render.table(("weight", "shape", "dtype", "scheme", "bits/weight", "size", "file"), rows, left=(0, 6))
+
+
+def _tensor(details: Details) -> list[str]:
+    tensor, values = details.tensor, details.values
+    weight = isinstance(tensor, BcqWeight)
+    lines = [f"{escape(details.name, 512)}: {'a quantized weight' if weight else 'a dense tensor'}"]
+    facts = [
+        ("shape", " x ".join(map(str, tensor.shape)) or "scalar"),
+        ("dtype", tensor.dtype),
+        ("elements", f"{math.prod(tensor.shape):,}"),
+        ("size", f"{tensor.nbytes:,} bytes"),
+    ]
+    if isinstance(tensor, BcqWeight):
+        facts[-1] = ("size", f"{tensor.nbytes:,} bytes, {tensor.bits_per_weight:.3f} bits per weight")
+        facts.append(("scheme", scheme_text(tensor.scheme)))
+        if len(tensor.segments) > 1:
+            facts += [(f"segment {k}", f"{w:,} columns, {segment_text(s)}") for k, (s, w) in enumerate(tensor.segments)]
+    facts.append(("sha256", f"{details.digest} (as the manifest states it)" if details.digest else ""))
+    if values is not None and values.first:
+        spread = "none is finite" if values.low is None else f"{values.low:g} .. {values.high:g}"
+        facts.append(("values", spread + (f", {values.nonfinite:,} not finite" if values.nonfinite else "")))
+        facts.append(("first", "  ".join(f"{value:g}" for value in values.first)))
+    rows = [
+        (
+            escape(part.name, 512),
+            part.dtype,
+            "x".join(map(str, part.shape)) or "scalar",
+            f"{part.offset:,}",
+            f"{part.nbytes:,}",
+            escape(part.file.name) if part.file is not None else "",
+        )
+        for part in details.parts.values()
+    ]
+    lines += render.fields(facts)
+    return [*lines, "", *render.table(("stored as", "dtype", "shape", "offset", "bytes", "file"), rows, left=(0, 5))]

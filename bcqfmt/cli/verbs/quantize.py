@@ -1,0 +1,230 @@
+"""``bcqfmt quantize``: a dense checkpoint becomes a BCQ folder; what that costs in accuracy is measured and kept."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.settings import WithSettings, given_settings
+from bcqfmt.cli.sources import SIZE, Source, command_line, find_source, keep_apart
+from bcqfmt.errors import BcqError, escape
+
+from .report import check_report_path, table, total_line, write_report
+
+if TYPE_CHECKING:
+    from bcqfmt.converters.quantize.quantization import Quantization
+    from bcqfmt.converters.report import Report
+
+_WORST = 10  # weights that the table on the screen shows
+
+
+@verb("quantize", WithSettings)
+@click.argument("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option("--method", metavar="METHOD", help="rtn, bcq, multi, mixed24, atom or gptq.")
+@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the method, by its name.")
+@click.option("--rules", type=click.Path(path_type=Path), metavar="FILE", help="Rule file (TOML): who gets what.")
+@click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
+@click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
+@click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
+@click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Source bytes per output file.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
+@click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
+@click.option("--overwrite", is_flag=True, help="Replace DST and the report, and drop an unfinished run.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
+)
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@json_option
+def command(
+    src: str,
+    dst: Path,
+    pairs: tuple[str, ...],
+    rules: Path | None,
+    stats: Path | None,
+    report: Path | None,
+    revision: str | None,
+    offline: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Quantize a dense checkpoint (F16, BF16, F32) to BCQ.
+
+    SRC is a folder or a model on the hub (owner/name); it is never written to. DST is the new folder. Weights of linear
+    layers are quantized; embeddings, the head, norms, routers, convolutions and biases stay as they are. How far every
+    weight is off is measured, shown and kept in DST. Nothing appears under DST before it is complete.
+
+    \b
+    Example:
+      bcqfmt quantize model/ model-bcq/ --method rtn --bits 4 --group-size 128
+      bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --report report.html
+      bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
+    """
+    settings = given_settings(asked, pairs)
+    _check_usage(asked, rules)
+    if report is not None:
+        check_report_path(report, dst, asked["overwrite"], src)
+    start = time.perf_counter()
+    try:
+        quantization = _planned(src, dst, settings, rules, stats, revision, offline, asked)
+    except BcqError as fault:
+        if fault.code == "BCQ-E627":
+            fault.hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', src, dst)}"
+        raise
+    plan = _plan(quantization, dst)
+    if asked["dry_run"]:
+        render.emit_json(plan) if as_json else render.echo(_plan_text(quantization, plan))
+        if not as_json:
+            render.say(render.findings(quantization.warnings))
+        return
+    render.say(_plan_text(quantization, plan))
+    if quantization.is_complete(dst):
+        render.say("it is complete already: nothing to do")
+    else:
+        _carry_out(quantization, dst)
+    made = _report(dst)
+    used = {
+        "seconds": round(time.perf_counter() - start, 3),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    written = [] if report is None else write_report(made, report)
+    if as_json:
+        warnings = [finding.as_dict() for finding in quantization.warnings]
+        facts = {"source": src, "target": str(dst), **used, "unused_rules": quantization.choice.unused}
+        render.emit_json({**facts, "reports": written, "warnings": warnings, **made.as_dict()})
+        return
+    render.echo(_text(quantization, made, dst, used, written))
+
+
+def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
+    context = click.get_current_context()
+    if asked["resume"] and asked["overwrite"]:
+        raise click.UsageError("--resume goes on, --overwrite starts anew: choose one.", context)
+    if asked["method"] is None and rules is None:
+        raise click.UsageError("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.", context)
+
+
+def _planned(
+    src: str,
+    dst: Path,
+    settings: dict[str, Any],
+    rules: Path | None,
+    stats: Path | None,
+    revision: str | None,
+    offline: bool,
+    asked: dict[str, Any],
+) -> Quantization:
+    from bcqfmt.converters.methods.registry import build_method
+    from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
+    from bcqfmt.converters.quantize.rules import read_rules
+    from bcqfmt.converters.quantize.stats import open_stats
+
+    if asked["method"] is not None:
+        build_method(asked["method"], settings)  # a wrong setting is told before anything is downloaded
+    read = None if rules is None else read_rules(rules)
+    seen = None if stats is None else open_stats(stats)
+    source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
+    if source.remote is None:
+        keep_apart(source.checkpoint.folder, dst)
+    asked["workers"] = asked["workers"] or _cores()
+    options = QuantizeOptions(
+        settings=settings, rules=read, stats=seen, name=source.name, headers_only=source.remote is not None, **asked
+    )
+    return Quantization(source.checkpoint, options)
+
+
+def _carry_out(quantization: Quantization, dst: Path) -> None:
+    from bcqfmt.cli.progress import Progress
+
+    plan = quantization.plan
+    with Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
+        return_large_blocks()
+        try:
+            quantization.run(dst, progress.tick, progress.done)
+        except BcqError as fault:  # the house's words for an unfinished run speak of `convert`
+            fault.hint = fault.hint.replace("bcqfmt convert ", "bcqfmt quantize ")
+            raise
+
+
+def _report(dst: Path) -> Report:
+    import bcqfmt
+    from bcqfmt.converters.report import make_report
+
+    with bcqfmt.open(dst) as checkpoint:
+        return make_report(checkpoint)
+
+
+def _plan(quantization: Quantization, dst: Path) -> dict[str, Any]:
+    """The figures of the plan."""
+    choice, plan, tensors = quantization.choice, quantization.plan, quantization.source.tensors
+    recipes = []
+    for i, recipe in enumerate(choice.recipes):
+        names = [name for name, number in choice.weights.items() if number == i]
+        recipes.append({**recipe.as_dict(), "weights": len(names), "bytes": sum(tensors[n].nbytes for n in names)})
+    reasons: dict[str, dict[str, int]] = {}
+    for name, reason in choice.dense.items():
+        row = reasons.setdefault(reason, {"tensors": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["bytes"] += tensors[name].nbytes
+    return {
+        "source": str(quantization.source.folder),
+        "target": str(dst),
+        "recipes": recipes,
+        "dense": reasons,
+        "coverage": round(100 * plan.coverage, 4),
+        "input_bytes": plan.nbytes,
+        "shards": [{"file": shard.file, "source_bytes": shard.nbytes} for shard in plan.shards],
+        "workers": quantization.options.workers,
+        "weights": {name: choice.weights[name] for name in sorted(choice.weights)},
+        "unused_rules": choice.unused,
+        "warnings": [finding.as_dict() for finding in quantization.warnings],
+    }
+
+
+def _plan_text(quantization: Quantization, plan: dict[str, Any]) -> list[str]:
+    pairs = []
+    for recipe in plan["recipes"]:
+        settings = ", ".join(f"{key} = {_shown(value)}" for key, value in recipe["settings"].items())
+        counted = f"{render.count(recipe['weights'], 'weight')}; {render.size(recipe['bytes'])}"
+        pairs.append(("quantized", f"{recipe['method']} ({settings}): {counted}"))
+    for reason, row in sorted(plan["dense"].items()):
+        pairs.append(
+            ("dense", f"{escape(reason)}: {render.count(row['tensors'], 'tensor')}; {render.size(row['bytes'])}")
+        )
+    pairs += [("unused", line) for line in plan["unused_rules"]]
+    share = f"{plan['coverage']:.2f} % of {quantization.plan.parameters:,} parameters are quantized"
+    pairs += [
+        ("coverage", share),
+        ("input", f"{render.size(plan['input_bytes'])}, {render.count(len(plan['shards']), 'output file')}"),
+        ("workers", str(plan["workers"])),
+    ]
+    return [f"plan: {escape(quantization.plan.options['name'])} -> {escape(plan['target'])}", *render.fields(pairs)]
+
+
+def _text(quantization: Quantization, made: Report, dst: Path, used: dict[str, Any], written: list[str]) -> list[str]:
+    lines = [f"warning: {finding.text()}" for finding in quantization.warnings]
+    lines += [*table(made, _WORST), "", f"{escape(str(dst))}: {total_line(made)}"]
+    lines += [f"report: {escape(path)}" for path in written]
+    rate = render.size(int(quantization.plan.nbytes / max(used["seconds"], 1e-3)))
+    lines.append(f"{rate}/s, {used['seconds']:.1f} s, peak memory {render.size(used['peak_rss_bytes'])}")
+    if len(made.weights) > _WORST:
+        lines.append(f"all weights: {command_line('bcqfmt', 'report', dst)}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else escape(str(value))
+
+
+def _cores() -> int:
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -1,0 +1,53 @@
+"""``bcqfmt restore``: the source of a converted folder again, byte for byte."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.sources import keep_apart
+from bcqfmt.errors import error, escape
+
+
+@verb("restore")
+@click.argument("bcq", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--overwrite", is_flag=True, help="Replace OUT.")
+@json_option
+def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
+    """Rebuild the source of a converted folder, byte for byte.
+
+    BCQ is a folder that `bcqfmt convert` wrote. OUT gets every file of its source again; each must have the SHA-256
+    that was recorded when it was converted, or nothing appears under OUT.
+
+    \b
+    Example:
+      bcqfmt restore model-bcq/ model-gptq/
+    """
+    import bcqfmt
+    from bcqfmt.cli.forecast import nearest
+    from bcqfmt.cli.progress import Progress
+    from bcqfmt.converters.convert.restore import restore
+    from bcqfmt.converters.layouts.rebuild import SourceRebuilder
+
+    keep_apart(bcq, out, "the BCQ folder")
+    with bcqfmt.open(bcq) as checkpoint:
+        files = SourceRebuilder(checkpoint).files()
+        total = sum(record["size"] for record in files.values())
+        free = shutil.disk_usage(nearest(out)).free
+        if total > free:
+            raise error("BCQ-E802", str(out), found=f"{free:,} bytes free", expected=f"{total:,} bytes")
+        with Progress("restoring", total, len(files)) as progress:
+            return_large_blocks()
+            digests = restore(checkpoint, out, overwrite=overwrite, tick=progress.tick)
+    if as_json:
+        render.emit_json({"target": str(out), "bytes": total, "files": dict(sorted(digests.items()))})
+        return
+    counted = f"{render.count(len(digests), 'file')}, {total:,} bytes, every SHA-256 as recorded"
+    render.echo(f"{escape(str(out))}: {counted}")
+    render.echo(f"  {digest}  {escape(path)}" for path, digest in sorted(digests.items()))

@@ -1,0 +1,213 @@
+"""``bcqfmt sweep``: bits and group sizes tried on a model; size against error, and which combinations nothing beats."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.params import ParamType
+from bcqfmt.cli.settings import given_settings
+from bcqfmt.cli.sources import find_source
+from bcqfmt.container.durable import write_file
+from bcqfmt.errors import error, escape
+
+from .report import check_output
+
+if TYPE_CHECKING:
+    from bcqfmt.converters.report.sweep import Point, Sweep
+    from bcqfmt.integrations.transformers.perplexity import TextModel
+
+_MOST_TEXT = 1 << 30
+
+
+class _List(ParamType[tuple[str, ...]]):
+    """Values separated by commas."""
+
+    name = "list"
+
+    def __init__(self, pattern: str, what: str) -> None:
+        self.pattern, self.what = re.compile(pattern), what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Each once, in order."""
+        if isinstance(value, tuple):
+            return value
+        found = tuple(dict.fromkeys(part.strip() for part in str(value).split(",")))
+        for part in found:
+            if not self.pattern.fullmatch(part):
+                self.fail(f"'{part}' is no {self.what}.", param, ctx)
+        return found
+
+
+@verb("sweep")
+@click.argument("model")
+@click.option("--bits", type=_List(r"[1-8]", "number of bits from 1 to 8"), default="2,3,4", show_default=True)
+@click.option("--groups", type=_List(r"[0-9]{1,9}|row", "group size"), default="32,64,128,row", show_default=True)
+@click.option("--method", "methods", type=_List(r".+", "method"), default="rtn", show_default=True, help="One or more.")
+@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for the methods that have it.")
+@click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
+@click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
+@click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
+@click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Also measure perplexity on this text.")
+@click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a window.")
+@click.option("--tokens", type=click.IntRange(2), help="Use only so many tokens of the text.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="Write all numbers.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them, with the Pareto front.")
+@click.option("--overwrite", is_flag=True, help="Replace these files.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
+@click.option("--revision", help="Branch, tag or commit of a hub id.")
+@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@json_option
+def command(
+    model: str,
+    pairs: tuple[str, ...],
+    stats: Path | None,
+    text: Path | None,
+    context: int,
+    tokens: int | None,
+    out: Path | None,
+    plot: Path | None,
+    overwrite: bool,
+    revision: str | None,
+    offline: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Try bits and group sizes on a model: size against error.
+
+    MODEL is a dense folder or a model on the hub. Every combination of --method, --bits and --groups is quantized in
+    memory and measured; nothing is kept. With --text (and torch and transformers) perplexity is measured too. A star
+    marks the combinations that no smaller one beats.
+
+    \b
+    Example:
+      bcqfmt sweep model/ --bits 2,3,4 --groups 32,64,128,row
+      bcqfmt sweep model/ --method rtn,bcq --text wiki.txt --out sweep.json --plot sweep.svg
+    """
+    for path, suffix in ((out, ".json"), (plot, ".svg")):
+        if path is not None and path.suffix.lower() != suffix:
+            raise click.UsageError(f"'{path}' should end in {suffix}.", click.get_current_context())
+        if path is not None:
+            check_output(path, overwrite, model)
+    source = find_source(model, revision, offline)
+    sweep = _planned(source.checkpoint, given_settings({}, pairs), stats, asked)
+    judge = None if text is None else _text_model(source.checkpoint.folder, text, context, tokens, sweep)
+    return_large_blocks()
+    points, dense = _run(sweep, judge)
+    result: dict[str, Any] = {
+        "model": source.name,
+        "weights": len(sweep.weights),
+        "dense_bytes": sweep.dense_bytes,
+        "dense_perplexity": dense,
+        "text": None if text is None else {"file": text.name, "context": context, "tokens": tokens},
+        "points": [point.as_dict() for point in points],
+    }
+    if out is not None:
+        write_file(out, (json.dumps(result, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii"))
+    if plot is not None:
+        from bcqfmt.converters.report.sweep import plot as draw
+
+        write_file(plot, draw(source.name, points, dense))
+    if as_json:
+        render.emit_json(result)
+        return
+    written = [f"written: {escape(str(path))}" for path in (out, plot) if path is not None]
+    render.echo([*_table(points, dense), *written])
+
+
+def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: dict[str, Any]) -> Sweep:
+    from bcqfmt.converters.quantize.stats import open_stats
+    from bcqfmt.converters.report.sweep import Combination, Sweep
+
+    combinations = [
+        Combination(method, int(bits), group)
+        for method in asked["methods"]
+        for bits in asked["bits"]
+        for group in asked["groups"]
+    ]
+    return Sweep(
+        source,
+        combinations,
+        settings,
+        stats=None if stats is None else open_stats(stats),
+        include=asked["include"],
+        exclude=asked["exclude"],
+        threads=asked["workers"] or min(4, os.cpu_count() or 1),
+    )
+
+
+def _text_model(folder: Path, text: Path, context: int, tokens: int | None, sweep: Sweep) -> TextModel:
+    from bcqfmt.container.files import read_small
+    from bcqfmt.integrations.transformers.perplexity import TextModel
+
+    if not text.exists():
+        raise error("BCQ-E101", str(text), found="no such file", expected="a text")
+    try:
+        content = read_small(text, _MOST_TEXT, text.name, "BCQ-E302").decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise error("BCQ-E302", str(text), found=f"byte {fault.start} is not UTF-8", expected="a text") from None
+    model = TextModel(folder, content, context=context, most_tokens=tokens)
+    missing = [name for name in sweep.weights if name not in model.names]
+    if missing:
+        raise error("BCQ-E301", folder.name, missing[0], "not in the model as transformers loads it", "the same names")
+    return model
+
+
+def _run(sweep: Sweep, judge: TextModel | None) -> tuple[list[Point], float | None]:
+    """Every combination, with a bar on a terminal and a line each elsewhere."""
+    import sys
+
+    from bcqfmt.converters.report.sweep import Tensors, mark_front
+
+    def evaluate(tensors: Tensors) -> float:
+        assert judge is not None
+        judge.swap(tensors)
+        return judge.perplexity().value
+
+    size = sum(sweep.source.tensors[name].nbytes for name in sweep.weights) * sweep.tries
+    dense = None if judge is None else judge.perplexity().value
+    points = []
+    with ExitStack() as stack:
+        bar = None
+        if sys.stderr is not None and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            bar = stack.enter_context(tqdm(total=size, unit="B", unit_scale=True, desc="quantizing", leave=False))
+
+        def tick(done: int) -> None:
+            if bar is not None:
+                bar.update(done)
+
+        for point in sweep.run(None if judge is None else evaluate, tick):
+            points.append(point)
+            if bar is None:
+                render.say(f"{point.method} q={point.bits} g={point.group_size} ({len(points)} of {sweep.tries})")
+    mark_front(points)
+    return points, dense
+
+
+def _table(points: list[Point], dense: float | None) -> list[str]:
+    header = ["", "method", "q", "g", "bits", "weights", "model", "MSE", "relative error", "SQNR"]
+    header += ["perplexity"] if dense is not None else []
+    rows = []
+    for point in sorted(points, key=lambda point: (point.weight_bytes, point.loss)):
+        figures = (point.mse, point.relative, point.sqnr_db)
+        mse, relative, sqnr = ("-" if value is None else value for value in figures)
+        cells = ["*" if point.front else "", point.method, str(point.bits), point.group_size]
+        cells += [f"{point.bits_per_weight:.3f}", render.size(point.weight_bytes), render.size(point.model_bytes)]
+        cells.append(mse if isinstance(mse, str) else f"{mse:.3g}")
+        cells.append(relative if isinstance(relative, str) else f"{100 * relative:.3g} %")
+        cells.append(sqnr if isinstance(sqnr, str) else f"{sqnr:.2f} dB")
+        rows.append(cells + ([] if point.perplexity is None else [f"{point.perplexity:.4g}"]))
+    lines = render.table(header, rows, left=(0, 1))
+    note = "* nothing smaller is as good"
+    return [*lines, "", note if dense is None else f"{note}; perplexity of the dense model: {dense:.4g}"]

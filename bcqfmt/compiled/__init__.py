@@ -1,0 +1,1 @@
+"""The only door to numba's CPU compiler for converters and kernels: loops, rounding, threads."""

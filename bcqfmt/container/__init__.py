@@ -1,0 +1,1 @@
+"""Bytes on disk: the safetensors header, element types, files, durable writes, digests."""

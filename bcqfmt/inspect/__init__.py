@@ -1,0 +1,1 @@
+"""What a checkpoint holds, for people: summaries, details of a tensor, comparisons."""

@@ -1,0 +1,285 @@
+"""What a checkpoint is, in numbers: counts, coverage, sizes, schemes. Headers only; one file at a time.
+
+A checkpoint that is not BCQ is summed up too, as far as its headers and its config.json tell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.checkpoint.folder import MANIFEST, model_layout
+from bcqfmt.checkpoint.manifest import Manifest
+from bcqfmt.checkpoint.model_file import ModelFile, read_model_file, refuse_twins
+from bcqfmt.checkpoint.reader import read_manifest
+from bcqfmt.container.files import ByteSource, SourceFile, named
+from bcqfmt.container.header import Header, read_header
+from bcqfmt.errors import Finding, error, refuse
+from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
+from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
+from bcqfmt.weight.scheme_json import scheme_json
+
+from .foreign import kind_of, method_of, model_config, model_files
+from .summary_rows import ModuleRow, SchemeRow, TypeRow
+
+__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_sources"]
+
+Openers = Mapping[str, Callable[[], ByteSource]]
+
+
+@dataclass(slots=True)
+class Summary:
+    """The numbers. ``foreign`` says what a checkpoint is that is not BCQ; it is empty for BCQ."""
+
+    path: str
+    folder: bool
+    foreign: str = ""
+    version: str = ""
+    features: list[str] = field(default_factory=list)
+    generator: dict[str, str] | None = None
+    source: dict[str, Any] | None = None
+    quantization: dict[str, Any] = field(default_factory=dict)
+    files: int = 0
+    file_bytes: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+    schemes: list[SchemeRow] = field(default_factory=list)
+    dense: dict[str, TypeRow] = field(default_factory=dict)
+    modules: list[ModuleRow] | None = None
+    warnings: list[Finding] = field(default_factory=list)
+
+    @property
+    def weights(self) -> int:
+        """Number of quantized weights."""
+        return sum(row.weights for row in self.schemes)
+
+    @property
+    def dense_tensors(self) -> int:
+        """Number of tensors that are stored as they are."""
+        return sum(row.tensors for row in self.dense.values())
+
+    @property
+    def quantized_parameters(self) -> int:
+        """Elements of all weights."""
+        return sum(row.parameters for row in self.schemes)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights and dense tensors."""
+        return self.quantized_parameters + sum(row.elements for row in self.dense.values())
+
+    @property
+    def coverage(self) -> float:
+        """Quantized share of the parameters, in percent."""
+        return 100.0 * self.quantized_parameters / self.parameters if self.parameters else 0.0
+
+    @property
+    def dense_bytes(self) -> int:
+        """Data bytes of the dense tensors."""
+        return sum(row.nbytes for row in self.dense.values())
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Average over the quantized weights; None without any."""
+        quantized = self.quantized_parameters
+        return sum(row.nbytes for row in self.schemes) * 8 / quantized if quantized else None
+
+    @property
+    def overall_bits(self) -> float | None:
+        """Average over all parameters; None without any."""
+        total = sum(row.nbytes for row in self.schemes) + self.dense_bytes
+        return total * 8 / self.parameters if self.parameters else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        found: dict[str, Any] = {
+            "path": self.path,
+            "kind": "folder" if self.folder else "file",
+            "bcq": not self.foreign,
+            "format": self.foreign or "bcq",
+            "version": self.version or None,
+            "features": self.features,
+            "generator": self.generator,
+            "source": self.source and {"format": self.source["format"], "files": len(self.source["files"])},
+            "quantization": self.quantization or None,
+            "files": self.files,
+            "bytes": self.file_bytes,
+            "weights": self.weights,
+            "dense": self.dense_tensors,
+            "parameters": {"quantized": self.quantized_parameters, "total": self.parameters},
+            "coverage": self.coverage,
+            "bits_per_weight": {"quantized": self.bits_per_weight, "overall": self.overall_bits},
+            "sizes": {**{kind: self.parts.get(kind, 0) for kind in PART_KINDS}, "dense": self.dense_bytes},
+            "schemes": [
+                {"text": scheme_text(row.scheme), "scheme": scheme_json(row.scheme), **row.as_dict()}
+                for row in self.schemes
+            ],
+            "dense_types": {
+                name: {"tensors": row.tensors, "elements": row.elements, "bytes": row.nbytes}
+                for name, row in sorted(self.dense.items())
+            },
+            "warnings": [finding.as_dict() for finding in self.warnings],
+        }
+        if self.modules is not None:
+            found["modules"] = [
+                {**row._asdict(), "shape": list(row.shape), "bits_per_weight": row.bits_per_weight}
+                for row in self.modules
+            ]
+        return found
+
+
+def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary:
+    """Sum up a BCQ folder or file, or any other safetensors folder or file; ``modules`` adds a row per weight."""
+    place = named(path)
+    if not os.path.lexists(place):
+        raise error("BCQ-E101", str(place), found="nothing of that name exists")
+    folder = place.is_dir()
+    summary = Summary(str(place), folder, modules=[] if modules else None)
+    if folder and os.path.lexists(place / MANIFEST):
+        manifest = read_manifest(place)
+        names = model_layout(place, refuse).files
+        _Sum(summary).bcq(_openers({name: place / name for name in names}), manifest)
+        return summary
+    paths = {name: place / name for name in model_files(place)} if folder else {place.name: place}
+    if folder:
+        config = model_config(place, summary.warnings.append)
+        first = _header(paths, next(iter(paths)))
+        if "bcqfmt" in first.metadata or method_of(config) == "bcq":
+            raise error("BCQ-V601", place.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
+        _Sum(summary).foreign(_openers(paths), config)
+    elif "bcqfmt" in _header(paths, place.name).metadata:
+        _Sum(summary).bcq(_openers(paths), None)
+    else:
+        _Sum(summary).foreign(_openers(paths), {})
+    return summary
+
+
+def summarize_sources(
+    path: str, sources: Mapping[str, ByteSource], headers: Mapping[str, Header], config: Mapping[str, Any]
+) -> Summary:
+    """Sum up a checkpoint whose model files lie elsewhere and whose headers are known; nothing more is read."""
+    summary = Summary(path, True)
+    total = _Sum(summary)
+    summary.files, summary.file_bytes = len(sources), sum(source.size for source in sources.values())
+    if "bcqfmt" not in next(iter(headers.values())).metadata:
+        total.headers(headers.values(), config)
+        return summary
+    for name, source in sources.items():
+        total.file(source, None, headers[name])
+    return summary
+
+
+class _Sum:
+    """Adds up file after file and keeps none of them."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        self.rows: dict[Scheme, int] = {}
+        self.seen: dict[str, str] = {}
+
+    def bcq(self, files: Openers, manifest: Manifest | None) -> None:
+        """BCQ files, described by themselves or by the manifest."""
+        described: dict[str, dict[str, WeightSpec]] = {}
+        if manifest is not None:
+            for name, record in manifest.weights.items():
+                described.setdefault(record.file, {})[name] = record.spec
+            self.summary.version, self.summary.features = manifest.version, list(manifest.features)
+            self.summary.generator, self.summary.source = manifest.generator, manifest.source
+        for shown, opener in files.items():
+            source = self._counted(opener)
+            self.file(source, described.get(shown, {}) if manifest is not None else None)
+            source.close()
+
+    def file(self, source: ByteSource, fallback: Mapping[str, WeightSpec] | None, header: Header | None = None) -> None:
+        """One BCQ file; ``fallback`` comes from a manifest, which then also gives version and features."""
+        file = read_model_file(source, self._sink, fallback, header)
+        assert file is not None  # the sink has refused anything else
+        assert file.descriptor is not None
+        refuse_twins(self.seen, source.shown, file.header.tensors)
+        self._add(file)
+        if fallback is None:
+            self.summary.version = file.descriptor.version
+            self.summary.features = sorted({*self.summary.features, *features_of(file.specs.values())})
+
+    def foreign(self, files: Openers, config: Mapping[str, Any]) -> None:
+        """Any other safetensors files."""
+        found = []
+        for opener in files.values():
+            source = self._counted(opener)
+            header = read_header(source, self._sink)
+            source.close()
+            assert header is not None  # the sink has refused anything else
+            found.append(header)
+        self.headers(found, config)
+
+    def headers(self, found: Iterable[Header], config: Mapping[str, Any]) -> None:
+        """Tensors of files that are not BCQ."""
+        endings: set[str] = set()
+        for header in found:
+            for name, entry in header.tensors.items():
+                self._dense(entry.dtype, entry.shape, entry.end - entry.begin)
+                endings.add(name.rpartition(".")[2])
+        self.summary.foreign, self.summary.quantization = kind_of(config, endings)
+
+    def _add(self, file: ModelFile) -> None:
+        suffixes: dict[int, list[tuple[str, str]]] = {}  # few schemes, many weights
+        tensors, summary = file.header.tensors, self.summary
+        for name, spec in file.specs.items():
+            known = suffixes.get(id(spec.scheme))
+            if known is None:
+                known = suffixes[id(spec.scheme)] = [(suffix, part_kind(suffix)) for suffix in spec.parts()]
+            prefix, total = part_prefix(name), 0
+            for suffix, kind in known:
+                entry = tensors[prefix + suffix]
+                size = entry.end - entry.begin
+                summary.parts[kind] = summary.parts.get(kind, 0) + size
+                total += size
+            number = self._scheme(spec.scheme)
+            row = summary.schemes[number]
+            row.weights += 1
+            row.parameters += prod(spec.shape)
+            row.nbytes += total
+            if summary.modules is not None:
+                summary.modules.append(ModuleRow(name, spec.shape, spec.dtype, number, total, file.source.shown))
+        for name in file.dense:
+            entry = tensors[name]
+            self._dense(entry.dtype, entry.shape, entry.end - entry.begin)
+
+    def _scheme(self, scheme: Scheme) -> int:
+        number = self.rows.get(scheme)
+        if number is None:
+            number = self.rows[scheme] = len(self.summary.schemes)
+            self.summary.schemes.append(SchemeRow(scheme))
+        return number
+
+    def _dense(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
+        row = self.summary.dense.setdefault(dtype, TypeRow())
+        row.tensors += 1
+        row.elements += prod(shape)
+        row.nbytes += nbytes
+
+    def _counted(self, opener: Callable[[], ByteSource]) -> ByteSource:
+        source = opener()
+        self.summary.files += 1
+        self.summary.file_bytes += source.size
+        return source
+
+    def _sink(self, finding: Finding) -> None:
+        refuse(finding)
+        self.summary.warnings.append(finding)
+
+
+def _openers(paths: Mapping[str, Path]) -> Openers:
+    return {name: partial(SourceFile, path, name) for name, path in paths.items()}
+
+
+def _header(paths: Mapping[str, Path], name: str) -> Header:
+    source = SourceFile(paths[name], name)
+    header = read_header(source, refuse)
+    source.close()
+    assert header is not None
+    return header

@@ -1,0 +1,236 @@
+"""Weights whose parts lie on a GPU, prepared there: the orders that kernels want are made with torch, not on the host.
+
+The planes of a BCQ file are already what `dequantize` reads, so they are used where they are; the fast product gets
+its own order of them (`bit_layout`). Seconds for a large model, against minutes on the host. Weights with a perm,
+outliers, second-order scales or floating-point zeros, and any whose content is not as it should be, go through the
+host, which checks them in full and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcqfmt.kernels import matmul
+from bcqfmt.kernels.bits import BitOperand, BitSegment
+from bcqfmt.kernels.bits.layout import COLUMNS, BitLayout, in_steps
+from bcqfmt.kernels.operands import device as operands_device
+from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime.limits import ROWS
+from bcqfmt.weight.scheme import PackedZero, WeightSpec
+
+__all__ = ["GpuWeight", "gpu_weight"]
+
+_FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+_DTYPES = {name: kind for kind, name in _FLOATS.items()}
+
+
+class _Piece(SimpleNamespace):
+    """A segment: planes (q, out, words) int32; first, second as `operands.OperandSegment` has them, as stored."""
+
+    planes: Tensor
+    first: Tensor
+    second: Tensor
+    start: int
+    width: int
+    group_size: int
+    bits: int
+    formula: str
+
+
+def gpu_weight(spec: WeightSpec, parts: Mapping[str, Tensor]) -> GpuWeight | None:
+    """A weight over parts on a GPU (suffix -> tensor); None where the host has to look at it.
+
+    It does not keep the planes alive: it may be used only while somebody else does.
+    """
+    scheme = spec.scheme
+    if len(spec.shape) != 2 or scheme.aligned64 or scheme.perm or scheme.outliers is not None or scheme.nonfinite:
+        return None
+    pieces, start = [], 0
+    for k, width in enumerate(spec.widths):
+        piece = _piece(spec, k, start, parts)
+        if piece is None:
+            return None
+        pieces.append(piece)
+        start += width
+    return GpuWeight(spec, pieces)
+
+
+def _piece(spec: WeightSpec, k: int, start: int, parts: Mapping[str, Tensor]) -> _Piece | None:
+    """One segment, its content checked: padding zero, numbers finite, zero points in range (BCQ-V401 to V405)."""
+    segment, width, groups = spec.scheme.segments[k], spec.widths[k], spec.groups(k)
+    if segment.precisions:
+        return None
+    own = {suffix.partition("_")[2]: part for suffix, part in parts.items() if suffix.startswith(f"s{k}_")}
+    planes = own["planes"]
+    clean = width % 32 == 0 or not bool((planes[..., -1] & ~((1 << width % 32) - 1)).any())
+    if segment.encoding == "bcq":
+        first, second = own["alpha"], own.get("bias")
+        second = torch.zeros_like(first[0]) if second is None else second
+    elif segment.encoding == "affine" and isinstance(segment.scale, str):
+        first = own["scale"]
+        if isinstance(segment.zero, PackedZero):
+            codes, padding = _unpacked(own["zero"], segment.zero.bits, groups)
+            clean = clean and not padding and int(codes.max()) <= 2**segment.bits
+            second = codes.to(first.dtype)
+        elif isinstance(segment.zero, int):
+            second = torch.full_like(first, segment.zero)
+        else:
+            return None
+    else:
+        return None
+    if not clean or not bool(torch.isfinite(first).all()) or not bool(torch.isfinite(second).all()):
+        return None
+    return _Piece(
+        planes=_borrowed(planes), first=first.clone(), second=second.clone(), start=start, width=width,
+        group_size=segment.group_size, bits=segment.bits, formula=segment.encoding,
+    )  # fmt: skip
+
+
+class _Memory:
+    """Words on a GPU, for torch to look at."""
+
+    def __init__(self, words: Tensor) -> None:
+        shape, place = tuple(words.shape), words.data_ptr()
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<i4", "data": (place, False), "version": 3}
+
+
+def _borrowed(words: Tensor) -> Tensor:
+    """A tensor over the same memory, which it does not keep alive; a copy if kernels could not read it there."""
+    if words.data_ptr() % 16 or not words.is_contiguous():
+        return words.clone(memory_format=torch.contiguous_format)
+    if words.device.type == "cuda":
+        return torch.as_tensor(_Memory(words), device=words.device)
+    memory = (ctypes.c_int32 * words.numel()).from_address(words.data_ptr())  # the simulator: host for device
+    return torch.frombuffer(memory, dtype=torch.int32).reshape(words.shape)
+
+
+def _unpacked(words: Tensor, bits: int, count: int) -> tuple[Tensor, bool]:
+    """Fields (out, count) of packed(bits) words (out, n) int32, and whether there are bits set after the last one."""
+    at = torch.arange(count * bits, device=words.device)
+    ones = words[:, at // 32] >> (at % 32).to(torch.int32) & 1
+    weights = 2 ** torch.arange(bits, device=words.device, dtype=torch.int32)
+    rest = torch.arange(count * bits, words.shape[1] * 32, device=words.device)
+    padding = bool((words[:, rest // 32] >> (rest % 32).to(torch.int32) & 1).any()) if len(rest) else False
+    return (ones.reshape(len(words), count, bits) * weights).sum(-1), padding
+
+
+class GpuWeight(matmul.MatmulWeight):
+    """What `matmul.matmul` and `matmul.dequantize` take, each order made on the device when it is first used."""
+
+    def __init__(self, spec: WeightSpec, pieces: list[_Piece]) -> None:
+        """Not for callers: see :func:`gpu_weight`."""
+        self._spec, self._pieces = spec, pieces
+        outline: Any = SimpleNamespace(shape=spec.shape, segments=tuple(pieces), outliers=None, perm=None, name="")
+        super().__init__(outline, pieces[0].planes.device)
+
+    @cached_property
+    def linear(self) -> bool:
+        """Whether float32 holds alpha and z; only of float32 numbers that is in doubt."""
+        largest = 0.0
+        for piece in self._pieces:
+            if piece.first.dtype != torch.float16:
+                scale = 1.0 if piece.formula == "bcq" else 2.0 ** (piece.bits + 1)
+                largest = max(largest, float(piece.first.abs().max()) * scale)
+        return largest < float(torch.finfo(torch.float32).max)
+
+    @cached_property
+    def bits(self) -> BitOperand | None:
+        """For the fast product."""
+        layouts = [layout_of(piece) for piece in self._pieces]
+        if not self.linear or device.capability(self._place) < (9, 0) or None in layouts:
+            return None
+        segments = tuple(
+            BitSegment(
+                layout=layout, planes=packed_planes(layout, piece.planes),
+                numbers=packed_numbers(layout, piece.first, piece.second), start=piece.start,
+            )
+            for piece, layout in zip(self._pieces, layouts, strict=True)
+            if layout is not None
+        )  # fmt: skip
+        device.settle(segments[-1].planes)
+        return BitOperand(shape=self.operand.shape, segments=segments, perm=None, settled=True)
+
+    @cached_property
+    def look_up(self) -> operands_device.DeviceOperand:
+        """For look-ups: words and numbers of neighbouring rows side by side."""
+        segments = []
+        for piece in self._pieces:
+            alpha, z = linear_numbers(piece)
+            planes = piece.planes.permute(2, 0, 1).contiguous()
+            segments.append(_segment(piece, planes, alpha.permute(2, 0, 1), z.T, "bcq"))
+        return self._operand("lut-gemm", segments)
+
+    @cached_property
+    def exact(self) -> operands_device.DeviceOperand:
+        """For dequantizing: the planes as they are stored."""
+        segments = [_segment(piece, piece.planes, piece.first, piece.second, piece.formula) for piece in self._pieces]
+        return self._operand("canonical", segments)
+
+    def _operand(self, layout: str, segments: list[operands_device.DeviceSegment]) -> operands_device.DeviceOperand:
+        made = operands_device.DeviceOperand(
+            shape=(self._spec.out, self._spec.columns), dtype=self._spec.dtype, layout=layout, segments=tuple(segments)
+        )
+        operands_device.check_operand(made)
+        return made
+
+
+def _segment(
+    piece: _Piece, planes: Tensor, first: Tensor, second: Tensor, formula: str
+) -> operands_device.DeviceSegment:
+    return operands_device.DeviceSegment(
+        planes=planes, first=first.float().contiguous(), second=second.float().contiguous(), start=piece.start,
+        width=piece.width, group_size=piece.group_size, bits=piece.bits, formula=formula, finite=True,
+    )  # fmt: skip
+
+
+def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:
+    """alpha (q, out, G) and z (out, G) of the linear reading, float32."""
+    first, second = piece.first.double(), piece.second.double()
+    if piece.formula == "bcq":
+        return first.float(), second.float()
+    q = piece.bits
+    alpha = torch.stack([first * 2.0 ** (q - 2 - i) for i in range(q)])
+    return alpha.float(), (first * ((2.0**q - 1) * 0.5 - second)).float()
+
+
+def layout_of(piece: _Piece) -> BitLayout | None:
+    """As `bit_layout.layout_of`, with numbers in the type that they are stored in."""
+    g = piece.group_size
+    if g >= piece.width:
+        g = -(-piece.width // COLUMNS) * COLUMNS
+    if g not in (8, 16, 32, 64) and g % 128:
+        return None
+    same = piece.first.dtype == piece.second.dtype
+    return BitLayout(piece.bits, piece.width, g, piece.formula, _FLOATS[piece.first.dtype] if same else "F32")
+
+
+def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
+    """The words of `bit_layout.pack_planes` as int32, made where the planes are."""
+    q, rows, words = planes.shape
+    tiles = -(-rows // ROWS)
+    full = planes.new_zeros(q, tiles * ROWS, layout.chunks * 8)
+    full[:, :rows, :words] = planes
+    if layout.passes > 1:
+        for plane in full:  # one at a time: it takes memory for three
+            plane.copy_(in_steps(plane))
+    parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)
+    return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
+
+
+def packed_numbers(layout: BitLayout, first: Tensor, second: Tensor) -> Tensor:
+    """The words of `bit_layout.pack_numbers` as int32."""
+    kind = _DTYPES[layout.number]
+    stacked = torch.cat([first.reshape(-1, *second.shape).to(kind), second[None].to(kind)])
+    count, rows, groups = stacked.shape
+    tiles = -(-rows // ROWS)
+    full = stacked.new_zeros(count, tiles * ROWS, layout.sets * layout.places * layout.passes)
+    full[:, :rows, :groups] = stacked[:, :, : full.shape[2]]
+    parts = full.reshape(count, tiles, 2, 8, layout.sets, layout.places, layout.passes)
+    return parts.permute(1, 4, 6, 0, 5, 3, 2).reshape(-1).view(torch.int32)

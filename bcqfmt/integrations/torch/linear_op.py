@@ -1,0 +1,295 @@
+"""Products with BCQ weights as torch operators that take the parts as they are stored.
+
+- ``torch.ops.bcqfmt.linear(x, parts, spec, planes, index, bias)``: ``x W^T + bias``, with gradients for x and bias
+- ``torch.ops.bcqfmt.values(parts, spec, planes, index, dtype)``: the dense matrix, bit for bit (section 8)
+
+``parts``: the tensors of the parts, sorted by suffix; ``spec``: `torch_module_parts.text_of`; ``planes``: the first
+ones only, 0 for all; ``index``: which matrix of a stack, 0 otherwise; ``bias`` (out) or None, taken in the dtype of x
+and added before the sum is rounded, as a dense layer does it (but 2/4-bit products of a GPU are rounded first).
+On the CPU the kernels of `bcqfmt.kernels.cpu` run, with as many threads as torch has; on a GPU those of
+`bcqfmt.kernels.matmul`. What they need besides the planes is prepared at the first call and kept until the memory of a
+part is changed or freed. Both operators know their result without running (fake tensors, ``torch.compile``). Importing
+this module registers them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.multiprocessing import reductions
+
+from bcqfmt.container.dtypes import logical_name
+from bcqfmt.errors import error
+from bcqfmt.kernels import cpu, matmul
+
+from .parts import TORCH_DTYPES, borrowed, spec_of, suffixes, weight_of
+
+__all__ = ["linear", "prepared_count", "values"]
+
+_Weak: Any = reductions.StorageWeakRef
+_BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
+
+
+class _Kept:
+    """What was prepared for parts: valid while their memory is neither freed, nor moved, nor written to."""
+
+    def __init__(self, parts: Sequence[Tensor], state: tuple[tuple[int, int], ...], made: Any) -> None:
+        self.memory = [_Weak(part.untyped_storage()) for part in parts]
+        self.state = state
+        self.made = made
+
+    def freed(self) -> bool:
+        return any(memory.expired() for memory in self.memory)
+
+
+_kept: dict[tuple[Any, ...], _Kept] = {}
+_lock = threading.Lock()
+_FEW = 64
+
+
+def prepared_count() -> int:
+    """How many weights are kept prepared; those whose memory was freed are dropped first."""
+    with _lock:
+        return _drop_freed()
+
+
+def _drop_freed() -> int:
+    for key in [key for key, kept in _kept.items() if kept.freed()]:
+        del _kept[key]
+    return len(_kept)
+
+
+def _prepared(parts: Sequence[Tensor], spec: str, planes: int, index: int, make: Callable[..., Any]) -> Any:
+    """``make(parts, spec, planes or None, index or None)``, once for as long as the parts stay what they are."""
+    return _made_once(parts, (planes, index, spec), lambda: _checked(parts, spec, planes, index, make))
+
+
+def _checked(parts: Sequence[Tensor], spec: str, planes: int, index: int, make: Callable[..., Any]) -> Any:
+    if len(parts) != len(suffixes(spec)):
+        raise error("BCQ-E552", found=f"{len(parts)} parts", expected=", ".join(suffixes(spec)))
+    return make(parts, spec, planes or None, index if len(spec_of(spec).shape) == 3 else None)
+
+
+def _made_once(parts: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """``make()``, once for as long as the parts stay what they are; ``key``: what else it is made of."""
+    # a storage that is weakly referenced keeps its address, so a key cannot come to mean another one's memory
+    key = (*key, *(part.untyped_storage()._cdata for part in parts))
+    state = tuple((part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts)
+    kept = _kept.get(key)
+    if kept is not None and kept.state == state:
+        return kept.made
+    made = make()
+    with _lock:
+        _kept[key] = _Kept(parts, state, made)
+        if (
+            len(_kept) & (len(_kept) - 1) == 0 and len(_kept) >= _FEW
+        ):  # at powers of two: cheap for any number of weights
+            _drop_freed()
+    return made
+
+
+def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> cpu.CpuMatrix:
+    return cpu.prepare(borrowed(spec, parts), planes=planes, index=index)
+
+
+def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> Any:
+    from bcqfmt.kernels import operands
+
+    from .gpu_weight import gpu_weight
+
+    named = dict(zip(suffixes(spec), parts, strict=True))
+    made = None if planes is not None or index is not None else gpu_weight(spec_of(spec), named)
+    if made is not None:
+        return made
+    host = {suffix: part.cpu() for suffix, part in named.items()}
+    weight = weight_of(spec_of(spec), host)
+    whole = weight if planes is None and index is None else None
+    return matmul.MatmulWeight(operands.operand(weight, planes=planes, index=index), parts[0].device, whole)
+
+
+def _check(x: Tensor, spec: str, parts: Sequence[Tensor], bias: Tensor | None) -> None:
+    columns, rows = spec_of(spec).columns, spec_of(spec).out
+    if x.dim() < 1 or x.shape[-1] != columns or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise error(
+            "BCQ-E552",
+            found=f"x of shape {list(x.shape)} and {x.dtype}",
+            expected=f"[..., {columns}], float32, float16 or bfloat16",
+        )
+    if not parts or parts[0].device != x.device:
+        raise error("BCQ-E552", found=f"x on {x.device}, {len(parts)} parts on another", expected="one device")
+    if bias is not None and (bias.shape != (rows,) or bias.device != x.device or not bias.is_floating_point()):
+        raise error(
+            "BCQ-E552",
+            found=f"a bias of shape {list(bias.shape)} and {bias.dtype} on {bias.device}",
+            expected=f"[{rows}], floating point, on {x.device}",
+        )
+
+
+def _linear_cpu(
+    x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
+) -> Tensor:
+    _check(x, spec, parts, bias)
+    matrix: cpu.CpuMatrix = _prepared(parts, spec, planes, index, _on_cpu)
+    rows, columns = matrix.shape
+    vectors = x.detach().reshape(-1, columns)
+    threads = torch.get_num_threads()
+    plus = None if bias is None else bias.detach().to(x.dtype)
+    if matrix.path(vectors.shape[0]) == "tables":
+        y = torch.from_numpy(matrix.matmul(vectors.float().numpy(), threads=threads))
+        y = y if plus is None else y.add_(plus)
+    else:
+        y = _by_values(matrix, vectors, plus, threads)
+    return y.to(x.dtype).reshape(*x.shape[:-1], rows)
+
+
+def _by_values(matrix: cpu.CpuMatrix, vectors: Tensor, bias: Tensor | None, threads: int) -> Tensor:
+    """Many vectors: some rows at a time decoded and multiplied by torch.
+
+    With inputs of 16 bits these are the values that a dense copy has in their dtype, so that the product is that of a
+    dense layer, bit for bit; but float16 is multiplied as float32 where the processor is slow with it.
+    """
+    rows, columns = matrix.shape
+    slow = vectors.dtype == torch.float16 and not _quick_halves()
+    kind = torch.float32 if slow else vectors.dtype
+    inputs = vectors.to(kind)
+    y = inputs.new_empty(inputs.shape[0], rows)
+    step = max(1, _BLOCK // columns)
+    block = torch.empty(min(step, rows), columns, dtype=vectors.dtype)
+    for top in range(0, rows, step):
+        piece = block[: min(step, rows - top)]
+        _decode(matrix, top, piece, threads, twice=vectors.dtype != torch.float32)
+        plus = None if bias is None else bias[top : top + len(piece)].to(kind)
+        y[:, top : top + len(piece)] = torch.nn.functional.linear(inputs, piece.to(kind), plus)
+    return y
+
+
+@functools.cache
+def _quick_halves() -> bool:
+    """Whether this processor has instructions for float16 that torch uses; without them it takes many times longer."""
+    known = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    return known is not None and bool(known())
+
+
+def _decode(matrix: cpu.CpuMatrix, first_row: int, out: Tensor, threads: int, twice: bool = False) -> None:
+    kind = logical_name(out.dtype)
+    patterns = out.view({1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}[out.element_size()]).numpy()
+    matrix.decode_into(kind, first_row, patterns, threads=threads, twice=twice)
+
+
+def _values_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+    matrix: cpu.CpuMatrix = _prepared(parts, spec, planes, index, _on_cpu)
+    out = torch.empty(matrix.shape, dtype=dtype)
+    _decode(matrix, 0, out, torch.get_num_threads())
+    return out
+
+
+def _linear_cuda(
+    x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
+) -> Tensor:
+    _check(x, spec, parts, bias)
+    plain = x.detach() if x.requires_grad else x
+    weight = _prepared(parts, spec, planes, index, _on_gpu)
+    found: Tensor
+    if bias is None:
+        found = matmul.matmul(weight, plain.contiguous())
+        return found
+    count, kind = x.numel() // x.shape[-1], logical_name(x.dtype)
+    path = matmul.path_of(weight, count, kind)
+    if path == "dequantize":
+        plus = bias.detach().to(x.dtype)
+        found = torch.nn.functional.linear(plain, matmul.dense_copy(weight, kind), plus)
+    elif matmul.takes_addend(weight, count, kind):
+        plus = _made_once((bias,), (x.dtype, bias.data_ptr()), lambda: _rows_of(bias, x.dtype))
+        found = matmul.matmul(weight, plain.contiguous(), addend=plus)
+    else:
+        wide = matmul.matmul(weight, plain.contiguous(), result="F32" if path == "look-up" else None)
+        found = (wide + bias.detach().to(x.dtype)).to(x.dtype)
+    return found
+
+
+def _rows_of(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bias in a dtype as float32, once for each vector of a launch: what kernels add before they round."""
+    return bias.detach().to(dtype).float().expand(matmul.BATCH_LIMIT, -1).contiguous()
+
+
+def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+    found: Tensor = matmul.dequantize(_prepared(parts, spec, planes, index, _on_gpu).exact, logical_name(dtype))
+    return found
+
+
+def _linear_fake(
+    x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], spec_of(spec).out))
+
+
+def _values_fake(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+    return parts[0].new_empty(spec_of(spec).shape[-2:], dtype=dtype)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, parts, ctx.spec, ctx.planes, ctx.index, bias = (*inputs, None)[:6]
+    ctx.bias = None if bias is None else bias.dtype
+    ctx.save_for_backward(*parts)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    parts = ctx.saved_tensors  # to be read once only: checkpointed activations are made anew by it
+    matrix = values(parts, ctx.spec, ctx.planes, ctx.index, gradient.dtype)
+    own = None if ctx.bias is None else gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias)
+    found = (gradient @ matrix, [None] * len(parts), None, None, None, own)
+    return found[: len(ctx.needs_input_grad)]  # torch leaves a bias of None out, or does not
+
+
+torch.library.define(
+    "bcqfmt::linear", "(Tensor x, Tensor[] parts, str spec, int planes, int index, Tensor? bias=None) -> Tensor"
+)
+torch.library.define("bcqfmt::values", "(Tensor[] parts, str spec, int planes, int index, ScalarType dtype) -> Tensor")
+for _name, _on, _function in (
+    ("linear", "CPU", _linear_cpu), ("linear", "CUDA", _linear_cuda), ("values", "CPU", _values_cpu),
+    ("values", "CUDA", _values_cuda),
+):  # fmt: skip
+    torch.library.impl(f"bcqfmt::{_name}", _on, _function)
+torch.library.register_fake("bcqfmt::linear", _linear_fake)
+torch.library.register_fake("bcqfmt::values", _values_fake)
+torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setup)
+
+values: Any = torch.ops.bcqfmt.values.default
+_linear: Any = torch.ops.bcqfmt.linear.default
+_below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+
+
+def linear(
+    x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
+) -> Tensor:
+    """``torch.ops.bcqfmt.linear``; where no gradient is asked for, without the way through torch's autograd.
+
+    That way, in Python, takes longer than all that is done here for a product on a GPU, and ends where this one does.
+    Forward derivatives and the transforms of ``torch.func`` go by the dense matrix, for which torch has their rules.
+    """
+    found: Tensor
+    if not torch.compiler.is_compiling() and _transformed():
+        dense = values(parts, spec, planes, index, TORCH_DTYPES[spec_of(spec).dtype]).to(x.dtype)
+        return torch.nn.functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _learning(x, parts, bias)):
+        found = _linear(x, parts, spec, planes, index, bias)
+    else:
+        with _below_autograd():
+            found = _linear(x, parts, spec, planes, index, bias)
+    return found
+
+
+def _learning(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> bool:
+    return x.requires_grad or (bias is not None and bias.requires_grad) or any(part.requires_grad for part in parts)
+
+
+def _transformed() -> bool:
+    """Whether a forward derivative is being taken, or a function is inside ``vmap``, ``jvp``, ``grad`` ..."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None

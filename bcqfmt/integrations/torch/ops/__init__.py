@@ -1,0 +1,1 @@
+"""Operators registered with torch, one file per family of kernels."""

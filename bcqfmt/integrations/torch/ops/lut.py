@@ -1,0 +1,188 @@
+"""Products with BCQ weights as torch operators: ``torch.ops.bcqfmt.lut_gemv`` and ``torch.ops.bcqfmt.dequantize``.
+
+They take tensors and numbers only, know their result without running (fake tensors, ``torch.compile``), launch on the
+current stream, never wait for the device, and can be captured in a CUDA graph once each has run. :func:`lut_gemv` and
+:func:`dequantize` spell a :class:`~bcqfmt.kernels.operands.device.DeviceOperand` out for them. There is no gradient.
+
+Importing this module registers the operators and needs torch; nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bcqfmt.errors import error
+from bcqfmt.kernels import matmul
+from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
+
+__all__ = ["dequantize", "lut_gemv"]
+
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def lut_gemv(x: Tensor, weight: DeviceOperand) -> Tensor:
+    """``x W^T`` for x (batch, in), batch 1..8, float16, bfloat16 or float32; ``weight`` in the layout lut-gemm."""
+    result: Tensor = torch.ops.bcqfmt.lut_gemv(
+        x,
+        [s.planes for s in weight.segments],
+        [s.first for s in weight.segments],
+        [s.second for s in weight.segments],
+        [s.width for s in weight.segments],
+        [s.group_size for s in weight.segments],
+        weight.perm,
+        weight.indptr,
+        weight.indices,
+        weight.added,
+    )
+    return result
+
+
+def dequantize(weight: DeviceOperand, dtype: torch.dtype | None = None) -> Tensor:
+    """The dense matrix (out, in), by default in the logical dtype; ``weight`` in the layout canonical."""
+    result: Tensor = torch.ops.bcqfmt.dequantize(
+        [s.planes for s in weight.segments],
+        [s.first for s in weight.segments],
+        [s.second for s in weight.segments],
+        [s.width for s in weight.segments],
+        [s.group_size for s in weight.segments],
+        ",".join(s.formula for s in weight.segments),
+        all(s.finite for s in weight.segments),
+        _DTYPES[weight.dtype],
+        _DTYPES[weight.dtype] if dtype is None else dtype,
+        weight.perm,
+        weight.stored,
+        weight.indptr,
+        weight.indices,
+        weight.values,
+        weight.mode,
+    )
+    return result
+
+
+def _check_lists(planes: Sequence[Tensor], *others: Sequence[object]) -> None:
+    """BCQ-E552 unless there is one entry per segment everywhere, and planes are three-dimensional."""
+    if not planes or any(len(other) != len(planes) for other in others) or any(p.dim() != 3 for p in planes):
+        shown = ", ".join(str(len(other)) for other in (planes, *others))
+        raise error(
+            "BCQ-E552", found=f"lists of {shown} entries", expected="one entry per segment; planes of 3 dimensions"
+        )
+
+
+@torch.library.custom_op("bcqfmt::lut_gemv", mutates_args=())
+def _lut_gemv(
+    x: Tensor,
+    planes: Sequence[Tensor],
+    alpha: Sequence[Tensor],
+    z: Sequence[Tensor],
+    widths: Sequence[int],
+    group_sizes: Sequence[int],
+    perm: Tensor | None,
+    indptr: Tensor | None,
+    indices: Tensor | None,
+    added: Tensor | None,
+) -> Tensor:
+    _check_lists(planes, alpha, z, widths, group_sizes)
+    segments = [
+        DeviceSegment(
+            planes=words, first=scales, second=biases, start=sum(widths[:k]), width=widths[k],
+            group_size=group_sizes[k], bits=words.shape[1], formula="bcq",
+        )
+        for k, (words, scales, biases) in enumerate(zip(planes, alpha, z, strict=True))
+    ]  # fmt: skip
+    operand = DeviceOperand(
+        shape=(planes[0].shape[2], sum(widths)),
+        dtype="F32",
+        layout="lut-gemm",
+        segments=tuple(segments),
+        perm=perm,
+        indptr=indptr,
+        indices=indices,
+        added=added,
+    )
+    check_operand(operand)
+    result: Tensor = matmul.lut_gemv(operand, x)
+    return result
+
+
+@_lut_gemv.register_fake
+def _(
+    x: Tensor,
+    planes: Sequence[Tensor],
+    alpha: Sequence[Tensor],
+    z: Sequence[Tensor],
+    widths: Sequence[int],
+    group_sizes: Sequence[int],
+    perm: Tensor | None,
+    indptr: Tensor | None,
+    indices: Tensor | None,
+    added: Tensor | None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], planes[0].shape[2]))
+
+
+@torch.library.custom_op("bcqfmt::dequantize", mutates_args=())
+def _dequantize(
+    planes: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    widths: Sequence[int],
+    group_sizes: Sequence[int],
+    formulas: str,
+    finite: bool,
+    logical: torch.dtype,
+    dtype: torch.dtype,
+    perm: Tensor | None,
+    stored: Tensor | None,
+    indptr: Tensor | None,
+    indices: Tensor | None,
+    values: Tensor | None,
+    mode: str,
+) -> Tensor:
+    _check_lists(planes, first, second, widths, group_sizes, formulas.split(","))
+    segments = [
+        DeviceSegment(
+            planes=words, first=a, second=b, start=sum(widths[:k]), width=widths[k], group_size=group_sizes[k],
+            bits=words.shape[0], formula=formulas.split(",")[k], finite=finite,
+            numbers="F64" if a.dtype == torch.float64 else "F32",
+        )
+        for k, (words, a, b) in enumerate(zip(planes, first, second, strict=True))
+    ]  # fmt: skip
+    operand = DeviceOperand(
+        shape=(planes[0].shape[1], sum(widths)),
+        dtype=next(name for name, kind in _DTYPES.items() if kind == logical),
+        layout="canonical",
+        segments=tuple(segments),
+        perm=perm,
+        stored=stored,
+        indptr=indptr,
+        indices=indices,
+        values=values,
+        mode=mode,
+    )
+    check_operand(operand)
+    result: Tensor = matmul.dequantize(operand, dtype)
+    return result
+
+
+@_dequantize.register_fake
+def _(
+    planes: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    widths: Sequence[int],
+    group_sizes: Sequence[int],
+    formulas: str,
+    finite: bool,
+    logical: torch.dtype,
+    dtype: torch.dtype,
+    perm: Tensor | None,
+    stored: Tensor | None,
+    indptr: Tensor | None,
+    indices: Tensor | None,
+    values: Tensor | None,
+    mode: str,
+) -> Tensor:
+    return planes[0].new_empty((planes[0].shape[1], sum(widths)), dtype=dtype)

@@ -1,0 +1,144 @@
+"""A weight as torch tensors and back: the types of parts, the text that describes a weight, views without copies."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bcqfmt.checkpoint.descriptor import resolved_json
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.container.strict_json import canonical
+from bcqfmt.errors import error
+from bcqfmt.weight.decode import refuse_truncation
+from bcqfmt.weight.scheme import WeightSpec
+from bcqfmt.weight.scheme_json import scheme_of
+from bcqfmt.weight.weight import BcqWeight
+
+__all__ = [
+    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "refuse_bias", "refuse_planes", "spec_of",
+    "stored_of", "suffixes", "text_of", "weight_of",
+]  # fmt: skip
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "I32": torch.int32, "U16": torch.uint16, "U8": torch.uint8,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
+}  # fmt: skip
+_MOST_PLANES = 8
+_CARRIERS = {torch.bfloat16: torch.int16}  # types that torch and numpy do not share
+
+
+def text_of(spec: WeightSpec) -> str:
+    """All that is said about a weight, as one line: the canonical JSON of its entry with the scheme written out."""
+    return canonical(resolved_json(spec))
+
+
+@functools.cache
+def spec_of(text: str) -> WeightSpec:
+    """The inverse of :func:`text_of`; the same object every time."""
+    value = json.loads(text)
+    shape = tuple(value["shape"])
+    return WeightSpec(
+        scheme=scheme_of(value["scheme"], "scheme"),
+        shape=shape,
+        dtype=value["dtype"],
+        widths=tuple(value.get("widths", shape[-1:])),
+    )
+
+
+@functools.cache
+def suffixes(text: str) -> tuple[str, ...]:
+    """The parts of a weight in the order in which operators take them: sorted by suffix."""
+    return tuple(sorted(spec_of(text).parts()))
+
+
+def empty_parts(spec: WeightSpec, nnz: int, device: Any) -> dict[str, Tensor]:
+    """Tensors of the right types and shapes, their content undefined; ``nnz``: the number of outliers."""
+    return {
+        suffix: torch.empty(
+            [nnz if size < 0 else size for size in part.shape], dtype=TORCH_DTYPES[part.dtype], device=device
+        )
+        for suffix, part in sorted(spec.parts().items())
+    }
+
+
+def refuse_planes(spec: WeightSpec, planes: int) -> None:
+    """BCQ-E302 for fewer planes than one or more than any weight can have, BCQ-E304 for segments that need all."""
+    if planes > _MOST_PLANES:  # fewer than these may be more than this weight has: nothing changes (section 8.1)
+        raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {_MOST_PLANES}")
+    refuse_truncation(spec, planes)
+
+
+def refuse_bias(spec: WeightSpec, bias: Tensor | None) -> None:
+    """BCQ-E552 for a bias that is not one number for each row."""
+    if bias is not None and (tuple(bias.shape) != (spec.out,) or not bias.is_floating_point()):
+        found = f"a bias of shape {list(bias.shape)} and {bias.dtype}"
+        raise error("BCQ-E552", found=found, expected=f"[{spec.out}], floating point")
+
+
+def weight_of(spec: WeightSpec, tensors: Mapping[str, Tensor], name: str = "") -> BcqWeight:
+    """A weight over tensors on the CPU, which it views and keeps alive; suffix -> tensor. Content is not checked."""
+    return BcqWeight(name, spec, _stored(spec, {suffix: _numpy(tensor) for suffix, tensor in tensors.items()}))
+
+
+def borrowed(text: str, tensors: Sequence[Tensor]) -> BcqWeight:
+    """A weight over the memory of contiguous tensors on the CPU, in the order of :func:`suffixes`.
+
+    It does not keep them alive: it may be used only while somebody else does.
+    """
+    spec = spec_of(text)
+    arrays = {}
+    for suffix, tensor in zip(suffixes(text), tensors, strict=True):
+        kind = spec.parts()[suffix].dtype
+        if tensor.dtype != TORCH_DTYPES[kind] or not tensor.is_contiguous():
+            raise error(
+                "BCQ-E552",
+                tensor=suffix,
+                found=f"{tensor.dtype} with strides {tensor.stride()}",
+                expected=f"contiguous {kind}",
+            )
+        shape = tuple(tensor.shape)
+        if not tensor.numel():
+            arrays[suffix] = np.empty(shape, numpy_dtype(kind))
+            continue
+        memory = (ctypes.c_uint8 * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+        arrays[suffix] = np.frombuffer(memoryview(memory), numpy_dtype(kind)).reshape(shape)
+    return BcqWeight("", spec, _stored(spec, arrays))
+
+
+def stored_of(name: str, tensor: Tensor) -> StoredTensor:
+    """Any tensor as one of the container, viewed if it is on the CPU."""
+    return StoredTensor.from_array(
+        name, _numpy(tensor.cpu().contiguous()), "BF16" if tensor.dtype == torch.bfloat16 else None
+    )
+
+
+def _stored(spec: WeightSpec, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, StoredTensor]:
+    wanted = spec.parts()
+    if set(wanted) != set(arrays):
+        raise error("BCQ-E552", found=f"parts {', '.join(sorted(arrays))}", expected=", ".join(sorted(wanted)))
+    return {
+        suffix: StoredTensor.from_array(suffix, array.view(numpy_dtype(wanted[suffix].dtype)), wanted[suffix].dtype)
+        for suffix, array in arrays.items()
+    }
+
+
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    """The same memory as an array; bfloat16 comes as its patterns."""
+    plain = tensor.detach()
+    found: npt.NDArray[Any] = plain.view(_CARRIERS.get(plain.dtype, plain.dtype)).numpy()
+    return found
+
+
+def bits_per_weight(tensors: Sequence[Tensor], shape: Sequence[int]) -> float:
+    """Stored bits per element."""
+    return sum(t.numel() * t.element_size() for t in tensors) * 8 / math.prod(shape)

@@ -1,0 +1,184 @@
+"""Which module of a transformers model stands for which weight of a checkpoint.
+
+The names of a checkpoint are first renamed as transformers renames them. Then a weight is one of
+
+- the weight of an nn.Linear: a `BcqLinear` takes its place;
+- a stack of experts that the model holds as one parameter: an `ExpertStack` takes its place;
+- one expert's matrix, which transformers would stack with others: the matrices stay apart, an `ExpertList` joins them.
+
+Anything else is refused by name (BCQ-E305) before a byte of weights is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
+from transformers.core_model_loading import rename_source_key as rename
+
+from bcqfmt.errors import BcqError, error
+from bcqfmt.integrations.torch.layers import BcqLinear
+from bcqfmt.weight.scheme import part_prefix
+from bcqfmt.weight.weight import BcqWeight
+
+from .experts import ExpertList, ExpertsForward, ExpertStack
+
+__all__ = ["place_weights"]
+
+
+class _Expert(NamedTuple):
+    """A matrix of one expert: its weight, the path of its module, the number of the expert, which piece it is."""
+
+    weight: BcqWeight
+    path: str
+    number: int
+    piece: int
+
+
+def place_weights(model: Any, weights: Mapping[str, BcqWeight], conversions: Sequence[Any]) -> list[tuple[str, str]]:
+    """Put empty BCQ modules into a model on the meta device; ``conversions``: how transformers renames its tensors.
+
+    Returns what has to be renamed besides, (pattern, replacement), so that parts find their buffers.
+    """
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    known, prefix = dict(model.state_dict()), model.base_model_prefix
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    more: set[tuple[str, str]] = set()
+    experts: dict[str, list[_Expert]] = {}
+    for name, weight in weights.items():
+        target, pattern = rename(name, renamings, converters, prefix, known)
+        if target not in known and name in known:
+            target, pattern = name, None
+        if target not in known:
+            if not any(pattern.search(name) for pattern in ignored):
+                raise _refusal(weight, "the model has no such tensor")
+            continue
+        if pattern is not None:
+            converter = next(entry for entry in converters if pattern in entry.source_patterns)
+            plain = rename(name, renamings, [], prefix, None)[0]
+            experts.setdefault(target, []).append(_expert(weight, plain, target, pattern, converter))
+        elif target.endswith(".weight"):
+            path = target.removesuffix(".weight")
+            _place_linear(model, path, weight)
+            _check_parts(name, path, renamings, prefix, more)
+        else:
+            _place_stack(model, target, weight)
+            leaf = target.rpartition(".")[2]
+            more.add((rf"\.{re.escape(leaf)}_bcq_", f".{leaf}.bcq_"))
+    for target, found in experts.items():
+        _place_experts(model, target, known[target].shape, found)
+    tied = getattr(model, "all_tied_weights_keys", {})
+    for name in [name for name in tied if name not in model.state_dict()]:
+        del tied[name]  # a head with a weight of its own is no longer the embedding
+    return sorted(more)
+
+
+def _place_linear(model: Any, path: str, weight: BcqWeight) -> None:
+    old = model.get_submodule(path)
+    if not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward:
+        raise _refusal(weight, f"the model holds it in a {type(old).__name__}", "an nn.Linear")
+    if tuple(old.weight.shape) != weight.shape:
+        raise _refusal(weight, f"shape {list(weight.shape)}", f"{list(old.weight.shape)} as in the model")
+    _put(model, path, _linear(weight, old.bias))
+
+
+def _linear(weight: BcqWeight, bias: Any = None) -> BcqLinear:
+    layer = BcqLinear(
+        weight.spec, bias=bias is not None, dtype=None if bias is None else bias.dtype, device="meta", nnz=_nnz(weight)
+    )
+    _name(layer, weight)
+    return layer
+
+
+def _place_stack(model: Any, target: str, weight: BcqWeight) -> None:
+    owner, _, leaf = target.rpartition(".")
+    experts = model.get_submodule(owner)
+    held = experts._parameters.get(leaf)
+    if held is None or len(weight.shape) != 3 or tuple(held.shape) != weight.shape:
+        stored = f"a weight of shape {list(weight.shape)}"
+        raise _refusal(weight, stored, "a stack as large as the model's parameter of that name")
+    del experts._parameters[leaf]
+    stack = ExpertStack(weight.spec, device="meta", nnz=_nnz(weight))
+    _name(stack, weight)
+    experts.add_module(leaf, stack)
+    _prepare(experts, leaf)
+
+
+def _expert(weight: BcqWeight, name: str, target: str, pattern: str, converter: Any) -> _Expert:
+    """Where one expert's matrix belongs in the parameter that transformers would make of all of them."""
+    kinds = [type(operation) for operation in converter.operations]
+    dims = [operation.dim for operation in converter.operations if hasattr(operation, "dim")]
+    owner = target.rpartition(".")[0]
+    inner = re.fullmatch(rf"{re.escape(owner)}\.(\d+)\.(.+)\.weight", name)
+    if (kinds, dims) not in (([MergeModulelist], [0]), ([MergeModulelist, Concatenate], [0, 1])) or inner is None:
+        done = ", ".join(kind.__name__ for kind in kinds)
+        raise _refusal(weight, f"transformers makes '{target}' of it ({done})", "a matrix that is used as it is")
+    return _Expert(weight, name.removesuffix(".weight"), int(inner[1]), converter.source_patterns.index(pattern))
+
+
+def _place_experts(model: Any, target: str, shape: Any, found: list[_Expert]) -> None:
+    """Matrices side by side as modules of their own, and a list in place of the parameter."""
+    owner, _, leaf = target.rpartition(".")
+    experts = model.get_submodule(owner)
+    pieces = 1 + max(item.piece for item in found)
+    table = {(item.number, item.piece): item for item in found}
+    wanted = {(number, piece) for number in range(shape[0]) for piece in range(pieces)}
+    first = found[0].weight
+    if table.keys() != wanted or len(table) != len(found):
+        raise _refusal(first, f"{len(found)} matrices for '{target}'", f"{len(wanted)}: every expert's, or none")
+    rows: list[list[BcqLinear]] = []
+    for number in range(shape[0]):
+        items = [table[number, piece] for piece in range(pieces)]
+        high, wide = sum(item.weight.spec.out for item in items), items[0].weight.spec.columns
+        if (high, wide) != tuple(shape[1:]) or any(len(item.weight.shape) != 2 for item in items):
+            raise _refusal(items[0].weight, f"expert {number} has shape {[high, wide]}", f"{list(shape[1:])}")
+        rows.append([_linear(item.weight) for item in items])
+        for item, layer in zip(items, rows[-1], strict=True):
+            _put(model, item.path, layer)
+    del experts._parameters[leaf]
+    experts.__dict__[leaf] = ExpertList(rows)
+    _prepare(experts, leaf)
+
+
+def _prepare(experts: Any, leaf: str) -> None:
+    """One expert after the other, not all in one product; and nothing in them is drawn at random."""
+    if hasattr(experts, "config"):
+        experts.__dict__.setdefault("forward", ExpertsForward(experts)).leaves.append(leaf)
+    experts._is_hf_initialized = True
+
+
+def _put(model: Any, path: str, layer: nn.Module) -> None:
+    """A module under a path, whose last steps may not be there yet."""
+    owner, (*steps, leaf) = model, path.split(".")
+    for step in steps:
+        if not hasattr(owner, step):
+            owner.add_module(step, nn.Module())
+        owner = getattr(owner, step)
+    setattr(owner, leaf, layer)
+
+
+def _check_parts(name: str, path: str, renamings: Any, prefix: str, more: set[tuple[str, str]]) -> None:
+    """Transformers renames parts by the same patterns; one that ends in ``weight`` misses them and is made up for."""
+    part = part_prefix(name) + "s0_planes"
+    got = rename(part, renamings, [], prefix, {f"{path}.bcq_s0_planes": True})[0]
+    if got != f"{path}.bcq_s0_planes":
+        more.add((rf"^{re.escape(got.removesuffix('s0_planes'))}", f"{path}.bcq_"))
+
+
+def _name(module: Any, weight: BcqWeight) -> None:
+    """The weight's name in files; and a mark by which transformers leaves the module as it is."""
+    module.weight_name = weight.name
+    module._is_hf_initialized = True
+
+
+def _nnz(weight: BcqWeight) -> int:
+    part = weight.parts().get("outlier_values")
+    return 0 if part is None else part.shape[0]
+
+
+def _refusal(weight: BcqWeight, found: str, expected: str = "") -> BcqError:
+    return error("BCQ-E305", tensor=weight.name, found=found, expected=expected, hint="bcqfmt export --to dense works")

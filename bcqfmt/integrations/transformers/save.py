@@ -1,0 +1,186 @@
+"""``save_pretrained`` of a model with BCQ layers: a BCQ folder, complete and checked, or nothing.
+
+Transformers would drop the descriptors of the weights and write a folder that says ``bcq`` and is none. So its
+``save_pretrained`` is wrapped, for all models: those that have nothing to do with BCQ go on to it, the others, with
+their copies and the models inside them, come here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import PreTrainedModel, remove_tied_weights_from_state_dict
+
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list
+from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, save
+from bcqfmt.container.durable import output_path
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import error
+from bcqfmt.integrations.torch.layers import BcqModule
+from bcqfmt.integrations.torch.parts import stored_of
+from bcqfmt.weight.weight import BcqWeight
+
+from .side_files import beside, kept
+
+__all__ = ["forget", "remember", "take_over"]
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_ORIGIN = "_bcq_origin"
+
+
+class _Origin(NamedTuple):
+    """The folder that a model was loaded from, and whether it is more than a piece of what was loaded."""
+
+    source: Path | None
+    whole: bool
+
+
+def remember(model: Any, source: Path | None) -> None:
+    """Mark a loaded model and the models in it; copies and pickles carry the marks along."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.__dict__[_ORIGIN] = _Origin(source, module is model or module is model.base_model)
+
+
+def forget(model: Any) -> None:
+    """Undo :func:`remember`."""
+    for module in model.modules():
+        module.__dict__.pop(_ORIGIN, None)
+
+
+def take_over() -> None:
+    """Wrap transformers' ``save_pretrained``, once."""
+    plain: Any = PreTrainedModel.save_pretrained
+    if hasattr(plain, "bcq"):
+        return
+
+    @functools.wraps(plain)
+    def save_pretrained(self: Any, *arguments: Any, **named: Any) -> Any:
+        # with adapters no weight of the model is written
+        own = _ours(self) and not getattr(self, "_hf_peft_config_loaded", False)
+        return _save(self, *arguments, **named) if own else plain(self, *arguments, **named)
+
+    save_pretrained.bcq = True  # type: ignore[attr-defined]
+    PreTrainedModel.save_pretrained = save_pretrained  # type: ignore[method-assign]
+
+
+def _ours(model: Any) -> bool:
+    return _says_bcq(model.config) or any(isinstance(module, BcqModule) for module in model.modules())
+
+
+def _says_bcq(config: Any) -> bool:
+    method = getattr(config, "quantization_config", None)
+    method = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", None)
+    return bool(method == "bcq")
+
+
+def _save(
+    model: Any,
+    save_directory: str | Path,
+    is_main_process: bool = True,
+    state_dict: Any = None,
+    push_to_hub: bool = False,
+    max_shard_size: int | str = DEFAULT_SHARD_BYTES,
+    *,
+    tokenizer: Any = None,
+    **others: Any,
+) -> None:
+    """Write a model as a BCQ folder; what it may replace, `transformers_beside.kept` says.
+
+    Files beside the model (tokenizer, templates) come from the folder that is replaced if it holds this model, or from
+    the one that the model was loaded from, or from ``tokenizer``, anything that has a ``save_pretrained``.
+    """
+    wrong = "state_dict" if state_dict is not None else "push_to_hub" if push_to_hub else ""
+    wrong = wrong or next((key for key in ("variant", "distributed_checkpoint") if others.get(key)), "")
+    if wrong:
+        found = f"{wrong} with a BCQ model"
+        raise error("BCQ-E302", found=found, expected="the model as it is; model.push_to_hub() uploads it")
+    origin = _origin(model)
+    if not is_main_process:
+        return
+    target, size = output_path(save_directory), _bytes(max_shard_size)
+    weights, rest = _tensors(model)
+    files = kept(target, weights)
+    if tokenizer is not None:
+        files.update(_saved(tokenizer))
+    elif origin.source is not None and origin.source.is_dir():
+        files = {**beside(origin.source), **files}
+    config, texts = _texts(model)
+    files.update(texts)
+    save(target, {**weights, **rest}, config=config, files=files, max_shard_size=size, overwrite=target.exists())
+
+
+def _origin(model: Any) -> _Origin:
+    """What is remembered of a model; BCQ-E305 for one that is not, or no longer, a BCQ model."""
+    origin = getattr(model, _ORIGIN, None)
+    layers = any(isinstance(module, BcqModule) for module in model.modules())
+    if origin is not None and origin.whole and layers:
+        found: _Origin = origin
+        return found
+    if origin is not None and not origin.whole:
+        what, hint = f"a piece of a BCQ model ({type(model).__name__})", "save the model that was loaded"
+    elif layers:
+        what = "BCQ layers in a model that was not loaded from a BCQ folder"
+        hint = "bcqfmt.save(folder, bcqfmt.integrations.torch.tensors_of(model), config=...) writes a BCQ folder"
+    else:
+        what = "a configuration that says bcq in a model without BCQ layers"
+        hint = "to save it as it is: del model.config.quantization_config"
+    raise error("BCQ-E305", found=what, expected="a model loaded from a BCQ folder", hint=hint)
+
+
+def _tensors(model: Any) -> tuple[dict[str, BcqWeight], dict[str, StoredTensor]]:
+    """Weights under the names they came with, everything else under the names that transformers gives back to it."""
+    weights: dict[str, BcqWeight] = {}
+    parts: set[str] = set()
+    away = [name for name, tensor in model.state_dict().items() if tensor.device.type == "meta"]
+    if away:
+        raise error(
+            "BCQ-E305", tensor=away[0], found=f"{len(away)} tensors that are not in memory (device_map)",
+            expected="a model that is in memory", hint="load it without device_map, then save it",
+        )  # fmt: skip
+    base = f"{model.base_model_prefix}."
+    for path, module in model.named_modules():
+        if isinstance(module, BcqModule):
+            name = getattr(module, "weight_name", f"{path}.weight")
+            if model.base_model is model and not path.startswith(base):
+                name = name.removeprefix(base)  # as transformers names all else in a model without a head
+            weights[name] = module.to_weight(name)
+            parts.update(f"{path}.{part}" for part in module.names)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in parts}
+    ignored = set(model._keys_to_ignore_on_save or ())
+    state = {name: tensor for name, tensor in state.items() if name not in ignored}
+    state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return weights, {name: stored_of(name, tensor) for name, tensor in state.items()}
+
+
+def _texts(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """config.json as transformers would write it, and generation_config.json."""
+    files = _saved(model.config)
+    config: dict[str, Any] = json.loads(files.pop(CONFIG))
+    config.pop("quantization_config", None)
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = str(model.dtype).removeprefix("torch.")
+    if model.can_generate() and getattr(model, "generation_config", None) is not None:
+        files.update(_saved(model.generation_config))
+    return config, files
+
+
+def _saved(thing: Any) -> dict[str, bytes]:
+    """What a ``save_pretrained`` writes, path -> content."""
+    with tempfile.TemporaryDirectory() as folder:
+        thing.save_pretrained(folder)
+        place = Path(folder)
+        return {name: (place / name).read_bytes() for name in file_list(place) if name != MANIFEST}
+
+
+def _bytes(size: int | str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?I?B)?", str(size).strip().upper())
+    if match is None or (match[2] or "") not in _UNITS | {"B": 1}:
+        raise error("BCQ-E302", found=f"max_shard_size {size!r}", expected="a number of bytes, or '5GB'")
+    return int(match[1]) * (_UNITS | {"B": 1})[match[2] or ""]

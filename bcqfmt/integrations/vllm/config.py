@@ -1,0 +1,112 @@
+"""The quantization config "bcq" of vLLM: which layers of a model are BCQ weights. Importing this module needs vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import (  # type: ignore[import-not-found, unused-ignore]
+    LinearBase,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.quantization.base_config import (  # type: ignore[import-not-found, unused-ignore]
+    QuantizationConfig,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found, unused-ignore]
+    ParallelLMHead,
+)
+from vllm.transformers_utils.repo_utils import (  # type: ignore[import-not-found, unused-ignore]
+    get_hf_file_bytes,
+)
+
+from bcqfmt.checkpoint.descriptor import check_version
+from bcqfmt.checkpoint.folder import MANIFEST
+from bcqfmt.checkpoint.manifest import parse_manifest
+from bcqfmt.errors import error, refuse
+from bcqfmt.weight.scheme import WeightSpec
+
+from .method import BcqLinearMethod
+
+__all__ = ["BcqConfig"]
+
+
+class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
+    """``quantization_config`` of a BCQ folder. What a weight is like stands in the manifest, not in config.json."""
+
+    def __init__(self, format_version: str = "1.0") -> None:
+        super().__init__()
+        self.format_version = format_version
+        self.specs: dict[str, WeightSpec] = {}  # by the path of the module, as vLLM calls it
+
+    def get_name(self) -> str:
+        """What config.json says as ``quant_method``."""
+        return "bcq"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Types of activations."""
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Compute capability times ten: the kernels are compiled and tested for 8.0 and 9.0."""
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None besides config.json."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> BcqConfig:
+        """From ``quantization_config``; another major version of the format is refused."""
+        version = str(config.get("format_version", "1.0"))
+        check_version({"version": version}, _refuse_version)
+        return cls(version)
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        """Read the manifest of the folder or hub model: scheme, shape and dtype of every weight."""
+        raw = get_hf_file_bytes(MANIFEST, model_name, revision)
+        if raw is None:
+            raise error("BCQ-V601", model_name, found=f"no {MANIFEST}", expected="a finished checkpoint")
+        manifest = parse_manifest(raw, refuse, check_digest=True)
+        assert manifest is not None  # refuse has raised otherwise
+        self.specs = {name.removesuffix(".weight"): record.spec for name, record in manifest.weights.items()}
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Names as the model of vLLM has them."""
+        self.specs = hf_to_vllm_mapper.apply_dict(self.specs)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """How a layer computes: ours, that of a dense layer, or None where vLLM chooses (BCQ-E305: not possible)."""
+        if isinstance(layer, LinearBase | ParallelLMHead):
+            names = self._weights_of(prefix)
+            if names:
+                return BcqLinearMethod(tuple((name, self.specs[name]) for name in names))
+            return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+        inside = [path for path in self.specs if path == prefix or path.startswith(f"{prefix}.")]
+        if inside:
+            raise error(
+                "BCQ-E305",
+                tensor=inside[0],
+                found=f"a quantized weight in a {type(layer).__name__}",
+                expected="linear layers and heads; for experts use transformers, or export the model as a dense one",
+            )
+        return None
+
+    def _weights_of(self, prefix: str) -> list[str]:
+        """The paths of the weights that make up a layer; none if it is dense."""
+        if prefix in self.specs:
+            return [prefix]
+        parent, dot, leaf = prefix.rpartition(".")
+        names = [f"{parent}{dot}{name}" for name in self.packed_modules_mapping.get(leaf, ())]
+        found = [name for name in names if name in self.specs]
+        if found and len(found) != len(names):
+            dense = ", ".join(name for name in names if name not in self.specs)
+            raise error(
+                "BCQ-E305", tensor=prefix, found=f"a layer of which {dense} is dense", expected="all of it quantized"
+            )
+        return found
+
+
+def _refuse_version(code: str, found: str, expected: str = "", weight: str = "") -> None:
+    raise error(code, "config.json", found=found, expected=expected)

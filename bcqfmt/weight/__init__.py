@@ -1,0 +1,1 @@
+"""One weight in memory: its scheme, its parts, the normative decoder."""

@@ -1,0 +1,253 @@
+"""Arrays of a quantizer to a weight's spec and parts: what the ``BcqWeight.from_*`` constructors do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt import limits
+from bcqfmt.container.dtypes import FLOATS, name_of, numpy_dtype
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import error
+
+from .packing import pack, pack_planes, unpack
+from .scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+
+__all__ = [
+    "affine",
+    "bcq",
+    "concatenate",
+    "float_zero",
+    "minimal_zeros",
+    "offset",
+    "second_order",
+    "with_outliers",
+    "with_perm",
+    "wrap",
+]
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+Built = tuple[WeightSpec, Arrays]
+
+
+def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
+    """Arrays as parts in memory, in the types that the spec calls for."""
+    wanted = spec.parts()
+    parts = {}
+    for suffix, array in arrays.items():
+        dtype = wanted[suffix].dtype
+        fits = name_of(array) == dtype or (
+            dtype[0] in "IU" and array.dtype.kind in "iu" and array.dtype.itemsize == numpy_dtype(dtype).itemsize
+        )
+        if not fits:
+            raise error("BCQ-E302", tensor=suffix, found=f"an array of type {array.dtype}", expected=dtype)
+        parts[suffix] = StoredTensor.from_array(suffix, array, dtype)
+    return parts
+
+
+def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size: int, dtype: str | None) -> Built:
+    """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G)."""
+    codes = _codes(codes, bits)
+    kind = _float(scale, "scale")
+    if np.ndim(zero) and np.shape(zero) != scale.shape:
+        raise error(
+            "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {scale.shape} as the scales"
+        )
+    declared, part = _zeros(zero, bits)
+    segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
+    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, **part}
+    return _one(segment, codes.shape, dtype or kind), arrays
+
+
+def float_zero(codes: Array, scale: Array, zero: Array, bits: int, group_size: int, dtype: str | None) -> Built:
+    """Like :func:`affine` with floating-point zeros (..., out, G)."""
+    codes = _codes(codes, bits)
+    kind = _float(scale, "scale")
+    segment = Segment(encoding="float-zero", bits=bits, group_size=group_size, scale=kind, zero=_float(zero, "zero"))
+    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, "s0_zero": zero}
+    return _one(segment, codes.shape, dtype or kind), arrays
+
+
+def offset(codes: Array, scale: Array, offsets: Array, bits: int, group_size: int, dtype: str | None) -> Built:
+    """Like :func:`affine` with an offset (..., out, G) that is added after scaling."""
+    codes = _codes(codes, bits)
+    kind = _float(scale, "scale")
+    segment = Segment(encoding="offset", bits=bits, group_size=group_size, scale=kind, offset=_float(offsets, "offset"))
+    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, "s0_offset": offsets}
+    return _one(segment, codes.shape, dtype or kind), arrays
+
+
+def bcq(
+    signs: Array,
+    alpha: Array,
+    bias: Array | None,
+    group_size: int,
+    dtype: str | None,
+    scale_sets: Mapping[int, tuple[Array, Array | None]],
+) -> Built:
+    """Bits (..., q, out, in) of 0 and 1, alpha (..., q, out, G), bias (..., out, G), scale sets by precision."""
+    if signs.ndim not in (3, 4):
+        raise error("BCQ-E302", found=f"bits of {signs.ndim} dimensions", expected="(q, out, in) or (E, q, out, in)")
+    q = signs.shape[-3]
+    if signs.size and not np.isin(signs, (0, 1)).all():
+        raise error("BCQ-E302", found="bits other than 0 and 1", expected="0 for -alpha, 1 for +alpha")
+    kind = _float(alpha, "alpha")
+    arrays: Arrays = {"s0_planes": _pack_bits(signs), "s0_alpha": alpha}
+    if bias is not None:
+        arrays["s0_bias"] = bias
+    for p, (set_alpha, set_bias) in sorted(scale_sets.items()):
+        if (set_bias is None) != (bias is None):
+            raise error("BCQ-E302", found=f"precision {p}", expected="a bias in every scale set, or in none")
+        arrays[f"s0_alpha_p{p}"] = set_alpha
+        if set_bias is not None:
+            arrays[f"s0_bias_p{p}"] = set_bias
+    segment = Segment(
+        encoding="bcq",
+        bits=q,
+        group_size=group_size,
+        alpha=kind,
+        bias=None if bias is None else _float(bias, "bias"),
+        precisions=tuple(sorted(scale_sets)),
+    )
+    return _one(segment, (*signs.shape[:-3], *signs.shape[-2:]), dtype or kind), arrays
+
+
+def second_order(built: Built, codes: Array, scale: Array, zero: Array, bits: int, rows: int) -> Built:
+    """Replace the scale of a one-segment weight by codes (..., out, G), scale and zero (..., ceil(out/rows), G)."""
+    spec, arrays = built
+    packed = zero.dtype.kind in "iu"
+    order = SecondOrder(bits, rows, _float(scale, "scale"), "packed" if packed else _float(zero, "zero"))
+    segment = replace(spec.scheme.segments[0], scale=order)
+    kept = {name: array for name, array in arrays.items() if name != "s0_scale"}
+    kept["s0_scale_codes"] = pack(_codes(codes, bits), bits)
+    kept["s0_scale_scale"] = scale
+    kept["s0_scale_zero"] = pack(_codes(zero, bits), bits) if packed else zero
+    return replace(spec, scheme=replace(spec.scheme, segments=(segment,))), kept
+
+
+def concatenate(pieces: Sequence[tuple[WeightSpec, Mapping[str, Array]]]) -> Built:
+    """One weight whose segments are those of the pieces, side by side."""
+    if not pieces:
+        raise error("BCQ-E302", found="no pieces", expected="at least one")
+    first = pieces[0][0]
+    segments: list[Segment] = []
+    widths: list[int] = []
+    arrays: Arrays = {}
+    for spec, parts in pieces:
+        plain = spec.scheme.outliers is None and not spec.scheme.perm and not spec.scheme.aligned64
+        if not plain or spec.shape[:-1] != first.shape[:-1] or spec.dtype != first.dtype:
+            raise error(
+                "BCQ-E305",
+                found=f"a piece of shape {list(spec.shape)}, dtype {spec.dtype}"
+                + ("" if plain else ", with perm, outliers or tiles"),
+                expected=f"plain pieces of {first.shape[-2]} rows and dtype {first.dtype}",
+            )
+        base = len(segments)
+        for suffix, array in parts.items():
+            k, _, rest = suffix[1:].partition("_")
+            arrays[f"s{base + int(k)}_{rest}"] = array
+        segments += spec.scheme.segments
+        widths += spec.widths
+    nonfinite = any(spec.scheme.nonfinite for spec, _ in pieces)
+    spec = WeightSpec(
+        scheme=Scheme(segments=tuple(segments), nonfinite=nonfinite),
+        shape=(*first.shape[:-1], sum(widths)),
+        dtype=first.dtype,
+        widths=tuple(widths),
+    )
+    return spec, arrays
+
+
+def with_perm(spec: WeightSpec, perm: Array) -> Built:
+    """The scheme with ``perm``, and the part."""
+    return replace(spec, scheme=replace(spec.scheme, perm=True)), {"perm": _int32(perm, "perm")}
+
+
+def with_outliers(
+    spec: WeightSpec, indptr: Array, indices: Array, values: Array, mode: str, segments: Sequence[int] | None
+) -> Built:
+    """The scheme with CSR outliers, and the three parts; columns in original order."""
+    allowed = tuple(range(len(spec.widths))) if segments is None else tuple(sorted(set(segments)))
+    if mode not in ("add", "replace") or not set(allowed) <= set(range(len(spec.widths))) or not allowed:
+        raise error(
+            "BCQ-E302",
+            found=f"mode {mode!r}, segments {list(allowed)}",
+            expected="add or replace; segments of the weight",
+        )
+    columns = _int32(indices, "indices")
+    if columns.size and (columns.min() < 0 or columns.max() >= spec.columns):
+        raise error("BCQ-V408", found=f"columns up to {columns.max()}", expected=f"0..{spec.columns - 1}")
+    rule = OutlierRule(mode, _float(values, "values"), allowed)
+    arrays = {
+        "outlier_indptr": _int32(indptr, "indptr"),
+        "outlier_indices": columns.astype(np.uint16 if spec.columns <= 65536 else np.int32),
+        "outlier_values": values,
+    }
+    return replace(spec, scheme=replace(spec.scheme, outliers=rule)), arrays
+
+
+def minimal_zeros(spec: WeightSpec, arrays: Arrays) -> Built:
+    """The same weight with zero points in their shortest form: as the format demands of what is stored."""
+    segments = list(spec.scheme.segments)
+    for k, segment in enumerate(segments):
+        if isinstance(segment.zero, PackedZero) and not (spec.scheme.aligned64 and k == 0):
+            fields = unpack(arrays.pop(f"s{k}_zero"), segment.zero.bits, spec.groups(k))
+            declared, part = _zeros(fields, segment.bits, k)
+            segments[k] = replace(segment, zero=declared)
+            arrays.update(part)
+    return replace(spec, scheme=replace(spec.scheme, segments=tuple(segments))), arrays
+
+
+def _one(segment: Segment, shape: tuple[int, ...], dtype: str) -> WeightSpec:
+    scheme = Scheme(segments=(segment,))
+    return WeightSpec(scheme=scheme, shape=tuple(shape), dtype=dtype, widths=(int(shape[-1]),))
+
+
+def _int32(values: Array, what: str) -> npt.NDArray[np.int32]:
+    array = np.asarray(values)
+    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) > limits.MAX_DIM):
+        raise error("BCQ-E302", found=f"{what} of type {array.dtype}", expected="integers in 0..2^31-1")
+    return array.astype(np.int32)
+
+
+def _codes(codes: Array, bits: int) -> Array:
+    if codes.ndim not in (2, 3):
+        raise error("BCQ-E302", found=f"an array of {codes.ndim} dimensions", expected="2, or 3 in a stack")
+    if codes.dtype.kind not in "iu":
+        raise error("BCQ-E302", found=f"codes of type {codes.dtype}", expected="integers")
+    if not 1 <= bits <= 8:
+        raise error("BCQ-E302", found=f"{bits} bits", expected="1..8")
+    if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < 2**bits:
+        raise error("BCQ-E302", found=f"codes {codes.min()}..{codes.max()}", expected=f"0..{2**bits - 1}")
+    return codes.astype(np.uint8)
+
+
+def _float(array: Array, what: str) -> str:
+    name = name_of(array)
+    if name not in FLOATS:
+        raise error("BCQ-E302", found=f"{what} of type {array.dtype}", expected="float16, bfloat16 or float32")
+    return name
+
+
+def _zeros(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZero, Arrays]:
+    """The declared zero and its part, if it needs one."""
+    values = np.asarray(zero)
+    if values.dtype.kind not in "iu":
+        raise error("BCQ-E302", found=f"zero points of type {values.dtype}", expected="integers")
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 2**q:
+        raise error("BCQ-V404", found=f"zero points {low}..{high}", expected=f"0..{2**q}")
+    if low == high:
+        return low, {}
+    bits = high.bit_length()
+    return PackedZero(bits), {f"s{k}_zero": pack(values, bits)}
+
+
+def _pack_bits(signs: Array) -> Array:
+    planes = [pack_planes(signs[..., i, :, :].astype(np.uint8), 1)[..., 0, :, :] for i in range(signs.shape[-3])]
+    return np.stack(planes, axis=-3)

@@ -1,0 +1,306 @@
+"""The normative decoder: parts to values, in the order of operations of spec section 8.
+
+``Numbers`` are the parts of some rows of one matrix, loaded; :func:`evaluate` turns them into E in binary64.
+Everything is elementwise in float64 numpy, so the order written here is the order performed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.container.dtypes import float64_of, round_to
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import BcqError, error
+
+from .aligned64 import tile_codes, tile_meta_fields
+from .packing import unpack, unpack_codes
+from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
+
+__all__ = ["Numbers", "alpha_z", "decode_matrix", "load_rows", "refuse_truncation"]
+
+Array = npt.NDArray[Any]
+Float = npt.NDArray[np.float64]
+
+_BLOCK = 1 << 15  # elements evaluated at a time: the float64 temporaries stay in the cache
+_LOAD = 1 << 25  # elements whose parts are held in memory at a time
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Parts of rows ``first_row .. first_row + rows`` of matrix ``index``; arrays by suffix, without the stack axis."""
+
+    spec: WeightSpec
+    first_row: int
+    rows: int
+    planes: int | None
+    arrays: dict[str, Array]
+
+
+def load_rows(
+    spec: WeightSpec,
+    parts: Mapping[str, StoredTensor],
+    index: int,
+    rows: tuple[int, int],
+    planes: int | None = None,
+) -> Numbers:
+    """Read what rows ``rows`` of matrix ``index`` need, and of the planes only the first ``planes``."""
+    lead = ((index, index + 1),) if len(spec.shape) == 3 else ()
+    arrays: dict[str, Array] = {}
+    for suffix, part in parts.items():
+        if suffix.startswith("outlier_"):
+            continue
+        kind = suffix.partition("_")[2]
+        if suffix == "perm":
+            ranges: tuple[tuple[int, int], ...] = ()
+        elif kind == "planes":
+            q = part.shape[len(lead)]
+            ranges = ((0, min(q, planes or q)), rows)
+        elif kind.startswith("alpha"):
+            ranges = ((0, part.shape[len(lead)]), rows)
+        elif kind in ("scale_scale", "scale_zero"):
+            order = spec.scheme.segments[int(suffix[1 : suffix.index("_")])].scale
+            assert isinstance(order, SecondOrder)
+            ranges = ((rows[0] // order.rows, -(-rows[1] // order.rows)),)
+        else:
+            ranges = (rows,)
+        block = part.read(*lead, *ranges)
+        arrays[suffix] = block[0] if lead else block
+        if suffix == "perm":
+            _check_perm(arrays[suffix], spec.columns, part)
+    arrays.update(_load_outliers(spec, parts, index, rows))
+    return Numbers(spec, rows[0], rows[1] - rows[0], planes, arrays)
+
+
+def _load_outliers(
+    spec: WeightSpec, parts: Mapping[str, StoredTensor], index: int, rows: tuple[int, int]
+) -> dict[str, Array]:
+    """Entries of the rows; checked here too, because a wrong index would be a wrong value, or worse."""
+    if spec.scheme.outliers is None:
+        return {}
+    start = index * spec.out
+    indptr = parts["outlier_indptr"].read((start + rows[0], start + rows[1] + 1)).astype(np.int64)
+    span = (int(indptr[0]), int(indptr[-1]))
+    nnz = parts["outlier_indices"].shape[0]
+    if not 0 <= span[0] <= span[1] <= nnz or (np.diff(indptr) < 0).any():
+        raise _fault("BCQ-V407", parts["outlier_indptr"], "not a rising sequence within 0..nnz")
+    indices = parts["outlier_indices"].read(span).astype(np.int64)
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < spec.columns:
+        raise _fault("BCQ-V408", parts["outlier_indices"], "a column out of range")
+    row_of = np.repeat(np.arange(rows[1] - rows[0]), np.diff(indptr))
+    if ((np.diff(indices) <= 0) & (np.diff(row_of) == 0)).any():
+        raise _fault("BCQ-V408", parts["outlier_indices"], "columns that do not rise within a row")
+    return {
+        "outlier_rows": row_of,
+        "outlier_indices": indices,
+        "outlier_values": parts["outlier_values"].read(span),
+    }
+
+
+def _fault(code: str, part: StoredTensor, found: str) -> BcqError:
+    return error(code, part.file.name if part.file is not None else "", part.name, found)
+
+
+def decode_matrix(
+    spec: WeightSpec,
+    parts: Mapping[str, StoredTensor],
+    index: int,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    planes: int | None,
+    dtype: str,
+    out: Array,
+) -> None:
+    """Fill ``out`` (rows, columns) with E rounded once to ``dtype``; memory stays bounded whatever the size."""
+    if planes is not None:
+        refuse_truncation(spec, planes)
+    load = max(1, _LOAD // spec.columns)
+    step = max(1, _BLOCK // spec.columns)
+    for top in range(rows[0], rows[1], load):
+        numbers = load_rows(spec, parts, index, (top, min(top + load, rows[1])), planes)
+        context = _Context(numbers)
+        for r in range(0, numbers.rows, step):
+            stop = min(r + step, numbers.rows)
+            values = context.evaluate(r, stop)[:, columns[0] : columns[1]]
+            out[top - rows[0] + r : top - rows[0] + stop] = round_to(values, dtype)
+
+
+def refuse_truncation(spec: WeightSpec, planes: int) -> None:
+    """float-zero and offset segments have no value at fewer planes (section 8.1)."""
+    if planes < 1:
+        raise error("BCQ-E302", found=f"{planes} planes", expected="at least 1")
+    for k, segment in enumerate(spec.scheme.segments):
+        if planes < segment.bits and segment.encoding in ("float-zero", "offset"):
+            raise error(
+                "BCQ-E304", found=f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"
+            )
+
+
+class _Context:
+    """Loaded numbers with everything per row and group already in float64."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.spec = numbers.spec
+        self.arrays = numbers.arrays
+        self.segments = [_SegmentNumbers(numbers, k) for k in range(len(self.spec.scheme.segments))]
+        self.perm = self.arrays.get("perm")
+        self.outlier_rows = self.arrays.get("outlier_rows")
+
+    def evaluate(self, start: int, stop: int) -> Float:
+        """E of rows ``start..stop`` (of the loaded ones) in original column order, float64 (rows, in)."""
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            pieces = [
+                segment.evaluate(self.codes(k, start, stop), start, stop) for k, segment in enumerate(self.segments)
+            ]
+            values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+            if self.perm is not None:
+                stored, values = values, np.empty_like(values)
+                values[:, self.perm] = stored
+            self._outliers(values, start, stop)
+        return values
+
+    def codes(self, k: int, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Codes of segment ``k`` (rows, width) uint8; of the loaded planes only."""
+        if self.spec.scheme.aligned64:
+            pair = tile_codes(self.arrays["tile"][start:stop], self.arrays["tile_extra"][start:stop])
+            return pair[k] >> np.uint8(self.segments[k].dropped)
+        return unpack_codes(self.arrays[f"s{k}_planes"][:, start:stop], self.spec.widths[k])
+
+    def _outliers(self, values: Float, start: int, stop: int) -> None:
+        if self.outlier_rows is None:
+            return
+        a, b = np.searchsorted(self.outlier_rows, (start, stop))
+        rows = self.outlier_rows[a:b] - start
+        columns = self.arrays["outlier_indices"][a:b]
+        added = float64_of(self.arrays["outlier_values"][a:b])
+        assert self.spec.scheme.outliers is not None
+        if self.spec.scheme.outliers.mode == "add":
+            values[rows, columns] += added
+        else:
+            values[rows, columns] = added
+
+
+class _SegmentNumbers:
+    """The numbers of one segment: scale and zero, or alpha and z, as float64 (rows, G) or (planes, rows, G)."""
+
+    def __init__(self, numbers: Numbers, k: int) -> None:
+        self.segment = segment = numbers.spec.scheme.segments[k]
+        self.width = numbers.spec.widths[k]
+        self.groups = numbers.spec.groups(k)
+        self.dtype = numbers.spec.dtype
+        self.used = min(numbers.planes or segment.bits, segment.bits)
+        self.dropped = segment.bits - self.used
+        if segment.encoding == "bcq" or self.dropped:
+            self.alpha, self.z = _plane_numbers(numbers, k, self.used)
+        else:
+            self.scale = _scale(numbers, k)
+            self.zero = _zero(numbers, k)
+
+    def evaluate(self, codes: npt.NDArray[np.uint8], start: int, stop: int) -> Float:
+        """E of the segment (rows, width) float64, without outliers."""
+        g, rows = self.segment.group_size, stop - start
+        short = self.groups * g - self.width
+        if short:
+            codes = np.pad(codes, ((0, 0), (0, short)))
+        grouped = codes.reshape(rows, self.groups, g)
+        if self.segment.encoding == "bcq" or self.dropped:
+            values = self._planes_sum(grouped, start, stop)
+        else:
+            values = self._affine(grouped, start, stop)
+        flat = values.reshape(rows, self.groups * g)
+        return flat[:, : self.width] if short else flat
+
+    def _affine(self, codes: npt.NDArray[np.uint8], start: int, stop: int) -> Float:
+        scale = self.scale[start:stop, :, None]
+        zero = self.zero if isinstance(self.zero, float) else self.zero[start:stop, :, None]
+        if self.segment.encoding == "offset":
+            values = np.multiply(codes, scale, dtype=np.float64)
+            values += zero
+            return values
+        values = np.subtract(codes, zero, dtype=np.float64)
+        if self.segment.encoding == "float-zero":
+            values = float64_of(round_to(values, self.dtype))
+        values *= scale
+        return values
+
+    def _planes_sum(self, codes: npt.NDArray[np.uint8], start: int, stop: int) -> Float:
+        values = np.empty(codes.shape, np.float64)
+        values[...] = self.z[start:stop, :, None]
+        for i in range(self.used):
+            alpha = self.alpha[i, start:stop, :, None]
+            bit = (codes >> np.uint8(self.used - 1 - i)) & np.uint8(1)
+            values += np.where(bit, alpha, -alpha)
+        return values
+
+
+def _scale(numbers: Numbers, k: int) -> Float:
+    """s (rows, G) float64."""
+    order = numbers.spec.scheme.segments[k].scale
+    if not isinstance(order, SecondOrder):
+        return float64_of(numbers.arrays[f"s{k}_scale"])
+    groups, arrays = numbers.spec.groups(k), numbers.arrays
+    if k == 0 and numbers.spec.scheme.aligned64:
+        codes = tile_meta_fields(arrays["tile_meta"])[1]
+        zero = float64_of(arrays["s0_scale_zero"])
+    else:
+        codes = unpack(arrays[f"s{k}_scale_codes"], order.bits, groups)
+        stored = arrays[f"s{k}_scale_zero"]
+        zero = float64_of(unpack(stored, order.bits, groups) if order.zero == "packed" else stored)
+    first = numbers.first_row // order.rows
+    row_group = (numbers.first_row + np.arange(numbers.rows)) // order.rows - first
+    with np.errstate(over="ignore", invalid="ignore"):
+        scale: Float = float64_of(arrays[f"s{k}_scale_scale"])[row_group] * (codes.astype(np.float64) - zero[row_group])
+    return scale
+
+
+def _zero(numbers: Numbers, k: int) -> float | Float:
+    """zp, zero or offset: one number, or (rows, G) float64."""
+    segment = numbers.spec.scheme.segments[k]
+    if segment.encoding == "offset":
+        return float64_of(numbers.arrays[f"s{k}_offset"])
+    if isinstance(segment.zero, int):
+        return float(segment.zero)
+    if k == 0 and numbers.spec.scheme.aligned64:
+        return tile_meta_fields(numbers.arrays["tile_meta"])[0].astype(np.float64)
+    stored = numbers.arrays[f"s{k}_zero"]
+    if isinstance(segment.zero, PackedZero):
+        return unpack(stored, segment.zero.bits, numbers.spec.groups(k)).astype(np.float64)
+    return float64_of(stored)
+
+
+def _plane_numbers(numbers: Numbers, k: int, planes: int) -> tuple[Float, Float]:
+    """alpha (planes, rows, G) and z (rows, G) for the first ``planes`` planes, float64."""
+    segment = numbers.spec.scheme.segments[k]
+    if segment.encoding == "bcq":
+        suffix = f"_p{planes}" if planes in segment.precisions else ""
+        alpha = float64_of(numbers.arrays[f"s{k}_alpha{suffix}"][:planes])
+        bias = numbers.arrays.get(f"s{k}_bias{suffix}")
+        return alpha, np.zeros(alpha.shape[1:]) if bias is None else float64_of(bias)
+    return _affine_planes(segment, _scale(numbers, k), _zero(numbers, k), planes)
+
+
+def _affine_planes(segment: Segment, scale: Float, zero: float | Float, planes: int) -> tuple[Float, Float]:
+    q = segment.bits
+    with np.errstate(over="ignore", invalid="ignore"):
+        alpha = np.stack([scale * 2.0 ** (q - 2 - i) for i in range(planes)])
+        z: Float = scale * ((float(2**q - 1) - 2.0 * zero) * 0.5)
+    return alpha, z
+
+
+def alpha_z(numbers: Numbers, k: int) -> tuple[Float, Float]:
+    """The plane scales and the bias of segment ``k``, stored or derived (section 8.1), float64."""
+    segment = numbers.spec.scheme.segments[k]
+    if segment.encoding in ("float-zero", "offset"):
+        raise error("BCQ-E304", found=f"segment {k} is {segment.encoding}: it has no alpha and z that give its values")
+    return _plane_numbers(numbers, k, min(numbers.planes or segment.bits, segment.bits))
+
+
+def _check_perm(perm: Array, columns: int, part: StoredTensor) -> None:
+    if int(perm.min()) < 0 or int(perm.max()) >= columns:
+        raise _fault("BCQ-V406", part, f"an entry outside 0..{columns - 1}")
+    if (np.bincount(perm, minlength=columns) != 1).any():
+        raise _fault("BCQ-V406", part, "a column occurs twice")

@@ -1,0 +1,192 @@
+"""What a weight is made of: segments, schemes, and the parts that follow from them (spec sections 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from .packing import words_for
+
+__all__ = [
+    "FEATURES", "OutlierRule", "PackedZero", "PartSpec", "Scheme", "SecondOrder", "Segment", "WeightSpec",
+    "features_of", "part_prefix",
+]  # fmt: skip
+
+FEATURES: Final = (
+    "aligned64", "bcq", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm", "second-order",
+    "segments", "stack",
+)  # fmt: skip
+ENCODINGS: Final = ("affine", "float-zero", "offset", "bcq")
+
+
+class PackedZero(NamedTuple):
+    """Integer zero points stored as packed(bits)."""
+
+    bits: int
+
+
+class SecondOrder(NamedTuple):
+    """Scales made of codes: ``s = scale * (code - zero)``, shared by ``rows`` rows; ``zero`` is "packed" or a dtype."""
+
+    bits: int
+    rows: int
+    scale: str
+    zero: str
+
+
+class OutlierRule(NamedTuple):
+    """CSR outliers: ``mode`` "add" or "replace", value dtype, the segments they may lie in."""
+
+    mode: str
+    dtype: str
+    segments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Encoding of a run of stored columns; the fields that its encoding does not use are None."""
+
+    encoding: str
+    bits: int
+    group_size: int
+    scale: str | SecondOrder | None = None
+    zero: int | str | PackedZero | None = None
+    offset: str | None = None
+    alpha: str | None = None
+    bias: str | None = None
+    precisions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """What weights share."""
+
+    segments: tuple[Segment, ...]
+    aligned64: bool = False
+    perm: bool = False
+    outliers: OutlierRule | None = None
+    nonfinite: bool = False
+
+
+class PartSpec(NamedTuple):
+    """A part that has to be there; ``bits`` and ``fields`` for packed ones; -1 in a shape is nnz."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bits: int = 0
+    fields: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpec:
+    """A weight without its name and its bytes; ``widths`` has one entry per segment, always."""
+
+    scheme: Scheme
+    shape: tuple[int, ...]
+    dtype: str
+    widths: tuple[int, ...]
+
+    @property
+    def stack(self) -> int:
+        """Number of matrices; 1 for a plain weight."""
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    @property
+    def out(self) -> int:
+        """Rows of one matrix."""
+        return self.shape[-2]
+
+    @property
+    def columns(self) -> int:
+        """Columns, the dimension called ``in`` in the specification."""
+        return self.shape[-1]
+
+    def groups(self, k: int) -> int:
+        """Number of groups in segment ``k``."""
+        return -(-self.widths[k] // self.scheme.segments[k].group_size)
+
+    def parts(self) -> dict[str, PartSpec]:
+        """Suffix -> what the part must be."""
+        found: dict[str, PartSpec] = {}
+        for k in range(len(self.scheme.segments)):
+            found.update(self._segment_parts(k))
+        if self.scheme.aligned64:
+            self._retile(found)
+        if self.scheme.perm:
+            found["perm"] = PartSpec("I32", (self.columns,))
+        if len(self.shape) == 3:
+            found = {name: part._replace(shape=(self.shape[0], *part.shape)) for name, part in found.items()}
+        if self.scheme.outliers is not None:
+            found["outlier_indptr"] = PartSpec("I32", (self.stack * self.out + 1,))
+            found["outlier_indices"] = PartSpec("U16" if self.columns <= 65536 else "I32", (-1,))
+            found["outlier_values"] = PartSpec(self.scheme.outliers.dtype, (-1,))
+        return found
+
+    def _segment_parts(self, k: int) -> dict[str, PartSpec]:
+        segment, out, groups, width = self.scheme.segments[k], self.out, self.groups(k), self.widths[k]
+        per_group = (out, groups)
+        found = {"planes": PartSpec("I32", (segment.bits, out, words_for(width, 1)), 1, width)}
+        if isinstance(segment.scale, SecondOrder):
+            order = segment.scale
+            row_groups = -(-out // order.rows)
+            packed = PartSpec("I32", (out, words_for(groups, order.bits)), order.bits, groups)
+            found["scale_codes"] = packed
+            found["scale_scale"] = PartSpec(order.scale, (row_groups, groups))
+            if order.zero == "packed":
+                found["scale_zero"] = packed._replace(shape=(row_groups, packed.shape[1]))
+            else:
+                found["scale_zero"] = PartSpec(order.zero, (row_groups, groups))
+        elif segment.scale is not None:
+            found["scale"] = PartSpec(segment.scale, per_group)
+        if isinstance(segment.zero, PackedZero):
+            bits = segment.zero.bits
+            found["zero"] = PartSpec("I32", (out, words_for(groups, bits)), bits, groups)
+        elif isinstance(segment.zero, str):
+            found["zero"] = PartSpec(segment.zero, per_group)
+        if segment.offset is not None:
+            found["offset"] = PartSpec(segment.offset, per_group)
+        if segment.alpha is not None:
+            for p in (segment.bits, *segment.precisions):
+                suffix = "" if p == segment.bits else f"_p{p}"
+                found[f"alpha{suffix}"] = PartSpec(segment.alpha, (p, out, groups))
+                if segment.bias is not None:
+                    found[f"bias{suffix}"] = PartSpec(segment.bias, per_group)
+        return {f"s{k}_{name}": part for name, part in found.items()}
+
+    def _retile(self, found: dict[str, PartSpec]) -> None:
+        """The parts of section 7 in place of those they replace."""
+        for name in ("s0_planes", "s1_planes", "s0_zero", "s0_scale_codes"):
+            found.pop(name, None)
+        tiles = self.columns // 64
+        found["tile"] = PartSpec("I32", (self.out, tiles, 4))
+        found["tile_extra"] = PartSpec("I32", (self.out, tiles))
+        found["tile_meta"] = PartSpec("U16", (self.out, tiles))
+        found["s0_scale_zero"] = PartSpec("U8", found["s0_scale_scale"].shape)
+
+
+def part_prefix(name: str) -> str:
+    """The prefix P of a weight's parts (section 6)."""
+    stem = name.removesuffix(".weight")
+    return f"{stem}.bcq_" if stem != name and stem else f"{name}_bcq_"
+
+
+def features_of(specs: Iterable[WeightSpec]) -> list[str]:
+    """The features that weights use, sorted (section 5.4)."""
+    used: set[str] = set()
+    kinds = {(id(spec.scheme), len(spec.shape)): spec for spec in specs}  # many weights, few schemes
+    for spec in kinds.values():
+        scheme = spec.scheme
+        flags = {
+            "aligned64": scheme.aligned64,
+            "multi-precision": any(segment.precisions for segment in scheme.segments),
+            "nonfinite": scheme.nonfinite,
+            "outliers": scheme.outliers is not None,
+            "perm": scheme.perm,
+            "second-order": any(isinstance(segment.scale, SecondOrder) for segment in scheme.segments),
+            "segments": len(scheme.segments) > 1,
+            "stack": len(spec.shape) == 3,
+        }
+        used.update(name for name, on in flags.items() if on)
+        used.update(segment.encoding for segment in scheme.segments if segment.encoding != "affine")
+    return sorted(used)

@@ -1,0 +1,174 @@
+"""Schemes as JSON, both ways, and the small typed getters that strict readers of JSON share (spec section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bcqfmt import limits
+from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.errors import escape
+
+from .scheme import ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment
+
+__all__ = ["Misfit", "expect", "expect_keys", "integer", "is_int", "one_of", "scheme_json", "scheme_of"]
+
+
+class Misfit(Exception):
+    """A JSON value that does not fit the schema; the message says where and why."""
+
+
+def scheme_json(scheme: Scheme) -> dict[str, Any]:
+    """The JSON object of a scheme."""
+    found: dict[str, Any] = {"segments": [_segment_json(segment) for segment in scheme.segments]}
+    if scheme.aligned64:
+        found["layout"] = "aligned64"
+    if scheme.perm:
+        found["perm"] = True
+    if scheme.outliers is not None:
+        found["outliers"] = {**scheme.outliers._asdict(), "segments": list(scheme.outliers.segments)}
+    if scheme.nonfinite:
+        found["nonfinite"] = True
+    return found
+
+
+def _segment_json(segment: Segment) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "encoding": segment.encoding,
+        "bits": segment.bits,
+        "group_size": segment.group_size,
+        "scale": segment.scale._asdict() if isinstance(segment.scale, SecondOrder) else segment.scale,
+        "zero": segment.zero._asdict() if isinstance(segment.zero, PackedZero) else segment.zero,
+        "offset": segment.offset,
+        "alpha": segment.alpha,
+        "bias": segment.bias,
+        "precisions": list(segment.precisions) or None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def scheme_of(value: Any, where: str) -> Scheme:
+    """A scheme of its JSON object; :class:`Misfit` when it is none."""
+    expect_keys(value, {"segments"}, {"layout", "perm", "outliers", "nonfinite"}, where)
+    segments = expect(value, "segments", list, where)
+    if not 1 <= len(segments) <= limits.MAX_SEGMENTS:
+        raise Misfit(f"{where}.segments has {len(segments)} entries, not 1..{limits.MAX_SEGMENTS}")
+    for key, only in (("layout", "aligned64"), ("perm", True), ("nonfinite", True)):
+        if key in value and (value[key] != only or type(value[key]) is not type(only)):
+            raise Misfit(f"{where}.{key} is not {only!r}")
+    outliers = None
+    if "outliers" in value:
+        rule, place = expect(value, "outliers", dict, where), f"{where}.outliers"
+        expect_keys(rule, {"mode", "dtype", "segments"}, set(), place)
+        chosen = _rising(rule, "segments", 0, len(segments) - 1, place)
+        outliers = OutlierRule(
+            one_of(rule, "mode", ("add", "replace"), place), one_of(rule, "dtype", FLOATS, place), chosen
+        )
+    return Scheme(
+        segments=tuple(_segment(s, f"{where}.segments[{k}]") for k, s in enumerate(segments)),
+        aligned64="layout" in value,
+        perm="perm" in value,
+        outliers=outliers,
+        nonfinite="nonfinite" in value,
+    )
+
+
+def _segment(value: Any, where: str) -> Segment:
+    if not isinstance(value, dict):
+        raise Misfit(f"{where} is not an object")
+    encoding = one_of(value, "encoding", ENCODINGS, where)
+    keys = {"encoding", "bits", "group_size"}
+    bits = integer(value, "bits", 1, 8, where)
+    group_size = integer(value, "group_size", 8, limits.MAX_DIM, where)
+    if encoding == "bcq":
+        expect_keys(value, keys | {"alpha"}, {"bias", "precisions"}, where)
+        return Segment(
+            encoding=encoding,
+            bits=bits,
+            group_size=group_size,
+            alpha=one_of(value, "alpha", FLOATS, where),
+            bias=one_of(value, "bias", FLOATS, where) if "bias" in value else None,
+            precisions=_rising(value, "precisions", 1, bits - 1, where) if "precisions" in value else (),
+        )
+    second = {"affine": "zero", "float-zero": "zero", "offset": "offset"}[encoding]
+    expect_keys(value, keys | {"scale", second}, set(), where)
+    scale = (
+        _second_order(value["scale"], f"{where}.scale")
+        if isinstance(value["scale"], dict)
+        else one_of(value, "scale", FLOATS, where)
+    )
+    zero: int | str | PackedZero | None = None
+    if encoding == "affine":
+        zero = _zero(value, bits, where)
+    elif encoding == "float-zero":
+        zero = one_of(value, "zero", FLOATS, where)
+    offset = one_of(value, "offset", FLOATS, where) if encoding == "offset" else None
+    return Segment(encoding=encoding, bits=bits, group_size=group_size, scale=scale, zero=zero, offset=offset)
+
+
+def _zero(value: Mapping[str, Any], bits: int, where: str) -> int | PackedZero:
+    if isinstance(value["zero"], dict):
+        expect_keys(value["zero"], {"bits"}, set(), f"{where}.zero")
+        return PackedZero(integer(value["zero"], "bits", 1, bits + 1, f"{where}.zero"))
+    return integer(value, "zero", 0, 2**bits, where)
+
+
+def _second_order(value: Any, where: str) -> SecondOrder:
+    expect_keys(value, {"bits", "rows", "scale", "zero"}, set(), where)
+    return SecondOrder(
+        integer(value, "bits", 1, 8, where),
+        integer(value, "rows", 1, limits.MAX_DIM, where),
+        one_of(value, "scale", FLOATS, where),
+        one_of(value, "zero", ("packed", *FLOATS), where),
+    )
+
+
+# -- small typed getters ---------------------------------------------------------------------------------------
+
+
+def expect_keys(value: Any, required: set[str], optional: set[str], where: str) -> None:
+    """Exactly these keys."""
+    if not isinstance(value, dict):
+        raise Misfit(f"{where} is not an object")
+    missing, unknown = required - value.keys(), value.keys() - required - optional
+    if missing:
+        raise Misfit(f"{where} lacks {', '.join(sorted(missing))}")
+    if unknown:
+        raise Misfit(f"{where} has the unknown key {', '.join(escape(k, 40) for k in sorted(unknown)[:3])}")
+
+
+def expect(value: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    """A value of a JSON type."""
+    if not isinstance(value[key], kind):
+        raise Misfit(
+            f"{where}.{key} is not {'an object' if kind is dict else 'an array' if kind is list else 'a string'}"
+        )
+    return value[key]
+
+
+def integer(value: Mapping[str, Any], key: str, low: int, high: int, where: str) -> int:
+    """An integer (not a boolean) in a range."""
+    found: Any = value.get(key)
+    if not is_int(found) or not low <= found <= high:
+        raise Misfit(f"{where}.{key} is not an integer in {low}..{high}")
+    return int(found)
+
+
+def one_of(value: Mapping[str, Any], key: str, allowed: tuple[str, ...], where: str) -> str:
+    """One of some strings."""
+    found = value.get(key)
+    if not isinstance(found, str) or found not in allowed:
+        raise Misfit(f"{where}.{key} is not one of {', '.join(allowed)}")
+    return found
+
+
+def _rising(value: Mapping[str, Any], key: str, low: int, high: int, where: str) -> tuple[int, ...]:
+    found = expect(value, key, list, where)
+    if not found or not all(is_int(v) and low <= v <= high for v in found) or sorted(set(found)) != found:
+        raise Misfit(f"{where}.{key} is not a rising array of integers in {low}..{high}")
+    return tuple(found)
+
+
+def is_int(value: Any) -> bool:
+    """A JSON integer; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Quantized sources to BCQ and back: conversion, its tasks, restoring, verifying."""

@@ -1,0 +1,166 @@
+"""Who carries out a plan: threads of this process, or an engine with machines that share a file system.
+
+An engine owns no correctness. A task of it is one part of as many parts as there are shards (`convert --part i/N`),
+run in a process elsewhere: it opens the source, makes the plan, finds the same digest, takes the part's lock, writes
+its shard under a temporary name and leaves a ``done`` record. So a task may be lost, repeated, or run twice at once;
+what is true is what the plan and the records on disk say.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bcqfmt.errors import BcqError, error
+from bcqfmt.version import __version__
+
+if TYPE_CHECKING:
+    from bcqfmt.converters.jobs.workspace import Workspace
+
+    from .conversion import Conversion
+
+__all__ = ["Executor", "Task", "fault_of", "memory_of", "run_task", "tasks_of"]
+
+_BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
+_PER_HEADER_BYTE = 16  # of memory, for what is kept of the source's headers
+_PATIENCE = 150.0  # seconds; a lock of a machine that is gone lives on for up to 90 on NFS
+
+Tick = Callable[[int], None]
+ShardDone = Callable[[str, int], None]
+
+
+class Executor(Protocol):
+    """An engine: it sees to it that every step of the plan has its record in the workspace."""
+
+    def work(self, conversion: Conversion, space: Workspace, tick: Tick, shard_done: ShardDone) -> None:
+        """Carry out all that is not done yet; raise the first fault, as a ``BcqError``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One shard as a message: plain data, the same for every engine."""
+
+    source: str
+    target: str
+    options: dict[str, Any]  # of the conversion
+    index: int  # of the shard, from 0
+    count: int
+    file: str
+    nbytes: int
+    memory: int  # bytes that the process will need
+    digest: str  # of the plan
+    umask: int  # of the driver: modes follow it, wherever the file is written
+    version: str = __version__
+
+
+def memory_of(headers: int, largest: int, workers: int = 1) -> int:
+    """Bytes that a process needs: ``headers`` of the source, and the ``largest`` weight twice for every worker."""
+    return _BASE + _PER_HEADER_BYTE * headers + 2 * largest * workers
+
+
+def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
+    """A task for every shard of the plan."""
+    plan, source = conversion.plan, conversion.source
+    headers = sum(model.header.data_start for model in source.models.values())
+    options = {**asdict(conversion.options), "workers": 1, "memory_limit": None, "resume": True, "part": None}
+    options |= plan.options  # the name included, which may come from a folder that is called otherwise elsewhere
+    digest, umask = plan.digest, _umask()
+    found = []
+    for index, shard in enumerate(plan.shards):
+        largest = max((conversion.modules[name].nbytes for name in shard.weights), default=0)
+        memory = memory_of(headers, largest)
+        folder = os.path.abspath(source.folder)  # noqa: PTH100 - resolve() would follow a link
+        task = Task(
+            folder, str(target), options, index, len(plan.shards), shard.file, shard.nbytes, memory, digest, umask
+        )
+        found.append(task)
+    return found
+
+
+def run_task(task: Task) -> dict[str, Any]:
+    """Carry out a task in this process; what the driver is told: where, how much memory, and the fault if any.
+
+    A fault travels as data: an engine would wrap it, and bring the traceback of another machine along.
+    """
+    before = os.umask(task.umask)
+    try:
+        conversion = _planned(task).for_part((task.index + 1, task.count))
+        _patiently(lambda: conversion.run(Path(task.target)))
+    except BcqError as fault:
+        return {**_where(), "fault": {"finding": tuple(fault.finding), "hint": fault.hint}}
+    finally:
+        os.umask(before)
+    return _where()
+
+
+def fault_of(report: dict[str, Any]) -> BcqError | None:
+    """The fault in what a task told, as the error that it was."""
+    if "fault" not in report:
+        return None
+    code, file, tensor, found, expected = report["fault"]["finding"]
+    return error(code, file, tensor, found, expected, hint=report["fault"]["hint"])
+
+
+def _umask() -> int:
+    """There is no way of asking but by setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
+
+
+def _where() -> dict[str, Any]:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"node": socket.gethostname(), "process": os.getpid(), "peak_rss_bytes": peak}
+
+
+def _planned(task: Task) -> Conversion:
+    """The plan as this machine sees it, which must be the driver's own."""
+    if task.version != __version__:
+        raise _elsewhere(f"bcqfmt {__version__}", f"bcqfmt {task.version}")
+    try:
+        conversion = _planned_once(task.source, task.digest, tuple(sorted(task.options.items())))
+    except BcqError as fault:
+        raise _elsewhere(str(fault), f"the source at {task.source}") from fault
+    if conversion.plan.digest != task.digest:
+        _planned_once.cache_clear()
+        raise _elsewhere(f"another content of {task.source}", "the same model files and the same side files")
+    return conversion
+
+
+@functools.lru_cache(maxsize=1)
+def _planned_once(source: str, digest: str, options: tuple[tuple[str, Any], ...]) -> Conversion:
+    """Engines run one task after the other in a process: the headers are read for the first one."""
+    from bcqfmt.converters.source.checkpoint import open_source
+
+    from .conversion import Conversion, ConvertOptions
+
+    return Conversion(open_source(Path(source)), ConvertOptions(**dict(options)))
+
+
+atexit.register(_planned_once.cache_clear)  # files are closed while there is still an interpreter to do it
+
+
+def _elsewhere(found: str, expected: str) -> BcqError:
+    return error("BCQ-E711", socket.gethostname(), found=found, expected=expected)
+
+
+def _patiently(run: Callable[[], object], patience: float = _PATIENCE) -> None:
+    """Run; a lock that a lost task left behind is waited for."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            run()
+            return
+        except BcqError as fault:
+            if fault.code != "BCQ-E403" or time.monotonic() > end:
+                raise
+        time.sleep(1.0)

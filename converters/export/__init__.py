@@ -1,0 +1,255 @@
+"""Export: a BCQ folder to a checkpoint of another layout, where that loses nothing, or to a dense one.
+
+Every weight is looked at before anything is written; the first that the layout cannot hold ends the export with
+BCQ-E616. The tensors come from the rules of the way back (``rebuild.py``), the same that a conversion proves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bcqfmt import limits
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list, read_config
+from bcqfmt.checkpoint.provenance import source_record
+from bcqfmt.checkpoint.reader import Checkpoint
+from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
+from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_tensors
+from bcqfmt.container.dtypes import FLOATS, logical_name
+from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, write_file
+from bcqfmt.container.files import SourceFile, inside, read_small
+from bcqfmt.container.strict_json import JsonFault, parse
+from bcqfmt.converters.layouts.registry import rebuilders
+from bcqfmt.converters.source.checkpoint import QUANT_FILES
+from bcqfmt.errors import BcqError, error, escape, refuse
+from bcqfmt.version import __version__
+
+from .awq import to_awq
+from .compressed_tensors import to_compressed
+from .gptq import to_gptq
+from .names import dense_linears
+from .target import Target, dense_unit
+from .weights import uniform
+
+__all__ = ["TARGETS", "Export", "export"]
+
+TARGETS: Final = ("gptq", "awq", "compressed-tensors", "dense")
+_CARD = "README.md"
+_COPY = 1 << 22
+
+
+@dataclass(slots=True)
+class Export:
+    """What was written; ``format`` as readers of the layout call it, ``notes`` what the user should know."""
+
+    format: str
+    weights: int = 0
+    dense: int = 0
+    files: list[str] = field(default_factory=list)
+    nbytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON output."""
+        return {
+            "format": self.format,
+            "weights": self.weights,
+            "dense": self.dense,
+            "files": self.files,
+            "bytes": self.nbytes,
+            "notes": self.notes,
+        }
+
+
+def export(
+    checkpoint: Checkpoint,
+    target: Path,
+    layout: str,
+    *,
+    dtype: str | None = None,
+    max_shard_size: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    tick: Callable[[int], None] | None = None,
+) -> Export:
+    """Write ``checkpoint``, a BCQ folder, to the folder ``target`` in one of :data:`TARGETS`; all of it or nothing.
+
+    ``dtype`` (dense only): the type that values are rounded to, once; by default each weight's own. ``tick`` is told
+    the bytes written since the last call.
+    """
+    folder = checkpoint.path
+    kind = _check_arguments(folder, target, layout, dtype)
+    config = read_config(folder, refuse)
+    assert config is not None  # refuse has raised otherwise
+    config.pop("quantization_config", None)
+    made = None if layout == "dense" else _decide(checkpoint, layout)
+    result = Export("dense" if made is None else made.format)
+    dense = _dense(checkpoint, result)
+    units = _units(checkpoint, made, kind, dense)
+    if made is not None:
+        config["quantization_config"] = made.config
+        result.notes += made.notes
+    if "nonfinite" in checkpoint.features:
+        result.notes.append("scales: infinities or NaNs among them go over as they are")
+    result.notes += _lost(folder)
+    texts = {CONFIG: _json(config)}
+    if made is not None and made.config_file is not None:
+        texts[made.config_file] = _json(made.config)
+    with folder_in_progress(target, overwrite=overwrite) as work:
+        _write_model(work, units, max_shard_size, texts, result, tick)
+        _write_side_files(work, checkpoint, texts, result)
+    result.weights, result.dense = len(units) - len(dense), len(dense)
+    return result
+
+
+def _check_arguments(folder: Path, target: Path, layout: str, dtype: str | None) -> str | None:
+    """The logical name of ``dtype``; errors of the caller."""
+    if layout not in TARGETS:
+        raise error("BCQ-E302", found=f"layout {layout}", expected=", ".join(TARGETS))
+    if not folder.is_dir():
+        raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder")
+    here, there = folder.resolve(), target.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        where = "is" if here == there else "lies inside" if here in there.parents else "holds"
+        raise error("BCQ-E402", str(target), found=f"it {where} the BCQ folder", expected="a folder elsewhere")
+    if dtype is None:
+        return None
+    kind = logical_name(dtype)
+    if layout != "dense" or kind not in FLOATS:
+        raise error("BCQ-E302", found=f"dtype {kind} for {layout}", expected="float16, bfloat16 or float32 for dense")
+    return kind
+
+
+def _decide(checkpoint: Checkpoint, layout: str) -> Target:
+    """Everything about the layout; BCQ-E616 when a weight does not fit."""
+    weights = [uniform(weight) for _, weight in checkpoint.weights()]
+    if not weights:
+        raise error("BCQ-E616", checkpoint.path.name, found="no quantized weight", expected="at least one")
+    linears = dense_linears(tensor for _, tensor in checkpoint.dense())
+    if layout == "awq":
+        return to_awq(weights, linears)
+    if layout == "compressed-tensors":
+        return to_compressed(weights, linears)
+    return to_gptq(weights, linears, was_v2=_was_v2(checkpoint.path))
+
+
+def _dense(checkpoint: Checkpoint, result: Export) -> dict[str, Unit]:
+    """Tensors that are copied. Integers beside a weight describe the layout that it came from: they stay behind."""
+    modules = {name.removesuffix(".weight") for name, _ in checkpoint.weights()}
+    found, left = {}, []
+    for name, tensor in checkpoint.dense():
+        if name.rpartition(".")[0] in modules and tensor.dtype[0] in "IUB" and tensor.dtype != "BF16":
+            left.append(name)
+        else:
+            found[name] = Unit(name, {name: tensor}, False)
+    if left:
+        result.notes.append(
+            f"left out: {len(left)} tensors that describe the source's layout, '{escape(left[0])}' the first"
+        )
+    return found
+
+
+def _units(checkpoint: Checkpoint, made: Target | None, kind: str | None, dense: dict[str, Unit]) -> list[Unit]:
+    if made is None:
+        return [*dense.values(), *(dense_unit(weight, kind) for _, weight in checkpoint.weights())]
+    known = rebuilders()
+    units = [recipe.unit(known) for recipe in made.recipes]
+    for unit in units:
+        for name in unit.tensors:
+            if name in dense:
+                found = f"a dense tensor is called '{name}' already"
+                raise error("BCQ-E616", tensor=unit.name, found=found, expected="that name for the weight's own tensor")
+    return [*dense.values(), *units]
+
+
+def _write_model(
+    work: Path,
+    units: list[Unit],
+    max_shard_size: int,
+    texts: dict[str, bytes],
+    result: Export,
+    tick: Callable[[int], None] | None,
+) -> None:
+    shards = plan_shards(units, max_shard_size)
+    weight_map: dict[str, str] = {}
+    for name, shard in zip(shard_names(len(shards)), shards, strict=True):
+        tensors = {key: tensor for unit in shard for key, tensor in unit.tensors.items()}
+        written = write_tensors(work / name, tensors, {"format": "pt"}, tick)
+        weight_map.update(dict.fromkeys(tensors, name))
+        result.files.append(name)
+        result.nbytes += written.record.size
+    if len(shards) > 1:
+        total = sum(unit.nbytes for unit in units)
+        texts[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def _write_side_files(work: Path, checkpoint: Checkpoint, texts: dict[str, bytes], result: Export) -> None:
+    """New ones, and those of the folder that say nothing about its format."""
+    folder = checkpoint.path
+    models = {file.source.shown for file in checkpoint.files()}
+    left_out = {CONFIG, INDEX, MANIFEST, *QUANT_FILES, *models}
+    for path in file_list(folder):
+        if path in left_out or path.startswith(f"{SOURCE}/"):
+            continue
+        card = _card(folder, result.format) if path == _CARD else None
+        if card is not None:
+            texts[_CARD] = card
+        else:
+            _copy(folder, path, work)
+    for name, data in texts.items():
+        write_file(work / name, data)
+
+
+def _copy(folder: Path, path: str, work: Path) -> None:
+    place = work / path
+    make_folders(place.parent)
+    with closing(SourceFile(inside(folder, path), path)) as source, OutputFile(place) as output:
+        for start in range(0, source.size, _COPY):
+            output.write(source.read(start, min(_COPY, source.size - start)).data)
+
+
+def _card(folder: Path, layout: str) -> bytes | None:
+    """A model card in place of the one that a conversion wrote, which is about BCQ; None for any other."""
+    with closing(SourceFile(inside(folder, _CARD), _CARD)) as source:
+        text = source.read(0, min(source.size, _COPY)).tobytes().decode("utf-8", "replace")
+    match = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    if match is None or "library_name: bcqfmt" not in match[1].splitlines():
+        return None
+    kept = [line for line in match[1].splitlines() if line not in ("library_name: bcqfmt", "- bcq")]
+    if layout == "dense":
+        kept = [line for line in kept if line not in ("tags:", "- quantized", "base_model_relation: quantized")]
+    body = f"Exported by bcqfmt {__version__} from a BCQ checkpoint: {layout}."
+    return "\n".join(["---", *kept, "---", "", body, ""]).encode()
+
+
+def _was_v2(folder: Path) -> bool:
+    """Whether the record of the source says that its zero points were stored as they are."""
+    record = source_record(folder, lambda _: None) if os.path.lexists(folder / SOURCE) else None
+    rules = record["rules"] if record is not None else []
+    stored = [rule.get("zero_point") for rule in rules if rule.get("rule") == "gptq.qzeros"]
+    return bool(stored) and all(rule == "v2" for rule in stored)
+
+
+def _lost(folder: Path) -> list[str]:
+    """How activations are quantized is no part of the weights, and of none of these layouts."""
+    place = f"{SOURCE}/files/{CONFIG}"
+    if not os.path.lexists(folder / place):
+        return []
+    try:
+        value = parse(
+            read_small(inside(folder, place), limits.MAX_CONFIG_BYTES, place, "BCQ-V511"), integers_only=False
+        )
+        groups = value["quantization_config"]["config_groups"].values()
+        quantized = any(group.get("input_activations") for group in groups)
+    except (BcqError, JsonFault, KeyError, TypeError, AttributeError):
+        return []
+    return ["activations: the source quantizes them too; that is not exported"] if quantized else []
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

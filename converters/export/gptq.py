@@ -1,0 +1,128 @@
+"""To the GPTQ layout, as GPTQModel writes it: ``qweight``, ``qzeros``, ``scales``, ``g_idx``.
+
+Zero points are stored minus one (``gptq``, v1) where every one of the checkpoint is in 1..2^b, else as they are
+(``gptq_v2``). A checkpoint that was v2 stays so. What has zero points of both ends fits neither.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bcqfmt.version import __version__
+from bcqfmt.weight.packing import words_for
+
+from .names import is_head, patterns
+from .target import Recipe, Target
+from .weights import Uniform, best_group_size, not_lossless
+
+__all__ = ["to_gptq"]
+
+_BITS = (2, 3, 4, 8)
+_KERNELS = (-1, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def to_gptq(weights: list[Uniform], dense: list[str], *, was_v2: bool) -> Target:
+    """The tensors and the configuration; ``dense``: linear layers that are not quantized."""
+    for weight in weights:
+        _check(weight)
+    version, why = _zero_version(weights, was_v2)
+    rule = "v2" if version == "gptq_v2" else "v1-nowrap"
+    config = _config(weights, dense, version)
+    notes = [f"zero points: {version}, {why}"]
+    if rule != "v2" and any(weight.high == 2**weight.bits for weight in weights):
+        notes.append(
+            "zero points: some are 2^bits, stored with all bits set, which not all tools read alike;"
+            " bcqfmt convert wants --zero-point v1-nowrap for them"
+        )
+    elif rule != "v2" and not config["sym"]:
+        notes.append("zero points: GPTQModel loads asymmetric gptq files only if it wrote them itself")
+    sizes = {config["group_size"], *(entry.get("group_size", -1) for entry in config.get("dynamic", {}).values())}
+    if odd := sorted(sizes - set(_KERNELS)):
+        notes.append(f"group size {odd[0]}: the layout has it, GPTQModel's kernels have not")
+    return Target(version, [_recipe(weight, rule) for weight in weights], config, "quantize_config.json", notes)
+
+
+def _check(weight: Uniform) -> None:
+    if len(weight.weight.shape) != 2:
+        raise not_lossless(
+            weight.weight, f"a stack of {weight.weight.shape[0]} matrices", "one matrix a module in GPTQ"
+        )
+    if weight.bits not in _BITS:
+        raise not_lossless(weight.weight, f"{weight.bits} bits", "2, 3, 4 or 8 in GPTQ")
+    for what, count in (("rows", weight.n), ("columns", weight.k)):
+        if count * weight.bits % 32:
+            found = f"{count} {what} of {weight.bits} bits"
+            raise not_lossless(weight.weight, found, f"whole 32-bit words in GPTQ: {what} * bits a multiple of 32")
+
+
+def _zero_version(weights: list[Uniform], was_v2: bool) -> tuple[str, str]:
+    past = [weight for weight in weights if weight.high == 2**weight.bits]
+    none = [weight for weight in weights if weight.low == 0]
+    if past and none:
+        first, other = past[0].weight, none[0].weight
+        where = "in it" if first.name == other.name else f"in '{other.name}'"
+        found = f"zero point {past[0].high} and, {where}, zero point 0"
+        raise not_lossless(first, found, "zero points 1..2^bits (gptq) or 0..2^bits-1 (gptq_v2) in all weights")
+    if none:
+        many = f"{len(none)} of {len(weights)} weights have" if len(weights) > 1 else "there is a"
+        return "gptq_v2", f"because {many} zero point 0, which minus one does not fit ('{none[0].weight.name}')"
+    if was_v2 and not past:
+        return "gptq_v2", "as the source had them"
+    return "gptq", "minus one, because every one is at least 1"
+
+
+def _recipe(weight: Uniform, rule: str) -> Recipe:
+    n, k, bits, groups = weight.n, weight.k, weight.bits, weight.groups
+    return Recipe(
+        weight,
+        {
+            "qweight": ("I32", (words_for(k, bits), n), {"rule": "gptq.qweight", "bits": bits}),
+            "qzeros": ("I32", (groups, words_for(n, bits)), {"rule": "gptq.qzeros", "bits": bits, "zero_point": rule}),
+            "scales": (weight.scale, (groups, n), {"rule": "part", "part": "s0_scale", "transpose": True}),
+            "g_idx": ("I32", (k,), {"rule": "g_idx"}),
+        },
+    )
+
+
+def _config(weights: list[Uniform], dense: list[str], version: str) -> dict[str, Any]:
+    counts = {bits: sum(weight.bits == bits for weight in weights) for bits in _BITS}
+    bits = max(_BITS, key=lambda width: counts[width])
+    size = best_group_size([weight for weight in weights if weight.bits == bits])
+    dynamic = _dynamic(weights, dense, bits, size)
+    return {
+        "bits": bits,
+        **({"dynamic": dynamic} if dynamic else {}),
+        "group_size": size,
+        "desc_act": any(weight.scattered for weight in weights),
+        "lm_head": any(is_head(weight.module) for weight in weights),
+        "method": "gptq",
+        "quant_method": "gptq",
+        "format": version,
+        "checkpoint_format": version,
+        "pack_dtype": "int32",
+        "meta": {"quantizer": [f"bcqfmt:{__version__}"]},
+        "sym": all(weight.symmetric for weight in weights),
+    }
+
+
+def _dynamic(weights: list[Uniform], dense: list[str], bits: int, size: int) -> dict[str, dict[str, int]]:
+    """GPTQModel's map of patterns: what is skipped in the blocks, and what has another width or group size."""
+    quantized = [weight.module for weight in weights]
+    skipped = [name for name in dense if not is_head(name) and any(part.isdecimal() for part in name.split("."))]
+    found: dict[str, dict[str, int]] = {f"-:{p}": {} for p in _expressions(skipped, quantized)}
+    classes: dict[tuple[int, int], list[str]] = {}
+    for weight in weights:
+        if weight.bits != bits or not weight.fits(size):
+            own = size if weight.fits(size) else -1 if weight.fits(-1) else weight.group_size
+            classes.setdefault((weight.bits, own), []).append(weight.module)
+    for (width, own), modules in classes.items():
+        others = [*(name for name in quantized if name not in set(modules)), *dense]
+        overrides = {"bits": width, "group_size": own}
+        found.update({f"+:{p}": overrides for p in _expressions(modules, others)})
+    return found
+
+
+def _expressions(chosen: list[str], others: list[str]) -> list[str]:
+    classes, single = patterns(chosen, others)
+    return [*classes, *(f"{re.escape(name)}$" for name in single)]

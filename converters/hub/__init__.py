@@ -1,0 +1,189 @@
+"""Models on the hub as sources and as targets: pin, look, download, check, push.
+
+The revision is pinned to a commit before anything else, and every later request names that commit: a branch that
+moves meanwhile changes nothing. Looking (:func:`remote_headers`) needs range reads only; downloading goes through the
+library's cache, fetches what belongs to a checkpoint and nothing else, and compares every size with the listing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import importlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, read_config
+from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.errors import error, refuse
+from bcqfmt.version import __version__
+
+from .errors import attempt, library, status_of
+from .remote import RemoteFile, RemoteHeaders, remote_headers
+from .repo import KEEP, SKIP, HubFile, HubRepo, looks_like_hub_id, resolve, split_hub_id
+
+__all__ = [
+    "HubFile",
+    "HubRepo",
+    "RemoteFile",
+    "RemoteHeaders",
+    "check_digests",
+    "download",
+    "looks_like_hub_id",
+    "push",
+    "remote_headers",
+    "resolve",
+    "split_hub_id",
+]
+
+_CHUNK = 1 << 22
+
+
+def download(repo: HubRepo, cache: Path | None = None, offline: bool = False, progress: bool = False) -> Path:
+    """The folder of a pinned model in the library's cache (default: the user's), complete, every size checked.
+
+    Offline nothing is sent: the folder is there and complete, or an error says so. A file that lies in the cache with
+    another size than the hub lists (an interrupted copy, a full disk) is fetched once more.
+    """
+    local = offline or repo.offline or bool(library().constants.HF_HUB_OFFLINE)
+    folder = Path(attempt(lambda: _snapshot(repo, cache, local, progress), repo.repo_id, again=_not_retried))
+    wrong = _wrong_sizes(repo, folder)
+    if wrong and not local:
+        only = [glob.escape(name) for name in wrong]
+        attempt(lambda: _snapshot(repo, cache, local, progress, only), repo.repo_id, again=_not_retried)
+        wrong = _wrong_sizes(repo, folder)
+    if wrong:
+        name, found = next(iter(wrong.items()))
+        more = f" (and {len(wrong) - 1} more files)" if len(wrong) > 1 else ""
+        again = f"hf download {repo.repo_id} {name} --revision {repo.commit} --force-download"
+        raise error(
+            "BCQ-E706",
+            f"{repo.repo_id}/{name}",
+            found=found + more,
+            expected=f"{repo.files[name].size} bytes",
+            hint=again,
+        )
+    _remember(repo, folder)
+    return folder
+
+
+def check_digests(repo: HubRepo, folder: Path) -> int:
+    """Compare every file of a downloaded model with the digest that the hub lists; the number of files compared.
+
+    Large files have a SHA-256, small ones git's SHA-1 of a blob. A difference has exit code 6.
+    """
+    compared = 0
+    for name, file in repo.needed().items():
+        if not file.sha256 and not file.git_sha1:
+            continue
+        source = SourceFile(inside(folder, name), name)
+        state = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % source.size, usedforsecurity=False)
+        for start in range(0, source.size, _CHUNK):
+            state.update(source.read(start, min(_CHUNK, source.size - start)).data)
+        source.close()
+        expected = file.sha256 or file.git_sha1
+        if state.hexdigest() != expected:
+            again = f"hf download {repo.repo_id} {name} --revision {repo.commit} --force-download"
+            raise error(
+                "BCQ-E613", name, found=f"digest {state.hexdigest()}", expected=f"{expected}, by the hub", hint=again
+            )
+        compared += 1
+    return compared
+
+
+def push(
+    folder: Path, repo_id: str, private: bool | None = None, create_pr: bool = False, token: str | None = None
+) -> str:
+    """Upload a finished BCQ folder; the address of the commit, or of the pull request.
+
+    Refused: a folder without manifest (unfinished), and one whose config.json has no quantization_config, because
+    such a model loads and then answers nonsense.
+    """
+    repo_id, revision = split_hub_id(repo_id)
+    if revision is not None:
+        raise error(
+            "BCQ-E302", repo_id, found=f"@{revision}", expected="a name without revision", hint=f"--push {repo_id}"
+        )
+    if not os.path.lexists(folder / MANIFEST):
+        raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}")
+    config = read_config(folder, refuse)
+    found = config.get("quantization_config") if config is not None else None
+    if not isinstance(found, dict) or found.get("quant_method") != "bcq":
+        raise error("BCQ-V512", CONFIG, found="no quantization_config of BCQ", expected='"quant_method": "bcq"')
+    api = library().HfApi(token=token, library_name="bcqfmt", library_version=__version__)
+
+    def send() -> str:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        done: Any = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message=f"Upload BCQ checkpoint with bcqfmt {__version__}",
+            create_pr=create_pr,
+            ignore_patterns=[".*"],
+        )
+        return str(done.pr_url or done.commit_url)
+
+    return attempt(send, repo_id, pauses=())  # the library repeats what may be repeated; a commit is not
+
+
+def _snapshot(repo: HubRepo, cache: Path | None, local: bool, progress: bool, only: list[str] | None = None) -> str:
+    hub = library()
+    return str(
+        hub.snapshot_download(
+            repo.repo_id,
+            revision=repo.commit,
+            cache_dir=cache,
+            local_files_only=local,
+            allow_patterns=list(KEEP) if only is None else only,
+            ignore_patterns=list(SKIP),
+            force_download=only is not None,
+            library_name="bcqfmt",
+            library_version=__version__,
+            tqdm_class=None if progress else _silent(),
+        )
+    )
+
+
+def _silent() -> type[Any]:
+    """The library's progress bar, switched off."""
+    bar: Any = importlib.import_module("huggingface_hub.utils.tqdm").tqdm
+
+    def begin(self: Any, *args: Any, **options: Any) -> None:
+        bar.__init__(self, *args, **{**options, "disable": True})
+
+    return type("Silent", (bar,), {"__init__": begin})
+
+
+def _not_retried(fault: BaseException) -> bool:
+    """What the library gives up on at once while a file comes in: an answer of 5xx, a connection that is reset."""
+    return status_of(fault) >= 500 or type(fault).__name__ in ("ReadError", "WriteError")
+
+
+def _wrong_sizes(repo: HubRepo, folder: Path) -> dict[str, str]:
+    """Files of the model that are missing or not of the listed size, and what was found."""
+    wrong = {}
+    for name, file in repo.needed().items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError:
+            wrong[name] = "missing"
+            continue
+        if size != file.size:
+            wrong[name] = f"{size} bytes"
+    return wrong
+
+
+def _remember(repo: HubRepo, folder: Path) -> None:
+    """Note in the cache which commit the revision was, as the library does, so that it is found offline later."""
+    refs = folder.parent.parent / "refs"
+    if repo.offline or repo.revision == repo.commit or folder.parent.name != "snapshots":
+        return
+    note = refs / repo.revision
+    with contextlib.suppress(OSError):  # a cache that cannot be written is good enough to read from
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=note.parent, prefix=".bcqfmt-", delete=False) as draft:
+            draft.write(repo.commit)
+        Path(draft.name).replace(note)

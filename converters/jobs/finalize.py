@@ -1,0 +1,203 @@
+"""Closing a conversion: provenance, side files, index, config.json, model card, and the manifest last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE
+from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
+from bcqfmt.checkpoint.model_file import ModelFile, read_model_file
+from bcqfmt.checkpoint.provenance import RAW, RECORD
+from bcqfmt.checkpoint.writer import write_tensors
+from bcqfmt.container.durable import make_folders, write_file
+from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.strict_json import canonical
+from bcqfmt.converters.source.checkpoint import QUANT_FILES, SourceCheckpoint
+from bcqfmt.converters.source.quant_config import Settings
+from bcqfmt.errors import error, refuse
+from bcqfmt.version import __version__
+from bcqfmt.weight.scheme import features_of
+
+from .model_card import model_card
+from .plan import Plan
+from .workspace import Workspace
+
+__all__ = ["finalize"]
+
+_CARD = "README.md"
+
+
+def finalize(
+    source: SourceCheckpoint,
+    plan: Plan,
+    space: Workspace,
+    settings: Settings,
+    provenance: bool,
+    extra: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write everything beside the shards. Every shard must have its record, or nothing is closed.
+
+    ``extra``: more files of the folder, path -> content; they take the place of others of the same name.
+    """
+    records = _records(plan, space)
+    sources = _source_digests(source, plan, space)
+    folder = space.folder
+    files = {record["file"]: FileRecord(record["size"], record["sha256"]) for record in records}
+    opened = [_opened(folder, record["file"]) for record in records]
+    verbatim = _small_files(source, plan)
+    if provenance:
+        _write_provenance(source, records, sources, verbatim, settings, folder, files)
+    features = features_of(spec for file in opened for spec in file.specs.values())
+    own = _folder_files(source, plan, opened, features, verbatim, settings)
+    for name, data in {**own, **(extra or {})}.items():
+        _put(folder, name, data, files)
+    weights = {
+        name: WeightRecord(spec, file.source.shown, record["weights"][name])
+        for file, record in zip(opened, records, strict=True)
+        for name, spec in file.specs.items()
+    }
+    known = {path: FileRecord(len(data), hashlib.sha256(data).hexdigest()) for path, data in verbatim.items()}
+    manifest = Manifest(
+        generator={"name": "bcqfmt", "version": __version__},
+        weights=weights,
+        files=files,
+        source={
+            "format": _format(plan, settings),
+            "files": {path: record._asdict() for path, record in {**sources, **known}.items()},
+        },
+    )
+    write_file(folder / MANIFEST, manifest_bytes(manifest))
+
+
+def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
+    """The record of every shard. After a run in parts all of them are hashed again, so several at a time."""
+    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    try:
+        records = list(pool.map(lambda shard: space.done(shard.file, plan), plan.shards))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    missing = [shard.file for shard, record in zip(plan.shards, records, strict=True) if record is None]
+    if missing:
+        raise error(
+            "BCQ-E404",
+            str(space.folder),
+            found=f"{len(missing)} of {len(plan.shards)} shards are not done: {', '.join(missing[:3])}",
+            expected="all of them",
+        )
+    return [record for record in records if record is not None]
+
+
+def _source_digests(source: SourceCheckpoint, plan: Plan, space: Workspace) -> dict[str, FileRecord]:
+    found = {}
+    for i, path in enumerate(source.models):
+        record = space.done(f"source-{i:05d}", plan)
+        if record is None:
+            raise error(
+                "BCQ-E404", str(space.folder), found=f"the digest of {path} is not done", expected="all of them"
+            )
+        found[path] = FileRecord(record["source_size"], record["source_sha256"])
+    return found
+
+
+def _opened(folder: Path, name: str) -> ModelFile:
+    file = read_model_file(SourceFile(folder / name, name), refuse)
+    assert file is not None  # refuse has raised otherwise
+    return file
+
+
+def _small_files(source: SourceCheckpoint, plan: Plan) -> dict[str, bytes]:
+    """Everything beside the model files, the very bytes that the plan was made with."""
+    found = {}
+    for path in source.side_files:
+        opened = SourceFile(inside(source.folder, path), path)
+        found[path] = opened.read(0, opened.size).tobytes()
+        opened.close()
+        if hashlib.sha256(found[path]).hexdigest() != plan.source["sides"][path]:
+            raise error("BCQ-E103", path, found="another content than when the conversion began")
+    return found
+
+
+def _write_provenance(
+    source: SourceCheckpoint,
+    records: list[dict[str, Any]],
+    sources: dict[str, FileRecord],
+    verbatim: dict[str, bytes],
+    settings: Settings,
+    folder: Path,
+    files: dict[str, FileRecord],
+) -> None:
+    """``bcq_source/``: verbatim files, headers, the rules, and what no rule reproduces."""
+    rules: dict[str, int] = {}
+    tensors: dict[str, dict[str, list[Any]]] = {path: {} for path in source.models}
+    for record in records:
+        for name, (rule, *weight) in record["rules"].items():
+            number = rules.setdefault(canonical(rule), len(rules))
+            tensors[source.home[name]][name] = [number, *weight]
+    table = sorted(rules)
+    order = {number: table.index(text) for text, number in rules.items()}
+    listed = {
+        path: {name: [order[entry[0]], *entry[1:]] for name, entry in entries.items()}
+        for path, entries in tensors.items()
+    }
+    entries = {path: {"kind": "safetensors", **record._asdict()} for path, record in sources.items()}
+    for path, data in verbatim.items():
+        entries[path] = {"kind": "verbatim", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        _put(folder, f"{SOURCE}/files/{path}", data, files)
+    for path, model in source.models.items():
+        _put(folder, f"{SOURCE}/headers/{path}.header", model.header_bytes(), files)
+    value = {
+        "version": "1.0",
+        "format": settings.method or "unknown",
+        "files": entries,
+        "rules": [json.loads(text) for text in table],
+        "tensors": listed,
+    }
+    _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
+    raw = {
+        f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
+        for path, entries_of in listed.items()
+        for name, entry in entries_of.items()
+        if value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
+    }
+    if raw:
+        files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"}).record
+
+
+def _folder_files(
+    source: SourceCheckpoint,
+    plan: Plan,
+    opened: list[ModelFile],
+    features: list[str],
+    verbatim: dict[str, bytes],
+    settings: Settings,
+) -> dict[str, bytes]:
+    """Side files as they are; config.json, the index and the card anew; other tools' quantization files left out."""
+    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(".safetensors.index.json"))}
+    found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
+    config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
+    config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
+    found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    found[_CARD] = model_card(verbatim.get(_CARD), plan.options["name"], opened, settings)
+    if len(opened) > 1:
+        total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())
+        names = {name: file.source.shown for file in opened for name in file.header.tensors}
+        index = {"metadata": {"total_size": total}, "weight_map": names}
+        found[INDEX] = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+    return found
+
+
+def _put(folder: Path, name: str, data: bytes, files: dict[str, FileRecord]) -> None:
+    path = folder / name
+    make_folders(path.parent)
+    write_file(path, data)
+    files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+
+
+def _format(plan: Plan, settings: Settings) -> str:
+    return settings.method or str(plan.options["layout"])

@@ -1,0 +1,145 @@
+"""The plan of a conversion: decided before the first byte is written, immutable, and known by its digest.
+
+It follows from the source and the options that change the output; how many workers carry it out does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+from bcqfmt import limits
+from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
+from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.strict_json import canonical
+from bcqfmt.converters.layouts.protocol import Module
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.errors import error, escape
+from bcqfmt.version import __version__
+
+__all__ = ["Plan", "Shard", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """An output file: its name, the weights it holds and the dense tensors it copies."""
+
+    file: str
+    weights: tuple[str, ...]
+    dense: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be written; ``digest`` identifies it."""
+
+    shards: tuple[Shard, ...]
+    source: dict[str, Any]
+    options: dict[str, Any]
+    quantized: int
+    parameters: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return {
+            "generator": {"name": "bcqfmt", "version": __version__},
+            "options": self.options,
+            "source": self.source,
+            "shards": [{"file": s.file, "weights": list(s.weights), "dense": list(s.dense)} for s in self.shards],
+        }
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the plan's canonical JSON; every step asks for it."""
+        return hashlib.sha256(canonical(self.as_json()).encode("ascii")).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the source tensors, which is close to what will be written."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the parameters that are quantized."""
+        return self.quantized / self.parameters if self.parameters else 0.0
+
+
+def make_plan(
+    source: SourceCheckpoint,
+    modules: list[Module],
+    options: dict[str, Any],
+    max_shard_size: int,
+    *,
+    carried_out: bool = True,
+) -> Plan:
+    """Weights and dense tensors in natural order, cut into shards; names checked against the format's rules.
+
+    A plan that is only shown (not ``carried_out``) reads nothing more from the source and has no use for its digest.
+    """
+    claimed = {tensor.name for module in modules for tensor in module.tensors.values()}
+    dense = [name for name in source.tensors if name not in claimed]
+    units = [Unit(m.weight_name, {t.name: t for t in m.tensors.values()}, True) for m in modules]
+    units += [Unit(name, {name: source.tensors[name]}, False) for name in dense]
+    _check_names([unit.name for unit in units], dense)
+    shards = []
+    planned = plan_shards(units, max_shard_size)
+    for file, group in zip(shard_names(len(planned)), planned, strict=True):
+        shards.append(
+            Shard(
+                file,
+                tuple(unit.name for unit in group if unit.is_weight),
+                tuple(unit.name for unit in group if not unit.is_weight),
+                sum(unit.nbytes for unit in group),
+            )
+        )
+    quantized = sum(_elements(module) for module in modules)
+    plain = sum(_count(source.tensors[name].shape) for name in dense)
+    known = _fingerprint(source) if carried_out else {}
+    asked = {**options, "max_shard_size": max_shard_size}
+    return Plan(tuple(shards), known, asked, quantized, quantized + plain)
+
+
+def _check_names(names: list[str], dense: list[str]) -> None:
+    for name in dense:
+        if ".bcq_" in name or "_bcq_" in name or len(name.encode()) > limits.MAX_NAME_BYTES:
+            raise error("BCQ-V302", tensor=name, found="a name that the format keeps for itself, or too long a one")
+    seen: dict[str, str] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFC", name).casefold()
+        if folded in seen:
+            raise error("BCQ-V120", tensor=name, found=f"equal to '{escape(seen[folded])}' but for case or composition")
+        seen[folded] = name
+
+
+def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
+    """Sizes and digests of headers and side files: a source that changed is another source."""
+    models = {
+        path: {"size": model.source.size, "header": hashlib.sha256(model.header_bytes()).hexdigest()}
+        for path, model in source.models.items()
+    }
+    return {"models": models, "sides": {path: _digest(source, path) for path in source.side_files}}
+
+
+def _digest(source: SourceCheckpoint, path: str) -> str:
+    opened = SourceFile(inside(source.folder, path), path)
+    try:
+        return hash_file(opened)
+    finally:
+        opened.close()
+
+
+def _elements(module: Module) -> int:
+    shape = module.settings.get("shape") or (module.settings["n"], module.settings["k"])
+    return _count(tuple(shape))
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count

@@ -1,0 +1,298 @@
+"""The folder in which a conversion grows: ``DST.partial``, locked, resumable, renamed when it is complete.
+
+DST.partial/model-....safetensors        shards under their final names, each complete
+DST.partial/.bcq_work/lock               held while a process works here; the kernel drops it when the process dies
+DST.partial/.bcq_work/part-1-of-2.lock   the same for one part of several; then `lock` is shared
+DST.partial/.bcq_work/plan.json          the plan
+DST.partial/.bcq_work/source.json        sizes and times of the source files, so that a resumed run sees the same ones
+DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is safely on disk
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.checkpoint.folder import MANIFEST
+from bcqfmt.container.durable import output_path, refuse_other_things, sync_folder, write_file
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.strict_json import canonical
+from bcqfmt.errors import BcqError, error
+
+from .plan import Plan
+
+__all__ = ["Workspace", "partial_folder", "read_plan"]
+
+WORK = ".bcq_work"
+_LATE = 10.0  # seconds after which a file that another machine has written is visible here
+
+
+class Workspace:
+    """One conversion's place on disk."""
+
+    def __init__(self, target: Path, *, resume: bool, overwrite: bool, part: tuple[int, int] | None = None) -> None:
+        target = output_path(target)
+        self.target = target
+        self.folder = partial_folder(target)
+        self.work = self.folder / WORK
+        self._part = part
+        self._overwrite = overwrite
+        self._locks: list[int] = []
+        self._known: dict[str, dict[str, Any]] = {}
+        try:
+            with _told(self.folder):
+                self._enter(resume)
+        except BcqError:
+            self.release()
+            raise
+
+    def _enter(self, resume: bool) -> None:
+        """Look at what is there, and lock the folder."""
+        target, part, overwrite = self.target, self._part, self._overwrite
+        if os.path.lexists(target) and not overwrite and (not target.is_dir() or any(target.iterdir())):
+            raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
+        refuse_other_things(target)
+        self._look(resume or overwrite)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._take_lock("lock", fcntl.LOCK_EX if part is None else fcntl.LOCK_SH)
+        if part is not None:
+            self._take_lock(f"part-{part[0]}-of-{part[1]}.lock", fcntl.LOCK_EX)
+        if overwrite and not resume:
+            self._clear()
+
+    def begin(self, plan: Plan, source: dict[str, Any]) -> bool:
+        """Write the plan, or check that the unfinished conversion has the very same one.
+
+        ``source``: sizes and times of the source files. True when everything is done but the last rename.
+        """
+        with _told(self.folder):
+            return self._begin(plan, source)
+
+    def _begin(self, plan: Plan, source: dict[str, Any]) -> bool:
+        text = canonical({**plan.as_json(), "digest": plan.digest}).encode("ascii") + b"\n"
+        path, state = self.work / "plan.json", self.work / "source.json"
+        if not path.exists():
+            if self._part is None:  # whatever lies here was on its way out
+                self._clear()
+            write_file(path, text)
+        elif path.read_bytes() != text:
+            raise error(
+                "BCQ-E401",
+                str(self.folder),
+                found="an unfinished conversion of another source, or with other options",
+                expected="the same plan",
+                hint="start anew with --overwrite",
+            )
+        if self._part is not None:  # parts may run on machines with copies of the source, and beside each other
+            return self.finished
+        if state.exists() and json.loads(state.read_bytes()) != source:
+            raise error(
+                "BCQ-E103",
+                str(self.folder),
+                found="the source files were written to since this conversion began",
+                expected="the same files",
+                hint="start anew with --overwrite",
+            )
+        write_file(state, canonical(source).encode("ascii") + b"\n")
+        if self.finished:
+            return True
+        self._sweep()
+        return False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Let other processes in, each with the lock of its part; alone again at the end, what they lost swept away."""
+        fcntl.flock(self._locks[0], fcntl.LOCK_SH)
+        yield
+        try:
+            fcntl.flock(self._locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as fault:
+            raise error("BCQ-E403", str(self.folder), found="a task taken for lost is still at work") from fault
+        self._sweep()
+
+    def adopt(self, name: str, plan: Plan) -> dict[str, Any]:
+        """The record of a shard that a task of this very run has done; its digest was taken while it was written."""
+        end = time.monotonic() + _LATE
+        while True:
+            record = self._record(name, plan)
+            path = self.folder / name
+            if record is not None and path.exists() and path.stat().st_size == record["size"]:
+                self._known[name] = record
+                return record
+            if time.monotonic() > end:
+                raise error("BCQ-E404", str(path), found="a task says it is done; there is no record of it here")
+            time.sleep(0.1)
+
+    @property
+    def finished(self) -> bool:
+        """Whether only the last rename is missing."""
+        return (self.folder / MANIFEST).exists()
+
+    def done(self, name: str, plan: Plan) -> dict[str, Any] | None:
+        """The record of a step that is complete, None when it has to be done (again)."""
+        if name in self._known:  # done or looked through by this very process
+            return self._known[name]
+        record = self._record(name, plan)
+        if record is None:
+            return None
+        with _told(self.folder):
+            if "file" in record and not self._intact(record):
+                return None
+        self._known[name] = record
+        return self._known[name]
+
+    def finish(self, name: str, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
+        """Remember that a step is complete."""
+        full = {**record, "plan": plan.digest}
+        write_file(self.work / f"{name}.done.json", canonical(full).encode("ascii") + b"\n")
+        self._known[name] = full
+        return full
+
+    def publish(self) -> None:
+        """Give the complete folder its name."""
+        try:
+            shutil.rmtree(self.work)
+            sync_folder(self.folder)
+            old: Path | None = None
+            if os.path.lexists(self.target):
+                if not self._overwrite and any(self.target.iterdir()):
+                    raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
+                old = self.target.with_name(f".{self.target.name}.old")
+                _remove(old)
+                self.target.rename(old)
+            self.folder.rename(self.target)
+            sync_folder(self.target.parent)
+            if old is not None:
+                _remove(old)
+        except OSError as fault:
+            raise error("BCQ-E402", str(self.target), found=fault.strerror or str(fault)) from fault
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let another process work here."""
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def discard_if_empty(self) -> None:
+        """After a refusal before any shard was done: leave nothing behind."""
+        self.release()
+        with contextlib.suppress(OSError):  # what cannot be looked at is left there
+            if self._part is None and self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
+                kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
+                if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
+                    shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _look(self, allowed: bool) -> None:
+        """What is there under the temporary name must be ours, and meant to be touched."""
+        if not os.path.lexists(self.folder):
+            return
+        ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
+        if self.folder.is_symlink() or not self.folder.is_dir() or not (ours or not any(self.folder.iterdir())):
+            raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion")
+        if not allowed:
+            with contextlib.suppress(FileNotFoundError):
+                self._probe()
+            raise error(
+                "BCQ-E401",
+                str(self.folder),
+                found="an unfinished conversion",
+                expected="--resume to go on with it, or --overwrite to start anew",
+                hint=f"bcqfmt convert ... {self.target.name} --resume",
+            )
+
+    def _probe(self) -> None:
+        """BCQ-E403 when the unfinished conversion is being worked on right now."""
+        self._take_lock("lock", fcntl.LOCK_EX, create=False)
+        self.release()
+
+    def _take_lock(self, name: str, kind: int, *, create: bool = True) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            self._locks.append(os.open(self.work / name, flags, 0o666))
+            fcntl.flock(self._locks[-1], kind | fcntl.LOCK_NB)
+            # whoever had it may have finished and taken the folder away: then this is the lock of nothing
+            held = os.path.samestat(os.fstat(self._locks[-1]), (self.work / name).stat())
+        except FileNotFoundError:
+            if not create:
+                raise
+            held = False
+        except BlockingIOError:
+            held = False
+        if not held:
+            self.release()
+            raise error("BCQ-E403", str(self.folder), found="another process is working on it")
+
+    def _record(self, name: str, plan: Plan) -> dict[str, Any] | None:
+        """What is written down about a step of this plan."""
+        try:
+            record: dict[str, Any] = json.loads((self.work / f"{name}.done.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return record if record.get("plan") == plan.digest else None
+
+    def _sweep(self) -> None:
+        """Remove the temporary files of processes that were killed."""
+        for stray in self.folder.rglob(".*.tmp"):
+            stray.unlink()
+
+    def _clear(self) -> None:
+        for path in self.folder.iterdir():
+            if path != self.work:
+                _remove(path)
+        for path in self.work.iterdir():
+            if not path.name.endswith("lock"):
+                path.unlink()
+
+    def _intact(self, record: dict[str, Any]) -> bool:
+        path = self.folder / record["file"]
+        if not path.exists() or path.stat().st_size != record["size"]:
+            return False
+        source = SourceFile(path)
+        try:
+            return hash_file(source) == str(record["sha256"])
+        finally:
+            source.close()
+
+
+@contextlib.contextmanager
+def _told(place: Path) -> Iterator[None]:
+    """BCQ-E402 for whatever the system refuses."""
+    try:
+        yield
+    except OSError as fault:
+        raise error("BCQ-E402", str(place), found=fault.strerror or str(fault)) from fault
+
+
+def partial_folder(target: Path) -> Path:
+    """Where the conversion into ``target`` grows."""
+    place = output_path(target)
+    return place.with_name(place.name + ".partial")
+
+
+def read_plan(target: Path) -> dict[str, Any]:
+    """The plan of the unfinished conversion into ``target``, as data."""
+    path = partial_folder(target) / WORK / "plan.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise error("BCQ-E404", str(target), found=f"no unfinished conversion ({path} is not there)") from None
+    except (OSError, ValueError) as fault:
+        raise error("BCQ-E404", str(target), found=f"{path} cannot be read: {fault}") from fault
+    return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

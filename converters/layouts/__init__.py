@@ -1,0 +1,1 @@
+"""Layouts of other tools, one per file, both directions."""

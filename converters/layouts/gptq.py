@@ -1,0 +1,260 @@
+"""The GPTQ layout: AutoGPTQ, GPTQModel, optimum, auto-round, and what they made of it.
+
+| tensor | dtype | shape | content |
+|---|---|---|---|
+| qweight | I32 | [K*b/32, N] | codes, a bit stream along K for every column n (planar in `gptq_p`) |
+| qzeros | I32 | [G, N*b/32] | zero fields, a bit stream along N for every group; zp - 1 (v1) or zp (v2) |
+| scales | F16, BF16, F32 | [G, N] | |
+| g_idx | I32 | [K] | group of every column; absent, trivial, scattered (act order) or negative |
+
+The shapes name no width: b comes from the configuration and is checked against three shapes. Zero points read
+differently from tool to tool (``zero_points.py``). Group membership is what ``g_idx`` says, whatever ``desc_act`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.converters import words
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.converters.source.quant_config import Settings, read_settings
+from bcqfmt.converters.words.expected import expecting
+from bcqfmt.errors import error, escape
+from bcqfmt.weight.packing import words_for
+from bcqfmt.weight.weight import BcqWeight
+
+from .awq_gemv import is_gemv
+from .g_idx import group_index, permutation
+from .gptq_zeros import choose_rule, decode_zeros, encode_zeros
+from .protocol import Converted, Module, Options, Rebuild, Rule
+from .tensors import incomplete
+from .uniform import affine_weight, zero_points_of
+
+__all__ = ["Gptq"]
+
+Array = npt.NDArray[Any]
+_SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
+
+
+class Gptq:
+    """`qweight` packed along the input dimension."""
+
+    name = "gptq"
+
+    def modules(self, source: SourceCheckpoint, options: Options) -> list[Module]:
+        """Modules whose scales are as wide as qweight."""
+        settings = read_settings(source)
+        found = [self._module(source, settings, name) for name in _prefixes(source, settings)]
+        if found:
+            _compare_readings(source, settings, options.zero_point)
+        for bits in sorted({module.settings["bits"] for module in found}):
+            chosen = [module for module in found if module.settings["bits"] == bits]
+            rule = _zero_rule(settings, bits, chosen, options)
+            for module in chosen:
+                module.settings["zero_point"] = rule
+        return found
+
+    def convert(self, module: Module, options: Options) -> Converted:
+        """Planes from qweight when asked for; zeros, scales and g_idx now."""
+        s, tensors = module.settings, module.tensors
+        bits, n, k = s["bits"], s["n"], s["k"]
+        perm = permutation(tensors["g_idx"].array(), k, s["group_size"], module.name) if "g_idx" in tensors else None
+        qzeros = tensors["qzeros"].array().view(np.uint32)
+        word = _only_word(qzeros)
+        how = bits, n, s["planar"], s["zero_point"]
+        zeros = _zero_points(qzeros, *how) if word is None else _same_zero_points(word, qzeros.shape, *how)
+
+        def planes() -> Array:
+            convert = words.planar_to_planes if s["planar"] else words.gptq_to_planes
+            return convert(tensors["qweight"].array(), bits, k, threads=options.threads, perm=perm)
+
+        weight = affine_weight(
+            module, (n, k), bits, s["group_size"], tensors["scales"], True, zeros, perm, planes, options
+        )
+        layout = {"bits": bits, **({"planar": True} if s["planar"] else {})}
+        rules: dict[str, Rule] = {
+            "qweight": {"rule": "gptq.qweight", **layout},
+            "qzeros": {"rule": "gptq.qzeros", **layout, "zero_point": s["zero_point"]},
+            "scales": {"rule": "part", "part": "s0_scale", "transpose": True},
+        }
+        if "g_idx" in tensors:
+            rules["g_idx"] = {"rule": "g_idx"}
+        return Converted(weight, rules, {"qweight": "s0_planes"})
+
+    def rebuilders(self) -> Mapping[str, Rebuild]:
+        """The way back."""
+        return {"gptq.qweight": _qweight, "gptq.qzeros": _qzeros, "g_idx": _g_idx}
+
+    def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
+        tensors = {s: source.tensors[f"{name}.{s}"] for s in _SUFFIXES if f"{name}.{s}" in source.tensors}
+        if not {"qzeros", "scales"} <= tensors.keys():
+            raise incomplete(source, name, "qweight", ("qzeros", "scales"))
+        own = settings.of(name)
+        bits, group = own["bits"], own["group_size"]
+        if bits is None or group is None:
+            raise error("BCQ-E602", source.folder.name, name, "no bits or group_size in any configuration", "both")
+        rows, n = tensors["qweight"].shape
+        planar = settings.format == "gptq_p"
+        allowed = (2, 3, 4, 5, 6, 7, 8) if planar else (2, 3, 4, 8)
+        if bits not in allowed:
+            raise error("BCQ-E608", source.folder.name, name, f"{bits} bits", f"one of {allowed} in this layout")
+        k = tensors["g_idx"].shape[0] if "g_idx" in tensors else rows * 32 // bits
+        g = k if group == -1 else group
+        if not g >= 8:
+            raise error("BCQ-E608", source.folder.name, name, f"group size {group}", "-1, or 8 and more")
+        g = min(g, k)
+        groups = -(-k // g)
+        expected = {"qweight": (words_for(k, bits), n), "qzeros": (groups, words_for(n, bits)), "scales": (groups, n)}
+        for suffix, shape in expected.items():
+            if tensors[suffix].shape != shape:
+                raise error(
+                    "BCQ-E604",
+                    source.home[f"{name}.{suffix}"],
+                    f"{name}.{suffix}",
+                    f"shape {list(tensors[suffix].shape)}",
+                    f"{list(shape)} for {bits} bits, group size {group} and {k} x {n} in the GPTQ layout",
+                )
+        desc_act = own.get("desc_act")
+        resolved = {
+            "bits": bits,
+            "group_size": g,
+            "n": n,
+            "k": k,
+            "planar": planar and bits not in (2, 4, 8),
+            "sym": own["sym"],
+            "desc_act": desc_act,
+        }
+        return Module(name, self.name, tensors, resolved)
+
+
+def _prefixes(source: SourceCheckpoint, settings: Settings) -> list[str]:
+    """Modules with I32 qweight of two dimensions whose columns are those of scales, or that have no scales at all."""
+    found = []
+    for name, tensor in source.tensors.items():
+        if name.endswith(".qweight") and tensor.dtype == "I32" and len(tensor.shape) == 2:
+            scales = source.tensors.get(name.removesuffix("qweight") + "scales")
+            prefix = name.removesuffix(".qweight")
+            if is_gemv(source, settings, prefix):  # the same shapes can occur there
+                continue
+            if scales is None or (len(scales.shape) == 2 and scales.shape[1] == tensor.shape[1]):
+                found.append(prefix)
+    return found
+
+
+def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Options) -> str:
+    """One rule for all modules of a width; mislabelled symmetric files are told, not guessed at."""
+    version = _zero_version(settings)
+    ones = False
+    fields_seen: set[int] = set()
+    ranges: dict[tuple[int, int, bool], tuple[int, int]] = {}
+    for module in modules:
+        s = module.settings
+        low, high = _zero_range(module.tensors["qzeros"].array().view(np.uint32), bits, s["n"], s["planar"], ranges)
+        ones = ones or high == 2**bits - 1
+        if s["sym"]:
+            fields_seen.update((low, high))
+    rule = choose_rule(options.zero_point, version, bits, settings.tool, ones)
+    middle = 2 ** (bits - 1)
+    if options.zero_point == "auto" and rule != "v1-gptqmodel-3bit" and len(fields_seen) == 1:
+        (field,) = fields_seen
+        reading = "v2" if field == middle else "v1"
+        if field in (middle, middle - 1) and (field == middle) != (rule == "v2"):
+            raise error(
+                "BCQ-E605",
+                found=f"symmetric zero fields are {field}: {reading}; the configuration says {escape(version)}",
+                expected="zero points that fit the configuration",
+                hint="decide with --zero-point v2 or --zero-point v1-nowrap",
+            )
+    return rule
+
+
+def _zero_range(
+    qzeros: Array, bits: int, n: int, planar: bool, known: dict[tuple[int, int, bool], tuple[int, int]]
+) -> tuple[int, int]:
+    """The least and the greatest zero field. One word all over, as symmetric files have it, is unpacked only once."""
+    word = _only_word(qzeros)
+    if word is not None and (word, n, planar) in known:
+        return known[word, n, planar]
+    fields = _zero_fields(qzeros if word is None else qzeros[:1], bits, n, planar)
+    found = int(fields.min(initial=255)), int(fields.max(initial=0))
+    if word is not None:
+        known[word, n, planar] = found
+    return found
+
+
+def _compare_readings(source: SourceCheckpoint, settings: Settings, asked: str) -> None:
+    """BCQ-E655 when zero points are read otherwise than the configuration says, because the user asked for it."""
+    says_so = settings.method == "auto-round" or settings.format in ("gptq", "gptq_v2", "gptq_p")
+    version = _zero_version(settings)
+    if asked != "auto" and says_so and (asked == "v2") != (version == "gptq_v2"):
+        source.warn("BCQ-E655", f"--zero-point {asked}; the configuration says {version}")
+
+
+def _zero_version(settings: Settings) -> str:
+    """``gptq`` (zero point minus one) or ``gptq_v2``."""
+    if settings.method == "auto-round":
+        packing = settings.packing or ""
+        return "gptq" if "gptq" in packing and "gptqmodel" not in packing else "gptq_v2"
+    return "gptq_v2" if settings.format in ("gptq_v2", "gptq_p") else "gptq"
+
+
+def _only_word(qzeros: Array) -> int | None:
+    """The word that they all are."""
+    return int(qzeros.flat[0]) if qzeros.size and (qzeros == qzeros.flat[0]).all() else None
+
+
+def _zero_points(qzeros: Array, bits: int, n: int, planar: bool, rule: str) -> Array:
+    """(N, G) from words (G, W)."""
+    fields = _zero_fields(qzeros, bits, n, planar)
+    return decode_zeros(qzeros, fields, bits, rule, lambda w: _zero_fields(w, bits, n, planar)).T
+
+
+@lru_cache(8)
+def _same_zero_points(word: int, shape: tuple[int, ...], bits: int, n: int, planar: bool, rule: str) -> int | Array:
+    """The same for words that are all one, which many modules have alike; an integer where the points are, too."""
+    zeros = _zero_points(np.full(shape, word, np.uint32), bits, n, planar, rule)
+    low, high = int(zeros.min()), int(zeros.max())
+    return low if low == high else zeros
+
+
+def _zero_fields(qzeros: Array, bits: int, n: int, planar: bool) -> Array:
+    unpack = words.planar_columns_to_codes if planar else words.stream_columns_to_codes
+    return unpack(qzeros, bits, n)
+
+
+def _qweight(weight: BcqWeight, rule: Rule) -> Array:
+    perm = weight.parts()["perm"].array() if weight.scheme.perm else None
+    back = words.planes_to_planar if rule.get("planar") else words.planes_to_gptq
+    return back(weight.planes()[0], rule["bits"], weight.shape[1], perm=perm)
+
+
+def _qzeros(weight: BcqWeight, rule: Rule) -> Array:
+    zero, how = weight.scheme.segments[0].zero, (rule["bits"], bool(rule.get("planar")), rule["zero_point"])
+    if isinstance(zero, int):
+        return _same_words(zero, weight.spec.groups(0), weight.shape[-2], *how)
+    return _zero_words(np.ascontiguousarray(zero_points_of(weight).T), *how)
+
+
+def _zero_words(zeros: Array, bits: int, planar: bool, rule: str) -> Array:
+    """Words (G, W) from zero points (G, N)."""
+    pack = words.codes_to_planar_columns if planar else words.codes_to_stream_columns
+    return encode_zeros(zeros, bits, rule, lambda fields: pack(fields.astype(np.uint8), bits))
+
+
+@lru_cache(8)
+def _same_words(zero: int, groups: int, n: int, bits: int, planar: bool, rule: str) -> Array:
+    """The same for a zero point that they all are; made for all modules alike, whatever one of them expects."""
+    with expecting(np.empty(0, np.uint32)):
+        made = _zero_words(np.full((groups, n), zero, np.uint16), bits, planar, rule)
+    made.flags.writeable = False
+    return made
+
+
+def _g_idx(weight: BcqWeight, rule: Rule) -> Array:
+    perm = weight.parts()["perm"].array() if weight.scheme.perm else None
+    return group_index(perm, weight.shape[1], weight.scheme.segments[0].group_size)

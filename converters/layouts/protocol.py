@@ -1,0 +1,83 @@
+"""What a layout is: it finds its modules in a source, turns each into a BCQ weight, and knows the way back.
+
+    source tensors --Layout.convert--> Converted(weight, rules)
+    weight --rebuild(rule)--> source tensor, byte for byte
+
+A *module* is one linear layer of the source: a prefix and its tensors (``qweight``, ``scales``, ...). A *rule* is the
+JSON object that says how one source tensor is rebuilt from the weight's parts; it is stored in ``bcq_source/``.
+The pipeline applies every rule once, while converting, and archives the tensor raw where the bytes differ. So no
+layout has to promise that its rules cover every bit pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.weight.weight import BcqWeight
+
+__all__ = ["Converted", "Layout", "Module", "Options", "Rebuild", "Rule"]
+
+Array = npt.NDArray[Any]
+Rule = dict[str, Any]
+Rebuild = Callable[[BcqWeight, Rule], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user may decide about a conversion's meaning."""
+
+    zero_point: str = "auto"
+    allow_nonfinite: bool = False
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class Module:
+    """A quantized linear layer of the source. ``settings``: bits, group size and so on, resolved for this module."""
+
+    name: str
+    layout: str
+    tensors: Mapping[str, StoredTensor]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the weight it becomes."""
+        return f"{self.name}.weight"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors in the source."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+class Converted(NamedTuple):
+    """The weight, its large parts computed on demand, and a rule for every tensor of the module.
+
+    ``heavy``: source suffix -> the part it is rebuilt from, for tensors that are checked when that part is computed.
+    """
+
+    weight: BcqWeight
+    rules: dict[str, Rule]
+    heavy: dict[str, str]
+
+
+class Layout(Protocol):
+    """One layout of one family of tools."""
+
+    name: str
+
+    def modules(self, source: SourceCheckpoint, options: Options) -> list[Module]:
+        """The modules in this layout, by tensor names and shapes, cross-checked with the configuration."""
+
+    def convert(self, module: Module, options: Options) -> Converted:
+        """The weight of a module; reads the small tensors now, the large ones when parts are computed."""
+
+    def rebuilders(self) -> Mapping[str, Rebuild]:
+        """Rule name -> function that rebuilds a source tensor."""

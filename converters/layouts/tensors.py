@@ -1,0 +1,72 @@
+"""Gathering the tensors of a module and holding them against the shapes that its layout must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.errors import BcqError, error, escape
+
+__all__ = ["columns_per_group", "expect", "gather", "incomplete", "prefixes"]
+
+_SHOWN = 5  # names in a message
+
+
+def prefixes(source: SourceCheckpoint, suffix: str) -> list[str]:
+    """What stands before ``.suffix`` in the names of tensors, in the order of the files."""
+    ending = f".{suffix}"
+    return [name.removesuffix(ending) for name in source.tensors if name.endswith(ending) and name != ending]
+
+
+def gather(
+    source: SourceCheckpoint, name: str, required: Sequence[str], optional: Iterable[str] = ()
+) -> dict[str, StoredTensor]:
+    """The tensors of a module by suffix; BCQ-E603 when a required one is missing, BCQ-E604 when one is empty."""
+    suffixes = (*required, *optional)
+    tensors = {s: source.tensors[f"{name}.{s}"] for s in suffixes if f"{name}.{s}" in source.tensors}
+    missing = [suffix for suffix in required if suffix not in tensors]
+    if missing:
+        raise incomplete(source, name, next(iter(tensors)), required)
+    for tensor in tensors.values():
+        if 0 in tensor.shape:
+            raise error(
+                "BCQ-E604", source.home[tensor.name], tensor.name, f"shape {list(tensor.shape)}", "no empty tensor"
+            )
+    return tensors
+
+
+def incomplete(source: SourceCheckpoint, name: str, present: str, required: Sequence[str]) -> BcqError:
+    """BCQ-E603 for a module that has the tensor ``present`` and not all ``required`` ones; others like it are named."""
+
+    def missing(module: str) -> list[str]:
+        return [suffix for suffix in required if f"{module}.{suffix}" not in source.tensors]
+
+    found = f"{present} without {', '.join(missing(name))}"
+    lacking = [module for module in prefixes(source, present) if missing(module)]
+    if len(lacking) > 1:
+        shown = escape(", ".join(lacking[:_SHOWN])) + (" ..." if len(lacking) > _SHOWN else "")
+        found += f"; {len(lacking)} modules are incomplete: {shown}"
+    return error("BCQ-E603", source.home[f"{name}.{present}"], name, found, "all tensors of every module")
+
+
+def expect(
+    source: SourceCheckpoint, tensor: StoredTensor, dtypes: Sequence[str], shape: tuple[int, ...], why: str
+) -> None:
+    """BCQ-E604 unless the tensor has one of the types and this shape; ``why``: what the shape follows from."""
+    if tensor.dtype not in dtypes or tensor.shape != shape:
+        raise error(
+            "BCQ-E604",
+            source.home[tensor.name],
+            tensor.name,
+            f"{tensor.dtype} {list(tensor.shape)}",
+            f"{' or '.join(dtypes)} {list(shape)} {why}",
+        )
+
+
+def columns_per_group(source: SourceCheckpoint, name: str, stated: int, columns: int) -> int:
+    """A stated group size as a number of columns: -1 is the whole row, and none is longer than that."""
+    size = columns if stated == -1 else min(stated, columns)
+    if size < 8:  # the format's smallest group
+        raise error("BCQ-E608", source.folder.name, name, f"group size {stated} over {columns} columns", "8 and more")
+    return size

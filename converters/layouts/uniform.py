@@ -1,0 +1,125 @@
+"""The waist of all uniform layouts: codes, scales and zeros of a module become one BCQ weight.
+
+Scales and zeros are small and read now; planes are computed when the writer asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import error
+from bcqfmt.weight.packing import pack, unpack, words_for
+from bcqfmt.weight.scheme import PackedZero, Scheme, Segment, WeightSpec
+from bcqfmt.weight.weight import BcqWeight
+
+from .protocol import Module, Options
+
+__all__ = ["affine_weight", "declared_zero", "segment_weight", "zero_points_of"]
+
+Array = npt.NDArray[Any]
+_EXPONENT = {"F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80), "F32": (np.uint32, 0x7F800000)}
+
+
+def affine_weight(
+    module: Module,
+    shape: tuple[int, ...],
+    bits: int,
+    group_size: int,
+    scale: StoredTensor,
+    transposed: bool,
+    zeros: int | Array,
+    perm: Array | None,
+    planes: Callable[[], Array],
+    options: Options,
+) -> BcqWeight:
+    """``s * (code - zp)``: scale (out, G), or (G, out) when ``transposed``; zeros an integer or (out, G)."""
+    declared, fields = declared_zero(zeros, bits)
+    segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=scale.dtype, zero=declared)
+    arrays: dict[str, Array] = {}
+    if isinstance(declared, PackedZero):
+        arrays["s0_zero"] = pack(fields, declared.bits)
+    return segment_weight(module, segment, shape, {"s0_scale": (scale, transposed)}, arrays, perm, planes, options)
+
+
+def segment_weight(
+    module: Module,
+    segment: Segment,
+    shape: tuple[int, ...],
+    floats: dict[str, tuple[StoredTensor, bool]],
+    arrays: dict[str, Array],
+    perm: Array | None,
+    planes: Callable[[], Array],
+    options: Options,
+) -> BcqWeight:
+    """A weight of one segment; ``floats``: part -> (source tensor, whether it lies (G, out) there)."""
+    nonfinite = False
+    for part, (tensor, _) in floats.items():
+        if tensor.dtype not in FLOATS:
+            raise error(
+                "BCQ-E604", tensor=tensor.name, found=f"{part} of type {tensor.dtype}", expected="F16, BF16 or F32"
+            )
+        nonfinite = _nonfinite(tensor, options) or nonfinite
+    if perm is not None:
+        arrays["perm"] = perm
+    scheme = Scheme(segments=(segment,), perm=perm is not None, nonfinite=nonfinite)
+    dtype = floats["s0_scale"][0].dtype if "s0_scale" in floats else next(iter(floats.values()))[0].dtype
+    spec = WeightSpec(scheme=scheme, shape=shape, dtype=dtype, widths=(shape[-1],))
+    parts = {name: StoredTensor.from_array(name, array, "I32") for name, array in arrays.items()}
+    plane_shape = (*shape[:-2], segment.bits, shape[-2], words_for(shape[-1], 1))
+    parts["s0_planes"] = StoredTensor("s0_planes", "I32", plane_shape, make=planes)
+    wanted = spec.parts()
+    for part, (tensor, transposed) in floats.items():
+        parts[part] = StoredTensor(
+            part, tensor.dtype, wanted[part].shape, make=_turned(tensor, transposed, wanted[part].shape)
+        )
+    return BcqWeight(module.weight_name, spec, parts)
+
+
+def declared_zero(zeros: int | Array, bits: int) -> tuple[int | PackedZero, Array]:
+    """How zero points are stored: one number in the scheme, or the fewest bits that hold them."""
+    values = np.asarray(zeros)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 2**bits:
+        raise error("BCQ-V404", found=f"zero points {low}..{high}", expected=f"0..{2**bits}")
+    return (low, values) if low == high else (PackedZero(high.bit_length()), values)
+
+
+def zero_points_of(weight: BcqWeight) -> Array:
+    """Zero points of a one-segment affine weight, ``([E,] out, G)`` uint16."""
+    zero, groups = weight.scheme.segments[0].zero, weight.spec.groups(0)
+    if isinstance(zero, PackedZero):
+        return unpack(weight.parts()["s0_zero"].array(), zero.bits, groups)
+    assert isinstance(zero, int)
+    return np.full((*weight.shape[:-1], groups), zero, np.uint16)
+
+
+def _turned(tensor: StoredTensor, transposed: bool, shape: tuple[int, ...]) -> Callable[[], Array]:
+    def make() -> Array:
+        array = tensor.array()
+        return array.swapaxes(-1, -2)[..., : shape[-1]] if transposed else array[..., : shape[-1]].reshape(shape)
+
+    return make
+
+
+def _nonfinite(tensor: StoredTensor, options: Options) -> bool:
+    values = tensor.array()
+    kind, exponent = _EXPONENT[tensor.dtype]
+    found = values.view(kind) & kind(exponent)  # all ones in the exponent; numpy is slow with F16
+    if int(found.max(initial=0)) != exponent:
+        return False
+    wrong = found == exponent
+    if not options.allow_nonfinite:
+        where = "x".join(str(i) for i in np.unravel_index(int(np.argmax(wrong)), values.shape))
+        raise error(
+            "BCQ-E609",
+            tensor=tensor.name,
+            found=f"{int(np.count_nonzero(wrong))} infinities or NaNs, the first at {where}",
+            expected="finite numbers",
+        )
+    return True

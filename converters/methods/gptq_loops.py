@@ -1,0 +1,160 @@
+"""Compiled loops of error-compensated rounding: a blocked Cholesky factor, its inverse, and the rounding itself.
+
+All matrices are float64 in C order. Every loop adds in an order that depends on neither threads nor blocks of rows, so
+the result is the same however the rows are shared out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.compiled.compiling import compiled
+
+from .rtn_loops import best_grid
+
+__all__ = ["accumulate", "factor_block", "grids", "invert_block", "round_columns", "solve_rows", "solve_tile"]
+
+_TILE = 256  # columns and rows of P used at a time: they lie in the second cache, a row of the sum in the first
+_DEPTH = 128
+
+
+@compiled
+def accumulate(
+    C: Any, c_row: Any, c_col: Any, X: Any, x_row: Any, x_col: Any, P: Any, p_row: Any, p_col: Any,
+    rows: Any, depth: Any, cols: Any, sign: Any,
+) -> None:  # fmt: skip
+    """C += sign * X P on blocks that begin at the given rows and columns: rows x depth times depth x cols."""
+    for tile in range(0, cols, _TILE):
+        width = min(_TILE, cols - tile)
+        pj = p_col + tile
+        for floor in range(0, depth, _DEPTH):
+            ceiling = min(floor + _DEPTH, depth)
+            deep = ceiling - (ceiling - floor) % 8
+            for i in range(rows):
+                c = C[c_row + i, c_col + tile : c_col + tile + width]
+                x = X[x_row + i, x_col : x_col + depth]
+                for k in range(floor, deep, 8):
+                    x0, x1, x2, x3 = sign * x[k], sign * x[k + 1], sign * x[k + 2], sign * x[k + 3]
+                    x4, x5, x6, x7 = sign * x[k + 4], sign * x[k + 5], sign * x[k + 6], sign * x[k + 7]
+                    p0 = P[p_row + k, pj : pj + width]
+                    p1 = P[p_row + k + 1, pj : pj + width]
+                    p2 = P[p_row + k + 2, pj : pj + width]
+                    p3 = P[p_row + k + 3, pj : pj + width]
+                    p4 = P[p_row + k + 4, pj : pj + width]
+                    p5 = P[p_row + k + 5, pj : pj + width]
+                    p6 = P[p_row + k + 6, pj : pj + width]
+                    p7 = P[p_row + k + 7, pj : pj + width]
+                    for j in range(width):
+                        low = (x0 * p0[j] + x1 * p1[j]) + (x2 * p2[j] + x3 * p3[j])
+                        high = (x4 * p4[j] + x5 * p5[j]) + (x6 * p6[j] + x7 * p7[j])
+                        c[j] += low + high
+                for k in range(deep, ceiling):
+                    x0 = sign * x[k]
+                    p0 = P[p_row + k, pj : pj + width]
+                    for j in range(width):
+                        c[j] += x0 * p0[j]
+
+
+@compiled
+def factor_block(A: Any, start: Any, stop: Any) -> bool:
+    """Cholesky factor of a diagonal block, in its lower triangle; False when it is not positive definite."""
+    for i in range(start, stop):
+        for j in range(start, i + 1):
+            total = A[i, j]
+            for k in range(start, j):
+                total -= A[i, k] * A[j, k]
+            if i > j:
+                A[i, j] = total / A[j, j]
+            elif total > 0.0 and np.isfinite(total):
+                A[i, i] = np.sqrt(total)
+            else:
+                return False
+    return True
+
+
+@compiled
+def solve_rows(A: Any, start: Any, stop: Any, block: Any, panel: Any, first: Any, last: Any) -> None:
+    """Rows first..last of the panel left of the diagonal block: A L^-T; ``panel`` gets its transpose.
+
+    ``block``: the factor's diagonal block, transposed, ``[stop - start, stop - start]``.
+    """
+    n = stop - start
+    for i in range(first, last):
+        a = A[i, start:stop]
+        for k in range(n):
+            x = a[k] / block[k, k]
+            a[k] = x
+            panel[k, i] = x
+            rest, known = a[k + 1 :], block[k, k + 1 :]
+            for m in range(n - k - 1):
+                rest[m] -= x * known[m]
+
+
+@compiled
+def invert_block(A: Any, start: Any, stop: Any, block: Any) -> None:
+    """The inverse of a lower triangular block, zeros above; ``block`` keeps the triangle itself."""
+    n = stop - start
+    for i in range(n):
+        for j in range(n):
+            block[i, j] = A[start + i, start + j] if j <= i else 0.0
+            A[start + i, start + j] = 1.0 if i == j else 0.0
+    for i in range(n):
+        for m in range(i):
+            for j in range(n):
+                A[start + i, start + j] -= block[i, m] * A[start + m, start + j]
+        for j in range(n):
+            A[start + i, start + j] /= block[i, i]
+
+
+@compiled
+def solve_tile(A: Any, start: Any, stop: Any, block: Any, first: Any, last: Any) -> None:
+    """Columns first..last of the rows start..stop: the triangle ``block`` is divided out from the left."""
+    for i in range(stop - start):
+        a = A[start + i, first:last]
+        for m in range(i):
+            x, known = block[i, m], A[start + m, first:last]
+            for j in range(last - first):
+                a[j] -= x * known[j]
+        for j in range(last - first):
+            a[j] /= block[i, i]
+
+
+@compiled
+def round_columns(
+    target: Any, t_col: Any, first: Any, last: Any, factor: Any, scale: Any, zero: Any, which: Any, tops: Any,
+    exact: Any, codes: Any, wanted: Any, missed: Any, row: Any, stop_row: Any,
+) -> None:  # fmt: skip
+    """Round columns last-1 down to first; what each one misses is taken back at the columns of ``target`` below it.
+
+    target ``[rows, width]``: the weights as compensated so far, of the columns from ``t_col`` on. factor: unit lower
+    triangle. ``which``: column -> group; scale, zero ``[rows, groups]``; tops: group -> largest code. Where ``exact``
+    is set, nothing is missed and the code is the nearest one. codes uint8, wanted (the compensated weight) and missed
+    (wanted - value), all ``[rows, in]``.
+    """
+    for r in range(row, stop_row):
+        for c in range(last - 1, first - 1, -1):
+            group = which[c]
+            s = scale[r, group]
+            z = zero[r, group]
+            t = target[r, c - t_col]
+            steps = 0.0 if s == 0.0 else t * (1.0 / s)  # as round-to-nearest has it: equal where nothing is passed on
+            code = np.rint(min(max(steps, -z), tops[group] - z)) + z
+            codes[r, c] = np.uint8(np.int32(code))
+            wanted[r, c] = t
+            miss = 0.0 if exact[r, c] else t - s * (code - z)
+            missed[r, c] = miss
+            below, shares = target[r, : c - t_col], factor[c, t_col:c]
+            for j in range(c - t_col):
+                below[j] -= miss * shares[j]
+
+
+@compiled
+def grids(
+    values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, scale: Any, zero: Any, first: Any, stop: Any
+) -> None:
+    """Scale and zero point ``[rows]`` of rows first..stop, each a group of ``values`` float64 ``[rows, width]``."""
+    squares = np.empty(values.shape[1])
+    for row in range(first, stop):
+        scale[row], zero[row] = best_grid(values[row], bits, symmetric, search, kind, squares)

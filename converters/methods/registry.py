@@ -1,0 +1,58 @@
+"""The quantization methods by name; each is loaded when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bcqfmt.errors import BcqError, error, escape
+
+from .protocol import Method
+
+__all__ = ["METHODS", "build_method", "find_method", "method_names"]
+
+# name -> module and class
+METHODS: Final = {
+    "rtn": ("bcqfmt.converters.methods.rtn", "Rtn"),
+    "bcq": ("bcqfmt.converters.methods.bcq", "Bcq"),
+    "multi": ("bcqfmt.converters.methods.multi", "Multi"),
+    "mixed24": ("bcqfmt.converters.methods.mixed24", "Mixed24"),
+    "atom": ("bcqfmt.converters.methods.atom", "Atom"),
+    "gptq": ("bcqfmt.converters.methods.gptq", "Gptq"),
+}
+ENTRY_POINTS: Final = "bcqfmt.methods"  # third parties add theirs here
+
+
+def method_names() -> list[str]:
+    """Every name that :func:`find_method` knows, our own first."""
+    others = sorted(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
+    return [*METHODS, *(name for name in others if name not in METHODS)]
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method; BCQ-E620 for a name that nobody has."""
+    if name in METHODS:
+        module, attribute = METHODS[name]
+        found: type[Method] = getattr(importlib.import_module(module), attribute)
+        return found
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            other: type[Method] = point.load()
+            return other
+    known = method_names()
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    expected = f"{near[0]}, perhaps" if near else f"one of {', '.join(known)}"
+    raise error("BCQ-E620", found=f"no method '{escape(name)}'", expected=expected)
+
+
+def build_method(name: str, settings: Mapping[str, Any], place: str = "") -> Method:
+    """The method with these settings; ``place`` says in a message where they were written."""
+    try:
+        return find_method(name).build(settings)
+    except BcqError as fault:
+        if not place or fault.code != "BCQ-E620":
+            raise
+        raise error("BCQ-E620", place, found=fault.finding.found, expected=fault.finding.expected) from None

@@ -1,0 +1,1 @@
+"""Dense models to BCQ: calibration, choice of method, the run."""

@@ -1,0 +1,321 @@
+"""Calibration: run a dense model on text and keep, for every linear layer's input, sums of x^2 and of x x^T.
+
+The model is run one decoder layer at a time: what enters a layer lies on disk, so memory holds one layer, its
+statistics, and a row of text. Everything is computed in float32; the products x^T x of a row are float32 matrices that
+are added up in float64. Imported on demand only: it needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.errors import BcqError, error, escape
+
+from .calibration_text import CalibrationText, choose_rows
+from .calibration_work import CalibrationWork
+from .dense import refuse_quantized
+from .stats import StatsFile, fingerprint, stats_tensors
+
+__all__ = ["calibrate"]
+
+Tensor = torch.Tensor
+
+
+def calibrate(
+    source: SourceCheckpoint, text: CalibrationText, target: Path, *, rows: int = 128, seq: int = 512, seed: int = 0,
+    device: str = "auto", overwrite: bool = False, say: Callable[[str], None] = lambda line: None,
+) -> StatsFile:  # fmt: skip
+    """Statistics of a model's linear layers on ``rows`` pieces of ``seq`` tokens, written to ``target``.
+
+    ``device``: ``cpu``, ``cuda`` or ``auto``. A run that was interrupted goes on at the layer where it stopped; the
+    result is the same. ``say`` is told the progress.
+    """
+    refuse_quantized(source)
+    quiet: Any = transformers.utils.logging  # a verb's own messages are to be seen
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    place = torch.device(_device(device))
+    tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
+    model = _Model(source, seq)
+    plan = {
+        "model": fingerprint(source),
+        "text": {"sha256": text.sha256},
+        "rows": rows,
+        "seq": seq,
+        "tokens": rows * seq,
+        "seed": seed,
+        "device": place.type,
+    }
+    with CalibrationWork(target, plan, overwrite=overwrite) as work, torch.inference_mode():
+        runner = _Runner(source, model, tokens, work, place)
+        count = len(model.layers)
+        for stage in range(count + 1):
+            if not work.done(stage):
+                say(f"layer {stage + 1} of {count}" if stage < count else "output layer")
+                runner.layer(stage) if stage < count else runner.head(stage)
+        return work.assemble(count + 1)
+
+
+class _Model:
+    """A model without weights (or, where names are not those of the checkpoint, with all of them), and its layers."""
+
+    def __init__(self, source: SourceCheckpoint, seq: int) -> None:
+        folder = source.folder
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+            if isinstance(longest, int) and seq > longest:
+                raise error("BCQ-E302", found=f"--seq {seq}", expected=f"at most {longest}, the model's longest")
+            with torch.device("meta"):
+                factory: Any = transformers.AutoModelForCausalLM
+                self.module = factory.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            self.whole = not self._can_stream(source)
+            if self.whole:
+                self.module = factory.from_pretrained(
+                    folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+                )
+        except BcqError:
+            raise
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as fault:
+            raise _unusable(source, "transformers cannot run this model", fault) from fault
+        self.module.eval()
+        self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
+
+    def _can_stream(self, source: SourceCheckpoint) -> bool:
+        """Whether every tensor is in the checkpoint under its name, and every other buffer can be made."""
+        buffers = dict(self.module.named_non_persistent_buffers())
+        if not all(buffer.is_floating_point() for buffer in buffers.values()):
+            return False
+        for name, buffer in buffers.items():
+            _place(self.module, name, torch.full_like(buffer, torch.nan, device="cpu"))
+        for name in buffers:
+            self.module._init_weights(self.module.get_submodule(name.rpartition(".")[0]))
+        made = all(not buffer.isnan().any() for _, buffer in self.module.named_non_persistent_buffers())
+        return made and self.module.state_dict().keys() <= source.tensors.keys() | self.module.all_tied_weights_keys
+
+    def _find_layers(self, source: SourceCheckpoint, count: int) -> tuple[torch.nn.ModuleList, str]:
+        for name, module in self.module.named_modules():
+            if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+                return module, name
+        raise error("BCQ-E601", source.folder.name, found=f"no list of {count} decoder layers", expected="a decoder")
+
+
+class _Runner:
+    """Runs the stages of a model over all rows of tokens."""
+
+    def __init__(
+        self, source: SourceCheckpoint, model: _Model, tokens: npt.NDArray[np.int64], work: CalibrationWork,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.source, self.model, self.work, self.device = source, model, work, device
+        self.tokens = torch.from_numpy(tokens)
+        self.real = list(model.layers)
+        self.recorders = [_Recorder(layer) for layer in self.real]
+        for index, recorder in enumerate(self.recorders):
+            model.layers[index] = recorder
+        self.width = model.module.config.get_text_config().hidden_size
+        self._prepare()
+
+    def layer(self, stage: int) -> None:
+        """One decoder layer: statistics of its linear layers, and what enters the next."""
+        layer, record = self.real[stage], self.recorders[stage]
+        self._load(layer, f"{self.model.prefix}.{stage}.")
+        inputs = _Inputs(self.source, layer, f"{self.model.prefix}.{stage}.", self.device)
+
+        def run() -> Iterator[npt.NDArray[np.float32]]:
+            for row in self.work.rows_of(stage, len(self.tokens), (self.tokens.shape[1], self.width)):
+                hidden = torch.from_numpy(row).to(self.device)[None]
+                made = layer(hidden, *record.positional, **record.named)
+                made = made[0] if isinstance(made, tuple) else made
+                if not torch.isfinite(made).all():
+                    raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
+                inputs.row_done()
+                yield made[0].float().cpu().numpy()
+
+        self.work.rows_into(stage + 1, run())
+        self.work.finish(stage, *inputs.results())
+        self._unload(layer)
+
+    def head(self, stage: int) -> None:
+        """All linear layers outside the decoder layers: the model's own forward, with what its layers gave."""
+        self._load(self.model.module, "")
+        inputs = _Inputs(self.source, self.model.module, "", self.device)
+        rows = self.work.rows_of(stage, len(self.tokens), (self.tokens.shape[1], self.width))
+        for tokens, row in zip(self.tokens, rows, strict=True):
+            self.recorders[-1].stops = False
+            self.recorders[-1].result = torch.from_numpy(row).to(self.device)[None]
+            self._forward(tokens)
+            inputs.row_done()
+        self.work.finish(stage, *inputs.results())
+
+    def _prepare(self) -> None:
+        """How the model calls each layer, what a layer gives back, and what enters the first."""
+        self._load(self.model.module, "")
+        self.recorders[0].stops = True
+        self._forward(self.tokens[0])
+        self._load(self.real[0], f"{self.model.prefix}.0.")
+        first = self.recorders[0]
+        as_tuple = isinstance(self.real[0](first.entered, *first.positional, **first.named), tuple)
+        self._unload(self.real[0])
+        for recorder in self.recorders:
+            recorder.as_tuple, recorder.stops = as_tuple, recorder is self.recorders[-1]
+        self._forward(self.tokens[0])
+        if not self.work.done(0) and not self.work.hidden(0).exists():
+
+            def embedded() -> Iterator[npt.NDArray[np.float32]]:
+                for tokens in self.tokens:
+                    self._forward(tokens)
+                    yield self.recorders[0].entered[0].float().cpu().numpy()
+
+            self.work.rows_into(0, embedded())
+        self._unload(self.model.module)
+
+    def _forward(self, tokens: Tensor) -> None:
+        with contextlib.suppress(_Reached):
+            self.model.module(input_ids=tokens[None].to(self.device), use_cache=False)
+
+    def _load(self, module: torch.nn.Module, prefix: str) -> None:
+        """Weights of a module from the checkpoint, in float32; decoder layers are not part of the model any more."""
+        if self.model.whole:
+            module.to(self.device)
+            return
+        tied = self.model.module.all_tied_weights_keys
+        for name in module.state_dict():
+            known = prefix + name
+            stored = self.source.tensors[known if known in self.source.tensors else tied[known]]
+            _place(module, name, stored.to_torch().to(self.device, torch.float32))
+        for name, buffer in module.named_buffers():
+            _place(module, name, buffer.to(self.device))
+
+    def _unload(self, module: torch.nn.Module) -> None:
+        if not self.model.whole:
+            for name, value in module.state_dict().items():
+                _place(module, name, torch.empty_like(value, device="meta"))
+
+
+class _Recorder(torch.nn.Module):
+    """Stands for a decoder layer while the model around it runs: notes how it is called, passes on what enters."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "_layer", layer)  # not a submodule: its weights are nobody's business here
+        self.positional: tuple[Any, ...] = ()
+        self.named: dict[str, Any] = {}
+        self.entered = torch.empty(0)
+        self.result: Tensor | None = None
+        self.stops = self.as_tuple = False
+
+    def forward(self, hidden: Tensor, *positional: Any, **named: Any) -> Tensor | tuple[Tensor]:
+        """Note, and pass on, or give the result of all layers, or stop."""
+        self.entered, self.positional, self.named = hidden, positional, named
+        if self.stops:
+            raise _Reached
+        result = hidden if self.result is None else self.result
+        return (result,) if self.as_tuple else result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_layer"), name)
+
+
+class _Reached(Exception):
+    """The last layer is reached: there is nothing to see behind it."""
+
+
+class _Inputs:
+    """Statistics of the inputs of a module's linear layers; an input that several of them read is kept once."""
+
+    def __init__(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._shared: dict[str, list[str]] = {}
+        self._leader: dict[str, str] = {}
+        self._seen: list[tuple[Tensor, str]] = []  # inputs of this row: they stay alive, so no two share an address
+        for name, child in module.named_modules():
+            weight = f"{prefix}{name}.weight"
+            known = weight if weight in source.tensors else weight.partition(".")[2]  # saved without `model.`
+            if isinstance(child, torch.nn.Linear) and known in source.tensors:
+                child.register_forward_pre_hook(self._hook(known))
+
+    def row_done(self) -> None:
+        """Forget the tensors of a row."""
+        self._seen.clear()
+
+    def results(self) -> tuple[dict[str, StoredTensor], dict[str, list[str]]]:
+        """Tensors by name, and for each input the weights that read it."""
+        tensors: dict[str, StoredTensor] = {}
+        inputs = {}
+        for leader, (squares, products) in self._sums.items():
+            names = sorted(self._shared[leader])
+            inputs[names[0]] = names
+            tensors |= stats_tensors(names[0], squares.cpu().numpy(), products.float().cpu().numpy())
+        return tensors, inputs
+
+    def _hook(self, weight: str) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
+        def look(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+            x = given[0]
+            leader = self._leader.get(weight)
+            if leader is None:
+                leader = next(
+                    (name for other, name in self._seen if (other.data_ptr(), other.shape) == (x.data_ptr(), x.shape)),
+                    weight,
+                )
+                self._leader[weight] = leader
+                self._shared.setdefault(leader, []).append(weight)
+            if leader == weight:
+                self._seen.append((x, weight))
+                self._add(weight, x.reshape(-1, x.shape[-1]).float())
+
+        return look
+
+    def _add(self, weight: str, x: Tensor) -> None:
+        if weight not in self._sums:
+            zeros = torch.zeros(x.shape[1], dtype=torch.float64, device=self._device)
+            self._sums[weight] = zeros, torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=self._device)
+        squares, products = self._sums[weight]
+        squares += x.double().square().sum(0)
+        products += x.T @ x
+
+
+def _place(module: torch.nn.Module, name: str, value: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    parent = module.get_submodule(owner)
+    if last in parent._parameters:
+        parent._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
+    else:
+        parent._buffers[last] = value
+
+
+def _tokenizer(source: SourceCheckpoint) -> Callable[[str], list[int]]:
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(
+            source.folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError) as fault:
+        raise _unusable(source, "transformers cannot load its tokenizer", fault) from fault
+    return lambda text: list(found(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _unusable(source: SourceCheckpoint, found: str, fault: Exception) -> BcqError:
+    reason = escape(" ".join(str(fault).split()))
+    return error("BCQ-E601", source.folder.name, found=f"{found}: {reason}", expected="a causal language model")
+
+
+def _device(asked: str) -> str:
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise error("BCQ-E551", found="torch sees no CUDA device", expected="--device cpu")
+    return asked

@@ -1,0 +1,141 @@
+"""The folder in which a calibration grows: ``OUT.partial``, locked, resumed layer by layer, removed when it is done.
+
+OUT.partial/lock                       held while a process works here
+OUT.partial/plan.json                  model, text and options; an unfinished run goes on only with the same ones
+OUT.partial/hidden-00003.bin           what enters layer 3, float32 [rows, seq, hidden], row after row
+OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so its being there means it is done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.container.durable import OutputFile, output_path, write_file
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.container.strict_json import canonical
+from bcqfmt.errors import BcqError, error
+
+from .stats import StatsFile, open_stats, write_stats
+
+__all__ = ["CalibrationWork"]
+
+Row = npt.NDArray[np.float32]
+
+
+class CalibrationWork:
+    """One calibration's place on disk; use it as a context."""
+
+    def __init__(self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """``plan``: the record of the finished file but for its inputs."""
+        self.target = output_path(target)
+        self.folder = self.target.with_name(f"{self.target.name}.partial")
+        self.plan = dict(plan)
+        self._lock = -1
+        if os.path.lexists(self.target) and not (overwrite and self.target.is_file()):
+            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
+        if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
+            raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as fault:
+            raise error("BCQ-E402", str(self.folder), found=fault.strerror or str(fault)) from fault
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as fault:
+            self.release()
+            raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault
+        self._begin(overwrite)
+
+    def done(self, stage: int) -> bool:
+        """Whether a layer's statistics are there."""
+        return self._layer(stage).exists()
+
+    def hidden(self, stage: int) -> Path:
+        """The file of what enters a layer."""
+        return self.folder / f"hidden-{stage:05d}.bin"
+
+    def rows_into(self, stage: int, rows: Iterator[Row]) -> None:
+        """Write what enters a layer, row by row; the file appears when all are written."""
+        with OutputFile(self.hidden(stage)) as output:
+            for row in rows:
+                output.write(np.ascontiguousarray(row, np.float32).data.cast("B"))
+
+    def rows_of(self, stage: int, count: int, shape: tuple[int, int]) -> Iterator[Row]:
+        """What enters a layer, row by row, each float32 ``[seq, hidden]``."""
+        source = SourceFile(self.hidden(stage))
+        size = shape[0] * shape[1] * 4
+        if source.size != count * size:
+            raise error(
+                "BCQ-E401", str(self.folder), found=f"{source.path.name} of another size", expected="--overwrite"
+            )
+        for index in range(count):
+            yield source.read(index * size, size).view(np.float32).reshape(shape)
+
+    def finish(self, stage: int, tensors: Mapping[str, StoredTensor], inputs: Mapping[str, list[str]]) -> None:
+        """Write a layer's statistics; what entered it is no longer needed."""
+        write_stats(self._layer(stage), tensors, {**self.plan, "inputs": dict(inputs)})
+        with contextlib.suppress(FileNotFoundError):
+            self.hidden(stage).unlink()
+
+    def assemble(self, stages: int) -> StatsFile:
+        """All layers in one file, streamed; then the folder goes."""
+        layers = [open_stats(self._layer(stage)) for stage in range(stages)]
+        tensors = {name: tensor for layer in layers for name, tensor in layer.tensors.items()}
+        inputs = {leader: names for layer in layers for leader, names in layer.record["inputs"].items()}
+        write_stats(self.target, tensors, {**self.plan, "inputs": inputs})
+        self.release()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return open_stats(self.target)
+
+    def release(self) -> None:
+        """Let another process work here; a folder in which no layer is done is not worth keeping."""
+        if self._lock < 0:
+            return
+        os.close(self._lock)
+        self._lock = -1
+        kept = {path.name for path in self.folder.iterdir()} if self.folder.exists() else {"?"}
+        if kept <= {"lock", "plan.json"}:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> CalibrationWork:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+        if isinstance(value, BcqError) and value.code == "BCQ-E622":  # it would end there again
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _layer(self, stage: int) -> Path:
+        return self.folder / f"layer-{stage:05d}.safetensors"
+
+    def _begin(self, overwrite: bool) -> None:
+        text = canonical(self.plan).encode("ascii") + b"\n"
+        path = self.folder / "plan.json"
+        if overwrite or not path.exists():
+            for old in self.folder.iterdir():
+                if old.name != "lock":
+                    old.unlink()
+            write_file(path, text)
+        elif path.read_bytes() != text:
+            self.release()
+            raise error(
+                "BCQ-E401",
+                str(self.folder),
+                found="an unfinished calibration of another model, or with other options",
+                expected="the same ones",
+                hint="start anew with --overwrite",
+            )

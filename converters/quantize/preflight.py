@@ -1,0 +1,118 @@
+"""What is asked of a dense source and of calibration statistics before the first weight is quantized."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.hashing import hash_file
+from bcqfmt.converters.jobs.plan import Plan
+from bcqfmt.converters.jobs.pool import Stopped, run_all
+from bcqfmt.converters.jobs.workspace import Workspace
+from bcqfmt.converters.methods.protocol import InputStats
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.errors import error
+
+from .choice import Choice
+from .dense import check_finite
+from .stats import StatsFile
+
+__all__ = ["LazyStats", "check_source", "check_stats", "check_unchanged", "source_state"]
+
+
+class LazyStats(InputStats):
+    """Statistics of a weight's input whose Hessian, larger than many a weight, is read when a method asks for it."""
+
+    __slots__ = ("_file", "_held", "_name")
+    _file: StatsFile
+    _held: npt.NDArray[Any] | None
+    _name: str
+
+    def __init__(self, file: StatsFile, name: str, seen: InputStats) -> None:
+        """``seen``: the same without the Hessian."""
+        values = {"square_sum": seen.square_sum, "tokens": seen.tokens, "shared": seen.shared}
+        for key, value in {**values, "_file": file, "_name": name, "_held": None}.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def hessian(self) -> npt.NDArray[Any] | None:
+        """``[in, in]``, read once."""
+        if self._held is None:
+            found = self._file.of(self._name)
+            object.__setattr__(self, "_held", None if found is None else found.hessian)
+        return self._held
+
+    @classmethod
+    def of(cls, file: StatsFile | None, name: str) -> LazyStats | None:
+        """None where there is no file, or nothing on this weight in it."""
+        seen = None if file is None else file.of(name, hessian=False)
+        return None if file is None or seen is None else cls(file, name, seen)
+
+
+def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | None, *, data: bool = True) -> None:
+    """BCQ-E623 in the words of the method that cannot do without, BCQ-E624 for statistics of another model.
+
+    ``data``: also compare samples of the numbers, for which the source has to be here.
+    """
+    if stats is not None and data:
+        stats.check(source)
+    for name in choice.weights:
+        reason = choice.method_of(name).needs_stats()
+        if reason is not None and (stats is None or name not in stats.inputs):
+            given = "" if stats is None else "the statistics have nothing on this weight; "
+            raise error("BCQ-E623", source.home[name], name, f"{given}{reason.rstrip('.')}", "--stats FILE")
+    if stats is None:
+        return
+    for name in choice.weights:
+        seen, columns = stats.of(name, hessian=False), source.tensors[name].shape[-1]
+        if seen is not None and seen.square_sum.shape != (columns,):
+            found = f"statistics of {seen.square_sum.size} channels"
+            raise error("BCQ-E624", stats.path.name, name, found, f"{columns}, as the weight has")
+
+
+def check_source(
+    source: SourceCheckpoint, names: Iterable[str], space: Workspace, plan: Plan, workers: int, stop: threading.Event
+) -> None:
+    """Digests of the source files, and no NaN in any weight: found now, not hours later."""
+
+    def heed(_: int = 0) -> None:
+        if stop.is_set():
+            raise Stopped
+
+    def digest(index: int, path: str) -> None:
+        step = f"source-{index:05d}"
+        if space.done(step, plan) is None:
+            file = source.models[path].source
+            record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, heed)}
+            space.finish(step, plan, record)
+
+    def finite(name: str) -> None:
+        heed()
+        check_finite(source.tensors[name], source.home[name])
+
+    jobs: list[Callable[[], None]] = [partial(digest, i, path) for i, path in enumerate(source.models)]
+    if space.done("source-checked", plan) is None:
+        jobs += [partial(finite, name) for name in names]
+    run_all(jobs, workers, stop)
+    space.finish("source-checked", plan, {})
+
+
+def source_state(source: SourceCheckpoint) -> dict[str, Any]:
+    """Sizes and times of the model files."""
+    found = {}
+    for path, model in source.models.items():
+        status = model.source.path.stat()
+        found[path] = [status.st_size, status.st_mtime_ns]
+    return found
+
+
+def check_unchanged(source: SourceCheckpoint) -> None:
+    """BCQ-E103 when a model file was replaced behind the back of its open descriptor."""
+    for model in source.models.values():
+        if isinstance(model.source, SourceFile):
+            model.source.check_unchanged()

@@ -1,0 +1,281 @@
+"""Quantizing a dense checkpoint: choose, plan, quantize weight by weight, put shards together, finalize.
+
+The same house as a conversion (`pipeline`): the plan is decided first, every step leaves a record when its bytes are
+safely on disk, nothing appears under the target's name before all of it is there. A run can be killed and resumed; how
+many threads take part changes no byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.checkpoint.descriptor import digest_of
+from bcqfmt.checkpoint.shards import Unit
+from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.hashing import hash_file
+from bcqfmt.converters.jobs.complete import carried_out
+from bcqfmt.converters.jobs.finalize import finalize
+from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
+from bcqfmt.converters.jobs.pool import Gate, Stopped, run_all
+from bcqfmt.converters.jobs.warnings import remark
+from bcqfmt.converters.jobs.workspace import WORK, Workspace, partial_folder
+from bcqfmt.converters.layouts.protocol import Module
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.converters.source.quant_config import Settings
+from bcqfmt.errors import BcqError, Finding
+from bcqfmt.weight.scheme import part_prefix
+from bcqfmt.weight.weight import BcqWeight
+
+from .choice import Choice, choose
+from .dense import judge, refuse_quantized
+from .preflight import LazyStats, check_source, check_stats, check_unchanged, source_state
+from .record import closing_files, same_record
+from .rules import RuleFile
+from .stats import StatsFile
+from .weight import Measured, quantize_tensor, read_spool, write_spool
+
+__all__ = ["Quantization", "QuantizeOptions"]
+
+_BATCH = 1 << 25  # bytes of source that are quantized between two records, unless one weight has more
+# the same plan can only fail again: nothing of it is worth keeping
+_HOPELESS = ("BCQ-E305", "BCQ-E620", "BCQ-E621", "BCQ-E622", "BCQ-E623", "BCQ-E624")
+Tick = Callable[[int], None] | None
+ShardDone = Callable[[str, int], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """Everything a user can ask for. ``settings``: of ``method``, as texts or values."""
+
+    method: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rules: RuleFile | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    stats: StatsFile | None = None
+    max_shard_size: int = DEFAULT_SHARD_BYTES
+    workers: int = 1
+    resume: bool = False
+    overwrite: bool = False
+    name: str = ""
+    dry_run: bool = False
+    headers_only: bool = False  # the source's data is far away; only a dry run can do without
+
+
+class DenseWeight(Module):
+    """A dense weight of the source; it keeps its name, whatever that ends in."""
+
+    __slots__ = ()
+
+    @property
+    def weight_name(self) -> str:
+        """The tensor's own name."""
+        return self.name
+
+
+class Quantization:
+    """A source, what becomes of each tensor, and the plan; :meth:`run` carries it out."""
+
+    def __init__(self, source: SourceCheckpoint, options: QuantizeOptions) -> None:
+        self.source, self.options = source, options
+        refuse_quantized(source)
+        self.choice: Choice = choose(
+            judge(source), options.method, options.settings, options.rules, options.include, options.exclude
+        )
+        check_stats(source, self.choice, options.stats, data=not options.headers_only)
+        self.modules = {name: self._module(name) for name in self.choice.weights}
+        self.plan: Plan = make_plan(
+            source,
+            list(self.modules.values()),
+            self._meaning(),
+            options.max_shard_size,
+            carried_out=not options.dry_run,
+        )
+        remark(source, (), data=False)
+        self.warnings: list[Finding] = source.warnings
+        self._stop = threading.Event()
+        largest = max(_matrix(module) for module in self.modules.values())
+        self._gate = Gate(largest, self._heed)
+
+    def run(self, target: Path, tick: Tick = None, shard_done: ShardDone = None) -> None:
+        """Quantize into ``target``; what stops half-way can be resumed, unless it can never succeed."""
+        space = Workspace(target, resume=self.options.resume, overwrite=self.options.overwrite)
+        self._stop = threading.Event()
+        try:
+            if not space.begin(self.plan, source_state(self.source)):
+                check_source(self.source, self.modules, space, self.plan, self.options.workers, self._stop)
+                self._work(space, tick or (lambda _: None), shard_done or (lambda *_: None))
+                check_unchanged(self.source)
+                extra = closing_files(self.source, self.plan, self.choice, self._records(space))
+                finalize(self.source, self.plan, space, Settings(), provenance=False, extra=extra)
+            space.publish()
+        except BcqError as fault:
+            if fault.code in _HOPELESS:
+                shutil.rmtree(space.folder, ignore_errors=True)
+            space.discard_if_empty()
+            raise
+        finally:
+            space.release()
+
+    def is_complete(self, target: Path) -> bool:
+        """Whether there is nothing to resume: ``target`` is what this plan makes."""
+        return (
+            self.options.resume
+            and not partial_folder(target).exists()
+            and carried_out(target, self.plan, ())
+            and same_record(target, self.plan, self.choice)
+        )
+
+    # -- before the first byte ----------------------------------------------------------------------------------
+
+    def _module(self, name: str) -> DenseWeight:
+        tensor = self.source.tensors[name]
+        return DenseWeight(name, "dense", {"weight": tensor}, {"shape": tensor.shape})
+
+    def _meaning(self) -> dict[str, Any]:
+        """What decides the output; part of the plan."""
+        stats, digest = self.options.stats, None
+        if stats is not None and not self.options.dry_run:
+            file = SourceFile(stats.path)
+            digest = hash_file(file)
+            file.close()
+        return {
+            "layout": "dense",
+            "name": self.options.name or self.source.folder.name,
+            "recipes": [recipe.as_dict() for recipe in self.choice.recipes],
+            "weights": self.choice.weights,
+            "stats": digest,
+        }
+
+    # -- the work -----------------------------------------------------------------------------------------------
+
+    def _work(self, space: Workspace, tick: Callable[[int], None], shard_done: Callable[[str, int], None]) -> None:
+        """Batch after batch; whoever finishes the last one of a shard puts the shard together."""
+        jobs: list[Callable[[], None]] = []
+        for shard in self.plan.shards:
+            record = space.done(shard.file, self.plan)
+            if record is not None:
+                tick(shard.nbytes)
+                shard_done(shard.file, record["size"])
+                continue
+            work = _ShardWork(shard, self._batches(shard))
+            jobs += [partial(self._batch, space, work, key, tick, shard_done) for key in work.batches]
+            if not work.batches:
+                jobs.append(partial(self._shard, space, work, tick, shard_done))
+        run_all(jobs, self.options.workers, self._stop)
+
+    def _batches(self, shard: Shard) -> dict[str, list[str]]:
+        """Step name -> weights: runs of a shard's weights, each about as much work as the next."""
+        found: dict[str, list[str]] = {}
+        room = 0
+        for name in shard.weights:
+            size = self.modules[name].nbytes
+            if size > room or not found:
+                found[f"batch-{shard.file.removesuffix('.safetensors')}-{len(found):06d}"] = []
+                room = _BATCH
+            found[next(reversed(found))].append(name)
+            room -= size
+        return found
+
+    def _batch(
+        self,
+        space: Workspace,
+        work: _ShardWork,
+        key: str,
+        tick: Callable[[int], None],
+        shard_done: Callable[[str, int], None],
+    ) -> None:
+        names = work.batches[key]
+        if space.done(key, self.plan) is None:
+            made = [self._quantized(name) for name in names]
+            written = write_spool(space.work / f"{key}.safetensors", made, lambda _: self._heed())
+            notes = {one.weight.name: one.record() for one in made}
+            file = f"{WORK}/{key}.safetensors"
+            space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
+            del made
+        tick(sum(self.modules[name].nbytes for name in names))
+        if work.one_less():
+            self._shard(space, work, tick, shard_done)
+
+    def _quantized(self, name: str) -> Measured:
+        self._heed()
+        module = self.modules[name]
+        size = _matrix(module)
+        with self._gate.hold(size):
+            self._heed()
+            threads = self._gate.share(size, self.options.workers)
+            stats = LazyStats.of(self.options.stats, name)
+            return quantize_tensor(module.tensors["weight"], self.choice.method_of(name), stats, threads)
+
+    def _shard(
+        self, space: Workspace, work: _ShardWork, tick: Callable[[int], None], shard_done: Callable[[str, int], None]
+    ) -> None:
+        """One output file, from the spool and the source's dense tensors."""
+        opened: list[SourceFile] = []
+        weights: dict[str, BcqWeight] = {}
+        notes: dict[str, Any] = {}
+        for key in work.batches:
+            record = space.done(key, self.plan)
+            assert record is not None  # it was finished in this run, or found complete
+            source, held = read_spool(space.folder / record["file"])
+            opened.append(source)
+            weights.update(held)
+            notes.update(record["notes"])
+        units = [Unit(n, {part.name: part for part in w.parts().values()}, True) for n, w in weights.items()]
+        units += [Unit(name, {name: self.source.tensors[name]}, False) for name in work.shard.dense]
+        written = write_shard(space.folder / work.shard.file, units, weights, tick=lambda _: self._heed())
+        digests = {}
+        for name, weight in weights.items():
+            prefix = part_prefix(name)
+            parts = {s: (p.dtype, p.shape, written.tensors[prefix + s]) for s, p in weight.parts().items()}
+            digests[name] = digest_of(weight.spec, parts)
+        record = {"file": work.shard.file, **written.record._asdict(), "weights": digests, "rules": {}, "notes": notes}
+        space.finish(work.shard.file, self.plan, record)
+        for source in opened:
+            source.close()
+        for key in work.batches:
+            for suffix in (".safetensors", ".done.json"):
+                with contextlib.suppress(OSError):  # what stays goes with the folder of the work
+                    (space.work / f"{key}{suffix}").unlink()
+        tick(sum(self.source.tensors[name].nbytes for name in work.shard.dense))
+        shard_done(work.shard.file, written.record.size)
+
+    def _records(self, space: Workspace) -> dict[str, dict[str, Any]]:
+        """Weight -> what was measured; of shards that this run did not write, too."""
+        found: dict[str, dict[str, Any]] = {}
+        for shard in self.plan.shards:
+            record = space.done(shard.file, self.plan)
+            found.update(record["notes"] if record is not None else {})
+        return found
+
+    def _heed(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+
+class _ShardWork:
+    """A shard, its batches, and how many are missing."""
+
+    def __init__(self, shard: Shard, batches: dict[str, list[str]]) -> None:
+        self.shard, self.batches = shard, batches
+        self._left, self._lock = len(batches), threading.Lock()
+
+    def one_less(self) -> bool:
+        """True for whoever brings the last one."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+def _matrix(module: Module) -> int:
+    """Elements of one matrix of a weight."""
+    rows, columns = module.tensors["weight"].shape[-2:]
+    return rows * columns

@@ -1,0 +1,123 @@
+"""One tensor: read, quantized, measured, and spooled until its shard is complete.
+
+A method may take minutes for a weight, and how many outliers it finds is known only afterwards, while a shard's header
+comes first. So weights wait, a few at a time in one file of the work folder, and the shard is put together from there:
+memory holds one weight, and a run that is killed has lost a few weights and not a shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bcqfmt.checkpoint.manifest import FileRecord
+from bcqfmt.checkpoint.model_file import read_model_file
+from bcqfmt.checkpoint.shards import Unit
+from bcqfmt.checkpoint.writer import write_shard
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.methods.errors import square_sums
+from bcqfmt.converters.methods.protocol import InputStats, Job, Method
+from bcqfmt.converters.methods.stacking import stack
+from bcqfmt.errors import error, refuse
+from bcqfmt.weight.weight import BcqWeight
+
+from .dense import read_matrix
+
+__all__ = ["Measured", "Sums", "finite", "quantize_tensor", "read_spool", "write_spool"]
+
+
+class Sums(NamedTuple):
+    """Sum of w^2 and of the squared error, and how many elements there are."""
+
+    power: float
+    noise: float
+    size: int
+
+    def figures(self) -> dict[str, float | None]:
+        """``mse``, ``relative`` error (of the Frobenius norms) and ``sqnr_db``; None where it is infinite."""
+        relative = math.sqrt(self.noise / self.power) if self.power else (math.inf if self.noise else 0.0)
+        sqnr = 10 * math.log10(self.power / self.noise) if self.noise and self.power else math.inf
+        found = {"mse": self.noise / self.size, "relative": relative, "sqnr_db": sqnr}
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+    def __add__(self, other: Any) -> Sums:
+        return Sums(self.power + other.power, self.noise + other.noise, self.size + other.size)
+
+
+class Measured(NamedTuple):
+    """A quantized weight, what its method noted, and how far off it is."""
+
+    weight: BcqWeight
+    notes: dict[str, Any]
+    sums: Sums
+
+    def record(self) -> dict[str, Any]:
+        """What is kept of it beside its parts (JSON values); ten digits, which do not depend on how sums are taken."""
+        numbers = {**self.sums.figures(), "power": self.sums.power, "noise": self.sums.noise}
+        found = {
+            "shape": list(self.weight.shape),
+            "bytes": self.weight.nbytes,
+            "bits_per_weight": self.weight.bits_per_weight,
+            **{key: None if value is None else float(f"{value:.10g}") for key, value in numbers.items()},
+        }
+        return {**found, "notes": finite(self.notes)} if self.notes else found
+
+
+def quantize_tensor(
+    tensor: StoredTensor, method: Method, stats: InputStats | None = None, threads: int = 1
+) -> Measured:
+    """Quantize a matrix, or every matrix of a stack on its own; the values compared are those that a reader gets."""
+    pieces, notes, sums = [], [], Sums(0.0, 0.0, 0)
+    for index in range(tensor.shape[0] if len(tensor.shape) == 3 else 1):
+        matrix = read_matrix(tensor, index)
+        made = method.quantize(Job(tensor.name, matrix, tensor.dtype, stats, threads))
+        power, noise = square_sums(matrix, made.weight, threads)
+        if not math.isfinite(noise):
+            raise error(
+                "BCQ-E621",
+                "",
+                tensor.name,
+                f"numbers that {tensor.dtype} cannot hold once they are rounded",
+                "smaller ones",
+            )
+        sums += Sums(power, noise, matrix.size)
+        pieces.append(made.weight)
+        notes.append(made.notes)
+        del matrix
+    if len(tensor.shape) == 2:
+        (weight,), (note,) = pieces, notes
+    else:
+        weight, note = stack(pieces), {"matrices": notes} if any(notes) else {}
+    return Measured(BcqWeight(tensor.name, weight.spec, weight.parts()), note, sums)
+
+
+def write_spool(path: Path, made: Sequence[Measured], tick: Callable[[int], None] | None = None) -> FileRecord:
+    """Quantized weights as one BCQ file; their content is checked once more, as `bcqfmt.save` would."""
+    units, weights = [], {}
+    for one in made:
+        one.weight.check()
+        weights[one.weight.name] = one.weight
+        units.append(Unit(one.weight.name, {part.name: part for part in one.weight.parts().values()}, True))
+    return write_shard(path, units, weights, tick=tick).record
+
+
+def read_spool(path: Path) -> tuple[SourceFile, dict[str, BcqWeight]]:
+    """The weights of a spool file, their parts read when asked for; close the file when they are written."""
+    source = SourceFile(path, path.name)
+    file = read_model_file(source, refuse)
+    assert file is not None  # refuse has raised otherwise
+    return source, {name: BcqWeight(name, spec, file.parts(name)) for name, spec in file.specs.items()}
+
+
+def finite(value: Any) -> Any:
+    """Notes as JSON can say them: infinities and NaNs become texts."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

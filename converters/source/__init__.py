@@ -1,0 +1,1 @@
+"""A source folder as it is: its tensors and its quantization settings."""

@@ -1,0 +1,97 @@
+"""Words of every source layout to codes or bit planes and back: exact for any bits, in both directions.
+
+Codes are ``uint8 [N, K]``; planes are ``uint32 [bits, N, ceil(K/32)]``, plane 0 the most significant (specification,
+section 6.2); words are 32-bit integers, signed or not, taken as bit containers. LE(bits) is the stream of section 6.1.
+
+Bits that a layout has and the codes have not (padding after the last code, unused top bits of slots and of HQQ's 3-bit
+words) are dropped on the way in and zero on the way back; bits of a code above ``bits`` are ignored. Everything else
+comes back bit for bit, so ``pack(unpack(words)) == words`` is the test for padding that is not zero.
+
+============================  =======================================  =====================================
+layout                        codes                                    planes, in one pass
+============================  =======================================  =====================================
+GPTQ weights                  ``stream_rows``                          ``gptq``
+GPTQ zero points              ``stream_columns`` (gives [G, N])
+gptq_p                        ``planar_rows``, ``planar_columns``      ``planar``
+AWQ GEMM, zero points too     ``awq_gemm``                             ``awq``
+AWQ GEMV, zero points too     ``stream_columns``                       ``columns``
+AWQ GEMV-fast, llm-awq        ``gemv_fast``                            ``gemv_fast``
+compressed-tensors            ``stream_columns``, older ``slots``      ``columns``
+its zero points               ``stream_rows`` (gives [G, N])
+HQQ                           ``hqq``
+AnyBCQ                                                                 ``anybcq``
+============================  =======================================  =====================================
+
+Each name stands for two functions, ``NAME_to_codes`` and ``codes_to_NAME`` (or planes). All take ``threads``: they
+split the rows among threads, and the compiled loops release the GIL. Importing this module loads numba; the core
+never does.
+"""
+
+from __future__ import annotations
+
+from .codes import (
+    awq_gemm_to_codes,
+    codes_to_awq_gemm,
+    codes_to_gemv_fast,
+    codes_to_planar_columns,
+    codes_to_planar_rows,
+    codes_to_slots,
+    codes_to_stream_columns,
+    codes_to_stream_rows,
+    gemv_fast_to_codes,
+    planar_columns_to_codes,
+    planar_rows_to_codes,
+    slots_to_codes,
+    stream_columns_to_codes,
+    stream_rows_to_codes,
+)
+from .hqq import codes_to_hqq, hqq_to_codes
+from .planes import (
+    anybcq_to_planes,
+    awq_to_planes,
+    codes_to_planes,
+    columns_to_planes,
+    gemv_fast_to_planes,
+    gptq_to_planes,
+    planar_to_planes,
+    planes_to_anybcq,
+    planes_to_awq,
+    planes_to_codes,
+    planes_to_columns,
+    planes_to_gemv_fast,
+    planes_to_gptq,
+    planes_to_planar,
+)
+
+__all__ = [
+    "anybcq_to_planes",
+    "awq_gemm_to_codes",
+    "awq_to_planes",
+    "codes_to_awq_gemm",
+    "codes_to_gemv_fast",
+    "codes_to_hqq",
+    "codes_to_planar_columns",
+    "codes_to_planar_rows",
+    "codes_to_planes",
+    "codes_to_slots",
+    "codes_to_stream_columns",
+    "codes_to_stream_rows",
+    "columns_to_planes",
+    "gemv_fast_to_codes",
+    "gemv_fast_to_planes",
+    "gptq_to_planes",
+    "hqq_to_codes",
+    "planar_columns_to_codes",
+    "planar_rows_to_codes",
+    "planar_to_planes",
+    "planes_to_anybcq",
+    "planes_to_awq",
+    "planes_to_codes",
+    "planes_to_columns",
+    "planes_to_gemv_fast",
+    "planes_to_gptq",
+    "planes_to_planar",
+    "slots_to_codes",
+    "stream_columns_to_codes",
+    "stream_rows_to_codes",
+]

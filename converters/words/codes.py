@@ -1,0 +1,167 @@
+"""Words to codes ``uint8 [N, K]`` and back, a pair of functions for every layout (see `words`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from . import bit_programs as programs
+from . import runs
+from .arrays import (
+    Array,
+    Codes,
+    Words,
+    blocks_of,
+    codes_in,
+    cut,
+    gemv_fast_in,
+    gemv_fast_out,
+    length,
+    new_codes,
+    padded,
+    whole_blocks,
+    words_in,
+)
+from .bit_programs import Container
+from .expected import new_words
+from .runs import Side
+
+__all__ = ["awq_gemm_to_codes", "codes_to_awq_gemm", "codes_to_gemv_fast", "codes_to_planar_columns"]
+__all__ += ["codes_to_planar_rows", "codes_to_slots", "codes_to_stream_columns", "codes_to_stream_rows"]
+__all__ += ["gemv_fast_to_codes", "planar_columns_to_codes", "planar_rows_to_codes", "slots_to_codes"]
+__all__ += ["stream_columns_to_codes", "stream_rows_to_codes"]
+
+
+def stream_rows_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
+    """LE(bits) along axis 0, [ceil(k*bits/32), N]: GPTQ weights; compressed-tensors zero points, [G, N] here."""
+    return _from_rows(words_in(words, length(k, bits), None), programs.stream(bits), k, threads)
+
+
+def codes_to_stream_rows(codes: Array, bits: int, threads: int = 1) -> Words:
+    """The way back of `stream_rows_to_codes`."""
+    return _to_rows(codes_in(codes), bits, programs.stream(bits), threads)
+
+
+def stream_columns_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
+    """LE(bits) along axis 1, [N, ceil(k*bits/32)]: compressed-tensors, AWQ GEMV; GPTQ zero points, [G, N] here."""
+    return _from_columns(words_in(words, None, length(k, bits)), programs.stream(bits), k, threads)
+
+
+def codes_to_stream_columns(codes: Array, bits: int, threads: int = 1) -> Words:
+    """The way back of `stream_columns_to_codes`."""
+    return _to_columns(codes_in(codes), bits, programs.stream(bits), threads)
+
+
+def planar_rows_to_codes(words: Array, bits: int, k: int | None = None, threads: int = 1) -> Codes:
+    """gptq_p weights [K*bits/32, N], K a multiple of 32."""
+    k = whole_blocks(words, bits, 0, k)
+    return _from_rows(words_in(words, length(k, bits), None), programs.planar(bits), k, threads)
+
+
+def codes_to_planar_rows(codes: Array, bits: int, threads: int = 1) -> Words:
+    """The way back of `planar_rows_to_codes`."""
+    return _to_rows(codes_in(codes, columns=32), bits, programs.planar(bits), threads)
+
+
+def planar_columns_to_codes(words: Array, bits: int, k: int | None = None, threads: int = 1) -> Codes:
+    """gptq_p zero points [G, N*bits/32], N a multiple of 32, to codes [G, N]."""
+    k = whole_blocks(words, bits, 1, k)
+    return _from_columns(words_in(words, None, length(k, bits)), programs.planar(bits), k, threads)
+
+
+def codes_to_planar_columns(codes: Array, bits: int, threads: int = 1) -> Words:
+    """The way back of `planar_columns_to_codes`."""
+    return _to_columns(codes_in(codes, columns=32), bits, programs.planar(bits), threads)
+
+
+def slots_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
+    """floor(32/bits) whole codes per word along axis 1, [N, ceil(k/floor(32/bits))]: older compressed-tensors."""
+    words = words_in(words, None, -(-k // _per_word(bits)))
+    codes = new_codes(words.shape[0], k)
+    runs.run(_slots(words, bits, k), _bytes(codes, bits), threads=threads)
+    return cut(codes, k)
+
+
+def codes_to_slots(codes: Array, bits: int, threads: int = 1) -> Words:
+    """The way back of `slots_to_codes`; bits above the slots are zero."""
+    codes = codes_in(codes)
+    n, k = codes.shape
+    words = new_words(n, -(-k // _per_word(bits)))
+    runs.run(_bytes(padded(codes), bits), _slots(words, bits, k), threads=threads)
+    return words
+
+
+def awq_gemm_to_codes(words: Array, threads: int = 1) -> Codes:
+    """AWQ GEMM weights [K, N/8], interleaved nibbles, to codes [N, K]; zero points [G, N/8] to [N, G]."""
+    words = words_in(words, None, None)
+    k, lanes = words.shape
+    codes = new_codes(8 * lanes, k)
+    runs.run(runs.rows(words, programs.awq(), blocks_of(k)), runs.codes(codes).together(8), threads=threads)
+    return cut(codes, k)
+
+
+def codes_to_awq_gemm(codes: Array, threads: int = 1) -> Words:
+    """The way back of `awq_gemm_to_codes`; N is a multiple of 8."""
+    codes = codes_in(codes, rows=8)
+    n, k = codes.shape
+    words = new_words(k, n // 8)
+    runs.run(runs.codes(padded(codes)).together(8), runs.rows(words, programs.awq(), blocks_of(k)), threads=threads)
+    return words
+
+
+def gemv_fast_to_codes(words: Array, threads: int = 1) -> Codes:
+    """AWQ GEMV-fast and llm-awq v2: int16 [N/4, K], K a multiple of 64."""
+    words = gemv_fast_in(words)
+    codes = new_codes(words.shape[0], 8 * words.shape[1])
+    runs.run(runs.columns(words, programs.gemv_fast(), words.shape[1] // 4), runs.codes(codes), threads=threads)
+    return codes
+
+
+def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
+    """The way back of `gemv_fast_to_codes`; N is a multiple of 4."""
+    codes = codes_in(codes, rows=4, columns=64)
+    n, k = codes.shape
+    words = new_words(n, k // 8)
+    runs.run(runs.codes(padded(codes)), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
+    return gemv_fast_out(words)
+
+
+def _from_rows(words: Words, container: Container, k: int, threads: int) -> Codes:
+    codes = new_codes(words.shape[1], k)
+    runs.run(runs.rows(words, container, blocks_of(k)), runs.codes(codes), threads=threads)
+    return cut(codes, k)
+
+
+def _to_rows(codes: Codes, bits: int, container: Container, threads: int) -> Words:
+    n, k = codes.shape
+    words = new_words(length(k, bits), n)
+    runs.run(runs.codes(padded(codes)), runs.rows(words, container, blocks_of(k)), threads=threads)
+    return words
+
+
+def _from_columns(words: Words, container: Container, k: int, threads: int) -> Codes:
+    codes = new_codes(words.shape[0], k)
+    runs.run(runs.columns(words, container, blocks_of(k)), runs.codes(codes), threads=threads)
+    return cut(codes, k)
+
+
+def _to_columns(codes: Codes, bits: int, container: Container, threads: int) -> Words:
+    n, k = codes.shape
+    words = new_words(n, length(k, bits))
+    runs.run(runs.codes(padded(codes)), runs.columns(words, container, blocks_of(k)), threads=threads)
+    return words
+
+
+def _per_word(bits: int) -> int:
+    if not 1 <= bits <= 8:
+        raise ValueError(f"codes of {bits} bits; 1 to 8 can be packed")
+    return 32 // bits
+
+
+def _slots(words: Words, bits: int, k: int) -> Side:
+    run = _per_word(bits) * programs.slots(bits).words
+    return runs.columns(words, programs.slots(bits), -(-k // run))
+
+
+def _bytes(codes: Codes, bits: int) -> Side:
+    return runs.codes(codes, programs.byte_words(_per_word(bits) * programs.slots(bits).words // 4))

@@ -1,0 +1,196 @@
+"""Words and codes to planes ``uint32 [bits, N, ceil(K/32)]`` and back, in one pass (see `words`).
+
+``perm``: stored column j is the original column ``perm[j]``. ``k``: K, by default as many codes as the words have room
+for; bits after the last code are zero in what is given back. ``bits`` on the way back is only checked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from . import bit_programs as programs
+from . import runs
+from .arrays import (
+    Array,
+    Codes,
+    Order,
+    Words,
+    blocks_of,
+    codes_in,
+    cut,
+    gemv_fast_in,
+    gemv_fast_out,
+    inverse,
+    length,
+    new_codes,
+    new_planes,
+    padded,
+    permutation,
+    planes_in,
+    whole_blocks,
+    words_in,
+)
+from .expected import new_words
+from .runs import Side
+
+__all__ = ["anybcq_to_planes", "awq_to_planes", "codes_to_planes", "columns_to_planes", "gemv_fast_to_planes"]
+__all__ += ["gptq_to_planes", "planar_to_planes", "planes_to_anybcq", "planes_to_awq", "planes_to_codes"]
+__all__ += ["planes_to_columns", "planes_to_gemv_fast", "planes_to_gptq", "planes_to_planar"]
+
+
+def codes_to_planes(codes: Array, bits: int, perm: Array | None = None, threads: int = 1) -> Words:
+    """Codes [N, K] in their original order."""
+    codes = codes_in(codes)
+    k = codes.shape[1]
+    planes = new_planes(bits, *codes.shape)
+    _run(runs.codes(padded(codes)), runs.planes(planes), bits, k, permutation(perm, k), threads)
+    return planes
+
+
+def planes_to_codes(planes: Array, k: int, perm: Array | None = None, threads: int = 1) -> Codes:
+    """The way back of `codes_to_planes`: columns in their original order."""
+    planes, k = planes_in(planes, k)
+    codes = new_codes(planes.shape[1], k)
+    _run(runs.planes(planes), runs.codes(codes), len(planes), k, inverse(perm, k), threads)
+    return cut(codes, k)
+
+
+def gptq_to_planes(words: Array, bits: int, k: int | None = None, threads: int = 1, perm: Array | None = None) -> Words:
+    """GPTQ weights [ceil(K*bits/32), N]: LE(bits) along axis 0."""
+    k = words.shape[0] * 32 // bits if k is None else k
+    words = words_in(words, length(k, bits), None)
+    planes = new_planes(bits, words.shape[1], k)
+    source = runs.rows(words, programs.stream(bits), blocks_of(k))
+    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
+    return planes
+
+
+def planes_to_gptq(
+    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
+) -> Words:
+    """The way back of `gptq_to_planes`."""
+    planes, k = planes_in(planes, k, bits)
+    bits, n, _ = planes.shape
+    words = new_words(length(k, bits), n)
+    _run(runs.planes(planes), runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
+    return words
+
+
+def columns_to_planes(
+    words: Array, bits: int, k: int | None = None, threads: int = 1, perm: Array | None = None
+) -> Words:
+    """compressed-tensors and AWQ GEMV weights [N, ceil(K*bits/32)]: LE(bits) along axis 1."""
+    k = words.shape[1] * 32 // bits if k is None else k
+    words = words_in(words, None, length(k, bits))
+    planes = new_planes(bits, words.shape[0], k)
+    source = runs.columns(words, programs.stream(bits), blocks_of(k))
+    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
+    return planes
+
+
+def planes_to_columns(
+    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
+) -> Words:
+    """The way back of `columns_to_planes`."""
+    planes, k = planes_in(planes, k)
+    bits, n, _ = planes.shape
+    words = new_words(n, length(k, bits))
+    _run(
+        runs.planes(planes),
+        runs.columns(words, programs.stream(bits), blocks_of(k)),
+        bits,
+        k,
+        inverse(perm, k),
+        threads,
+    )
+    return words
+
+
+def planar_to_planes(
+    words: Array, bits: int, k: int | None = None, threads: int = 1, perm: Array | None = None
+) -> Words:
+    """gptq_p weights [K*bits/32, N]."""
+    k = whole_blocks(words, bits, 0, k)
+    words = words_in(words, None, None)
+    planes = new_planes(bits, words.shape[1], k)
+    source = runs.rows(words, programs.planar(bits), blocks_of(k))
+    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
+    return planes
+
+
+def planes_to_planar(
+    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
+) -> Words:
+    """The way back of `planar_to_planes`."""
+    planes, k = planes_in(planes, k, bits, multiple=32)
+    bits, n, _ = planes.shape
+    words = new_words(length(k, bits), n)
+    _run(runs.planes(planes), runs.rows(words, programs.planar(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
+    return words
+
+
+def awq_to_planes(words: Array, threads: int = 1) -> Words:
+    """AWQ GEMM weights [K, N/8], 4 bits."""
+    words = words_in(words, None, None)
+    k, lanes = words.shape
+    planes = new_planes(4, 8 * lanes, k)
+    runs.run(runs.rows(words, programs.awq(), blocks_of(k)), runs.planes(planes).together(8), threads=threads)
+    return planes
+
+
+def planes_to_awq(planes: Array, k: int | None = None, threads: int = 1) -> Words:
+    """The way back of `awq_to_planes`; N is a multiple of 8."""
+    planes, k = planes_in(planes, k, 4)
+    n = planes.shape[1]
+    if n % 8:
+        raise ValueError(f"planes of {n} rows; AWQ words hold multiples of 8")
+    words = new_words(k, n // 8)
+    runs.run(runs.planes(planes).together(8), runs.rows(words, programs.awq(), blocks_of(k)), threads=threads)
+    return words
+
+
+def gemv_fast_to_planes(words: Array, threads: int = 1) -> Words:
+    """AWQ GEMV-fast and llm-awq v2: int16 [N/4, K], K a multiple of 64."""
+    words = gemv_fast_in(words)
+    n, k = words.shape[0], 8 * words.shape[1]
+    planes = new_planes(4, n, k)
+    runs.run(runs.columns(words, programs.gemv_fast(), k // 32), runs.planes(planes), threads=threads)
+    return planes
+
+
+def planes_to_gemv_fast(planes: Array, k: int | None = None, threads: int = 1) -> npt.NDArray[np.int16]:
+    """The way back of `gemv_fast_to_planes`; N is a multiple of 4."""
+    planes, k = planes_in(planes, k, 4, multiple=64)
+    n = planes.shape[1]
+    if n % 4:
+        raise ValueError(f"planes of {n} rows; GEMV-fast words hold multiples of 4")
+    words = new_words(n, k // 8)
+    runs.run(runs.planes(planes), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
+    return gemv_fast_out(words)
+
+
+def anybcq_to_planes(words: Array, threads: int = 1) -> Words:
+    """AnyBCQ [K/32, B, N]: planes already, in another order of axes; plane i stays plane i."""
+    words = words_in(words, None, None, None)
+    blocks, bits, n = words.shape
+    planes = new_planes(bits, n, 32 * blocks)
+    source = runs.rows(words.reshape(blocks * bits, n), programs.plane_words(bits), blocks)
+    runs.run(source, runs.planes(planes), threads=threads)
+    return planes
+
+
+def planes_to_anybcq(planes: Array, threads: int = 1) -> Words:
+    """The way back of `anybcq_to_planes`."""
+    planes, _ = planes_in(planes, None)
+    bits, n, blocks = planes.shape
+    words = new_words(blocks * bits, n)
+    runs.run(runs.planes(planes), runs.rows(words, programs.plane_words(bits), blocks), threads=threads)
+    return words.reshape(blocks, bits, n)
+
+
+def _run(source: Side, target: Side, bits: int, k: int, order: Order | None, threads: int) -> None:
+    if order is None:
+        runs.run(source, target, k % 32, threads)
+    else:
+        runs.run_in_order(source, target, bits, order, threads)

@@ -1,0 +1,192 @@
+"""A weight in Atom's form, laid out so that every lane of a warp loads its tensor-core fragments with 16-byte loads.
+
+The layout is a pure permutation of the codes (:func:`unpack_w4` is its inverse). Rows come in units of 32, a unit in
+two tiles of 16; lane ``4 r + q`` of a warp holds rows ``4 r + 2 t + p`` (p = 0, 1) of tile t, so that after the product
+a lane owns four neighbouring outputs. Of the 128 columns of a group it holds ``64 h + 16 q + 8 j + 4 s + b``
+(h, j, s = 0, 1; b = 0..3)::
+
+    words  uint32 [out/16, G + 1, 256]     G - 1 int4 groups of 256 words, then the int8 group with 512
+    int4 group   [h][lane][j][p]           byte b of a word: columns s = 0 (low half) and s = 1 (high half)
+    int8 group   [h][j][lane][s][p]        byte b of a word: column b
+    scale  float32 [G, rows]               int4 groups: the weight's scale / 16, because their codes reach the tensor
+                                           cores as the upper half of a byte; rows: out rounded up to 32, zeros there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.container.dtypes import float64_of
+from bcqfmt.errors import error
+from bcqfmt.weight.scheme import Segment
+from bcqfmt.weight.weight import BcqWeight
+
+from .reference import GROUP, OUTLIERS
+
+__all__ = ["AtomWeight", "activation_words", "atom_codes", "pack_w4", "padded", "unpack_activations", "unpack_w4"]
+
+UNIT = 32  # rows that a warp takes together
+TOKENS = 8  # tokens of a tensor-core tile
+
+Array = npt.NDArray[Any]
+I8 = npt.NDArray[np.int8]
+F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class AtomWeight:
+    """Host arrays of one weight; ``perm[j]`` is the channel of x that goes with stored column j."""
+
+    out: int
+    columns: int
+    words: U32
+    scale: F32
+    perm: npt.NDArray[np.int32]
+
+    @property
+    def groups(self) -> int:
+        """Groups of 128 columns, the int8 one among them."""
+        return self.columns // GROUP
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the weight."""
+        return self.words.nbytes + self.scale.nbytes
+
+
+def padded(size: int, unit: int) -> int:
+    """``size`` rounded up to whole units."""
+    return -(-size // unit) * unit
+
+
+def atom_codes(weight: BcqWeight) -> tuple[I8, F32, npt.NDArray[np.int32]]:
+    """Signed codes ``[out, in]``, scales ``[out, G]`` float32 (exact), perm ``[in]`` of a weight in Atom's form.
+
+    Anything else is refused with BCQ-E553: one matrix; segment 0 affine with up to 4 bits, segment 1 affine with up
+    to 8 bits and 128 columns, both with g = 128, constant zero points that make the codes int4 and int8, and plain
+    scales; no outliers.
+    """
+    _check_form(weight)
+    codes = []
+    scales = []
+    arrays = weight.parts()
+    for k, segment in enumerate(weight.scheme.segments):
+        codes.append((weight.codes(k).astype(np.int16) - np.int16(_zero(segment))).astype(np.int8))
+        scales.append(float64_of(arrays[f"s{k}_scale"].array()).astype(np.float32))
+    columns = weight.spec.columns
+    perm = arrays["perm"].array().astype(np.int32) if weight.scheme.perm else np.arange(columns, dtype=np.int32)
+    return np.concatenate(codes, axis=1), np.concatenate(scales, axis=1), perm
+
+
+def pack_w4(weight: BcqWeight) -> AtomWeight:
+    """The operands of the W4A4 product; the weight is checked as :func:`atom_codes` says."""
+    codes, scale, perm = atom_codes(weight)
+    return pack_codes(codes, scale, perm)
+
+
+def pack_codes(codes: I8, scale: F32, perm: npt.NDArray[np.int32]) -> AtomWeight:
+    """The same from signed codes ``[out, in]``, scales ``[out, G]`` and perm ``[in]``."""
+    out, columns = codes.shape
+    groups, rows = columns // GROUP, padded(out, UNIT)
+    if rows * (groups + 1) * 16 >= 2**31:
+        raise error("BCQ-E554", found=f"{out} x {columns}", expected="fewer than 2^31 words")
+    full = np.zeros((rows, columns), np.int8)
+    full[:out] = codes
+    words = np.empty((rows // UNIT, 2, groups + 1, 256), np.uint32)
+    for first in range(0, rows // UNIT, 32):  # 1024 rows at a time bound the copies
+        some = slice(first, min(first + 32, rows // UNIT))
+        block = _by_place(full[some.start * UNIT : some.stop * UNIT])
+        words[some, :, :-2] = _int4_words(block[:, :, :, :, :-1])
+        words[some, :, -2:] = _int8_words(block[:, :, :, :, -1])
+    factors = np.full(groups, 1 / 16, np.float32)
+    factors[-1] = 1
+    scales = np.zeros((groups, rows), np.float32)
+    scales[:, :out] = (scale * factors).T
+    return AtomWeight(out, columns, words.reshape(-1, groups + 1, 256), scales, perm.astype(np.int32))
+
+
+def unpack_w4(packed: AtomWeight) -> tuple[I8, F32]:
+    """Codes ``[out, in]`` and scales ``[out, G]`` back."""
+    units, groups = packed.words.shape[0] // 2, packed.groups
+    words = packed.words.reshape(units, 2, groups + 1, 256)
+    nibbles = words[:, :, :-2].reshape(units, 2, groups - 1, 2, 8, 4, 2, 2)
+    shifts = (np.arange(4)[None, :] * 8 + np.arange(2)[:, None] * 4).astype(np.uint32)  # [s][b]
+    low = ((nibbles[..., None, None] >> shifts) & np.uint32(15)).astype(np.int8)
+    low = ((low ^ 8) - 8).transpose(0, 4, 1, 7, 2, 3, 5, 6, 8, 9)  # u r t p g h q j s b
+    bytes_ = words[:, :, -2:].reshape(units, 2, 2, 2, 8, 4, 2, 2).view(np.int8).reshape(units, 2, 2, 2, 8, 4, 2, 2, 4)
+    high = bytes_.transpose(0, 4, 1, 7, 2, 5, 3, 6, 8)  # u r t p h q j s b
+    rows = units * UNIT
+    codes = np.concatenate([low.reshape(rows, -1), high.reshape(rows, -1)], axis=1)[: packed.out]
+    factors = np.full(groups, 16, np.float32)
+    factors[-1] = 1
+    return codes, packed.scale[:, : packed.out].T * factors
+
+
+def activation_words(codes: I8, scale: F32) -> tuple[U32, F32]:
+    """Codes ``[M, in]`` and scales ``[M, G]`` as the kernels keep them.
+
+    words ``[tiles of 8 tokens, G, 256]`` uint32: bytes ``[h][token][64 columns]``; scales ``[G, 8 * tiles]``; absent
+    tokens are zeros.
+    """
+    m, columns = codes.shape
+    full = np.zeros((padded(m, TOKENS), columns), np.int8)
+    full[:m] = codes
+    placed = full.reshape(-1, TOKENS, columns // GROUP, 2, 64).transpose(0, 2, 3, 1, 4)
+    scales = np.zeros((columns // GROUP, full.shape[0]), np.float32)
+    scales[:, :m] = scale.T
+    return np.ascontiguousarray(placed).reshape(-1, columns // GROUP, 1024).view(np.uint32), scales
+
+
+def unpack_activations(words: U32, scales: F32, tokens: int) -> tuple[I8, F32]:
+    """The inverse of :func:`activation_words`."""
+    tiles, groups = words.shape[0], scales.shape[0]
+    placed = words.reshape(tiles, groups, 256).view(np.int8).reshape(tiles, groups, 2, TOKENS, 64)
+    codes = placed.transpose(0, 3, 1, 2, 4).reshape(tiles * TOKENS, groups * GROUP)
+    return codes[:tokens], scales[:, :tokens].T
+
+
+def _by_place(codes: I8) -> I8:
+    """Rows and columns by their place: u r t p g h q j s b."""
+    return codes.reshape(codes.shape[0] // UNIT, 8, 2, 2, codes.shape[1] // GROUP, 2, 4, 2, 2, 4)
+
+
+def _int4_words(block: I8) -> U32:
+    fields = (block.view(np.uint8) & 15).astype(np.uint32)
+    shifts = (np.arange(4)[None, :] * 8 + np.arange(2)[:, None] * 4).astype(np.uint32)
+    words = np.bitwise_or.reduce(fields << shifts, axis=(-2, -1))  # u r t p g h q j
+    ordered: U32 = words.transpose(0, 2, 4, 5, 1, 6, 7, 3)  # u t g h r q j p
+    return ordered.reshape(*ordered.shape[:3], 256)
+
+
+def _int8_words(block: I8) -> U32:
+    words = np.ascontiguousarray(block).view(np.uint32)[..., 0]  # u r t p h q j s
+    ordered = words.transpose(0, 2, 4, 6, 1, 5, 7, 3)  # u t h j r q s p
+    return ordered.reshape(*ordered.shape[:2], 2, 256)
+
+
+def _zero(segment: Segment) -> int:
+    assert isinstance(segment.zero, int)
+    return segment.zero
+
+
+def _check_form(weight: BcqWeight) -> None:
+    spec = weight.spec
+
+    def refuse(found: str) -> None:
+        raise error("BCQ-E553", tensor=weight.name, found=found, expected="Atom's form: int4 groups, one int8 group")
+
+    if len(spec.shape) != 2 or spec.scheme.outliers is not None or spec.scheme.aligned64:
+        refuse("a stack, outliers or tiles")
+    if len(spec.widths) != 2 or spec.widths[1] != OUTLIERS or spec.widths[0] % GROUP:
+        refuse(f"segments of {list(spec.widths)} columns")
+    for segment, bits in zip(spec.scheme.segments, (4, 8), strict=True):
+        top = 2 ** (bits - 1)
+        if segment.encoding != "affine" or segment.group_size != GROUP or not isinstance(segment.scale, str):
+            refuse(f"{segment.encoding}, g = {segment.group_size}, scales {segment.scale}")
+        if not isinstance(segment.zero, int) or segment.zero > top or 2**segment.bits - 1 - segment.zero >= top:
+            refuse(f"{segment.bits} bits with zero point {segment.zero}")

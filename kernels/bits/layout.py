@@ -1,0 +1,161 @@
+"""Bit planes in the order in which tensor cores take them: which tiles, which sets of numbers, and how many bytes.
+
+The fast product (`cuda_bit_gemv`) cuts a segment into *tiles* of 16 rows and *chunks* of 256 columns. A chunk of one
+plane is 512 bytes: lane l of a warp takes 16 of them, its fragment of a 16 x 256 bit matrix::
+
+    planes   [tile][chunk][plane][lane][4]   words: rows l // 4 and + 8, columns 32 (l % 4), then the same + 128
+    numbers  [tile][set][pass][number][place][8]   pairs of numbers: rows r and r + 8 for r = 0..7
+
+A *set* is what 128 columns need (256 where groups are multiples of 256). Groups of 64 and 32 columns give a set 2 and 4
+*places*; groups of 16 and 8 are handled in 2 and 4 *passes* over the same bits, and the bits of their words are
+reordered (:func:`in_steps`). Both are pure permutations of the canonical parts, padded with zeros; numbers stay in the
+type they have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.container.dtypes import round_to
+from bcqfmt.kernels.operands import OperandSegment
+from bcqfmt.kernels.runtime.limits import ROWS
+
+__all__ = ["STEP_MASKS", "BitLayout", "in_steps", "layout_of", "pack_numbers", "pack_planes"]
+
+Array = npt.NDArray[Any]
+COLUMNS = 256
+# passes -> for each, where `in_steps` puts the columns of its groups
+STEP_MASKS = {
+    1: (0xFFFFFFFF,),
+    2: (0x66666666, 0x99999999),
+    4: (0x22222222, 0x44444444, 0x88888888, 0x11111111),
+}
+_NUMBERS = {"bcq": "bcq", "affine": "affine", "float-zero": "affine", "offset": "offset"}
+
+
+@dataclass(frozen=True, slots=True)
+class BitLayout:
+    """How one segment is laid out. ``formula``: "bcq", "affine" (scale, zero) or "offset" (scale, offset)."""
+
+    bits: int
+    width: int
+    group_size: int
+    formula: str
+    number: str  # F16, BF16 or F32
+
+    @property
+    def wide(self) -> bool:
+        """Whether a set serves 256 columns."""
+        return self.group_size % COLUMNS == 0
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a tile."""
+        return -(-self.width // COLUMNS)
+
+    @property
+    def span(self) -> int:
+        """Columns of a set."""
+        return COLUMNS if self.wide else COLUMNS // 2
+
+    @property
+    def sharing(self) -> int:
+        """Neighbouring sets that have the same numbers."""
+        return max(1, self.group_size // self.span)
+
+    @property
+    def sets(self) -> int:
+        """Sets of a tile."""
+        return -(-self.chunks * (COLUMNS // self.span) // self.sharing)
+
+    @property
+    def places(self) -> int:
+        """Groups side by side in one pass over a set: 1, 2 or 4."""
+        return {64: 2, 32: 4, 16: 4, 8: 4}.get(self.group_size, 1)
+
+    @property
+    def passes(self) -> int:
+        """Passes over the bits of a set: 1, 2 or 4."""
+        return {16: 2, 8: 4}.get(self.group_size, 1)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers per group and row: q scales and a bias, or a scale and a zero."""
+        return self.bits + 1 if self.formula == "bcq" else 2
+
+    @property
+    def pair_words(self) -> int:
+        """Words of two numbers."""
+        return 2 if self.number == "F32" else 1
+
+    @property
+    def set_bytes(self) -> int:
+        """Bytes of a set."""
+        return self.passes * self.numbers * self.places * 8 * 4 * self.pair_words
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes that one chunk of a tile needs: planes and sets."""
+        return self.bits * 512 + COLUMNS // self.span * self.set_bytes
+
+
+def layout_of(segment: OperandSegment) -> BitLayout | None:
+    """The layout of a segment; None where its group size is not one of 8, 16, 32, 64, a multiple of 128, or the row."""
+    g = segment.group_size
+    if g >= segment.width:
+        g = -(-segment.width // COLUMNS) * COLUMNS
+    if g not in (8, 16, 32, 64) and g % 128:
+        return None
+    numbers = [segment.first, segment.second]
+    return BitLayout(segment.bits, segment.width, g, _NUMBERS[segment.formula], _narrowest(numbers))
+
+
+def _narrowest(arrays: list[Array]) -> str:
+    """The first of F16, BF16 and F32 that holds all numbers exactly (F32 is what the linear reading rounds to)."""
+    exact = [array.astype(np.float64) for array in arrays]
+    for name in ("F16", "BF16"):
+        rounded = [round_to(array, name).astype(np.float64) for array in exact]
+        if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(exact, rounded, strict=True)):
+            return name
+    return "F32"
+
+
+def in_steps(words: Any) -> Any:
+    """Column 8 s + 4 h + j of every word to bit 8 j + 4 h + s + 1, the last one to bit 0: the order of short groups.
+
+    Words are uint32 of numpy or int32 of torch. Two swaps of bits of the index, and a rotation.
+    """
+    swapped = (words ^ (words >> 14)) & 0x0000CCCC
+    words = words ^ swapped ^ (swapped << 14)
+    swapped = (words ^ (words >> 7)) & 0x00AA00AA
+    words = words ^ swapped ^ (swapped << 7)
+    return (words << 1) | ((words >> 31) & 1)
+
+
+def pack_planes(layout: BitLayout, planes: Array) -> npt.NDArray[np.uint32]:
+    """Planes (q, out, words) uint32 as [tile][chunk][plane][lane][4], flat."""
+    q, rows, words = planes.shape
+    tiles = -(-rows // ROWS)
+    full = np.zeros((q, tiles * ROWS, layout.chunks * 8), np.uint32)
+    full[:, :rows, :words] = planes
+    if layout.passes > 1:
+        full = in_steps(full)
+    parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)  # q, tile, +8, row, chunk, +128, word
+    return np.ascontiguousarray(parts.transpose(1, 4, 0, 3, 6, 5, 2)).reshape(-1)
+
+
+def pack_numbers(layout: BitLayout, first: Array, second: Array) -> npt.NDArray[np.uint32]:
+    """``first`` (out, G) or (q, out, G) and ``second`` (out, G) as [tile][set][pass][number][place][8] pairs, words."""
+    stacked = np.concatenate([first.reshape(-1, *second.shape), second[None]]).astype(np.float64)
+    count, rows, groups = stacked.shape
+    tiles = -(-rows // ROWS)
+    each = layout.places * layout.passes
+    full = np.zeros((count, tiles * ROWS, layout.sets * each))
+    full[:, :rows, :groups] = stacked[:, :, : layout.sets * each]
+    parts = full.reshape(count, tiles, 2, 8, layout.sets, layout.places, layout.passes)
+    ordered = np.ascontiguousarray(parts.transpose(1, 4, 6, 0, 5, 3, 2))
+    return round_to(ordered, layout.number).reshape(-1).view(np.uint32)

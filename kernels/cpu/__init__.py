@@ -1,0 +1,212 @@
+"""Products with a weight on the CPU, and its values: the front of the CPU kernels.
+
+    >>> matrix = cpu.prepare(ckpt["model.layers.0.mlp.up_proj.weight"])
+    >>> y = matrix.matmul(x)                     # x (in) or (batch, in) float32 -> (out) or (batch, out) float32
+    >>> values = matrix.dequantize("float16")    # bit for bit what the normative decoder gives
+
+Two ways lead to a product. *tables*: look-up tables straight from the planes (`cpu_lut`), for small batches and every
+weight but those that `CpuMatrix.obstacle` names. It works with the linear reading of `operands`: alpha, z in float32,
+float-zero without the rounding inside it. *values*: the elements are decoded to float32, some rows at a time, and
+multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.compiled.threads import available, scratch, together
+from bcqfmt.container.dtypes import float64_of, logical_name, numpy_dtype
+from bcqfmt.errors import error
+from bcqfmt.kernels import operands
+from bcqfmt.weight.weight import BcqWeight
+
+from . import operands as cpu_operands
+from .operands import LANES
+
+__all__ = ["TABLE_WORK", "CpuMatrix", "available", "prepare", "target"]
+
+TABLE_WORK = 192  # vectors times planes up to which tables are faster than decoding
+_AT_ONCE = 8  # vectors that go through the tables together
+_SMALL = 1 << 23  # elements times planes times vectors below which one thread is faster than two
+_RUN = 16  # tiles that a thread takes at a time, less where there would be too few for all threads
+_BLOCK = 1 << 20  # elements decoded at a time for a product
+
+Array = npt.NDArray[Any]
+Float = npt.NDArray[np.float32]
+
+
+def target() -> str:
+    """How this machine looks up: "avx512", "avx2" or "portable"."""
+    from . import lookup as cpu_lookup
+
+    return cpu_lookup.target()
+
+
+def prepare(weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> CpuMatrix:
+    """A weight ready for products; ``planes``: its first planes only; ``index``: which matrix of a stack.
+
+    The weight is read and checked; its planes stay where they are if they are in memory already.
+    """
+    return CpuMatrix(weight, planes=planes, index=index)
+
+
+class CpuMatrix:
+    """One matrix ``shape`` = (out, in). ``obstacle`` says why tables cannot be used, and is empty when they can."""
+
+    def __init__(self, weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> None:
+        """See :func:`prepare`."""
+        self._weight, self._planes, self._index = weight, planes, index
+        operand = operands.operand(weight, planes=planes, index=index)
+        self.shape, self.dtype = operand.shape, operand.dtype
+        self.obstacle = cpu_operands.obstacle(operand)
+        self._tables = () if self.obstacle else cpu_operands.table_segments(operand)
+        self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
+        self._perm = operand.perm
+        self._sparse: tuple[Array, Array, Float] | None = None
+        if operand.outliers is not None and operand.outliers.count and not self.obstacle:
+            self._sparse = operand.outliers.indptr, operand.outliers.indices, operand.outliers.added
+
+    @cached_property
+    def _operand(self) -> operands.Operand:
+        """Numbers for decoding; made when first asked for."""
+        return operands.operand(self._weight, planes=self._planes, index=self._index)
+
+    def path(self, batch: int = 1) -> str:
+        """The way a product of that batch goes: "tables" or "values"."""
+        return "values" if self.obstacle or batch * self._bits > TABLE_WORK else "tables"
+
+    def matmul(self, x: Any, *, threads: int | None = None) -> Float:
+        """``x W^T``: x (in) or (batch, in) float32, the result (out) or (batch, out) float32."""
+        vectors = np.asarray(x)
+        if vectors.ndim not in (1, 2) or vectors.shape[-1] != self.shape[1] or vectors.dtype != np.float32:
+            raise error(
+                "BCQ-E552",
+                tensor=self._weight.name,
+                found=f"x of shape {list(vectors.shape)} and type {vectors.dtype}",
+                expected=f"[{self.shape[1]}] or [batch, {self.shape[1]}], float32",
+            )
+        rows = np.ascontiguousarray(vectors.reshape(-1, self.shape[1]))
+        work = self.shape[0] * self.shape[1] * self._bits * len(rows)
+        count = available() if threads is None else threads
+        count = min(count, 1) if work < _SMALL else count
+        if self.path(len(rows)) == "values":
+            result = self._by_values(rows, count)
+        elif len(rows) <= _AT_ONCE:
+            result = self._by_tables(rows, count)
+        else:
+            pieces = [self._by_tables(rows[b : b + _AT_ONCE], count) for b in range(0, len(rows), _AT_ONCE)]
+            result = np.concatenate(pieces)
+        return result if vectors.ndim == 2 else result[0]
+
+    def dequantize(
+        self, dtype: Any = None, *, rows: tuple[int, int] | None = None, threads: int | None = None
+    ) -> Array:
+        """Values (out, in) or of a range of rows, the bits of :meth:`BcqWeight.dequantize`."""
+        kind = self.dtype if dtype is None else logical_name(dtype)
+        start, stop = rows or (0, self.shape[0])
+        if not 0 <= start < stop <= self.shape[0]:
+            raise error("BCQ-E552", found=f"rows {start}..{stop}", expected=f"start < stop within 0..{self.shape[0]}")
+        out = np.empty((stop - start, self.shape[1]), numpy_dtype(kind))
+        self.decode_into(kind, start, out, threads=threads)
+        return out
+
+    # -- tables -----------------------------------------------------------------------------------------------
+
+    def _by_tables(self, x: Float, threads: int) -> Float:
+        from . import lut as cpu_lut
+
+        batch, out = x.shape[0], self.shape[0]
+        y = np.empty((batch, -(-out // LANES) * LANES), np.float32)
+        for k, s in enumerate(self._tables):
+            tables = scratch("tables", (batch, s.words * cpu_lut.WORD_TABLES), np.float32)
+            sums = scratch("sums", (batch, s.groups), np.float32)
+            cpu_lut.table_kernel()(self._inputs(x, s), tables, sums, s.span * 32 // s.pieces)
+            kernel = cpu_lut.tile_kernel(s.bits, s.pieces, s.by_plane, 2 if batch % 2 == 0 else 1)
+            counter = np.zeros(1, np.uint64)
+            run = max(1, min(_RUN, y.shape[1] // LANES // (4 * max(1, threads))))
+            given = (counter, run, s.planes, out, s.words, s.span, tables, sums, s.numbers, y, k > 0)
+            own = (batch * (s.bits + 1) * LANES,)
+
+            def work(_: int, kernel: Any = kernel, given: Any = given, own: tuple[int] = own) -> None:
+                kernel(*given, scratch("held", (8 * LANES * LANES,), np.uint32), scratch("totals", own, np.float32))
+
+            together(work, threads)
+        if self._sparse is not None:
+            indptr, indices, added = self._sparse
+            counter = np.zeros(1, np.uint64)
+            together(lambda _: cpu_lut.sparse_kernel()(counter, indptr, indices, added, x, y), threads)
+        return y if y.shape[1] == out else np.ascontiguousarray(y[:, :out])
+
+    def _inputs(self, x: Float, segment: cpu_operands.TableSegment) -> Float:
+        """The columns of a segment in stored order, then zeros up to whole words."""
+        padded = segment.words * 32
+        if self._perm is None and segment.width == padded == x.shape[1]:
+            return x
+        stored = slice(segment.start, segment.start + segment.width)
+        inputs: Float = scratch("inputs", (x.shape[0], padded), np.float32)
+        inputs[:, : segment.width] = x[:, stored] if self._perm is None else x[:, self._perm[stored]]
+        inputs[:, segment.width :] = 0
+        return inputs
+
+    # -- values -----------------------------------------------------------------------------------------------
+
+    def _by_values(self, x: Float, threads: int) -> Float:
+        result = np.empty((x.shape[0], self.shape[0]), np.float32)
+        step = max(1, _BLOCK // self.shape[1])
+        block: Float = scratch("block", (min(step, self.shape[0]), self.shape[1]), np.float32)
+        for top in range(0, self.shape[0], step):
+            stop = min(top + step, self.shape[0])
+            values = block[: stop - top]
+            self.decode_into("F32", top, values, threads=threads)
+            np.matmul(x, values.T, out=result[:, top:stop])
+        return result
+
+    def decode_into(
+        self, kind: str, first_row: int, out: Array, *, threads: int | None = None, twice: bool = False
+    ) -> None:
+        """Fill ``out`` (rows, in), contiguous, with the values of rows ``first_row`` on, rounded once to ``kind``.
+
+        ``out`` has that type, or another one of the same size (``"BF16"``: uint16) which then holds the patterns.
+        ``twice``: rounded to the logical dtype first, as in a dense copy that is loaded in another type.
+        """
+        from . import decode
+
+        operand = self._operand
+        patterns = out.view(decode.PATTERNS[kind])
+        kernel = decode.decode_kernel(kind, twice and kind != operand.dtype)
+        none = np.empty(0, np.int32)
+        outliers = operand.outliers
+        perm = none if operand.perm is None else operand.perm
+        sparse: tuple[Array, ...] = (none, none, none, np.empty(0))
+        if outliers is not None and outliers.count:
+            sparse = outliers.indptr, outliers.indices, operand.stored, float64_of(outliers.values)
+        for segment in operand.segments:
+            words = segment.planes.shape[2]
+            plan = np.array(
+                [
+                    operand.rows, words, segment.bits, segment.width, segment.group_size, segment.groups, segment.start,
+                    first_row, decode.FORMULAS[segment.formula], decode.LOGICAL[operand.dtype],
+                    outliers is not None and outliers.mode == "replace",
+                ],
+                np.uint64,
+            )  # fmt: skip
+            numbers = float64_of(segment.first).reshape(-1), float64_of(segment.second).reshape(-1)
+            counter = np.zeros(1, np.uint64)
+
+            def work(
+                _: int, s: operands.OperandSegment = segment, plan: Any = plan, numbers: Any = numbers,
+                counter: Any = counter, codes: int = words * 32,
+            ) -> None:  # fmt: skip
+                size = (decode.room(s.bits, s.group_size, s.groups),)
+                exact = scratch("exact", size, np.float64)
+                final = scratch("final " + kind, size, np.uint64 if kind == "F64" else np.uint32)
+                kernel(
+                    counter, plan, s.planes.reshape(-1), *numbers, perm, patterns, patterns.reshape(-1), *sparse,
+                    scratch("codes", (codes,), np.uint8), exact, final,
+                )  # fmt: skip
+
+            together(work, available() if threads is None else threads)

@@ -1,0 +1,1 @@
+"""Weights decoded to a dense matrix on the GPU."""

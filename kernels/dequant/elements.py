@@ -1,0 +1,169 @@
+"""Planes of any weight to dense numbers on the device, exactly as `cuda_dequant` says: what the fast kernels refuse.
+
+A thread has a column of some rows, or, with ``patch``, an outlier.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.runtime.launch import Kernel, kernel
+from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
+from bcqfmt.kernels.runtime.unroll import static, unrolled
+
+from .rows import THREADS
+from .values import code_value, rounding
+
+__all__ = ["compile_cases", "elements"]
+
+_WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
+
+
+def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
+    """What `tests/kernels/compile_check.py` compiles."""
+    cases = [
+        (4, 3, "f32", 1, 0, False, 0), (8, 0, "f64", 2, 2, True, 0), (5, 1, "f32", 1, 1, False, 1),
+        (3, 2, "f32", 0, 0, True, 2), (4, 3, "f32", 1, 2, True, 1, True),
+    ]  # fmt: skip
+    return {"elements": cases}
+
+
+def elements(
+    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool = False
+) -> Kernel:
+    """One segment of any weight.
+
+    ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
+    the result; ``patch``: 0 for all elements, else one of `dequant_values.PATCHES`, for the outliers alone;
+    ``twice``: rounded to the logical dtype first. The argument ``perm`` has the stored column of every original one.
+    Block (i, j) has the rows j, j + gridDim.y, ...
+    """
+    if patch:
+        return _outliers(q, formula, numbers, logical, result, reordered, patch, twice)
+    return _columns(q, formula, numbers, logical, result, reordered, twice)
+
+
+def _declared(
+    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool
+) -> Callable[[Any], Kernel]:
+    return kernel(
+        f"u32* planes, {numbers}* first, {numbers}* second, i32* perm, i32* indptr, i32* indices, f32* values, "
+        f"{_WORD[result]} dense, u32 rows, u32 columns, u32 start, u32 width, u32 group_size, u32 count",
+        threads=THREADS,
+        blocks=4,
+        variant=repr((q, formula, numbers, logical, result, reordered, patch, twice)),
+    )
+
+
+@functools.cache
+def _columns(
+    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, twice: bool
+) -> Kernel:  # fmt: skip
+    """All elements, a column of a block's rows to each thread: where it lies and goes is found once.
+
+    Neighbours write neighbours: of a reordered weight threads have original columns, and look up the stored ones.
+    """
+    exact_of, rounded, put = _exact(q, formula, logical), rounding(logical if twice else None), _writer(result)
+
+    @_declared(q, formula, numbers, logical, result, reordered, 0, twice)
+    def dequantize_columns(
+        planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
+        rows: Any, columns: Any, start: Any, width: Any, group_size: Any, count: Any,
+    ) -> None:  # fmt: skip
+        words = ptx.u32((width + 31) >> 5)
+        groups = ptx.div_u32(width + group_size - 1, group_size)
+        c = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+        if not reordered:
+            c = ptx.u32(start + c)
+        if c < columns:
+            j = ptx.u32((ptx.u32(perm[c]) if reordered else c) - start)
+            if j < width:
+                group, row, step = ptx.div_u32(j, group_size), ptx.u32(cuda.blockIdx.y), ptx.u32(cuda.gridDim.y)
+                while row < rows:
+                    exact = exact_of(planes, first, second, row, rows, words, groups, j, group)
+                    put(dense, ptx.u64(row) * ptx.u64(columns) + ptx.u64(c), rounded(exact))
+                    row = ptx.u32(row + step)
+
+    return dequantize_columns
+
+
+@functools.cache
+def _outliers(
+    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool
+) -> Kernel:
+    """The places of outliers alone, one to a thread."""
+    exact_of, rounded, put = _exact(q, formula, logical), rounding(logical if twice else None), _writer(result)
+
+    @_declared(q, formula, numbers, logical, result, reordered, patch, twice)
+    def dequantize_outliers(
+        planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
+        rows: Any, columns: Any, start: Any, width: Any, group_size: Any, count: Any,
+    ) -> None:  # fmt: skip
+        words = ptx.u32((width + 31) >> 5)
+        groups = ptx.div_u32(width + group_size - 1, group_size)
+        thread = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+        threads = ptx.u32(cuda.gridDim.x * cuda.blockDim.x)
+        for row in range(cuda.blockIdx.y, rows, cuda.gridDim.y):
+            begin = ptx.u32(max(indptr[row], 0))
+            end = ptx.min_u32(ptx.u32(max(indptr[row + 1], 0)), count)
+            for item in range(ptx.u32(begin + thread), end, threads):
+                # -- which element: stored column j of the segment, original column c
+                c = ptx.u32(indices[item])
+                j = c
+                if reordered and c < columns:
+                    j = ptx.u32(perm[c])
+                j = ptx.u32(j - start)
+                if j < width and c < columns:
+                    if patch == 1:
+                        group = ptx.div_u32(j, group_size)
+                        exact = exact_of(planes, first, second, ptx.u32(row), rows, words, groups, j, group)
+                        exact = ptx.add_f64(exact, ptx.f64(values[item]))
+                    else:
+                        exact = ptx.f64(values[item])
+                    put(dense, ptx.u64(row) * ptx.u64(columns) + ptx.u64(c), rounded(exact))
+
+    return dequantize_outliers
+
+
+def _exact(q: int, formula: int, logical: int) -> Any:
+    """A device function: E of stored column ``j``, in ``group``, of a row of a segment."""
+    value_of = code_value(formula, logical)
+
+    def exact_of(
+        planes: Any, first: Any, second: Any, row: Any, rows: Any, words: Any, groups: Any, j: Any, group: Any
+    ) -> Any:
+        word, shift = ptx.u32(j >> 5), ptx.u32(j & 31)
+        at = ptx.u32(row * groups + group)
+        if formula == 3:
+            exact = ptx.f64(second[at])
+            for i in static(q):
+                alpha = ptx.f64(first[ptx.u32((i * rows + row) * groups + group)])
+                if ptx.u32(planes[ptx.u32((i * rows + row) * words + word)] >> shift & 1) != 0:
+                    exact = ptx.add_f64(exact, alpha)
+                else:
+                    exact = ptx.sub_f64(exact, alpha)
+            return exact
+        code = ptx.u32(0)
+        for i in static(q):
+            bit = ptx.u32(planes[ptx.u32((i * rows + row) * words + word)] >> shift & 1)
+            code = ptx.u32(code * 2 + bit)
+        return value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
+
+    return inlined(unrolled(exact_of))
+
+
+def _writer(result: int) -> Any:
+    """A device function: a binary64 number in the type of the result; a NaN is the canonical one."""
+    narrow = (ptx.f64_to_f32, ptx.f64_to_f16, ptx.f64_to_bf16)[result]
+    nan = (0x7FC00000, 0x7E00, 0x7FC0)[result]
+
+    def put(dense: Any, place: Any, exact: Any) -> None:
+        if result == 0:
+            dense[place] = ptx.f32_bits(narrow(exact)) if exact == exact else ptx.u32(nan)
+        else:
+            dense[place] = narrow(exact) if exact == exact else ptx.u32(nan)
+
+    return inlined(put)

@@ -1,0 +1,82 @@
+"""Steps of the product on binary tensor cores, as device functions that are written into the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.runtime.numba_cuda import inlined
+
+__all__ = ["MAGIC", "ONES", "PATTERN", "WIDEN", "bit_turner", "number_pairs", "step_turner", "sums_as_floats"]
+
+MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed integer
+PATTERN = 0x4B400000
+ONES = 0xFFFFFFFF
+WIDEN = {0: ptx.bits_f32, 1: ptx.f16_to_f32, 2: ptx.bf16_to_f32}
+
+
+def number_pairs(number: str) -> Any:
+    """A device function: the numbers of rows r and r + 8 at a shared address."""
+    low, high = (ptx.lo_bf16, ptx.hi_bf16) if number == "BF16" else (ptx.lo_f16, ptx.hi_f16)
+
+    def pair(address: Any, offset: Any) -> Any:
+        word = ptx.lds32(address, ptx.u32(offset))
+        return low(word), high(word)
+
+    def full_pair(address: Any, offset: Any) -> Any:
+        words = ptx.lds64(address, ptx.u32(offset))
+        return ptx.bits_f32(words[0]), ptx.bits_f32(words[1])
+
+    return inlined(full_pair if number == "F32" else pair)
+
+
+def sums_as_floats(converted: bool) -> Any:
+    """A device function: an integer sum as float32."""
+
+    def convert(count: Any) -> Any:
+        return ptx.f32(count)
+
+    def read(count: Any) -> Any:
+        return ptx.f32(ptx.bits_f32(ptx.u32(count)) - MAGIC)
+
+    return inlined(convert if converted else read)
+
+
+def bit_turner() -> Any:
+    """A device function: byte ``e`` of eight integers as 8 x 8 bits, turned over the diagonal.
+
+    ``pick`` is ``e | (e + 4) << 4``. Bit k of byte j of the result is bit j of byte e of integer k; bytes 0..3 in the
+    first word, 4..7 in the second.
+    """
+
+    def turn(n0: Any, n1: Any, n2: Any, n3: Any, n4: Any, n5: Any, n6: Any, n7: Any, pick: Any) -> Any:
+        low = ptx.prmt(ptx.prmt(n0, n1, pick), ptx.prmt(n2, n3, pick), ptx.u32(0x5410))
+        high = ptx.prmt(ptx.prmt(n4, n5, pick), ptx.prmt(n6, n7, pick), ptx.u32(0x5410))
+        d = ptx.u32((low ^ (low >> 7)) & 0x00AA00AA)  # 8 x 8 bits, turned over their diagonal
+        low = ptx.u32(low ^ d ^ (d << 7))
+        d = ptx.u32((high ^ (high >> 7)) & 0x00AA00AA)
+        high = ptx.u32(high ^ d ^ (d << 7))
+        d = ptx.u32((low ^ (low >> 14)) & 0x0000CCCC)
+        low = ptx.u32(low ^ d ^ (d << 14))
+        d = ptx.u32((high ^ (high >> 14)) & 0x0000CCCC)
+        high = ptx.u32(high ^ d ^ (d << 14))
+        turned = ptx.u32((low & 0x0F0F0F0F) | ((high << 4) & 0xF0F0F0F0))
+        rest = ptx.u32(((low >> 4) & 0x0F0F0F0F) | (high & 0xF0F0F0F0))
+        return turned, rest
+
+    return inlined(turn)
+
+
+def step_turner() -> Any:
+    """A device function: `bit_layout.in_steps` of one word."""
+
+    def turn(word: Any) -> Any:
+        d = ptx.u32((word ^ (word >> 14)) & 0x0000CCCC)
+        word = ptx.u32(word ^ d ^ (d << 14))
+        d = ptx.u32((word ^ (word >> 7)) & 0x00AA00AA)
+        word = ptx.u32(word ^ d ^ (d << 7))
+        return ptx.u32((word << 1) | (word >> 31))
+
+    return inlined(turn)

@@ -1,0 +1,1 @@
+"""The look-up product, for any weight and any GPU."""

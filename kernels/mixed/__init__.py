@@ -1,0 +1,184 @@
+"""Products with 2/4-bit weights (`mixed24`): the weight on a device, the launch with its checks.
+
+::
+
+    operand = mixed_operand(weight)                                     # BCQ-E553 where the kernel cannot take it
+    y = mixed_gemv(operand, x)                                          # x (1, in) or (2, in)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bcqfmt.errors import error
+from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.operands.outliers import Entries, arguments, entries_of, needs
+from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime.launch import LIMIT, Kernel, Plans, check_product, check_same_device
+from bcqfmt.kernels.runtime.limits import KINDS, ROWS
+from bcqfmt.weight.weight import BcqWeight
+
+from .layout import FOUR_COLUMNS, TWO_COLUMNS, pack_units
+from .numbers import segments_of
+from .shape import MixedShape, MixedSpace, preferred, space_for
+
+__all__ = [
+    "BATCH", "MixedOperand", "MixedStep", "carry_out", "mixed_gemv", "mixed_operand", "plan_of", "shape_for",
+    "takes",
+]  # fmt: skip
+
+BATCH = 2  # vectors of one launch
+_FLOATS = tuple(KINDS)
+_COLUMNS = 65535  # reordered columns are 16-bit numbers
+
+
+class MixedStep(NamedTuple):
+    """The launch of a product: what is the same whenever as many vectors of the same types are multiplied."""
+
+    kernel: Kernel
+    grid: tuple[int]
+    threads: int
+    shared: int
+    room: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class MixedOperand:
+    """A matrix (out, in) for :func:`mixed_gemv`.
+
+    ``units`` and ``perm`` are flat int32: what `mixed_layout` says, and two 16-bit columns in a word for every padded
+    stored column. ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
+    """
+
+    shape: tuple[int, int]
+    twos: int
+    fours: int
+    units: Any
+    perm: Any
+    outliers: Entries | None = None
+    settled: bool = False
+    plans: Plans = field(default_factory=Plans, init=False, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        words = device.describe(self.units).size + device.describe(self.perm).size
+        return 4 * words + (0 if self.outliers is None else self.outliers.nbytes)
+
+
+def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = None) -> MixedOperand:
+    """A weight of a 2-bit segment with second-order scales, a 4-bit segment, or both, on a device.
+
+    Groups of 16 columns with scale codes of at most 4 bits, second-order numbers for 16 rows (or multiples); 4-bit
+    groups are multiples of 128 or the whole segment, with F16 scales; both layouts, with or without perm and outliers.
+    Everything else is refused with BCQ-E553. ``index``: which matrix of a stack. Reads and checks the whole weight.
+    """
+    plain = weight.to_canonical()
+    whole = operand(plain, index=index)
+    two, four = segments_of(plain, index or 0)
+    rows, columns = whole.shape
+    if columns > _COLUMNS:
+        raise error("BCQ-E553", tensor=weight.name, found=f"{columns} columns", expected=f"at most {_COLUMNS}")
+    units = pack_units(two, four)
+    if units.size > LIMIT:
+        raise error("BCQ-E554", tensor=weight.name, found=f"{units.size} words", expected=f"at most {LIMIT}")
+    widths = [0 if part is None else part.codes.shape[1] for part in (two, four)]
+    twos, fours = -(-widths[0] // TWO_COLUMNS), -(-widths[1] // FOUR_COLUMNS)
+    order = np.arange(columns) if whole.perm is None else whole.perm
+    places = np.full(twos * TWO_COLUMNS + fours * FOUR_COLUMNS, columns, np.uint16)  # beyond the last: zeros
+    places[: widths[0]] = order[: widths[0]]
+    places[twos * TWO_COLUMNS :][: widths[1]] = order[widths[0] :]
+    outliers = entries_of(whole.outliers, rows, columns, target)
+    words, columns_of = device.upload(units, target), device.upload(places.view(np.uint32), target)
+    device.settle(words)
+    return MixedOperand(
+        shape=whole.shape, twos=twos, fours=fours, units=words, perm=columns_of, outliers=outliers, settled=True
+    )
+
+
+def mixed_gemv(
+    operand: MixedOperand, x: Any, out: Any = None, *, overlap: bool = True, shape: MixedShape | None = None
+) -> Any:
+    """``x W^T`` for x (batch, in) with batch 1 or 2, float16, bfloat16 or float32, on a GPU of capability 9.0.
+
+    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is on its way
+    while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
+    every call.
+    """
+    device.require_capability(9, 0, device.gpu_of(operand.units))
+    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
+    check_same_device(x=x, out=y, weight=operand.units)
+    if shape is None and overlap:
+        step = plan_of(operand, batch, dtype, result)
+    else:
+        found = shape_for(operand, batch, KINDS[dtype], KINDS[result]) if shape is None else shape
+        step = _step(operand, batch, found, overlap)
+    carry_out(operand, step, x, y)
+    return y
+
+
+def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> MixedStep:
+    """The launch for ``batch`` vectors of type ``dtype`` with a result of type ``result``, found once.
+
+    BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
+    """
+    key = (batch, dtype, result)
+    if key not in operand.plans:
+        device.require_capability(9, 0, device.gpu_of(operand.units))
+        found = shape_for(operand, batch, KINDS[dtype], KINDS[result])
+        operand.plans[key] = _step(operand, batch, found, True)
+    step: MixedStep = operand.plans[key]
+    return step
+
+
+def carry_out(operand: MixedOperand, step: MixedStep, x: Any, y: Any) -> None:
+    """The launch, for arrays that were checked: x and y may have any dimensions of that many elements."""
+    rows, columns = operand.shape
+    indptr, entries, count = arguments(operand.outliers, operand.perm)
+    step.kernel.launch(
+        step.grid, step.threads,
+        operand.units, operand.perm, x, indptr, entries, y, rows, -(-rows // ROWS), columns, operand.twos,
+        operand.fours, count, step.room, shared=step.shared, early=operand.settled,
+    )  # fmt: skip
+
+
+def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: bool) -> MixedStep:
+    from .kernel import mixed_gemv_kernel
+
+    rows, columns = operand.shape
+    space = None if shape is None else _space(operand, shape)
+    if shape is None or space is None:
+        found = f"{columns} columns, {batch} vectors"
+        raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
+    if not overlap:
+        shape = shape._replace(overlap=False, stages=1)
+    grid = (min(device.processors(device.gpu_of(operand.units)), -(-rows // ROWS)),)
+    return MixedStep(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
+
+
+def takes(operand: MixedOperand | None, dtype: str) -> int:
+    """How many vectors of this type a launch takes; 0 without an operand, or where not one fits into shared memory."""
+    kind = KINDS.get(dtype)
+    if operand is None or kind is None:
+        return 0
+    return next((batch for batch in range(BATCH, 0, -1) if shape_for(operand, batch, kind, kind) is not None), 0)
+
+
+def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedShape | None:
+    """The shape of a product, the first of those that were measured to be best and fit; None where none does."""
+    vectors = batch * MixedShape(batch, kind, out, 0).parts
+    extra = operand.outliers
+    size, share = (0, 0.0) if extra is None else (extra.size, extra.count / (operand.shape[0] * operand.shape[1]))
+    for slices, sides, stages in preferred(vectors, share):
+        most = min(slices, operand.twos + operand.fours)
+        shape = MixedShape(batch, kind, out, size, most, sides, stages)
+        if _space(operand, shape) is not None:
+            return shape
+    return None
+
+
+def _space(operand: MixedOperand, shape: MixedShape) -> MixedSpace | None:
+    return space_for(shape, operand.twos, operand.fours, operand.shape[1], needs(operand.outliers, operand.shape[1]))

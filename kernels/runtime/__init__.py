@@ -1,0 +1,1 @@
+"""How kernels are declared, compiled, kept and launched; where arrays live."""

@@ -1,0 +1,190 @@
+"""Compiled kernels: machine code made once, kept in a folder, loaded and launched through the driver.
+
+Numba compiles a kernel to PTX in seconds, too long to do at every start of a program. What comes out of the linker is
+kept under ``BCQFMT_CACHE`` (by default ``~/.cache/bcqfmt``), named by a digest of the sources it is made of, the
+kernel's variant, the compute capability and the compiler's version; a folder that cannot be written only means that
+nothing is kept. Launching through the driver takes a few microseconds and never synchronises.
+
+A kernel that is launched *early* may begin while the one in front of it in the stream still runs, and waits for that
+one itself (`ptx.after_earlier`) before it reads or writes anything that others write: it fetches its weight meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.errors import error
+
+__all__ = ["Loaded", "cache_folder", "code_of", "telling"]
+
+_SHARED = 48 * 1024
+_FIELDS = {"*": "Q", "u32": "I4x", "i32": "i4x", "f32": "f4x", "f64": "d"}
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_listeners: list[Callable[[str, Path], None]] = []
+
+
+@contextlib.contextmanager
+def telling(listener: Callable[[str, Path], None]) -> Iterator[None]:
+    """While this lasts, ``listener(kernel's name, folder where it will be kept)`` hears of every compilation first."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    chosen = os.environ.get("BCQFMT_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "bcqfmt"
+
+
+def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
+    """The name of the entry and the machine code of a kernel, from the folder if it is there; needs no GPU."""
+    place = None if kernel.variant is None else cache_folder() / "kernels" / f"{_digest(kernel, capability)}.cubin"
+    if place is not None:
+        with contextlib.suppress(OSError, ValueError):
+            name, code = place.read_bytes().split(b"\n", 1)
+            return name.decode("ascii"), code
+    for listener in tuple(_listeners):
+        listener(kernel.name, cache_folder())
+    text = kernel.compile(capability)
+    found = re.search(r"\.entry\s+([^\s(]+)", text)
+    assert found is not None
+    code = _linked(text, capability)
+    if place is not None:
+        _keep(place, found[1].encode("ascii") + b"\n" + code)
+    return found[1], code
+
+
+def _keep(place: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
+            file.write(data)
+        Path(file.name).replace(place)
+
+
+def _digest(kernel: Any, capability: tuple[int, int]) -> str:
+    state = hashlib.sha256(_sources())
+    said = (kernel.name, kernel.arguments, kernel.options, kernel.variant, capability)
+    state.update(repr(said).encode())
+    return state.hexdigest()
+
+
+@functools.cache
+def _sources() -> bytes:
+    """A digest of all sources of the kernels and of the compiler's version: any change compiles anew."""
+    state = hashlib.sha256(importlib.metadata.version("numba-cuda").encode())
+    folder = Path(__file__).resolve().parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        state.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return state.digest()
+
+
+def _linked(text: str, capability: tuple[int, int]) -> bytes:
+    linker: Any = importlib.import_module("cuda.bindings.nvjitlink")
+    handle = linker.create(1, [f"-arch=sm_{capability[0]}{capability[1]}"])
+    try:
+        data = text.encode() + b"\0"
+        linker.add_data(handle, linker.InputType.PTX, data, len(data), "kernel")
+        linker.complete(handle)
+        code = bytearray(linker.get_linked_cubin_size(handle))
+        linker.get_linked_cubin(handle, code)
+    finally:
+        linker.destroy(handle)
+    return bytes(code)
+
+
+class _Room(threading.local):
+    """Where a thread puts the arguments of a launch, each in 8 bytes: the driver has copied them when it returns."""
+
+    def __init__(self, arguments: int) -> None:
+        self.words = ctypes.create_string_buffer(8 * arguments)
+        start = ctypes.addressof(self.words)
+        self.pointers = (ctypes.c_uint64 * arguments)(*range(start, start + 8 * arguments, 8))
+        self.address = ctypes.addressof(self.pointers)
+        self.configs: dict[tuple[int, ...], Any] = {}
+
+
+class Loaded:
+    """A kernel in the current context."""
+
+    def __init__(self, kernel: Any, capability: tuple[int, int]) -> None:
+        self._driver: Any = importlib.import_module("cuda.bindings.driver")
+        kinds = ["*" if kind.endswith("*") else kind for kind, _ in kernel.arguments]
+        self._pack = struct.Struct("<" + "".join(_FIELDS[kind] for kind in kinds)).pack_into
+        self._singles = [k for k, kind in enumerate(kinds) if kind == "f32"]
+        self._room = _Room(len(kinds))
+        self._name = kernel.name
+        self._context: Any = None
+        entry, code = code_of(kernel, capability)
+        self._module = self._ask(self._driver.cuModuleLoadData, code)
+        self._function = self._ask(self._driver.cuModuleGetFunction, self._module, entry.encode("ascii"))
+        self._context = self._ask(self._driver.cuCtxGetCurrent)
+        self._shared = _SHARED
+        self._overlap = self._driver.CUlaunchAttribute()
+        self._overlap.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        self._overlap.value.programmaticStreamSerializationAllowed = 1
+
+    def allow_shared(self, size: int) -> None:
+        """More dynamic shared memory than 48 KB has to be asked for."""
+        if size > self._shared:
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            if int(self._answer(self._driver.cuFuncSetAttribute, self._function, attribute, size)[0]):
+                raise error("BCQ-E554", found=f"{self._name} needs {size} bytes of shared memory")
+            self._shared = size
+
+    def launch(
+        self, grid: Sequence[int], threads: int, shared: int, stream: int, values: list[Any], early: bool = False
+    ) -> None:
+        """Start it; addresses and numbers in the order of the kernel's arguments. ``early``: see the module."""
+        for k in self._singles:
+            values[k] = ctypes.c_float(values[k]).value  # infinite where float32 ends, which struct refuses
+        room = self._room
+        self._pack(room.words, 0, *values)
+        if early:
+            config = room.configs.get((threads, shared, *grid)) or self._config(grid, threads, shared)
+            config.hStream = stream
+            self._ask(self._driver.cuLaunchKernelEx, config, self._function, room.address, 0)
+        else:
+            size = (*grid, 1, 1)[:3]
+            start, function = self._driver.cuLaunchKernel, self._function
+            self._ask(start, function, *size, threads, 1, 1, shared, stream, room.address, 0)
+
+    def _config(self, grid: Sequence[int], threads: int, shared: int) -> Any:
+        """Made once for a thread, so that none changes what the driver reads for another."""
+        made = self._driver.CUlaunchConfig()
+        made.gridDimX, made.gridDimY, made.gridDimZ = (*grid, 1, 1)[:3]
+        made.blockDimX, made.blockDimY, made.blockDimZ = threads, 1, 1
+        made.sharedMemBytes = shared
+        made.attrs, made.numAttrs = [self._overlap], 1
+        self._room.configs[threads, shared, *grid] = made
+        return made
+
+    def _answer(self, function: Any, *given: Any) -> Any:
+        """What the driver says; a thread that has no context yet is given the one that the kernel is in."""
+        answer = function(*given)
+        if answer[0] == _NO_CONTEXT and self._context is not None:
+            self._driver.cuCtxSetCurrent(self._context)
+            answer = function(*given)
+        return answer
+
+    def _ask(self, function: Any, *given: Any) -> Any:
+        answer = self._answer(function, *given)
+        if answer[0] != 0:
+            raise error("BCQ-E551", found=f"{self._name}: {answer[0].name}")
+        return answer[1] if len(answer) > 1 else None

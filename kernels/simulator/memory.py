@@ -1,0 +1,229 @@
+"""Twins of the instructions that touch memory or other lanes; they run inside the mended simulator.
+
+Accesses outside of an array, or not aligned as the instruction needs them, raise IndexError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic as twins
+from .block import WARP, current, exchange, shared_slot, slot_of, together
+
+Words = tuple[int, ...]
+
+
+def _at(pointer: Any, index: Any, size: int) -> Any:
+    """``size`` bytes of a kernel's argument at ``size * index``, as a view."""
+    start = size * int(index)
+    found = pointer.bytes[start : start + size]
+    if start < 0 or found.size != size:
+        raise IndexError(f"{size} bytes at index {index} of {pointer.bytes.size} bytes")
+    return found
+
+
+def _words(view: Any) -> Words:
+    return tuple(view.view(np.uint32).tolist())
+
+
+def _put(view: Any, values: Any) -> None:
+    view.view(np.uint32)[:] = [twins.u32(v) for v in values]
+
+
+def ldg32(pointer: Any, index: Any) -> int:
+    """A word."""
+    return _words(_at(pointer, index, 4))[0]
+
+
+def ldg64(pointer: Any, index: Any) -> Words:
+    """Two words."""
+    return _words(_at(pointer, index, 8))
+
+
+def ldg128(pointer: Any, index: Any) -> Words:
+    """Four words."""
+    return _words(_at(pointer, index, 16))
+
+
+ldg64_keep, ldg128_keep, ldcg128 = ldg64, ldg128, ldg128
+
+
+def ldcg_f32(pointer: Any, index: Any) -> Any:
+    """A number that another block may have written."""
+    return _at(pointer, index, 4).view(np.float32)[0]
+
+
+def stg64(pointer: Any, index: Any, *values: Any) -> None:
+    """Two words."""
+    _put(_at(pointer, index, 8), values)
+
+
+def stg128(pointer: Any, index: Any, *values: Any) -> None:
+    """Four words."""
+    _put(_at(pointer, index, 16), values)
+
+
+stg128_stream = stg128
+
+
+def atomic_inc(pointer: Any, index: Any, limit: int) -> int:
+    """The old value; up to ``limit``, then 0 again."""
+    word = _at(pointer, index, 4).view(np.uint32)
+    old = int(word[0])
+    word[0] = 0 if old >= limit else old + 1
+    return old
+
+
+def shared_address(array: Any) -> int:
+    """Where a shared array begins."""
+    return shared_slot(array)
+
+
+def lds32(address: int, offset: int) -> int:
+    """A word."""
+    return _words(slot_of(address + offset, 4))[0]
+
+
+def lds64(address: int, offset: int) -> Words:
+    """Two words."""
+    return _words(slot_of(address + offset, 8))
+
+
+def lds128(address: int, offset: int) -> Words:
+    """Four words."""
+    return _words(slot_of(address + offset, 16))
+
+
+def lds_f32(address: int, offset: int) -> Any:
+    """A number."""
+    return slot_of(address + offset, 4).view(np.float32)[0]
+
+
+def lds64_f32(address: int, offset: int) -> tuple[Any, ...]:
+    """Two numbers."""
+    return tuple(slot_of(address + offset, 8).view(np.float32))
+
+
+def lds128_f32(address: int, offset: int) -> tuple[Any, ...]:
+    """Four numbers."""
+    return tuple(slot_of(address + offset, 16).view(np.float32))
+
+
+def sts32(address: int, offset: int, *values: Any) -> None:
+    """A word."""
+    _put(slot_of(address + offset, 4), values)
+
+
+def sts64(address: int, offset: int, *values: Any) -> None:
+    """Two words."""
+    _put(slot_of(address + offset, 8), values)
+
+
+def sts128(address: int, offset: int, *values: Any) -> None:
+    """Four words."""
+    _put(slot_of(address + offset, 16), values)
+
+
+def sts_f32(address: int, offset: int, *values: Any) -> None:
+    """A number."""
+    slot_of(address + offset, 4).view(np.float32)[:] = values
+
+
+def sts64_f32(address: int, offset: int, *values: Any) -> None:
+    """Two numbers."""
+    slot_of(address + offset, 8).view(np.float32)[:] = values
+
+
+def sts128_f32(address: int, offset: int, *values: Any) -> None:
+    """Four numbers."""
+    slot_of(address + offset, 16).view(np.float32)[:] = values
+
+
+def cp_async16(pointer: Any, index: Any, address: int, count: int) -> None:
+    """``count`` bytes and zeros up to 16."""
+    target = slot_of(address, 16)
+    target[:] = 0
+    if count:
+        target[:count] = _at(pointer, index, 16)[:count]
+
+
+def cp_async_commit() -> None:
+    """Copies are immediate here."""
+
+
+def cp_async_wait(pending: int) -> None:
+    """Copies are immediate here."""
+
+
+# -- warps ------------------------------------------------------------------------------------------------------------
+
+
+def lane_id() -> int:
+    """0..31."""
+    lane: int = current().thread_id % WARP
+    return lane
+
+
+def syncwarp() -> None:
+    """Wait for the warp."""
+    exchange(None)
+
+
+def shfl_u32(value: Any, lane: int) -> Any:
+    """The value of a lane."""
+    return exchange(value)[lane & 31]
+
+
+def shfl_xor_u32(value: Any, mask: int) -> Any:
+    """The value of the lane whose number differs in the bits of the mask."""
+    return exchange(value)[lane_id() ^ mask]
+
+
+def shfl_down_u32(value: Any, by: int) -> Any:
+    """The value of a higher lane; the own one past the end."""
+    values = exchange(value)
+    lane = lane_id()
+    return values[lane + by if lane + by < WARP else lane]
+
+
+shfl_f32, shfl_xor_f32, shfl_down_f32 = shfl_u32, shfl_xor_u32, shfl_down_u32
+
+
+def ballot(value: Any) -> int:
+    """One bit per lane: whether its value is not 0."""
+    return sum(bool(v) << i for i, v in enumerate(exchange(value)))
+
+
+def mma_s8(*operands: Any) -> tuple[int, ...]:
+    """The four sums of the calling lane."""
+    mine = multiplied(operands, np.int64, twins.mma_s8_warp)
+    return tuple(int(v) for v in mine)
+
+
+def mma_f16(*operands: Any) -> tuple[Any, ...]:
+    """The four sums of the calling lane."""
+    return tuple(multiplied(operands, np.float32, twins.mma_f16_warp))
+
+
+def mma_bf16(*operands: Any) -> tuple[Any, ...]:
+    """The four sums of the calling lane."""
+    return tuple(multiplied(operands, np.float32, lambda a, b, c: twins.mma_f16_warp(a, b, c, twins.lo_bf16)))
+
+
+def multiplied(operands: Any, kind: Any, compute: Any) -> Any:
+    """What ``compute`` makes of the a, b and sums (32 rows each) of a warp, for the calling lane."""
+
+    def whole(lanes: list[Any]) -> Any:
+        words = np.array([[twins.u32(v) for v in lane[:6]] for lane in lanes], np.uint32)
+        return compute(words[:, :4], words[:, 4:], np.array([lane[6:] for lane in lanes], kind))
+
+    return together(operands, whole)[lane_id()]
+
+
+def ldmatrix_x4(address: int) -> Words:
+    """Four 8x8 matrices of 16-bit elements; lane 8m+r gives the address of row r of matrix m."""
+    rows = exchange(address)
+    lane = lane_id()
+    return tuple(_words(slot_of(rows[8 * m + lane // 4], 16))[lane % 4] for m in range(4))

@@ -1,0 +1,126 @@
+"""What comes before a row is run: calibration, `bcqfmt quantize`, `bcqfmt export --to dense`, sizes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smollm2_rows import CALIBRATION, Row
+
+__all__ = ["CommandFailed", "Prepared", "Workshop", "linears"]
+
+
+class CommandFailed(Exception):
+    """A verb ended badly; the last of what it said."""
+
+
+class Prepared(NamedTuple):
+    """``values``: the folder for transformers; ``folder``: the BCQ folder behind it, if there is one."""
+
+    values: Path
+    folder: Path | None
+    sizes: dict[str, Any]
+    seconds: dict[str, float]
+
+
+class Workshop:
+    """Prepares rows of one model, several at a time; every command is a process of its own."""
+
+    def __init__(self, model: Path, work: Path, calibration: Path, device: str, workers: int) -> None:
+        self.model, self.work = model, work
+        self._calibration, self._device, self._workers = calibration, device, workers
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def prepare(self, row: Row) -> Prepared:
+        """Folders that rows share, and the statistics, are made once."""
+        if not row.options:
+            return Prepared(self.model, None, sizes_of(row, self.model, None), {})
+        stats: list[object] = []
+        if row.stats:
+            stats = ["--stats", self._stats()]
+        folder = self.work / (row.folder or row.name)
+        start = time.perf_counter()
+        with self._lock(folder.name):
+            if not folder.is_dir():
+                workers = ["--workers", self._workers]
+                _bcqfmt("quantize", self.model, folder, *row.options, *stats, *workers, "--overwrite")
+        made = time.perf_counter()
+        values = self.work / f"{row.name}-dense"
+        _bcqfmt("export", folder, values, "--to", "dense", "--overwrite")
+        seconds = {"quantize": made - start, "export": time.perf_counter() - made}
+        return Prepared(values, folder, sizes_of(row, self.model, folder), seconds)
+
+    def clear(self, ready: Prepared) -> None:
+        """Dense values are large and soon made again."""
+        if ready.values != self.model:
+            shutil.rmtree(ready.values)
+
+    def _stats(self) -> Path:
+        stats = self.work / "stats.safetensors"
+        with self._lock(stats.name):
+            if not stats.is_file():
+                options = ["-n", CALIBRATION["rows"], "--seq", CALIBRATION["seq"], "--seed", CALIBRATION["seed"]]
+                where = ["--device", self._device, "--out", stats]
+                _bcqfmt("calibrate", self.model, "--text", self._calibration, *options, *where)
+        return stats
+
+    def _lock(self, name: str) -> threading.Lock:
+        with self._guard:
+            return self._locks.setdefault(name, threading.Lock())
+
+
+def linears(model: Path) -> dict[str, Any]:
+    """The weights of the layers as they are in the source, float32."""
+    from safetensors.torch import load_file
+
+    return {name: value.float() for name, value in load_file(model / "model.safetensors").items() if "_proj." in name}
+
+
+def _shapes(model: Path) -> dict[str, tuple[int, int]]:
+    from safetensors import safe_open
+
+    with safe_open(model / "model.safetensors", "np") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys() if "_proj." in name}  # noqa: SIM118
+
+
+def sizes_of(row: Row, model: Path, folder: Path | None) -> dict[str, Any]:
+    """Bits per weight of the linear layers, their bytes, and those of all model files; SQNR where it was recorded."""
+    from bcqfmt.converters.quantize.record import read_record
+
+    shapes = _shapes(model)
+    size = sum(rows * columns for rows, columns in shapes.values())
+    rest = (model / "model.safetensors").stat().st_size - 2 * size
+    if folder is not None and row.atom != "outliers":
+        record = read_record(folder)
+        assert record is not None
+        stored = sum(entry["bytes"] for entry in record.weights.values())
+        stored += sum(2 * rows * columns for name, (rows, columns) in shapes.items() if name not in record.weights)
+        return {
+            "bits": 8 * stored / size,
+            "linear_bytes": stored,
+            "bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+            "sqnr_db": record.sums().figures()["sqnr_db"],
+            "settings": record.recipes[0]["settings"],
+        }
+    if row.atom:
+        from smollm2_atom import bits_of
+
+        bits = bits_of(list(shapes.values()), 128 if row.atom == "outliers" else 0)
+        return {"bits": bits, "linear_bytes": round(bits * size / 8), "bytes": round(bits * size / 8) + rest}
+    return {"bits": 16.0, "linear_bytes": 2 * size, "bytes": rest + 2 * size}
+
+
+def _bcqfmt(*words: object) -> None:
+    """A verb of the command line; its last words are shown if it fails."""
+    command = [sys.executable, "-m", "bcqfmt", *map(str, words)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    made = subprocess.run(command, check=False, capture_output=True, text=True, env=quiet)
+    if made.returncode:
+        raise CommandFailed(f"{' '.join(command)} ended with {made.returncode}:\n{made.stderr[-2000:]}")

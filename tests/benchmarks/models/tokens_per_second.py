@@ -1,0 +1,350 @@
+"""Tokens per second on a GPU, one sequence: float16 against BCQ of 4, 3 and 2 bits, CUDA graphs for both.
+
+    tests/benchmarks/models/tokens_per_second.py [--out FILE.json] [--model llama-2-7b|smollm2-135m ...] [--eager]
+
+Models of Llama's architecture with random weights, made on the device: what a step costs does not depend on them. A
+step takes one token and a position, writes keys and values into a cache of fixed length, and ends with the most likely
+next token, which is the next step's input; it is captured once and replayed. The two differ in their linear layers
+only: `torch.nn.Linear` in float16, or `BcqLinear` (bcq encoding, float16 scales and biases). The embedding and the
+output layer are float16 in both. What lies between the products (norms, rotary positions, activation) is fused by
+torch.compile where that works, for both alike; ``--eager`` leaves it out.
+
+``--device cpu --model tiny`` runs the same code without a GPU and without a graph, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import platform
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+np.__dict__.setdefault("row_stack", np.vstack)  # numba-cuda asks for it when it is imported, numpy 2.5 has it no more
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Shape(NamedTuple):
+    """A model of Llama's architecture; ``group``: columns that share scales."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    few: int
+    head: int
+    tokens: int
+    group: int
+
+
+SHAPES = {
+    "llama-2-7b": Shape(4096, 11008, 32, 32, 32, 128, 32000, 128),
+    "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, 64),
+    "tiny": Shape(64, 96, 2, 4, 2, 16, 128, 32),
+}
+LENGTH = 512  # positions of the cache
+START = 128  # the first one that is measured; those before it count as read
+STEPS, ROUNDS = 64, 7
+KINDS = ("float16", "bcq 4", "bcq 3", "bcq 2", "affine 4")
+
+
+def linears(shape: Shape) -> list[tuple[int, int]]:
+    """(out, in) of the seven products of a layer: q, k, v, o, gate, up, down."""
+    h, kv = shape.hidden, shape.few * shape.head
+    return [(h, h), (kv, h), (kv, h), (h, h), (shape.inner, h), (shape.inner, h), (h, shape.inner)]
+
+
+def spec_of(kind: str, out: int, columns: int, group: int) -> Any:
+    """What a weight of that kind and shape is."""
+    from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
+
+    encoding, bits = kind.split()
+    if encoding == "bcq":
+        segment = Segment(encoding="bcq", bits=int(bits), group_size=group, alpha="F16", bias="F16")
+    else:
+        segment = Segment(encoding="affine", bits=int(bits), group_size=group, scale="F16", zero=2 ** (int(bits) - 1))
+    return WeightSpec(scheme=Scheme(segments=(segment,)), shape=(out, columns), dtype="F16", widths=(columns,))
+
+
+def layer_of(kind: str, out: int, columns: int, group: int, device: str) -> Any:
+    """A linear layer with random weights of the usual size, made on the device."""
+    import torch
+
+    from bcqfmt.integrations.torch import BcqLinear
+
+    if kind == "float16":
+        dense = torch.nn.Linear(columns, out, bias=False, device=device, dtype=torch.float16)
+        torch.nn.init.normal_(dense.weight, std=columns**-0.5)
+        return dense
+    layer = BcqLinear(spec_of(kind, out, columns, group), device=device)
+    q, size = int(kind.split()[1]), columns**-0.5
+    for name in layer.names:
+        part = layer.get_buffer(name)
+        if part.dtype == torch.int32:
+            part.random_(-(2**31), 2**31 - 1)
+            if columns % 32:  # padding is zero
+                part[..., -1] &= (1 << columns % 32) - 1
+        elif "alpha" in name:  # plane after plane half as large, all together of the usual size
+            weights = 2.0 ** -torch.arange(1, q + 1, device=part.device, dtype=torch.float32)
+            part.copy_((weights[:, None, None] * size * 1.7).expand(part.shape))
+        elif "scale" in name:
+            part.fill_(size * 3.4 / 2**q)
+        else:
+            part.normal_(std=size / 50)
+    return layer
+
+
+class Between:
+    """What lies between the products of a step; the same for every kind of layer."""
+
+    def __init__(self, shape: Shape, *, fused: bool) -> None:
+        import torch
+        from torch.nn.functional import silu
+
+        heads, few, head = shape.heads, shape.few, shape.head
+
+        def norm(x: Any, weight: Any) -> Any:
+            wide = x.float()
+            return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * weight
+
+        def add_norm(x: Any, y: Any, weight: Any) -> Any:
+            total = x + y
+            return total, norm(total, weight)
+
+        def turn(q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, position: Any) -> Any:
+            def turned(x: Any, count: int) -> Any:
+                x = x.view(count, head)
+                a, b = x[:, : head // 2], x[:, head // 2 :]
+                c, s = cos[position], sin[position]
+                return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+            keys.index_copy_(1, position, turned(k, few).view(few, 1, head))
+            values.index_copy_(1, position, v.view(few, 1, head))
+            return turned(q, heads)
+
+        def gate(a: Any, b: Any) -> Any:
+            return silu(a) * b
+
+        make = torch.compile if fused else lambda function: function
+        self.norm, self.add_norm, self.turn, self.gate = (make(function) for function in (norm, add_norm, turn, gate))
+
+
+class Model:
+    """Weights, cache, and one step."""
+
+    def __init__(self, shape: Shape, kind: str, device: str, between: Between) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self.shape, self.between = shape, between
+        real: Any = {"device": device, "dtype": torch.float16}
+        self.layers = [
+            [layer_of(kind, out, columns, shape.group, device) for out, columns in linears(shape)]
+            for _ in range(shape.layers)
+        ]
+        self.norms = torch.ones(2 * shape.layers + 1, shape.hidden, **real)
+        self.embedding = torch.randn(shape.tokens, shape.hidden, **real)
+        self.output = torch.randn(shape.tokens, shape.hidden, **real) * shape.hidden**-0.5
+        self.keys = torch.randn(shape.layers, shape.few, LENGTH, shape.head, **real)
+        self.values = torch.randn(shape.layers, shape.few, LENGTH, shape.head, **real)
+        angles = torch.arange(LENGTH)[:, None] * 10000.0 ** -(torch.arange(0, shape.head, 2) / shape.head)
+        self.cos, self.sin = angles.cos().to(**real), angles.sin().to(**real)
+        self.places = torch.arange(LENGTH, device=device)
+        self.token = torch.zeros(1, dtype=torch.long, device=device)
+        self.position = torch.full((1,), START, dtype=torch.long, device=device)
+
+    def step(self) -> None:
+        """One token more: ``token`` and ``position`` become those of the next step."""
+        from torch.nn.functional import linear, scaled_dot_product_attention
+
+        shape, between = self.shape, self.between
+        seen = (self.places <= self.position)[None, None, None]
+        x = self.embedding[self.token]
+        y = between.norm(x, self.norms[0])
+        for i, (q, k, v, o, gate, up, down) in enumerate(self.layers):
+            keys, values = self.keys[i], self.values[i]
+            query = between.turn(q(y), k(y), v(y), self.cos, self.sin, keys, values, self.position)
+            many = shape.heads // shape.few
+            if many > 1:
+                keys, values = (t[:, None].expand(-1, many, -1, -1).flatten(0, 1) for t in (keys, values))
+            found = scaled_dot_product_attention(query[None, :, None], keys[None], values[None], attn_mask=seen)
+            x, y = between.add_norm(x, o(found.reshape(1, -1)), self.norms[2 * i + 1])
+            x, y = between.add_norm(x, down(between.gate(gate(y), up(y))), self.norms[2 * i + 2])
+        self.token.copy_(linear(y, self.output).argmax(-1))
+        self.position.add_(1)
+
+    def bytes(self) -> int:
+        """Of the linear layers."""
+        tensors = [t for row in self.layers for layer in row for t in layer.state_dict().values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def seconds_per_step(model: Model) -> float:
+    """Median over several replays of many steps; on a CPU the steps are simply taken."""
+    import torch
+
+    if model.token.device.type == "cpu":
+        begin = time.perf_counter()
+        for _ in range(3):
+            model.step()
+        return (time.perf_counter() - begin) / 3
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.inference_mode():
+        for _ in range(3):
+            model.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph, stream=stream):
+        model.step()
+    times = []
+    for _ in range(ROUNDS):
+        model.position.fill_(START)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(STEPS):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3 / STEPS)
+    return statistics.median(times)
+
+
+def check(shape: Shape, kind: str, device: str) -> tuple[float, str]:
+    """Relative error of one layer against the product with its decoded values, and the kernel that was used."""
+    import torch
+
+    from bcqfmt.integrations.torch import linear_op as torch_cpu_ops
+    from bcqfmt.kernels import matmul
+
+    layer = layer_of(kind, shape.inner, shape.hidden, shape.group, device)
+    x = torch.randn(1, shape.hidden, device=device).half()
+    y = layer(x).double()
+    wanted = x.double() @ layer.values(torch.float32).double().T
+    error = float((y - wanted).norm() / wanted.norm())
+    if device == "cpu":
+        return error, "CPU"
+    made = torch_cpu_ops._prepared(layer.parts(), layer.text, 0, 0, torch_cpu_ops._on_gpu)
+    return error, f"{type(made).__name__}, {matmul.path_of(made, 1)}"
+
+
+def compiled(job: tuple[str, int, int, int, int]) -> float:
+    """Compile the kernel for one shape into the cache; seconds."""
+    from bcqfmt.kernels.bits import kernel_of
+    from bcqfmt.kernels.bits.layout import BitLayout
+    from bcqfmt.kernels.bits.product_shape import product_shape
+    from bcqfmt.kernels.runtime.cubins import code_of
+
+    formula, bits, columns, group, minor = job
+    begin = time.perf_counter()
+    wanted = product_shape(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1, reordered=False, added=False)
+    code_of(kernel_of(wanted), (9, minor))
+    return time.perf_counter() - begin
+
+
+def compile_all(names: list[str], kinds: list[str]) -> None:
+    """All kernels at once, in as many processes as there are cores."""
+    jobs = {
+        (kind.split()[0], int(kind.split()[1]), columns, SHAPES[name].group, 0)
+        for name in names
+        for _, columns in linears(SHAPES[name])
+        for kind in kinds
+        if kind != "float16"
+    }
+    begin = time.perf_counter()
+    with ProcessPoolExecutor(min(15, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
+        slowest = max(pool.map(compiled, sorted(jobs)))
+    print(f"compiled {len(jobs)} kernels in {time.perf_counter() - begin:.0f} s (slowest {slowest:.0f} s)", flush=True)
+
+
+def measure(name: str, kinds: list[str], device: str, fused: bool) -> list[dict[str, Any]]:
+    """A row for every kind."""
+    import torch
+
+    shape, rows = SHAPES[name], []
+    between = Between(shape, fused=fused)
+    for kind in kinds:
+        error, path = (0.0, "torch") if kind == "float16" else check(shape, kind, device)
+        begin = time.perf_counter()
+        model = Model(shape, kind, device, between)
+        taken = seconds_per_step(model)
+        row = {
+            "model": name, "weights": kind, "milliseconds": taken * 1e3, "tokens_per_second": 1 / taken,
+            "linear_bytes": model.bytes(), "error": error, "kernel": path,
+        }  # fmt: skip
+        row["speedup"] = rows[0]["milliseconds"] / row["milliseconds"] if rows else 1.0
+        rows.append(row)
+        print(
+            f"{name:<14} {kind:<9} {row['milliseconds']:8.3f} ms {row['tokens_per_second']:8.1f} tokens/s "
+            f"{row['speedup']:5.2f}x  {row['linear_bytes'] / 1e9:6.2f} GB  error {error:.1e}  {path}  "
+            f"(set up and measured in {time.perf_counter() - begin:.0f} s)",
+            flush=True,
+        )
+        del model
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return rows
+
+
+def can_fuse(device: str) -> bool:
+    """Whether torch.compile works here: it needs Triton and a C compiler."""
+    import torch
+
+    if device == "cpu":
+        return False
+    try:
+        found = torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
+        return bool((found == 3).all())
+    except Exception as fault:  # noqa: BLE001 - whatever is missing, the steps run without it
+        print(f"torch.compile does not work here ({type(fault).__name__}); nothing is fused", flush=True)
+        return False
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Tokens per second: float16 against BCQ, CUDA graphs for both.")
+    parser.add_argument("--model", action="append", choices=list(SHAPES), help="may be given several times")
+    parser.add_argument("--weights", action="append", choices=KINDS, help="by default all; float16 comes first")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    given = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    names = given.model or ["llama-2-7b", "smollm2-135m"]
+    kinds = ["float16", *(kind for kind in given.weights or KINDS if kind != "float16")]
+    import torch
+
+    if given.device == "cuda":
+        compile_all(names, kinds)
+    fused = not given.eager and can_fuse(given.device)
+    rows = [row for name in names for row in measure(name, kinds, given.device, fused)]
+    about = {
+        "device": torch.cuda.get_device_name(0) if given.device == "cuda" else platform.machine(),
+        "torch": torch.__version__, "python": platform.python_version(), "fused": fused, "cache": LENGTH,
+        "steps": STEPS, "rounds": ROUNDS, "rows": rows,
+    }  # fmt: skip
+    if given.out is not None:
+        given.out.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{about['device']}, torch {about['torch']}, " + ("fused by torch.compile" if fused else "not fused"))
+    print("| model | weights | ms per token | tokens/s | against float16 |\n|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['model']} | {row['weights']} | {row['milliseconds']:.2f} | {row['tokens_per_second']:.0f} | "
+            f"{row['speedup']:.2f}x |"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
