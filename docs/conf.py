@@ -16,7 +16,8 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "from_code",  # docs/_ext: tables and help texts taken from the package, the spec's links
+    "from_code",  # docs/_ext: tables and help texts taken from the package, the links of the spec
+    "import_map",  # docs/_ext: the picture of the architecture, drawn from the import graph
 ]
 exclude_patterns = ["_build", "_generated"]
 suppress_warnings = [

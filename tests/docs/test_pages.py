@@ -20,6 +20,7 @@ PAGES = {
     "docs/howto.md": 20,
     "docs/troubleshooting.md": 20,
     "docs/porting.md": 3,
+    "docs/architecture.md": 2,
 }
 
 
