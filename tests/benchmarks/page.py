@@ -38,8 +38,8 @@ _SCALING = """\
 billion parameters. Headers, index and configuration are real; the data are holes, so 353 GB take 40 MB of disk. All
 headers are read and checked, every zero point is read, every tensor is assigned to a file. Times are those of whole
 processes, start-up included. Memory is the peak of the process as the kernel counts it: about 1.7 kB per tensor,
-whatever the number of files and the size of the data. A real disk adds the time to read headers and zero points once
-(here 21 MB and 2.6 GB).
+independent of the number of files and the size of the data. A real disk adds the time to read headers and zero points
+once (here 21 MB and 2.6 GB).
 
 **One conversion in three ways.** Random words in the GPTQ layout, 8 output shards, fsync included; whole commands in
 turn, after one round to warm up, all files in the page cache. All three write the same manifest, which is checked. They

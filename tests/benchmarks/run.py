@@ -54,7 +54,7 @@ def quantize(options: Options, work: Path) -> list[Result]:
 
 
 def cpu_products(options: Options, work: Path) -> Iterable[Result]:
-    """Products on the CPU beside torch's."""
+    """Products on the CPU, compared with torch's."""
     import cpu_kernels  # imports torch, which the other benchmarks do without
 
     return cpu_kernels.both(options.quick)

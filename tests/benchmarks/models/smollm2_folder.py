@@ -126,7 +126,7 @@ def _rotary_halves(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
 
 
 def _texts(fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The JSON files beside the weights."""
+    """The JSON files of the folder."""
     tokens = fields["tokenizer.ggml.tokens"]
     ids = {kind: fields[f"tokenizer.ggml.{kind}_token_id"] for kind in ("bos", "eos", "padding", "unknown")}
     chosen = {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"], "pad_token_id": ids["padding"]}

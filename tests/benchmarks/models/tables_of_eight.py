@@ -1,10 +1,10 @@
-"""Tables of four columns or of eight on the CPU: the product as it is, beside the best that was found with 256 sums.
+"""Tables of four columns or of eight on the CPU: the product as it is, and the best found with 256 sums.
 
     python tests/benchmarks/models/tables_of_eight.py [--threads 2]
 
 With four columns a table of 16 sums fits into a register, and one instruction looks up 16 rows. With eight it has 256
-sums in memory, half as many look-ups, each a load: rows side by side, so that they can be gathered, from bytes that
-were put into that order beforehand. Both multiply the same weights, take turns, and are compared with float64.
+sums in memory, half as many look-ups, each a load; the bytes of neighbouring rows are stored together, so that they
+can be gathered. Both multiply the same weights, take turns, and are compared with float64.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def replays(writer: Writer) -> Any:
 
 
 def written(writer: Writer, step: Any, count: int) -> list[int]:
-    """The tokens of so many steps."""
+    """The tokens of ``count`` steps."""
     writer.begin()
     found = []
     for _ in range(count):

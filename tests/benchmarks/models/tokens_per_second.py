@@ -30,8 +30,6 @@ import numpy as np
 
 np.__dict__.setdefault("row_stack", np.vstack)  # numba-cuda asks for it when it is imported, numpy 2.5 has it no more
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 class Shape(NamedTuple):
     """A model of Llama's architecture; ``group``: columns that share scales."""
@@ -320,7 +318,6 @@ def main() -> int:
     parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     given = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     names = given.model or ["llama-2-7b", "smollm2-135m"]
     kinds = ["float16", *(kind for kind in given.weights or KINDS if kind != "float16")]
     import torch
