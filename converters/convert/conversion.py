@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, Written, write_shard
-from bcqfmt.container.durable import OutputFile
+from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile
-from bcqfmt.container.hashing import Digests, hash_file, stream_digests
-from bcqfmt.converters.digests import ManyDigests, even
-from bcqfmt.converters.digests.along import digests_for
-from bcqfmt.converters.digests.file import FileDigests, file_digests
-from bcqfmt.converters.digests.late import LateRecords
-from bcqfmt.converters.digests.priority import give_way
+from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.jobs.complete import carried_out
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
@@ -227,22 +220,15 @@ class Conversion:
                 tick(done)
 
         threads = max(1, workers // max(1, len(shards)))
-        with reused(), digests_for(sum(shard.nbytes for shard in shards), workers) as many:
-            pool = ThreadPoolExecutor(workers, initializer=None if many is None else give_way)
+        with reused():
+            pool = ThreadPoolExecutor(workers)
             try:
-                sources = self._source_digests(space, paths, many)
-                late = LateRecords()
-                writing = [
-                    pool.submit(self._shard, space, shard, threads, beat, shard_done, many, late) for shard in shards
-                ]
-                closing = [partial(late.close, shard.file, job) for shard, job in zip(shards, writing, strict=True)]
-                futures = writing + [pool.submit(job) for job in closing + sources]
+                futures = [pool.submit(self._shard, space, shard, threads, beat, shard_done) for shard in shards]
+                futures += [pool.submit(job) for job in self._source_digests(space, paths)]
                 finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 self._raise_first(finished)
             finally:
                 self._stop.set()
-                if many is not None:
-                    many.close()
                 pool.shutdown(cancel_futures=True)
                 self._stop.clear()
 
@@ -253,24 +239,18 @@ class Conversion:
         if faults:
             raise (real or faults)[0]
 
-    def _source_digests(self, space: Workspace, paths: list[str], many: ManyDigests | None) -> list[Callable[[], None]]:
+    def _source_digests(self, space: Workspace, paths: list[str]) -> list[Callable[[], None]]:
         """The jobs that hash the source's files and write down what they find."""
         numbers = {path: f"source-{number:05d}" for number, path in enumerate(self.source.models)}
         models = {path: self.source.models[path].source for path in paths}
         models = {path: source for path, source in models.items() if space.done(numbers[path], self.plan) is None}
-        local = {path: source for path, source in models.items() if isinstance(source, SourceFile)}
-        if many is None or len(local) < len(models) or not even([source.size for source in local.values()]):
-            hashed = {path: partial(hash_file, source, lambda _: self._heed()) for path, source in models.items()}
-        else:
-            many.beside = sum(source.size for source in local.values()) / max(1, self.plan.nbytes)
-            futures = {path: many.submit(source, 0, source.size) for path, source in local.items()}
-            hashed = {path: partial(many.result, future) for path, future in futures.items()}
 
-        def finish(path: str, digest: Callable[[], str]) -> None:
-            record = {"path": path, "source_size": models[path].size, "source_sha256": digest()}
+        def finish(path: str) -> None:
+            digest = hash_file(models[path], lambda _: self._heed())
+            record = {"path": path, "source_size": models[path].size, "source_sha256": digest}
             space.finish(numbers[path], self.plan, record)
 
-        return [partial(finish, path, digest) for path, digest in hashed.items()]
+        return [partial(finish, path) for path in models]
 
     def _heed(self) -> None:
         if self._stop.is_set():
@@ -283,38 +263,17 @@ class Conversion:
         threads: int,
         beat: Callable[[int], None],
         shard_done: Callable[[str, int], None] | None,
-        many: ManyDigests | None,
-        late: LateRecords,
     ) -> None:
-        """Write a shard; its record as well, unless that has to wait for digests."""
+        """Write a shard and its record."""
         if (record := space.done(shard.file, self.plan)) is not None:
             beat(record["size"])
-            if many is not None:
-                many.begin(shard.nbytes)
             if shard_done is not None:
                 shard_done(shard.file, record["size"])
             return
         options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
         job = ShardJob(self.source, shard, self.modules, self.layouts, options, self._heed)
-        made: list[FileDigests] = []
-
-        def digests(head: bytes, output: OutputFile, sizes: Mapping[str, int]) -> AbstractContextManager[Digests]:
-            if many is None:
-                return stream_digests(head, output, sizes)
-            made.append(file_digests(many, job.parts(), head, output, sizes))
-            return made[0]
-
-        def finish() -> None:
-            found = written
-            for sums in made:
-                digest, tensors = sums.late()
-                found = Written(written.record._replace(sha256=digest), tensors)
-            record = space.finish(shard.file, self.plan, job.record(found))
-            if shard_done is not None:
-                shard_done(shard.file, record["size"])
-
-        # where others hash the file and all workers have one, nobody is left who could work ahead
-        idle, place = many is None or threads > 1, space.folder / shard.file
-        written = write_shard(place, job.units, job.weights, tick=beat, digests=digests, look_ahead=idle)
+        written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat)
         job.let_go()
-        late.add(shard.file, finish, lambda: any(sums.is_late for sums in made))
+        record = space.finish(shard.file, self.plan, job.record(written))
+        if shard_done is not None:
+            shard_done(shard.file, record["size"])

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
 from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.container.read_ahead import ahead
+from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.layouts.protocol import Module, Options
 from bcqfmt.converters.layouts.rebuild import SourceRebuilder, same_bytes
 from bcqfmt.converters.layouts.reference import reference_rows
@@ -63,7 +63,7 @@ def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, beat: Call
     make_folders(place.parent)
     state = hashlib.sha256()
     with OutputFile(place, record["size"]) as output:
-        with closing(ahead(_cut(rebuilder.chunks(path)))) as stream:
+        with closing(read_ahead(_cut(rebuilder.chunks(path)))) as stream:
             for chunk in stream:
                 state.update(chunk.data)
                 output.write(chunk.data)
@@ -231,7 +231,7 @@ def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: st
     if real.size != record["size"]:
         raise error("BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}")
     at, state = 0, hashlib.sha256()
-    with closing(ahead(_cut(_compared(rebuilder, path, real)))) as stream:
+    with closing(read_ahead(_cut(_compared(rebuilder, path, real)))) as stream:
         for chunk in stream:
             state.update(chunk.data)
             at += chunk.size

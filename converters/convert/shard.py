@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from bcqfmt.checkpoint.descriptor import digest_of
+from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.shards import Unit
-from bcqfmt.checkpoint.writer import Written
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.jobs.plan import Shard
 from bcqfmt.converters.layouts.protocol import Converted, Layout, Module, Options, Rebuild, Rule
@@ -19,7 +18,6 @@ from bcqfmt.converters.layouts.rebuild import rebuilds
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.words.buffers import Turns, read_array, wait_for_room
 from bcqfmt.converters.words.expected import proving
-from bcqfmt.weight.scheme import part_prefix
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["ShardJob"]
@@ -92,38 +90,20 @@ class ShardJob:
 
         with ThreadPoolExecutor(options.threads) as pool:
             self.weights = dict(zip(shard.weights, pool.map(converted, shard.weights), strict=True))
-        self._shapes = {
-            name: (weight.spec, {suffix: (part.dtype, part.shape) for suffix, part in weight.parts().items()})
-            for name, weight in self.weights.items()
-        }
         for name, weight in self.weights.items():
             self.units.append(Unit(name, {part.name: part for part in weight.parts().values()}, True))
         for name in shard.dense:
             self.rules[name] = ({"rule": "copy"}, None)
             self.units.append(Unit(name, {name: self.source.tensors[name]}, False))
 
-    def parts(self) -> set[str]:
-        """The names of the tensors that weights consist of."""
-        return {name for unit in self.units if unit.is_weight for name in unit.tensors}
-
     def let_go(self) -> None:
         """All is written: nothing is kept but what the record needs."""
         self.weights, self.units = {}, []
 
-    def record(self, written: Written) -> dict[str, Any]:
+    def record(self, written: FileRecord) -> dict[str, Any]:
         """What the finalizer needs to know of this shard."""
-        digests = {}
-        for name, (spec, shapes) in self._shapes.items():
-            prefix = part_prefix(name)
-            digests[name] = digest_of(spec, {s: (*of, written.tensors[prefix + s]) for s, of in shapes.items()})
         rules = {name: [rule, weight] if weight else [rule] for name, (rule, weight) in self.rules.items()}
-        return {
-            "file": self.shard.file,
-            "size": written.record.size,
-            "sha256": written.record.sha256,
-            "weights": digests,
-            "rules": rules,
-        }
+        return {"file": self.shard.file, **written._asdict(), "rules": rules}
 
     def _prove(self, kept: KeptModule, converted: Converted, known: Any) -> BcqWeight:
         """Apply each rule and compare; tensors that do not come out right are archived raw."""
