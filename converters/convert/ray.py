@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error, escape
 
-from .tasks import ShardDone, Task, Tick, fault_of, run_task, tasks_of
+from .tasks import Task, fault_of, run_task, tasks_of
 
 if TYPE_CHECKING:
     from bcqfmt.converters.jobs.workspace import Workspace
 
-    from .conversion import Conversion
+    from .conversion import Conversion, ShardDone, Tick
 
 __all__ = ["RayExecutor"]
 

@@ -1,9 +1,9 @@
-"""Who carries out a plan: threads of this process, or an engine with machines that share a file system.
+"""The shards of a conversion as tasks for an engine, on machines that share a file system.
 
-An engine owns no correctness. A task of it is one part of as many parts as there are shards (`convert --part i/N`),
-run in a process elsewhere: it opens the source, makes the plan, finds the same digest, takes the part's lock, writes
-its shard under a temporary name and leaves a ``done`` record. So a task may be lost, repeated, or run twice at once;
-what is true is what the plan and the records on disk say.
+Nothing depends on the engine being right. A task is one part of as many parts as there are shards (`convert --part
+i/N`), run in a process elsewhere: it opens the source, makes the plan, finds the same digest, takes the part's lock,
+writes its shard under a temporary name and leaves a ``done`` record. So a task may be lost, repeated, or run twice at
+once; what counts is what the plan and the records on disk say.
 """
 
 from __future__ import annotations
@@ -17,32 +17,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.version import __version__
 
 if TYPE_CHECKING:
-    from bcqfmt.converters.jobs.workspace import Workspace
-
     from .conversion import Conversion
 
-__all__ = ["Executor", "Task", "fault_of", "memory_of", "run_task", "tasks_of"]
+__all__ = ["Task", "fault_of", "memory_of", "run_task", "tasks_of"]
 
 _BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
 _PER_HEADER_BYTE = 16  # of memory, for what is kept of the source's headers
 _PATIENCE = 150.0  # seconds; a lock of a machine that is gone lives on for up to 90 on NFS
-
-Tick = Callable[[int], None]
-ShardDone = Callable[[str, int], None]
-
-
-class Executor(Protocol):
-    """An engine: it sees to it that every step of the plan has its record in the workspace."""
-
-    def work(self, conversion: Conversion, space: Workspace, tick: Tick, shard_done: ShardDone) -> None:
-        """Carry out all that is not done yet; raise the first fault, as a ``BcqError``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ def _write_model(
         written = write_tensors(work / name, tensors, {"format": "pt"}, tick)
         weight_map.update(dict.fromkeys(tensors, name))
         result.files.append(name)
-        result.nbytes += written.record.size
+        result.nbytes += written.size
     if len(shards) > 1:
         total = sum(unit.nbytes for unit in units)
         texts[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})

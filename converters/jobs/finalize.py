@@ -57,11 +57,7 @@ def finalize(
     own = _folder_files(source, plan, opened, features, verbatim, settings)
     for name, data in {**own, **(extra or {})}.items():
         _put(folder, name, data, files)
-    weights = {
-        name: WeightRecord(spec, file.source.shown, record["weights"][name])
-        for file, record in zip(opened, records, strict=True)
-        for name, spec in file.specs.items()
-    }
+    weights = {name: WeightRecord(spec, file.source.shown) for file in opened for name, spec in file.specs.items()}
     known = {path: FileRecord(len(data), hashlib.sha256(data).hexdigest()) for path, data in verbatim.items()}
     manifest = Manifest(
         generator={"name": "bcqfmt", "version": __version__},
@@ -166,7 +162,7 @@ def _write_provenance(
         if value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
     }
     if raw:
-        files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"}).record
+        files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"})
 
 
 def _folder_files(

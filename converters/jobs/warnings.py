@@ -11,13 +11,13 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import escape
 
-__all__ = ["remark"]
+__all__ = ["add_warnings"]
 
 _LONG = 40  # characters; the names of data sets are shorter, sentences are longer
 
 
-def remark(source: SourceCheckpoint, modules: Iterable[Module], *, data: bool = True) -> None:
-    """Add warnings to the source; ``data``: also those that need tensors to be read."""
+def add_warnings(source: SourceCheckpoint, modules: Iterable[Module], *, data: bool = True) -> None:
+    """Add warnings to ``source.warnings``; ``data``: also those that need tensors to be read."""
     if source.foreign:
         shown = escape(", ".join(source.foreign[:3])) + (" ..." if len(source.foreign) > 3 else "")
         source.warn("BCQ-E653", f"{len(source.foreign)} beside the model: {shown}")
@@ -38,6 +38,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _scattered(module: Module) -> bool:
+    """Whether the columns of a group are apart; negative groups count from the last one."""
     tensor = module.tensors.get("g_idx")
     if tensor is None:
         return False

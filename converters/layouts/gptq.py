@@ -23,7 +23,6 @@ import numpy.typing as npt
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
-from bcqfmt.converters.words.expected import expecting
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.packing import words_for
 from bcqfmt.weight.weight import BcqWeight
@@ -248,9 +247,8 @@ def _zero_words(zeros: Array, bits: int, planar: bool, rule: str) -> Array:
 
 @lru_cache(8)
 def _same_words(zero: int, groups: int, n: int, bits: int, planar: bool, rule: str) -> Array:
-    """The same for a zero point that they all are; made for all modules alike, whatever one of them expects."""
-    with expecting(np.empty(0, np.uint32)):
-        made = _zero_words(np.full((groups, n), zero, np.uint16), bits, planar, rule)
+    """The same where all zero points are one number, as in symmetric files; made once for all modules."""
+    made = _zero_words(np.full((groups, n), zero, np.uint16), bits, planar, rule)
     made.flags.writeable = False
     return made
 

@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 
 import bcqfmt
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
-from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.source.checkpoint import open_source
 
 K, N, GROUP, LAYERS_PER_SHARD = 4096, 11008, 128, 11
