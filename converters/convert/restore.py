@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
-from bcqfmt.container.read_ahead import ahead
+from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, run_each
 from bcqfmt.converters.layouts.rebuild import SourceRebuilder
 from bcqfmt.converters.words.buffers import reused
@@ -47,7 +47,7 @@ def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, progress: 
     make_folders(place.parent)
     state = hashlib.sha256()
     with OutputFile(place, record["size"]) as output:
-        with closing(ahead(small_chunks(rebuilder, path))) as chunks:
+        with closing(read_ahead(small_chunks(rebuilder, path))) as chunks:
             for chunk in chunks:
                 state.update(chunk.data)
                 output.write(chunk.data)

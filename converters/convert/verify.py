@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.container.read_ahead import ahead
+from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
 from bcqfmt.converters.layouts.rebuild import SourceRebuilder, same_bytes
@@ -112,7 +112,7 @@ def _compare_file(
         if real.size != record["size"]:
             raise error("BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}")
         state = hashlib.sha256()
-        with closing(ahead(_compared(rebuilder, path, real))) as chunks:
+        with closing(read_ahead(_compared(rebuilder, path, real))) as chunks:
             for chunk in chunks:
                 state.update(chunk.data)
                 progress(chunk.size)

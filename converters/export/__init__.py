@@ -34,8 +34,7 @@ from .awq import to_awq
 from .compressed_tensors import to_compressed
 from .gptq import to_gptq
 from .names import dense_linears
-from .target import Target, dense_unit
-from .weights import uniform
+from .target import Target, dense_unit, uniform
 
 __all__ = ["TARGETS", "Export", "export"]
 

@@ -6,10 +6,9 @@ known and not converted are refused by name.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from typing import Final
 
+from bcqfmt.converters.plugins import Registry
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings, refuse_transforms
 from bcqfmt.errors import error, escape
@@ -18,7 +17,6 @@ from .protocol import Layout, Module, Options, Rebuild
 
 __all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders", "refuse_by_name"]
 
-# name -> module and class; loaded on demand
 LAYOUTS: Final = {
     "gptq": ("bcqfmt.converters.layouts.gptq", "Gptq"),
     "awq": ("bcqfmt.converters.layouts.awq", "Awq"),
@@ -26,7 +24,7 @@ LAYOUTS: Final = {
     "hqq": ("bcqfmt.converters.layouts.hqq", "Hqq"),
     "anybcq": ("bcqfmt.converters.layouts.anybcq", "AnyBcq"),
 }
-ENTRY_POINTS: Final = "bcqfmt.converters"
+_REGISTRY: Final = Registry("bcqfmt.converters", LAYOUTS)
 
 # a tensor name that ends so gives the format away; none of these can be said in affine or bcq planes exactly
 _REFUSED: Final = (
@@ -59,14 +57,7 @@ _METHODS: Final = {
 
 def layouts() -> dict[str, Layout]:
     """Every layout by name; a name that is taken twice is an error."""
-    found: dict[str, Layout] = {}
-    for name, (module, attribute) in LAYOUTS.items():
-        found[name] = getattr(importlib.import_module(module), attribute)()
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if point.name in found:
-            raise error("BCQ-E302", found=f"two converters called {escape(point.name)}", expected="distinct names")
-        found[point.name] = point.load()()
-    return found
+    return {name: _REGISTRY.load(name)() for name in _REGISTRY.names()}
 
 
 def rebuilders() -> dict[str, Rebuild]:
