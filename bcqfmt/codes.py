@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CODES", "Code"]
+__all__ = ["CODES", "RETIRED", "Code"]
 
 
 class Code(NamedTuple):
@@ -103,7 +103,6 @@ _TABLE = [
     Code("BCQ-V604", "manifest and folder list different files", 4, "restore the missing file, remove the extra one"),
     Code("BCQ-V605", "file size differs from the manifest", 6, _DOWNLOAD),
     Code("BCQ-V606", "file digest differs from the manifest", 6, _DOWNLOAD),
-    Code("BCQ-V607", "digest of a weight differs from the manifest", 6, _WRITER),
     Code("BCQ-V608", "manifest and files describe different weights", 4, _WRITER),
     # provenance
     Code("BCQ-V701", "malformed provenance record", 4, _DOWNLOAD),
@@ -195,3 +194,4 @@ _TABLE = [
 # fmt: on
 
 CODES: dict[str, Code] = {entry.code: entry for entry in _TABLE}
+RETIRED = frozenset({"BCQ-V607"})  # rules that no longer exist; their numbers are never given again

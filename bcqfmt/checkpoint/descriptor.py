@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,17 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
 from bcqfmt.errors import Finding, Sink, escape
 from bcqfmt.weight.scheme import FEATURES, Scheme, WeightSpec, features_of
-from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer, is_int, one_of, scheme_json, scheme_of
+from bcqfmt.weight.scheme_json import (
+    Misfit,
+    entry_json,
+    expect,
+    expect_keys,
+    integer,
+    is_int,
+    one_of,
+    scheme_json,
+    scheme_of,
+)
 
 __all__ = [
     "VERSION",
@@ -21,13 +30,10 @@ __all__ = [
     "check_tables",
     "check_version",
     "descriptor_json",
-    "digest_of",
     "known_features",
     "parse_descriptor",
     "parse_schemes",
     "parse_weights",
-    "resolved_json",
-    "spec_json",
     "tables_json",
 ]
 
@@ -49,25 +55,12 @@ class Descriptor:
 # -- to JSON ---------------------------------------------------------------------------------------------------
 
 
-def spec_json(spec: WeightSpec, scheme: Any) -> dict[str, Any]:
-    """The JSON object of a weight; ``scheme`` is a position, or the scheme itself in digests."""
-    found = {"scheme": scheme, "shape": list(spec.shape), "dtype": spec.dtype}
-    if len(spec.widths) > 1:
-        found["widths"] = list(spec.widths)
-    return found
-
-
-def resolved_json(spec: WeightSpec) -> dict[str, Any]:
-    """A weight with its scheme written out: all that is said about it, whatever the table it stands in."""
-    return spec_json(spec, scheme_json(spec.scheme))
-
-
 def tables_json(weights: Mapping[str, WeightSpec]) -> tuple[list[Any], dict[str, Any]]:
     """The scheme table, sorted by its text so that it does not depend on the order of weights, and the entries."""
     texts = {id(spec.scheme): canonical(scheme_json(spec.scheme)) for spec in weights.values()}
     table = {text: scheme_json(spec.scheme) for spec in weights.values() for text in (texts[id(spec.scheme)],)}
     position = {text: i for i, text in enumerate(sorted(table))}
-    entries = {name: spec_json(spec, position[texts[id(spec.scheme)]]) for name, spec in weights.items()}
+    entries = {name: entry_json(spec, position[texts[id(spec.scheme)]]) for name, spec in weights.items()}
     return [table[text] for text in sorted(table)], entries
 
 
@@ -83,15 +76,6 @@ def descriptor_json(descriptor: Descriptor) -> str:
     if descriptor.ignorable is not None:
         found["ignorable"] = descriptor.ignorable
     return canonical(found)
-
-
-def digest_of(spec: WeightSpec, parts: Mapping[str, tuple[str, tuple[int, ...], str]]) -> str:
-    """The digest of a weight (section 9.3); ``parts``: suffix -> (dtype, shape, SHA-256 of its bytes)."""
-    lines = [canonical(resolved_json(spec))]
-    for suffix in sorted(parts):
-        dtype, shape, digest = parts[suffix]
-        lines.append(f"{suffix} {dtype} {','.join(map(str, shape))} {digest}")
-    return hashlib.sha256(("\n".join(lines) + "\n").encode("ascii")).hexdigest()
 
 
 # -- from JSON -------------------------------------------------------------------------------------------------

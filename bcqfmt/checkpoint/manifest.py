@@ -29,11 +29,10 @@ class FileRecord(NamedTuple):
 
 
 class WeightRecord(NamedTuple):
-    """A weight: what it is, the file that holds it, its digest."""
+    """A weight: what it is, and the file that holds it."""
 
     spec: WeightSpec
     file: str
-    sha256: str
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     specs = {name: record.spec for name, record in manifest.weights.items()}
     schemes, entries = tables_json(specs)
     for name, record in manifest.weights.items():
-        entries[name].update(file=record.file, sha256=record.sha256)
+        entries[name]["file"] = record.file
     value: dict[str, Any] = {
         "version": manifest.version,
         "generator": manifest.generator,
@@ -105,7 +104,7 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
         real = hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
         if real != digest:
             report("BCQ-V603", f"sha256 is stated as {digest}", real)
-    specs = parse_weights(value["weights"], parse_schemes(value["schemes"], report), report, ("file", "sha256"))
+    specs = parse_weights(value["weights"], parse_schemes(value["schemes"], report), report, ("file",))
     if len(specs) == len(value["weights"]):
         check_tables(value["features"], value["schemes"], value["weights"], specs, report)
     entries = value["weights"]
@@ -113,9 +112,7 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
         version=value["version"],
         generator=value["generator"],
         features=value["features"],
-        weights={
-            name: WeightRecord(spec, entries[name]["file"], entries[name]["sha256"]) for name, spec in specs.items()
-        },
+        weights={name: WeightRecord(spec, entries[name]["file"]) for name, spec in specs.items()},
         files={path: FileRecord(entry["size"], entry["sha256"]) for path, entry in value["files"].items()},
         source=value.get("source"),
         ignorable=value.get("ignorable"),
@@ -131,10 +128,8 @@ def _check_form(value: dict[str, Any]) -> None:
         expect(value["generator"], key, str, "generator")
     expect(value, "schemes", list, "manifest")
     for name, entry in expect(value, "weights", dict, "manifest").items():
-        where = f"weights.{escape(name)}"
         if not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
-            raise Misfit(f"{where} names no file")
-        _digest(entry.get("sha256"), where)
+            raise Misfit(f"weights.{escape(name)} names no file")
     check_files(value["files"], "files")
     _digest(value["sha256"], "manifest")
     if "source" in value:

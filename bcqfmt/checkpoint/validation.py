@@ -13,12 +13,12 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.codes import CODES
-from bcqfmt.container.files import ByteSource, SourceFile, inside, named, read_small
-from bcqfmt.container.hashing import hash_file, hash_tensors
+from bcqfmt.container.files import SourceFile, inside, named, read_small
+from bcqfmt.container.hashing import hash_file
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 from bcqfmt.weight import checks
+from bcqfmt.weight.scheme_json import resolved_json
 
-from .descriptor import digest_of, resolved_json
 from .folder import INDEX, MANIFEST, SOURCE, Layout, check_quantization_config, file_list, model_layout, read_config
 from .manifest import Manifest, parse_manifest
 from .model_file import ModelFile, read_model_file
@@ -90,7 +90,6 @@ class _Run:
     def __init__(self, path: Path, report: Report, progress: Callable[[int], object] | None) -> None:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
         self.sink: Sink = report.findings.append
-        self.sums: dict[str, dict[str, str]] = {}
 
     def lone_file(self) -> None:
         file = self.model_file(self.path, self.path.name)
@@ -118,8 +117,6 @@ class _Run:
             self.same_files(manifest, {file.source.shown: file for file in files})
         for file in files:
             self.content(file)
-        if manifest is not None and self.deep:
-            self.weight_digests(files, manifest)
         if whole and os.path.lexists(self.path / SOURCE):
             names = None  # a file that cannot be read is one error, not one more for each of its tensors
             if len(files) == len(layout.files):
@@ -261,7 +258,8 @@ class _Run:
                 if source.size != record.size:
                     self.sink(Finding("BCQ-V605", name, "", f"{source.size} bytes", f"{record.size}"))
                 elif self.deep:
-                    digest = self.digest(source, opened.get(name))
+                    self.report.nbytes += 0 if name in opened else source.size
+                    digest = hash_file(source, self.progress)
                     if digest != record.sha256:
                         self.sink(Finding("BCQ-V606", name, "", digest, record.sha256))
                 if name not in opened:
@@ -269,30 +267,6 @@ class _Run:
             except BcqError as fault:
                 if not any(f.code == fault.code and f.file == fault.finding.file for f in self.report.findings):
                     self.sink(fault.finding)
-
-    def digest(self, source: ByteSource, file: ModelFile | None) -> str:
-        """SHA-256 of a file; for model files the tensors' digests are kept for the weights."""
-        if file is None:
-            self.report.nbytes += source.size
-            return hash_file(source, self.progress)
-        parts = file.header.tensors.keys() - file.dense.keys()
-        digest, self.sums[source.shown] = hash_tensors(source, file.header, parts, self.progress)
-        return digest
-
-    def weight_digests(self, files: list[ModelFile], manifest: Manifest) -> None:
-        """BCQ-V607."""
-        for file in files:
-            sums = self.sums.get(file.source.shown)
-            if sums is None:
-                continue
-            for name, spec in file.specs.items():
-                parts = file.parts(name)
-                digest = digest_of(spec, {s: (p.dtype, p.shape, sums[p.name]) for s, p in parts.items()})
-                record = manifest.weights.get(name)
-                if record is not None and record.spec == spec and record.sha256 != digest:
-                    damaged = any(f.code == "BCQ-V606" and f.file == file.source.shown for f in self.report.findings)
-                    if not damaged:  # the file's own digest has told it already
-                        self.sink(Finding("BCQ-V607", file.source.shown, name, digest, record.sha256))
 
 
 def _doubled(findings: list[Finding], names: list[str]) -> bool:

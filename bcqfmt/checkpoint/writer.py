@@ -7,42 +7,35 @@ import json
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bcqfmt import limits
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, output_path, write_file
-from bcqfmt.container.hashing import MakeDigests, stream_digests
 from bcqfmt.container.header import header_bytes, layout
-from bcqfmt.container.read_ahead import ahead
+from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.version import __version__
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme import features_of
+from bcqfmt.weight.scheme_json import entry_json
 from bcqfmt.weight.weight import BcqWeight
 
-from .descriptor import Descriptor, descriptor_json, digest_of, parse_weights, spec_json
+from .descriptor import Descriptor, descriptor_json, parse_weights
 from .folder import CONFIG, INDEX, MANIFEST
 from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from .shards import Unit, plan_shards, shard_names
 from .validation import validate
 
-__all__ = ["DEFAULT_SHARD_BYTES", "Written", "save", "write_shard", "write_tensors"]
+__all__ = ["DEFAULT_SHARD_BYTES", "save", "write_shard", "write_tensors"]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 _PIECE = 1 << 20  # hashed and written while it is in the cache
 Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
-
-
-class Written(NamedTuple):
-    """A file that was written: size and digest of the whole, digest of every tensor."""
-
-    record: FileRecord
-    tensors: dict[str, str]
 
 
 def save(
@@ -109,14 +102,11 @@ def _write_folder(
     found: dict[str, WeightRecord] = {}
     weight_map: dict[str, str] = {}
     for name, shard in zip(names, shards, strict=True):
-        written = write_shard(work / name, shard, weights, ignorable)
-        records[name] = written.record
+        records[name] = write_shard(work / name, shard, weights, ignorable)
         for unit in shard:
             weight_map.update(dict.fromkeys(unit.tensors, name))
             if unit.is_weight:
-                found[unit.name] = WeightRecord(
-                    weights[unit.name].spec, name, _digest(weights[unit.name], unit, written)
-                )
+                found[unit.name] = WeightRecord(weights[unit.name].spec, name)
     if len(shards) > 1:
         total = sum(unit.nbytes for unit in units)
         files[INDEX] = _pretty({"metadata": {"total_size": total}, "weight_map": weight_map})
@@ -143,19 +133,18 @@ def write_shard(
     ignorable: Mapping[str, Any] | None = None,
     tick: Callable[[int], None] | None = None,
     proof: Callable[[Path], None] | None = None,
-    digests: MakeDigests = stream_digests,
     look_ahead: bool = True,
-) -> Written:
+) -> FileRecord:
     """One BCQ file of some units; ``tick`` is told the bytes written since the last call and may raise to stop.
 
-    ``proof`` is called with the finished temporary file and raises when it must not get its name. ``digests``: who
-    computes them. ``look_ahead``: a thread makes the next bytes while these are written, which takes memory for both.
+    ``proof`` is called with the finished temporary file and raises when it must not get its name. ``look_ahead``: a
+    thread makes the next bytes while these are written, which takes memory for both.
     """
     tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
     specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
     descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
     text = {"format": "pt", "bcqfmt": descriptor_json(descriptor)}
-    return write_tensors(path, tensors, text, tick, proof, digests, look_ahead)
+    return write_tensors(path, tensors, text, tick, proof, look_ahead)
 
 
 def write_tensors(
@@ -164,42 +153,32 @@ def write_tensors(
     metadata: Mapping[str, str],
     tick: Callable[[int], None] | None = None,
     proof: Callable[[Path], None] | None = None,
-    digests: MakeDigests = stream_digests,
     look_ahead: bool = True,
-) -> Written:
+) -> FileRecord:
     """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time."""
     entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
-    sizes = {name: tensors[name].nbytes for name in entries}
+    state = hashlib.sha256(head)
     with OutputFile(path, size) as output:
-        with digests(head, output, sizes) as sums:
-            output.write(head)
-            pieces = _chunks(tensors, list(entries))
-            with closing(ahead(pieces) if look_ahead else pieces) as stream:
-                for name, chunk in stream:
-                    if chunk is None:
-                        sums.end_of_tensor(name)
-                        continue
-                    sums.update(chunk)
-                    output.write(chunk.data)
-                    if tick is not None:
-                        tick(chunk.size)
-            output.sync_soon()  # the disk works while digests are finished
-            whole, of_tensors = sums.result()
+        output.write(head)
+        pieces = _chunks(tensors, list(entries))
+        with closing(read_ahead(pieces) if look_ahead else pieces) as stream:
+            for chunk in stream:
+                state.update(chunk.data)
+                output.write(chunk.data)
+                if tick is not None:
+                    tick(chunk.size)
+                del chunk  # the next tensor may need its memory
         if proof is not None:
             proof(output.temporary)
-    return Written(FileRecord(size, whole), of_tensors)
+    return FileRecord(size, state.hexdigest())
 
 
-def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Generator[tuple[str, Any], None, None]:
-    """(name, bytes) of every tensor in order; (name, None) closes each."""
+def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Generator[npt.NDArray[np.uint8], None, None]:
+    """The bytes of every tensor in order."""
     for name in order:
-        chunk = None
-        for chunk in tensors[name].chunks(_PIECE):
-            yield name, chunk
-        chunk = None  # the next tensor may need the memory
-        yield name, None
+        yield from tensors[name].chunks(_PIECE)
 
 
 def _unit(name: Any, tensor: Any) -> Unit:
@@ -230,7 +209,7 @@ def _check(weights: Mapping[str, BcqWeight]) -> None:
 
     for name, weight in weights.items():
         spec = weight.spec
-        parse_weights({name: spec_json(spec, 0)}, [spec.scheme], report)
+        parse_weights({name: entry_json(spec, 0)}, [spec.scheme], report)
         checks.check_content(spec, weight.parts(), checks.Place(refuse, weight=name))
 
 
@@ -279,14 +258,6 @@ def _proved(path: Path) -> None:
     """What was written passes the validator, or it does not get its name."""
     for finding in validate(path).errors[:1]:
         refuse(finding._replace(file="" if finding.file == path.name else finding.file))
-
-
-def _digest(weight: BcqWeight, unit: Unit, written: Written) -> str:
-    parts = {}
-    prefix_length = len(next(iter(unit.tensors))) - len(next(iter(weight.parts())))
-    for name, tensor in unit.tensors.items():
-        parts[name[prefix_length:]] = (tensor.dtype, tensor.shape, written.tensors[name])
-    return digest_of(weight.spec, parts)
 
 
 def _pretty(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""A generator that works ahead of its consumer, in a thread: the next piece is made while this one is written."""
+"""An iterator that runs ahead of its consumer, in a thread: the next item is made while this one is used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["ahead"]
+__all__ = ["read_ahead"]
 
 T = TypeVar("T")
 _DEPTH = 16
 _END: Any = object()
 
 
-def ahead(items: Iterable[T]) -> Generator[T, None, None]:
+def read_ahead(items: Iterable[T]) -> Generator[T, None, None]:
     """The items in order, at most a few of them waiting; an error of the producer is raised here.
 
     Close the generator to stop the producer early.
@@ -36,6 +36,7 @@ def ahead(items: Iterable[T]) -> Generator[T, None, None]:
             for item in items:
                 if not put((item, None)):
                     return
+                del item  # the next one may need its memory
         except BaseException as fault:  # noqa: BLE001 - handed over, raised by the consumer
             put((_END, fault))
         else:
@@ -51,6 +52,7 @@ def ahead(items: Iterable[T]) -> Generator[T, None, None]:
             if item is _END:
                 return
             yield item
+            del item
     finally:
         stop.set()
         thread.join()

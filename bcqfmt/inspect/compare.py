@@ -1,7 +1,7 @@
 """Two checkpoints compared, tensor by tensor: what is missing, what is described otherwise, what has other content.
 
-Equal digests are taken for equal content: those of the manifests where both checkpoints have one, else computed. Only
-tensors that differ are read further, a block of rows at a time.
+Tensors of two files with the same digest, as both manifests state it, are equal and are not read. All others are
+compared byte by byte, and where the bytes differ, value by value, a block of rows at a time.
 """
 
 from __future__ import annotations
@@ -138,18 +138,15 @@ def _compare_one(name: str, a: Checkpoint, b: Checkpoint, values: bool) -> Diffe
         if values and left.shape == right.shape:
             difference.values = _value_difference(left, right)
         return difference
-    if _same_digest(name, left, right, a, b):
+    digest = _file_digest(left, a)
+    if digest is not None and digest == _file_digest(right, b):
         return None
     pairs = _parts(left).items()
     parts = [suffix for suffix, part in pairs if not _same_bytes(part, _parts(right)[suffix])]
-    if not parts and _stated(name, a) == _stated(name, b):
+    if not parts:
         return None
-    difference = Difference(name, "content", parts=[suffix for suffix in parts if suffix])
-    if parts:
-        difference.values = _value_difference(left, right)
-    else:
-        difference.details = ["the manifests state different digests, but the bytes are equal"]
-    return difference
+    named = [suffix for suffix in parts if suffix]
+    return Difference(name, "content", parts=named, values=_value_difference(left, right))
 
 
 def _description(left: Tensor, right: Tensor) -> list[str]:
@@ -180,26 +177,12 @@ def _spec_differences(left: WeightSpec, right: WeightSpec) -> list[str]:
     return found or ["outlier segments"]
 
 
-def _same_digest(name: str, left: Tensor, right: Tensor, a: Checkpoint, b: Checkpoint) -> bool:
-    if isinstance(left, BcqWeight) and isinstance(right, BcqWeight):
-        one, other = _stated(name, a), _stated(name, b)
-        if one is None or other is None:
-            one, other = left.digest(), right.digest()
-        return one == other
-    records = [_file_digest(tensor, side) for tensor, side in ((left, a), (right, b))]
-    return records[0] is not None and records[0] == records[1]
-
-
-def _stated(name: str, side: Checkpoint) -> str | None:
-    record = side.manifest.weights.get(name) if side.manifest is not None else None
-    return None if record is None else record.sha256
-
-
 def _file_digest(tensor: Tensor, side: Checkpoint) -> str | None:
-    """The digest of the whole file that holds a dense tensor, as the manifest states it."""
-    if not isinstance(tensor, StoredTensor) or tensor.file is None or side.manifest is None:
+    """The digest of the file that holds a tensor, as the manifest states it; None without a manifest."""
+    file = next(iter(_parts(tensor).values())).file
+    if file is None or side.manifest is None:
         return None
-    record = side.manifest.files.get(tensor.file.name)
+    record = side.manifest.files.get(file.name)
     return None if record is None else record.sha256
 
 

@@ -116,10 +116,9 @@ def tensor_details(path: str | os.PathLike[str], name: str) -> Details:
     if (place.is_dir() and os.path.lexists(place / MANIFEST)) or (not place.is_dir() and _is_bcq(place)):
         with open_checkpoint(place) as checkpoint:
             tensor = checkpoint[name]
-            record = checkpoint.manifest.weights.get(name) if checkpoint.manifest is not None else None
     else:
-        tensor, record = _foreign(place, name), None
-    details = Details(name, tensor, record.sha256 if record is not None else None)
+        tensor = _foreign(place, name)
+    details = Details(name, tensor, tensor.digest() if isinstance(tensor, BcqWeight) else None)
     if BITS[tensor.dtype] >= 8 and tensor.dtype != "C64":
         details.values = Values()
         for block in _blocks(tensor):

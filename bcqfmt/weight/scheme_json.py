@@ -1,17 +1,31 @@
-"""Schemes as JSON, both ways, and the small typed getters that strict readers of JSON share (spec section 5)."""
+"""Schemes and weight entries as JSON, and the typed getters that strict readers of JSON share (spec section 5)."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import escape
 
-from .scheme import ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment
+from .scheme import ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
 
-__all__ = ["Misfit", "expect", "expect_keys", "integer", "is_int", "one_of", "scheme_json", "scheme_of"]
+__all__ = [
+    "Misfit",
+    "digest_of",
+    "entry_json",
+    "expect",
+    "expect_keys",
+    "integer",
+    "is_int",
+    "one_of",
+    "resolved_json",
+    "scheme_json",
+    "scheme_of",
+]
 
 
 class Misfit(Exception):
@@ -30,6 +44,28 @@ def scheme_json(scheme: Scheme) -> dict[str, Any]:
     if scheme.nonfinite:
         found["nonfinite"] = True
     return found
+
+
+def entry_json(spec: WeightSpec, scheme: Any) -> dict[str, Any]:
+    """The JSON object of a weight; ``scheme`` is a position in a table, or the scheme itself."""
+    found = {"scheme": scheme, "shape": list(spec.shape), "dtype": spec.dtype}
+    if len(spec.widths) > 1:
+        found["widths"] = list(spec.widths)
+    return found
+
+
+def resolved_json(spec: WeightSpec) -> dict[str, Any]:
+    """A weight entry with the scheme written out, so that it depends on no scheme table."""
+    return entry_json(spec, scheme_json(spec.scheme))
+
+
+def digest_of(spec: WeightSpec, parts: Mapping[str, tuple[str, tuple[int, ...], str]]) -> str:
+    """The digest of a weight (section 9.4); ``parts``: suffix -> (dtype, shape, SHA-256 of its bytes)."""
+    lines = [canonical(resolved_json(spec))]
+    for suffix in sorted(parts):
+        dtype, shape, digest = parts[suffix]
+        lines.append(f"{suffix} {dtype} {','.join(map(str, shape))} {digest}")
+    return hashlib.sha256(("\n".join(lines) + "\n").encode("ascii")).hexdigest()
 
 
 def _segment_json(segment: Segment) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.checkpoint.descriptor import digest_of
 from bcqfmt.container.dtypes import FLOATS, logical_name, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import Finding, error, refuse
 
 from . import build, checks, decode, forms, slicing
 from .scheme import Scheme, Segment, WeightSpec, part_prefix
-from .scheme_json import Misfit, scheme_json, scheme_of
+from .scheme_json import Misfit, digest_of, scheme_json, scheme_of
 
 __all__ = ["BcqWeight"]
 
@@ -87,7 +86,7 @@ class BcqWeight:
         return {suffix: part.to_torch() for suffix, part in self._parts.items()}
 
     def digest(self) -> str:
-        """The digest of section 9.3: the same for equal weights, whatever their name and file."""
+        """The digest of section 9.4, computed: equal for equal weights, whatever their names and files."""
         sums = {}
         for suffix, part in self._parts.items():
             state = hashlib.sha256()

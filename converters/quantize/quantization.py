@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.descriptor import digest_of
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile
@@ -30,7 +29,6 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import BcqError, Finding
-from bcqfmt.weight.scheme import part_prefix
 from bcqfmt.weight.weight import BcqWeight
 
 from .choice import Choice, choose
@@ -231,12 +229,7 @@ class Quantization:
         units = [Unit(n, {part.name: part for part in w.parts().values()}, True) for n, w in weights.items()]
         units += [Unit(name, {name: self.source.tensors[name]}, False) for name in work.shard.dense]
         written = write_shard(space.folder / work.shard.file, units, weights, tick=lambda _: self._heed())
-        digests = {}
-        for name, weight in weights.items():
-            prefix = part_prefix(name)
-            parts = {s: (p.dtype, p.shape, written.tensors[prefix + s]) for s, p in weight.parts().items()}
-            digests[name] = digest_of(weight.spec, parts)
-        record = {"file": work.shard.file, **written.record._asdict(), "weights": digests, "rules": {}, "notes": notes}
+        record = {"file": work.shard.file, **written._asdict(), "rules": {}, "notes": notes}
         space.finish(work.shard.file, self.plan, record)
         for source in opened:
             source.close()
@@ -245,7 +238,7 @@ class Quantization:
                 with contextlib.suppress(OSError):  # what stays goes with the folder of the work
                     (space.work / f"{key}{suffix}").unlink()
         tick(sum(self.source.tensors[name].nbytes for name in work.shard.dense))
-        shard_done(work.shard.file, written.record.size)
+        shard_done(work.shard.file, written.size)
 
     def _records(self, space: Workspace) -> dict[str, dict[str, Any]]:
         """Weight -> what was measured; of shards that this run did not write, too."""

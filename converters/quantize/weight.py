@@ -101,7 +101,7 @@ def write_spool(path: Path, made: Sequence[Measured], tick: Callable[[int], None
         one.weight.check()
         weights[one.weight.name] = one.weight
         units.append(Unit(one.weight.name, {part.name: part for part in one.weight.parts().values()}, True))
-    return write_shard(path, units, weights, tick=tick).record
+    return write_shard(path, units, weights, tick=tick)
 
 
 def read_spool(path: Path) -> tuple[SourceFile, dict[str, BcqWeight]]:

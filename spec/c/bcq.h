@@ -167,7 +167,7 @@ int bcq_dequantize(bcq_weight *weight, uint64_t index, uint64_t row_begin, uint6
 /* Values of type F16, BF16 or F32, as bcq_dequantize delivers them, to float, which holds all of them exactly. */
 void bcq_to_float(bcq_dtype dtype, const void *values, float *out, size_t count);
 
-/* Section 9.3: 64 hexadecimal digits and a zero byte. */
+/* Section 9.4: 64 hexadecimal digits and a zero byte. */
 void bcq_weight_digest(const bcq_weight *weight, char hex[65]);
 
 const char *bcq_dtype_name(bcq_dtype dtype); /* "F16"; "?" for what is none */
@@ -1945,7 +1945,7 @@ static const char *const bcq__features[11] = {"aligned64", "bcq", "float-zero", 
 
 /* A weight entry, by its nodes. */
 typedef struct bcq__entry {
-    uint32_t key, shape, widths, file, sha256; /* 0: not there */
+    uint32_t key, shape, widths, file; /* 0: not there */
     int64_t scheme;
     bcq_dtype dtype;
 } bcq__entry;
@@ -2123,19 +2123,18 @@ static int bcq__all_strings(const bcq__json *d, uint32_t array)
     return 1;
 }
 
-/* Section 5.1, the table; in the manifest `file` and `sha256` as well. Ranges are left to V209, V210 and V211. */
+/* Section 5.1, the table; in the manifest `file` as well. Ranges are left to V209, V210 and V211. */
 static int bcq__read_weight_entry(const bcq__json *d, uint32_t key, int manifest, bcq__entry *entry)
 {
     static const char *const own[] = {"scheme", "shape", "dtype", "widths", NULL};
-    static const char *const more[] = {"scheme", "shape", "dtype", "file", "sha256", "widths", NULL};
-    uint32_t v[6];
-    if (!bcq__fields(d, key + 1, manifest ? more : own, manifest ? 5 : 3, v))
+    static const char *const more[] = {"scheme", "shape", "dtype", "file", "widths", NULL};
+    uint32_t v[5];
+    if (!bcq__fields(d, key + 1, manifest ? more : own, manifest ? 4 : 3, v))
         return 0;
     entry->key = key;
     entry->shape = v[1];
-    entry->widths = v[manifest ? 5 : 3];
+    entry->widths = v[manifest ? 4 : 3];
     entry->file = manifest ? v[3] : 0;
-    entry->sha256 = manifest ? v[4] : 0;
     return bcq__in_range(d, v[0], 0, BCQ__MAX_INTEGER, &entry->scheme) && bcq__all_integers(d, v[1]) &&
            (!entry->widths || bcq__all_integers(d, entry->widths)) && bcq__float_type(d, v[2], &entry->dtype);
 }
@@ -2767,7 +2766,7 @@ int bcq_check(bcq_weight *w, bcq_error *error)
     return 0;
 }
 
-/* Section 9.3, the digest of a weight. */
+/* Section 9.4, the digest of a weight. */
 static int bcq__by_suffix(const void *context, uint32_t a, uint32_t b)
 {
     const bcq_weight *w = (const bcq_weight *)context;
@@ -4161,9 +4160,8 @@ static int bcq__read_manifest(bcq_folder *folder, bcq_error *error)
     BCQ__TRY(bcq__read_tables(d, 1, 602, &folder->tables, error));
     BCQ__TRY(bcq__check_use(d, &folder->tables, 602, 602, error));
     for (i = 0; i < folder->tables.entry_count; i++)
-        if (bcq__type(d, folder->tables.entries[i].file) != BCQ__STRING ||
-            !bcq__is_hex(d, folder->tables.entries[i].sha256))
-            return bcq__bad(error, 602, name, "file or sha256 of a weight is malformed");
+        if (bcq__type(d, folder->tables.entries[i].file) != BCQ__STRING)
+            return bcq__bad(error, 602, name, "file of a weight is malformed");
     if (!bcq__is_file_table(d, v[5], 0) ||
         (v[7] && (!bcq__fields(d, v[7], source_names, 2, s) || bcq__type(d, s[0]) != BCQ__STRING ||
                   !bcq__is_file_table(d, s[1], 0))) ||
@@ -4333,23 +4331,14 @@ static int bcq__same_schemes(const bcq_folder *folder, bcq_error *error)
     return same ? 0 : bcq__fail(error, 608, "the schemes of the manifest are not those of the files");
 }
 
-/* V607, V608 and V513: the manifest against the descriptors. */
-static int bcq__check_weights(const bcq_folder *folder, int flags, bcq_error *error)
+/* V608 and V513: the manifest against the descriptors. */
+static int bcq__check_weights(const bcq_folder *folder, bcq_error *error)
 {
     const bcq__json *d = &folder->manifest;
     const bcq__tables *t = &folder->tables;
     unsigned features = 0;
     uint32_t i;
     size_t n;
-    char hex[65];
-    for (i = 0; flags & BCQ_CHECK_ALL && i < t->entry_count; i++) {
-        uint32_t index = bcq__weight_index(folder, bcq__string(d, t->entries[i].key));
-        if (index == folder->weight_count)
-            continue;
-        bcq_weight_digest(folder->weights[index], hex);
-        if (!bcq__is(d, t->entries[i].sha256, hex))
-            return bcq__bad(error, 607, bcq__string(d, t->entries[i].key), "the digest of the weight is wrong");
-    }
     for (n = 0; n < folder->names.count; n++)
         features |= folder->files[n]->features;
     if (features != t->features)
@@ -4670,7 +4659,7 @@ static int bcq__read_folder(bcq_folder *folder, const char *path, int flags, bcq
     BCQ__TRY(bcq__check_config(folder, error));
     BCQ__TRY(bcq__read_manifest(folder, error));
     BCQ__TRY(bcq__check_files(folder, flags, error));
-    BCQ__TRY(bcq__check_weights(folder, flags, error));
+    BCQ__TRY(bcq__check_weights(folder, error));
     return flags & BCQ_CHECK_ALL ? bcq__check_provenance(folder, error) : 0;
 }
 

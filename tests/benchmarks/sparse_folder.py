@@ -69,7 +69,7 @@ def sparse_folder(folder: Path, shards: int, weights_per_shard: int) -> int:
         size, tensors = sparse_shard(folder / file, here)
         records[file] = FileRecord(size, _made_up(file))
         weight_map.update(dict.fromkeys(tensors, file))
-        found.update({name: WeightRecord(spec, file, _made_up(name)) for name, spec in here.items()})
+        found.update({name: WeightRecord(spec, file) for name, spec in here.items()})
     total = sum(record.size for record in records.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     declared = {"quant_method": "bcq", "format_version": "1.0", "features": []}

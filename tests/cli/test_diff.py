@@ -128,18 +128,23 @@ def test_blocks_of_rows_see_everything(folder: Path, other: Any, monkeypatch: py
     assert whole.as_dict() == pieces.as_dict()
 
 
-def test_wrong_manifest_digest_is_told(run: Run, folder: Path, tmp_path: Path) -> None:
-    from bcqfmt.checkpoint.manifest import manifest_bytes
-    from bcqfmt.checkpoint.reader import read_manifest
-
+def test_files_with_the_same_digest_are_not_read(run: Run, folder: Path, tmp_path: Path) -> None:
+    """The manifests decide as long as they agree; whether they are right is the validator's question."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    manifest = read_manifest(copy)
-    manifest.weights[UP] = manifest.weights[UP]._replace(sha256="0" * 64)
-    (copy / "bcq_manifest.json").write_bytes(manifest_bytes(manifest))
-    result = run("diff", folder, copy)
-    assert result.exit_code == 6
-    assert "the bytes are equal" in result.stdout
+    model = copy / "model.safetensors"
+    raw = bytearray(model.read_bytes())
+    raw[-1] ^= 1
+    model.write_bytes(raw)
+    assert run("diff", folder, copy).exit_code == 0
+    assert run("validate", "--deep", copy).exit_code == 6
+
+
+def test_content_decides_where_file_digests_differ(run: Run, folder: Path, other: Any) -> None:
+    """One weight of a file changed: all others of that file are equal."""
+    found = json.loads(run("diff", folder, other(tensors={UP: affine(7)}), "--json").stdout)
+    assert [difference["name"] for difference in found["differences"]] == [UP]
+    assert found["counts"]["equal"] == len(bcqfmt.open(folder)) - 1
 
 
 def test_limit(run: Run, folder: Path, other: Any) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -116,6 +117,7 @@ def test_folders_with_setup_are_stored_as_they_would_be_without_it(tmp_path: Pat
 def test_every_rule_of_the_text_has_a_vector() -> None:
     text = (SPEC / "bcq-1.0.md").read_text("utf-8")
     rules = {f"BCQ-V{number}" for number in range(100, 1000) if f"BCQ-V{number}" in text}
+    rules -= set(re.findall(r"^\| (BCQ-V\d{3}) \|", text, re.MULTILINE))  # the table of retired ones
     assert {vector["rule"] for vector in INDEX["invalid"]} == rules
 
 

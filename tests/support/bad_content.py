@@ -204,14 +204,6 @@ def changed_size(where: Path) -> Path:
     return target
 
 
-@case(63, "weight", "BCQ-V607", 6, place="model.layers.0.mlp.up_proj.weight", seen="validator", why=DIGESTS)
-def wrong_weight_digest(where: Path) -> Path:
-    def change(manifest: Json) -> None:
-        manifest["weights"]["model.layers.0.mlp.up_proj.weight"]["sha256"] = "0" * 64
-
-    return seal(folder(where), change)
-
-
 @case(63, "manifest", "BCQ-V603", 6, place=MANIFEST, seen="validator", why=DIGESTS)
 def wrong_manifest_digest(where: Path) -> Path:
     target = folder(where)

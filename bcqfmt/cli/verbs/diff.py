@@ -24,9 +24,10 @@ DIFFERENT = 6
 def command(a: str, b: str, values: bool, max_rows: int, as_json: bool) -> int:
     """Compare two checkpoints, tensor by tensor.
 
-    A and B are BCQ folders or files. Weights are compared by their digests: those that both manifests state, else
-    computed ones (`bcqfmt validate --deep` tells whether a manifest is right). Where content differs: which parts, how
-    many decoded values, and by how much at most. Exit code 0 when nothing differs, 6 when something does.
+    A and B are BCQ folders or files. Two files for which both manifests state the same digest are equal
+    (`bcqfmt validate --deep` tells whether a manifest is right); the content of all others is compared. Where it
+    differs: which parts, how many decoded values, and by how much at most. Exit code 0 when nothing differs, 6 when
+    something does.
 
     \b
     Example:

@@ -185,7 +185,7 @@ def _tensor(details: Details) -> list[str]:
         facts.append(("scheme", scheme_text(tensor.scheme)))
         if len(tensor.segments) > 1:
             facts += [(f"segment {k}", f"{w:,} columns, {segment_text(s)}") for k, (s, w) in enumerate(tensor.segments)]
-    facts.append(("sha256", f"{details.digest} (as the manifest states it)" if details.digest else ""))
+    facts.append(("sha256", f"{details.digest} (of the weight, computed)" if details.digest else ""))
     if values is not None and values.first:
         spread = "none is finite" if values.low is None else f"{values.low:g} .. {values.high:g}"
         facts.append(("values", spread + (f", {values.nonfinite:,} not finite" if values.nonfinite else "")))

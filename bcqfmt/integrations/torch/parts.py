@@ -14,14 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bcqfmt.checkpoint.descriptor import resolved_json
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import error
 from bcqfmt.weight.decode import refuse_truncation
 from bcqfmt.weight.scheme import WeightSpec
-from bcqfmt.weight.scheme_json import scheme_of
+from bcqfmt.weight.scheme_json import resolved_json, scheme_of
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list
 from bcqfmt.checkpoint.manifest import Manifest, parse_manifest, relative_path
+from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.container.files import cannot_list, read_small
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.limits import MAX_JSON_FILE_BYTES
@@ -40,7 +41,7 @@ def kept(target: Path, weights: Mapping[str, BcqWeight]) -> dict[str, bytes]:
     names = sorted(_everything(target))
     manifest = _manifest(target)
     listed = {} if manifest is None else manifest.files
-    if manifest is not None and _holds(manifest, weights):
+    if manifest is not None and _holds(target, manifest, weights):
         ours = {name for name in listed if name.endswith(".safetensors") or name.startswith(f"{SOURCE}/")} | _WRITTEN
         found = [name for name in names if name not in ours]
         lost = [name for name in found if not _keepable(target, name)]
@@ -94,10 +95,14 @@ def _manifest(folder: Path) -> Manifest | None:
     return None if faults else found
 
 
-def _holds(manifest: Manifest, weights: Mapping[str, BcqWeight]) -> bool:
+def _holds(folder: Path, manifest: Manifest, weights: Mapping[str, BcqWeight]) -> bool:
     """Whether a folder holds these weights: all of them by what they are, the first and the last by their bytes."""
     if not weights or {n: record.spec for n, record in manifest.weights.items()} != {
         n: weight.spec for n, weight in weights.items()
     }:
         return False
-    return all(manifest.weights[n].sha256 == weights[n].digest() for n in {min(weights), max(weights)})
+    try:
+        with open_checkpoint(folder) as there:
+            return all(there.weight(n).digest() == weights[n].digest() for n in {min(weights), max(weights)})
+    except BcqError:
+        return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .build import Tensor, canonical, sha256
-from .weights import Weight, bcq_file, digest, features, table, tensors_of
+from .weights import Weight, bcq_file, features, table, tensors_of
 
 Files = dict[str, bytes]
 INDEX, MANIFEST = "model.safetensors.index.json", "bcq_manifest.json"
@@ -94,7 +94,7 @@ class Folder:
         schemes, entries = table(self.weights)
         for file, shard in self.shards.items():
             for w in shard.weights:
-                entries[w.name].update(file=file, sha256=digest(w))
+                entries[w.name]["file"] = file
         optional = {"source": self.source, "ignorable": self.ignorable}
         return {
             "version": self.version,

@@ -45,6 +45,7 @@ def form_rules() -> list[Invalid]:
         ("size-negative", "the size -1", lambda m: m["files"]["config.json"].update(size=-1)),
         ("digest-upper-case", "a digest in upper case", lambda m: m["files"]["config.json"].update(sha256=upper)),
         ("weight-no-file", "a weight without file", lambda m: m["weights"]["w.weight"].pop("file")),
+        ("weight-digest", "a digest of a weight", lambda m: m["weights"]["w.weight"].update(sha256=WRONG)),
         ("path-upward", "a path with `..`", lambda m: m["files"].update({"sub/../x": EMPTY})),
         ("path-backslash", "a path with a backslash", lambda m: m["files"].update({"sub\\x": EMPTY})),
         ("path-absolute", "an absolute path", lambda m: m["files"].update({"/etc/passwd": EMPTY})),
@@ -80,7 +81,7 @@ def form_rules() -> list[Invalid]:
 
 
 def claim_rules() -> list[Invalid]:
-    """V604 to V608: what the manifest says of the folder."""
+    """V604 to V606 and V608: what the manifest says of the folder."""
 
     def more(path: str) -> Files:
         return {**single().build(), path: b"not listed\n"}
@@ -129,12 +130,6 @@ def claim_rules() -> list[Invalid]:
             manifest(lambda m: m["files"]["config.json"].update(sha256=WRONG)),
         ),
         Invalid("V606", "changed-file", "one bit of a side file changed", {**built, "notes.txt": b"12345679\n"}),
-        Invalid(
-            "V607",
-            "weight-digest",
-            "another digest of a weight",
-            manifest(lambda m: m["weights"][w].update(sha256=WRONG)),
-        ),
         Invalid("V608", "feature", "another scheme, with another feature", manifest(permuted)),
         Invalid("V608", "weight-renamed", "another name of the weight", manifest(lambda m: rename(m, "v.weight"))),
         Invalid("V608", "scheme", "another zero point", manifest(other_zero)),

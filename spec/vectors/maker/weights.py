@@ -180,7 +180,7 @@ def parts(weight: Weight) -> dict[str, Tensor]:
 
 
 def digest(weight: Weight) -> str:
-    """The digest of a weight (section 9.3)."""
+    """The digest of a weight (section 9.4)."""
     lines = [canonical({**weight.entry, "scheme": weight.scheme})]
     for name, part in sorted(parts(weight).items()):
         lines.append(f"{name} {part.dtype} {','.join(map(str, part.shape))} {sha256(part.data)}")
