@@ -18,7 +18,7 @@ from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.durable import make_folders, write_file
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.strict_json import canonical
-from bcqfmt.converters.source.checkpoint import QUANT_FILES, SourceCheckpoint
+from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import error, refuse
 from bcqfmt.version import __version__
@@ -174,7 +174,7 @@ def _folder_files(
     settings: Settings,
 ) -> dict[str, bytes]:
     """Side files as they are; config.json, the index and the card anew; other tools' quantization files left out."""
-    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(".safetensors.index.json"))}
+    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
