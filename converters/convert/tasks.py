@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import peak_memory
 from bcqfmt.version import __version__
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def _umask() -> int:
 
 
 def _where() -> dict[str, Any]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"node": socket.gethostname(), "process": os.getpid(), "peak_rss_bytes": peak}
+    return {"node": socket.gethostname(), "process": os.getpid(), "peak_rss_bytes": peak_memory()}
 
 
 def _planned(task: Task) -> Conversion:

@@ -31,7 +31,7 @@ class Guard(NamedTuple):
 
 GUARDS = {
     "a pickle is recognised by its bytes": Guard(
-        attacks.pickle_by_another_name, ((header._raw_header, "other = sniff(head)", "other = None"),)
+        attacks.pickle_by_another_name, ((header._raw_header, "other = _other_kind(head)", "other = None"),)
     ),
     "a folder of pickles is refused (reader)": Guard(
         attacks.only_pickles, ((folder._nothing, "if pickles:", "if False:"),)
