@@ -74,14 +74,14 @@ def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
 
 
 def run_task(task: Task) -> dict[str, Any]:
-    """Carry out a task in this process; what the driver is told: where, how much memory, and the fault if any.
+    """Carry out a task in this process; the report for the driver: where, how much memory, and the error if any.
 
-    A fault travels as data: an engine would wrap it, and bring the traceback of another machine along.
+    An error travels as data: an engine would wrap it, and add the traceback of another machine.
     """
     before = os.umask(task.umask)
     try:
         conversion = _planned(task).for_part((task.index + 1, task.count))
-        _patiently(lambda: conversion.run(Path(task.target)))
+        _run_when_unlocked(lambda: conversion.run(Path(task.target)))
     except BcqError as fault:
         return {**_where(), "fault": {"finding": tuple(fault.finding), "hint": fault.hint}}
     finally:
@@ -90,7 +90,7 @@ def run_task(task: Task) -> dict[str, Any]:
 
 
 def fault_of(report: dict[str, Any]) -> BcqError | None:
-    """The fault in what a task told, as the error that it was."""
+    """The error that a task reported, if any."""
     if "fault" not in report:
         return None
     code, file, tensor, found, expected = report["fault"]["finding"]
@@ -98,7 +98,7 @@ def fault_of(report: dict[str, Any]) -> BcqError | None:
 
 
 def _umask() -> int:
-    """There is no way of asking but by setting it."""
+    """The process's umask, which can only be read by setting it."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
@@ -109,7 +109,7 @@ def _where() -> dict[str, Any]:
 
 
 def _planned(task: Task) -> Conversion:
-    """The plan as this machine sees it, which must be the driver's own."""
+    """The plan as made on this machine; BCQ-E711 unless it is the driver's."""
     if task.version != __version__:
         raise _elsewhere(f"bcqfmt {__version__}", f"bcqfmt {task.version}")
     try:
@@ -132,15 +132,15 @@ def _planned_once(source: str, digest: str, options: tuple[tuple[str, Any], ...]
     return Conversion(open_source(Path(source)), ConvertOptions(**dict(options)))
 
 
-atexit.register(_planned_once.cache_clear)  # files are closed while there is still an interpreter to do it
+atexit.register(_planned_once.cache_clear)  # closes files before the interpreter ends
 
 
 def _elsewhere(found: str, expected: str) -> BcqError:
     return error("BCQ-E711", socket.gethostname(), found=found, expected=expected)
 
 
-def _patiently(run: Callable[[], object], patience: float = _PATIENCE) -> None:
-    """Run; a lock that a lost task left behind is waited for."""
+def _run_when_unlocked(run: Callable[[], object], patience: float = _PATIENCE) -> None:
+    """Run; wait for a lock that a lost task left behind."""
     end = time.monotonic() + patience
     while True:
         try:

@@ -81,7 +81,7 @@ def not_lossless(weight: BcqWeight, found: str, expected: str) -> BcqError:
 
 
 def uniform(weight: BcqWeight) -> Uniform:
-    """The numbers of a weight that is ``s * (code - zp)`` all over; refused otherwise."""
+    """The numbers of a weight whose every value is ``s * (code - zp)``; BCQ-E616 for any other."""
     scheme = weight.scheme
     if len(scheme.segments) != 1:
         kinds = ", ".join(f"{segment.bits} bit {segment.encoding}" for segment in scheme.segments)

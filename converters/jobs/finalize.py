@@ -41,7 +41,7 @@ def finalize(
     provenance: bool,
     extra: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write everything beside the shards. Every shard must have its record, or nothing is closed.
+    """Write everything but the shards. BCQ-E404 unless every shard has its record.
 
     ``extra``: more files of the folder, path -> content; they take the place of others of the same name.
     """
@@ -72,7 +72,7 @@ def finalize(
 
 
 def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
-    """The record of every shard. After a run in parts all of them are hashed again, so several at a time."""
+    """The record of every shard. After a run in parts their files are hashed again, several at a time."""
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
         records = list(pool.map(lambda shard: space.done(shard.file, plan), plan.shards))
@@ -108,7 +108,7 @@ def _opened(folder: Path, name: str) -> ModelFile:
 
 
 def _small_files(source: SourceCheckpoint, plan: Plan) -> dict[str, bytes]:
-    """Everything beside the model files, the very bytes that the plan was made with."""
+    """Path -> content of every file that is not a model file; BCQ-E103 when one has changed since the plan was made."""
     found = {}
     for path in source.side_files:
         opened = SourceFile(inside(source.folder, path), path)

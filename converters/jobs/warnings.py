@@ -20,7 +20,7 @@ def add_warnings(source: SourceCheckpoint, modules: Iterable[Module], *, data: b
     """Add warnings to ``source.warnings``; ``data``: also those that need tensors to be read."""
     if source.foreign:
         shown = escape(", ".join(source.foreign[:3])) + (" ..." if len(source.foreign) > 3 else "")
-        source.warn("BCQ-E653", f"{len(source.foreign)} beside the model: {shown}")
+        source.warn("BCQ-E653", f"{len(source.foreign)} not part of the model: {shown}")
     for name, value in source.quant.items():
         texts = [text for text in _texts(value.get("dataset")) if len(text) > _LONG or " " in text]
         if texts:

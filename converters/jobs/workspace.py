@@ -48,7 +48,7 @@ class Workspace:
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
         try:
-            with _told(self.folder):
+            with _reported(self.folder):
                 self._enter(resume)
         except BcqError:
             self.release()
@@ -70,18 +70,18 @@ class Workspace:
             self._clear()
 
     def begin(self, plan: Plan, source: dict[str, Any]) -> bool:
-        """Write the plan, or check that the unfinished conversion has the very same one.
+        """Write the plan, or check that the unfinished conversion has the same one.
 
         ``source``: sizes and times of the source files. True when everything is done but the last rename.
         """
-        with _told(self.folder):
+        with _reported(self.folder):
             return self._begin(plan, source)
 
     def _begin(self, plan: Plan, source: dict[str, Any]) -> bool:
         text = canonical({**plan.as_json(), "digest": plan.digest}).encode("ascii") + b"\n"
         path, state = self.work / "plan.json", self.work / "source.json"
         if not path.exists():
-            if self._part is None:  # whatever lies here was on its way out
+            if self._part is None:  # left over from a run that was removing it
                 self._clear()
             write_file(path, text)
         elif path.read_bytes() != text:
@@ -92,7 +92,7 @@ class Workspace:
                 expected="the same plan",
                 hint="start anew with --overwrite",
             )
-        if self._part is not None:  # parts may run on machines with copies of the source, and beside each other
+        if self._part is not None:  # parts may run at the same time, on machines with copies of the source
             return self.finished
         if state.exists() and json.loads(state.read_bytes()) != source:
             raise error(
@@ -144,7 +144,7 @@ class Workspace:
         record = self._record(name, plan)
         if record is None:
             return None
-        with _told(self.folder):
+        with _reported(self.folder):
             if "file" in record and not self._intact(record):
                 return None
         self._known[name] = record
@@ -220,7 +220,7 @@ class Workspace:
         try:
             self._locks.append(os.open(self.work / name, flags, 0o666))
             lock_file(self._locks[-1], shared=shared)
-            # whoever had it may have finished and taken the folder away: then this is the lock of nothing
+            # the process that held it may have finished and removed the folder: then this lock is worth nothing
             held = os.path.samestat(os.fstat(self._locks[-1]), (self.work / name).stat())
         except FileNotFoundError:
             if not create:
@@ -265,8 +265,8 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def _told(place: Path) -> Iterator[None]:
-    """BCQ-E402 for whatever the system refuses."""
+def _reported(place: Path) -> Iterator[None]:
+    """BCQ-E402 for what the operating system refuses."""
     try:
         yield
     except OSError as fault:

@@ -99,7 +99,7 @@ class CompressedTensors:
         return Converted(weight, rules, {s["codes"]: "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuild]:
-        """The way back."""
+        """Rule name -> function."""
         return REBUILDERS
 
 
@@ -161,7 +161,7 @@ def _shape(source: SourceCheckpoint, tensors: Mapping[str, StoredTensor], codes:
     shape = stored.shape
     if "weight_shape" in tensors and codes == "weight_packed":
         stated = tensors["weight_shape"]
-        expect(source, stated, ("I64", "I32"), (len(shape),), f"beside {codes} {list(shape)}")
+        expect(source, stated, ("I64", "I32"), (len(shape),), f"for {codes} {list(shape)}")
         shape = tuple(int(dim) for dim in stated.array())
     if len(shape) not in (2, 3) or min(shape) < 1 or shape[:-1] != stored.shape[:-1]:
         found = f"{list(stored.shape)} for a weight of shape {list(shape)}"

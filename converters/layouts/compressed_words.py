@@ -39,7 +39,7 @@ def packings(fields: int, bits: int) -> dict[str, int]:
 
 
 def telling_bits(packed: Array, bits: int, k: int) -> str | None:
-    """The packing of words that could be either: by the bits that the other one would have left zero."""
+    """The packing of words whose number fits both: by the bits that the other packing would have left zero."""
     stored = packed.view(np.uint32)
     used = 32 // bits * bits
     not_slots = bool((stored >> np.uint32(used)).any())

@@ -26,7 +26,7 @@ LAYOUTS: Final = {
 }
 _REGISTRY: Final = Registry("bcqfmt.converters", LAYOUTS)
 
-# a tensor name that ends so gives the format away; none of these can be said in affine or bcq planes exactly
+# the end of a tensor's name, and the format that it is a sign of; none of these is exact in affine or bcq planes
 _REFUSED: Final = (
     (".quant_state.bitsandbytes__nf4", "bitsandbytes NF4, a table of 16 levels that no sum of planes gives"),
     (".quant_state.bitsandbytes__fp4", "bitsandbytes FP4"),
@@ -87,7 +87,7 @@ def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto
 
 
 def refuse_by_name(source: SourceCheckpoint) -> None:
-    """BCQ-E601 for formats that tensor names give away and that are not converted."""
+    """BCQ-E601 for formats that are known by their tensor names and not converted."""
     marks = tuple(mark for mark, _ in _REFUSED)
     for name, tensor in source.tensors.items():
         if name.endswith(marks):

@@ -1,4 +1,4 @@
-"""The waist of all uniform layouts: codes, scales and zeros of a module become one BCQ weight.
+"""What all uniform layouts share: codes, scales and zeros of a module become one BCQ weight.
 
 Scales and zeros are small and read now; planes are computed when the writer asks for them.
 """

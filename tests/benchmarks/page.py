@@ -27,47 +27,15 @@ same layer, `pack_to_int32` from int8 codes, GPTQModel's `pack` from weights, sc
 
 **`convert`, `verify`, `restore`.** Random words in the GPTQ layout, four output shards, two workers, fsync included.
 The copy is `cp -r --reflink=never` and `sync -f`. What the last round has left is removed before the clock starts, for
-all of them alike. A conversion reads the source twice (to convert, to hash), goes back from the new planes to the
-source's words to compare them (strip by strip, while they are in the cache), writes once, and hashes three times: the
-source's bytes, the new file's, and every weight's. A file's digest needs its bytes one after the other, with the
-processor's SHA instructions; the other two can be made sixteen streams at a time where it has AVX-512. On a processor
-with both, all go through one loop: 16 blocks of a file that is being written, and two blocks of each of eight files of
-the source and eight weights. Whoever converts and writes never waits for digests. One thread takes what is there, from
-the page cache, so however far it is behind, it takes no memory: what was written is mapped, the source is read. When
-everything is written, everybody helps. A shard's record follows when its digests are there, about a gigabyte later at
-most. Whoever converts gives way to that thread (a niceness of 5): a source's digests take longest of all. Of the
-processor time that loop takes 46 %, digests without company 1 to 8 %, packing and the way back 14 %, copies
-out of the page cache 12 %, into it 6 %, the rest of the file system and of memory 10 %, Python 8 %, numpy 2 % (one
-profile, of another run than the table, of 5.2 core-seconds).
+all of them alike. A conversion reads the source three times (to convert, to compare, to hash), packs every layer,
+rebuilds its words from the new planes and compares them with the source, writes once, and hashes twice: the source's
+files and the new ones. `verify` reads both folders, rebuilds and compares every file and hashes it once; `restore`
+rebuilds, hashes and writes. All digests are hashlib's, which uses the processor's SHA instructions: one SHA-256 over
+the source, in one thread, stands in the row for comparison.
 
-**How far half the speed of the copy is.** What each pass costs by itself in one thread, the best of many repetitions:
-one block of all lanes and eight of the file 0.5 us; one digest 1.45 GB/s (hashlib), sixteen 2.9; reading from the page
-cache 7 to 8 GB/s, mapping it 50, writing to it 4; packing a layer of 22.5 MB and going back 5 ms when other layers are
-not in the way, 7 ms when source and planes come from memory. For 2.06 GB that is 2.0 core-seconds for all digests, 0.6
-for reading twice, 0.1 for mapping twice, 0.6 for packing and the way back, 0.5 for writing; with 0.4 for Python 4.2
-together, or 2.1 s on two cores that never wait. It takes 5.0 to 5.3 core-seconds in 2.7 to 2.9 s, beside a copy of 1.3
-to 1.6 s: eight rounds in turn with the code before, which packed by way of memory and gave way to nobody. That one
-takes 1.10 times as long and 1.10 times the processor time (medians of the six rounds that nobody else disturbed). Of
-these six, four were at least half as fast as the copy, their median is 0.53 (0.49 before). The machine's processors,
-memory and disk are used by others as well: two threads that only count lose 10 to 17 % of their time, at times half
-of it, and the copy takes 1.3 to 2.6 s. So the verdict above is not certain. With the code as it is, the page was
-measured six times and found 0.51, 0.55, 0.50, 0.53, 0.497 and 0.51 (median 0.51); the table is the last. Before it,
-a thread made the next planes while the last ones were written: without it the same speed takes 70 MiB less. Three
-runs earlier that evening found 0.49, 0.50 and 0.62. Digests and copies, without which nobody can do, are two thirds
-of the time.
-
-**What did not help.** Two files in one loop with sixteen lanes (1800 cycles for 32 blocks; with one file it is 2800 for
-48): there are not so many lanes. One file and sixteen lanes in each of two threads: eight files of a source and the
-weights that wait are streams enough for one such loop, so one core waited for the other. Lanes without a file as soon
-as the source is behind (6 % slower, median of four rounds); files of the source in the place of the one that is written
-(750 MB of files were then hashed alone). Leaving the last weights to those who write them: no difference that could be
-told from the noise. A niceness of 10: conversions stand still (5 % slower than with 5). Tensors in pieces of 8 MB: more
-of them wait, and nothing is in the cache (20 % more processor time). Reading smaller pieces of a layer, large pages:
-the same. The way back alone, from planes to words that are far apart, in registers: 20 to 40 % slower than by way of a
-tile. Planes written around the cache would save a fifth of packing, but then the way back would not begin with what
-goes to the file. Other distances between rows, smaller rows, other distances of prefetching: the same. What helped
-besides: a descriptor of its own for every file of the source that is hashed (reading locks the other one for
-milliseconds), and one copy for all lanes of a strip where nothing lies between them (8 % of packing).
+**Where the time goes.** One thread, one layer of 22.5 MB, Neoverse-N1: one SHA-256 14 ms, packing 5 to 10, rebuilding 8
+to 16 (the larger figures with other processes on the machine), reading from the page cache 3, comparing 2, writing 4
+to 7. So the two digests are between a third and a half of a conversion.
 """
 
 _SCALING = """## How it is measured
@@ -144,9 +112,7 @@ The run stops if torch, numba, click, tqdm or transformers are loaded by it.
 
 **`validate --deep`.** A folder of random 4-bit weights of 4096 x 4096 (groups of 128, F16 scales, packed zeros) and
 bfloat16 embeddings. The comparison reads the same files in pieces of 4 MiB and feeds one SHA-256 in one thread. The
-floor is one pass: every byte is read and hashed once for its file. The digests of the single weights are a second
-hash over nearly the same bytes; it runs in a second thread while the first one hashes the file, so two cores are
-busy. The row "held on one core" shows what it costs where there is only one.
+floor is one pass: every byte is read and hashed once. The row "held on one core" shows what checking content costs.
 
 **dequantize.** The comparison is `(s[..., None].astype("f8") * (codes.astype("f8") - zp)).astype("f2")` on codes that
 are unpacked already (uint8, [out, G, g]), zero points in float64. Bit equality with it is checked first. One thread
@@ -159,7 +125,7 @@ and checked; the data are holes and are not touched. Floor: the bytes of headers
 row.
 
 **save.** A folder is opened and written again from its files, fsync included. Content is checked, then every byte is
-hashed twice (file and weight) on its way. The copy is `shutil.copyfile` and fsync.
+hashed once on its way. The copy is `shutil.copyfile` and fsync.
 
 **Planes and headers.** The bytes read are counted by the reader and, independently, by the kernel (`/proc/self/io`).
 Headers near the limit of 25,000,000 bytes are real and the data are holes.
@@ -177,7 +143,7 @@ def page(record: dict[str, Any]) -> str:
     goals = sum(row["met"] is not None for row in record["results"])
     lines += [
         "",
-        f"{goals - missed} of {goals} goals are met. The samples are in `{record['name']}.json` beside this page.",
+        f"{goals - missed} of {goals} goals are met. The samples are in `{record['name']}.json` next to this page.",
         "",
     ]
     lines += ["| what | measured | goal | verdict |", "|---|---|---|---|"]
