@@ -112,7 +112,7 @@ def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:
 
     from bcqfmt.container.stored_tensor import StoredTensor
 
-    checkpoint = remote.checkpoint()
+    checkpoint = remote.checkpoint
     for name, tensor in list(checkpoint.tensors.items()):
         if name.endswith(".qzeros") and tensor.dtype == "I32":
             blank = np.zeros(tensor.shape, np.int32)

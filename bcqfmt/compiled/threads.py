@@ -7,7 +7,6 @@ which thread did what never shows in the result.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.errors import error
+from bcqfmt.system import after_fork
 
-__all__ = ["aligned", "available", "scratch", "together"]
+__all__ = ["aligned", "scratch", "together"]
 
 _LINE = 64  # bytes of a cache line, and of a vector register
 
@@ -35,12 +35,7 @@ def _after_fork() -> None:
     _State.pool, _State.size, _State.lock = None, 0, threading.Lock()  # a child has none of its parent's threads
 
 
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def available() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+after_fork(_after_fork)
 
 
 def together(work: Callable[[int], None], threads: int) -> None:

@@ -133,4 +133,4 @@ def _bfloat16_bits(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
 
 
 if sys.byteorder != "little":  # the words of the format are used in place
-    raise ImportError("bcqfmt needs a little-endian machine")
+    raise error("BCQ-E307", found="a big-endian processor", expected="a little-endian one")

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import BINARY, reserve, sync_data, sync_file, sync_folder
 
 __all__ = [
     "OutputFile",
@@ -22,7 +20,6 @@ __all__ = [
     "make_folders",
     "output_path",
     "refuse_other_things",
-    "sync_folder",
     "write_file",
 ]
 
@@ -44,10 +41,10 @@ class OutputFile:
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
             self._descriptor = os.open(self._temporary, flags, 0o666)
             if size:
-                _reserve(self._descriptor, size)
+                reserve(self._descriptor, size)
         except OSError as fault:
             self.discard()
             raise _failed(path, fault, size or 0) from fault
@@ -82,31 +79,6 @@ class OutputFile:
         except OSError as fault:
             raise _failed(self.path, fault) from fault
 
-    def read_into(self, offset: int, buffer: npt.NDArray[np.uint8]) -> None:
-        """Fill ``buffer`` (uint8, contiguous) with bytes that were written, from ``offset`` on."""
-        view = buffer.data
-        try:
-            while view:
-                done = os.preadv(self._descriptor, [view], offset)
-                if not done:
-                    raise error("BCQ-E402", str(self.path), found=f"byte {offset}, just written, is not there")
-                view, offset = view[done:], offset + done
-        except OSError as fault:
-            raise _failed(self.path, fault) from fault
-
-    def duplicate(self) -> int:
-        """A descriptor of the file that is the caller's to close, for reading in compiled code."""
-        try:
-            return os.dup(self._descriptor)
-        except OSError as fault:
-            raise _failed(self.path, fault) from fault
-
-    def sync_soon(self) -> None:
-        """Send to the disk what is there, while the caller goes on; a little is not worth it."""
-        if self._unsynced >= _SYNC_EVERY // 8:
-            self._unsynced = _SYNC_EVERY
-            self._sync_behind()
-
     def _sync_behind(self) -> None:
         """Send large files to the disk while they grow: otherwise all of it waits for the last fsync."""
         if self._unsynced < _SYNC_EVERY:
@@ -118,7 +90,7 @@ class OutputFile:
             self._syncs.remove(job)
             job.result()
         if not self._syncs:
-            self._syncs.append(self._syncer.submit(os.fdatasync, self._descriptor))
+            self._syncs.append(self._syncer.submit(sync_data, self._descriptor))
 
     def _settle(self) -> None:
         """No thread touches the descriptor after this."""
@@ -132,7 +104,7 @@ class OutputFile:
         try:
             for job in self._syncs:
                 job.result()
-            os.fsync(self._descriptor)
+            sync_file(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
             os.replace(self._temporary, self.path)
@@ -150,30 +122,10 @@ class OutputFile:
             os.unlink(self._temporary)
 
 
-def _reserve(descriptor: int, size: int) -> None:
-    """Take the space at once: a full disk shows itself now, not hours later. Some file systems cannot."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as fault:
-        if fault.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            raise
-
-
 def write_file(path: Path, data: bytes) -> None:
     """A small file, whole or not at all."""
     with OutputFile(path) as output:
         output.write(data)
-
-
-def sync_folder(folder: Path) -> None:
-    """A rename lasts only once its folder is on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folders(folder: Path) -> None:

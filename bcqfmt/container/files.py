@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import BINARY, read_at
 
 __all__ = ["ByteSource", "SourceFile", "cannot_list", "inside", "named", "read_small"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _MAX_OPEN = 64
 _open_files: OrderedDict[int, weakref.ref[SourceFile]] = OrderedDict()
 _pool_lock = threading.Lock()
@@ -82,7 +83,7 @@ class SourceFile:
             try:
                 done = 0
                 while done < size:
-                    got = os.preadv(self._descriptor, [view[done : done + (1 << 30)]], offset + done)
+                    got = read_at(self._descriptor, view[done : done + (1 << 30)], offset + done)
                     if got == 0:
                         raise self._changed(f"ends at byte {offset + done}, was {self.size} bytes long")
                     done += got
@@ -90,15 +91,6 @@ class SourceFile:
             except OSError as fault:
                 raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
             self.bytes_read += size
-
-    def duplicate(self) -> int:
-        """A descriptor of the open file that is the caller's to close, for reading in compiled code."""
-        with self._lock:
-            self._open()
-            try:
-                return os.dup(self._descriptor)
-            except OSError as fault:
-                raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
 
     def check_unchanged(self) -> None:
         """Raise BCQ-E103 when the path no longer leads to the very file that was opened."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bcqfmt.checkpoint.folder import MANIFEST, model_layout
 from bcqfmt.checkpoint.manifest import Manifest
@@ -25,11 +25,55 @@ from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
 from bcqfmt.weight.scheme_json import scheme_json
 
 from .foreign import kind_of, method_of, model_config, model_files
-from .summary_rows import ModuleRow, SchemeRow, TypeRow
 
 __all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_sources"]
 
 Openers = Mapping[str, Callable[[], ByteSource]]
+
+
+class ModuleRow(NamedTuple):
+    """One weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: int
+    nbytes: int
+    file: str
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per element, everything counted."""
+        return self.nbytes * 8 / prod(self.shape)
+
+
+@dataclass(slots=True)
+class SchemeRow:
+    """A scheme and what it is used for."""
+
+    scheme: Scheme
+    weights: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Average over its weights."""
+        return self.nbytes * 8 / self.parameters
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers."""
+        counts = {"weights": self.weights, "parameters": self.parameters, "bytes": self.nbytes}
+        return {**counts, "bits_per_weight": self.bits_per_weight}
+
+
+@dataclass(slots=True)
+class TypeRow:
+    """Tensors of one element type, as stored."""
+
+    tensors: int = 0
+    elements: int = 0
+    nbytes: int = 0
 
 
 @dataclass(slots=True)

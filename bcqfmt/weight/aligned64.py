@@ -5,17 +5,24 @@ Tiles of 64 columns: three groups of 16 two-bit codes, sixteen four-bit codes, t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .packing import Words
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import error
+
+from .packing import Words, pack, pack_planes, unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, WeightSpec
 
-__all__ = ["misfit", "tile_codes", "tile_meta_fields", "to_meta", "to_tiles"]
+__all__ = ["aligned_form", "canonical_form", "misfit", "tile_codes", "tile_meta_fields", "to_meta", "to_tiles"]
 
 Array = npt.NDArray[Any]
+Parts = Mapping[str, StoredTensor]
+Built = tuple[WeightSpec, dict[str, Array]]
 _TWO = np.arange(16, dtype=np.uint32) * 2
 _FOUR = np.arange(8, dtype=np.uint32) * 4
 _META_SHIFT = np.array([0, 2, 4, 6, 10, 13], np.uint16)
@@ -75,3 +82,54 @@ def to_meta(zeros: Array, codes: Array) -> npt.NDArray[np.uint16]:
     fields = np.concatenate([zeros.reshape(rows, tiles, 3), codes.reshape(rows, tiles, 3)], axis=2)
     meta: npt.NDArray[np.uint16] = np.bitwise_or.reduce(fields.astype(np.uint16) << _META_SHIFT, axis=-1)
     return meta
+
+
+def canonical_form(spec: WeightSpec, parts: Parts) -> Built:
+    """Tiles to planes, zeros and scale codes."""
+    arrays = {s: p.array() for s, p in parts.items() if not s.startswith("tile")}
+    lead = spec.shape[:-1]
+    tile, extra, meta = (parts[s].array() for s in ("tile", "tile_extra", "tile_meta"))
+    low, high = tile_codes(tile.reshape(-1, *tile.shape[-2:]), extra.reshape(-1, extra.shape[-1]))
+    zeros, codes = tile_meta_fields(meta.reshape(-1, meta.shape[-1]))
+    arrays["s0_planes"] = pack_planes(low.reshape(*lead, -1), 2)
+    arrays["s1_planes"] = pack_planes(high.reshape(*lead, -1), 4)
+    arrays["s0_zero"] = pack(zeros.reshape(*lead, -1), 2)
+    arrays["s0_scale_codes"] = pack(codes.reshape(*lead, -1), 4)
+    arrays["s0_scale_zero"] = pack(arrays["s0_scale_zero"], 4)
+    return replace(spec, scheme=replace(spec.scheme, aligned64=False)), arrays
+
+
+def aligned_form(spec: WeightSpec, parts: Parts) -> Built:
+    """Planes, zeros and scale codes to tiles; refused when a number does not fit."""
+    if reason := misfit(spec, as_declared=False):
+        raise error("BCQ-E305", found=reason, expected="a weight that fits aligned64")
+    groups = spec.groups(0)
+    codes = unpack(parts["s0_scale_codes"].array(), 4, groups).reshape(-1, groups)
+    zeros = _zero_points(spec, parts, codes)
+    if zeros.max() > 3 or codes.reshape(-1, 3)[:, 1:].max() > 7:
+        raise error(
+            "BCQ-E305",
+            found="a zero above 3, or a scale code above 7 in the second or third group of a tile",
+            expected="numbers that fit aligned64",
+        )
+    low, high = (
+        unpack_codes(parts[f"s{k}_planes"].array(), spec.widths[k]).reshape(-1, spec.widths[k]) for k in (0, 1)
+    )
+    tile, extra = to_tiles(low, high)
+    lead, tiles = spec.shape[:-1], spec.columns // 64
+    replaced = ("s0_planes", "s1_planes", "s0_zero", "s0_scale_codes")
+    arrays = {s: p.array() for s, p in parts.items() if s not in replaced}
+    arrays["tile"] = tile.reshape(*lead, tiles, 4)
+    arrays["tile_extra"] = extra.reshape(*lead, tiles)
+    arrays["tile_meta"] = to_meta(zeros, codes).reshape(*lead, tiles)
+    arrays["s0_scale_zero"] = unpack(arrays["s0_scale_zero"], 4, groups).astype(np.uint8)
+    segments = (replace(spec.scheme.segments[0], zero=PackedZero(2)), spec.scheme.segments[1])
+    return replace(spec, scheme=replace(spec.scheme, segments=segments, aligned64=True)), arrays
+
+
+def _zero_points(spec: WeightSpec, parts: Parts, like: Array) -> Array:
+    zero = spec.scheme.segments[0].zero
+    if isinstance(zero, PackedZero):
+        return unpack(parts["s0_zero"].array(), zero.bits, spec.groups(0)).reshape(like.shape)
+    assert isinstance(zero, int)
+    return np.full_like(like, zero)

@@ -21,6 +21,7 @@ __all__ = [
     "affine",
     "bcq",
     "concatenate",
+    "declared_zero",
     "float_zero",
     "minimal_zeros",
     "offset",
@@ -58,7 +59,7 @@ def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size:
         raise error(
             "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {scale.shape} as the scales"
         )
-    declared, part = _zeros(zero, bits)
+    declared, part = declared_zero(zero, bits)
     segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
     arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, **part}
     return _one(segment, codes.shape, dtype or kind), arrays
@@ -197,7 +198,7 @@ def minimal_zeros(spec: WeightSpec, arrays: Arrays) -> Built:
     for k, segment in enumerate(segments):
         if isinstance(segment.zero, PackedZero) and not (spec.scheme.aligned64 and k == 0):
             fields = unpack(arrays.pop(f"s{k}_zero"), segment.zero.bits, spec.groups(k))
-            declared, part = _zeros(fields, segment.bits, k)
+            declared, part = declared_zero(fields, segment.bits, k)
             segments[k] = replace(segment, zero=declared)
             arrays.update(part)
     return replace(spec, scheme=replace(spec.scheme, segments=tuple(segments))), arrays
@@ -234,8 +235,11 @@ def _float(array: Array, what: str) -> str:
     return name
 
 
-def _zeros(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZero, Arrays]:
-    """The declared zero and its part, if it needs one."""
+def declared_zero(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZero, Arrays]:
+    """How integer zero points of segment ``k`` are stored: one number in the scheme, or the fewest bits in a part.
+
+    Returns what the scheme declares, and the part (``s0_zero``, packed words) where there is one.
+    """
     values = np.asarray(zero)
     if values.dtype.kind not in "iu":
         raise error("BCQ-E302", found=f"zero points of type {values.dtype}", expected="integers")

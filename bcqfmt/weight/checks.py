@@ -19,7 +19,7 @@ from . import aligned64
 from .packing import padding_is_zero, unpack
 from .scheme import PackedZero, PartSpec, WeightSpec
 
-__all__ = ["Place", "check_content", "check_indices", "check_parts", "check_spec"]
+__all__ = ["Place", "check_content", "check_indices", "check_parts", "check_perm", "check_spec"]
 
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
@@ -114,7 +114,7 @@ def check_content(spec: WeightSpec, parts: Parts, place: Place) -> bool:
 def check_indices(spec: WeightSpec, parts: Parts, place: Place) -> None:
     """BCQ-V406 to V409: everything that leads to a column or a row."""
     perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
-    fine = perm is None or _check_perm(perm, parts["perm"].name, place)
+    fine = perm is None or check_perm(perm, parts["perm"].name, place)
     if spec.scheme.outliers is not None:
         _check_outliers(spec, parts, perm, place, segments=fine)
 
@@ -153,7 +153,8 @@ def _check_zeros(fields: Array, q: int, bits: int, name: str, place: Place) -> N
         place("BCQ-V402", f"{bits} bits for zero points up to {high}", f"{high.bit_length()} bits", name)
 
 
-def _check_perm(perm: Array, name: str, place: Place) -> bool:
+def check_perm(perm: Array, name: str, place: Place) -> bool:
+    """BCQ-V406 for ``perm`` (E, columns)."""
     columns = perm.shape[1]
     for row in perm:
         if int(row.min()) < 0 or int(row.max()) >= columns:

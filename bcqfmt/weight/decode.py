@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import BcqError, error, refuse
 
+from . import checks
 from .aligned64 import tile_codes, tile_meta_fields
 from .packing import unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
 
-__all__ = ["Numbers", "alpha_z", "decode_matrix", "load_rows", "refuse_truncation"]
+__all__ = ["Numbers", "alpha_z", "decode_matrix", "load_rows", "refuse_truncation", "row_ranges", "scale_of", "zero_of"]
 
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
@@ -54,26 +55,30 @@ def load_rows(
     for suffix, part in parts.items():
         if suffix.startswith("outlier_"):
             continue
-        kind = suffix.partition("_")[2]
-        if suffix == "perm":
-            ranges: tuple[tuple[int, int], ...] = ()
-        elif kind == "planes":
-            q = part.shape[len(lead)]
-            ranges = ((0, min(q, planes or q)), rows)
-        elif kind.startswith("alpha"):
-            ranges = ((0, part.shape[len(lead)]), rows)
-        elif kind in ("scale_scale", "scale_zero"):
-            order = spec.scheme.segments[int(suffix[1 : suffix.index("_")])].scale
-            assert isinstance(order, SecondOrder)
-            ranges = ((rows[0] // order.rows, -(-rows[1] // order.rows)),)
-        else:
-            ranges = (rows,)
-        block = part.read(*lead, *ranges)
+        block = part.read(*lead, *row_ranges(spec, suffix, part.shape[len(lead)], rows, planes))
         arrays[suffix] = block[0] if lead else block
         if suffix == "perm":
-            _check_perm(arrays[suffix], spec.columns, part)
+            checks.check_perm(arrays[suffix][None], part.name, checks.Place(refuse, _file(part)))
     arrays.update(_load_outliers(spec, parts, index, rows))
     return Numbers(spec, rows[0], rows[1] - rows[0], planes, arrays)
+
+
+def row_ranges(
+    spec: WeightSpec, suffix: str, first: int, rows: tuple[int, int], planes: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Ranges along the leading axes of a part that hold ``rows``; ``first``: length of its first axis, E apart."""
+    kind = suffix.partition("_")[2]
+    if suffix == "perm":
+        return ()
+    if kind == "planes":
+        return (0, min(first, planes or first)), rows
+    if kind.startswith("alpha"):
+        return (0, first), rows
+    if kind in ("scale_scale", "scale_zero"):
+        order = spec.scheme.segments[int(suffix[1 : suffix.index("_")])].scale
+        assert isinstance(order, SecondOrder)
+        return ((rows[0] // order.rows, -(-rows[1] // order.rows)),)
+    return (rows,)
 
 
 def _load_outliers(
@@ -102,7 +107,11 @@ def _load_outliers(
 
 
 def _fault(code: str, part: StoredTensor, found: str) -> BcqError:
-    return error(code, part.file.name if part.file is not None else "", part.name, found)
+    return error(code, _file(part), part.name, found)
+
+
+def _file(part: StoredTensor) -> str:
+    return part.file.name if part.file is not None else ""
 
 
 def decode_matrix(
@@ -197,8 +206,8 @@ class _SegmentNumbers:
         if segment.encoding == "bcq" or self.dropped:
             self.alpha, self.z = _plane_numbers(numbers, k, self.used)
         else:
-            self.scale = _scale(numbers, k)
-            self.zero = _zero(numbers, k)
+            self.scale = scale_of(numbers, k)
+            self.zero = zero_of(numbers, k)
 
     def evaluate(self, codes: npt.NDArray[np.uint8], start: int, stop: int) -> Float:
         """E of the segment (rows, width) float64, without outliers."""
@@ -237,7 +246,7 @@ class _SegmentNumbers:
         return values
 
 
-def _scale(numbers: Numbers, k: int) -> Float:
+def scale_of(numbers: Numbers, k: int) -> Float:
     """s (rows, G) float64."""
     order = numbers.spec.scheme.segments[k].scale
     if not isinstance(order, SecondOrder):
@@ -257,7 +266,7 @@ def _scale(numbers: Numbers, k: int) -> Float:
     return scale
 
 
-def _zero(numbers: Numbers, k: int) -> float | Float:
+def zero_of(numbers: Numbers, k: int) -> float | Float:
     """zp, zero or offset: one number, or (rows, G) float64."""
     segment = numbers.spec.scheme.segments[k]
     if segment.encoding == "offset":
@@ -280,7 +289,7 @@ def _plane_numbers(numbers: Numbers, k: int, planes: int) -> tuple[Float, Float]
         alpha = float64_of(numbers.arrays[f"s{k}_alpha{suffix}"][:planes])
         bias = numbers.arrays.get(f"s{k}_bias{suffix}")
         return alpha, np.zeros(alpha.shape[1:]) if bias is None else float64_of(bias)
-    return _affine_planes(segment, _scale(numbers, k), _zero(numbers, k), planes)
+    return _affine_planes(segment, scale_of(numbers, k), zero_of(numbers, k), planes)
 
 
 def _affine_planes(segment: Segment, scale: Float, zero: float | Float, planes: int) -> tuple[Float, Float]:
@@ -297,10 +306,3 @@ def alpha_z(numbers: Numbers, k: int) -> tuple[Float, Float]:
     if segment.encoding in ("float-zero", "offset"):
         raise error("BCQ-E304", found=f"segment {k} is {segment.encoding}: it has no alpha and z that give its values")
     return _plane_numbers(numbers, k, min(numbers.planes or segment.bits, segment.bits))
-
-
-def _check_perm(perm: Array, columns: int, part: StoredTensor) -> None:
-    if int(perm.min()) < 0 or int(perm.max()) >= columns:
-        raise _fault("BCQ-V406", part, f"an entry outside 0..{columns - 1}")
-    if (np.bincount(perm, minlength=columns) != 1).any():
-        raise _fault("BCQ-V406", part, "a column occurs twice")

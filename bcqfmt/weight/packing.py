@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["pack", "pack_planes", "padding_is_zero", "unpack", "unpack_codes", "words_for"]
+__all__ = ["pack", "pack_planes", "padding_is_zero", "unpack", "unpack_bits", "unpack_codes", "words_for"]
 
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
@@ -34,7 +34,7 @@ def pack(fields: Array, bits: int) -> Words:
 def unpack(words: Array, bits: int, n: int) -> npt.NDArray[np.uint16]:
     """Words (..., w) to the first ``n`` fields (..., n) uint16."""
     lead = words.shape[:-1]
-    stream = _bits_of_words(words, n * bits).reshape(*lead, n, bits)
+    stream = unpack_bits(words, n * bits).reshape(*lead, n, bits)
     result = np.zeros((*lead, n), np.uint16)
     for position in range(bits):
         result |= stream[..., position].astype(np.uint16) << np.uint16(position)
@@ -48,17 +48,17 @@ def pack_planes(codes: Array, bits: int) -> Words:
 
 
 def unpack_codes(planes: Array, n: int) -> npt.NDArray[np.uint8]:
-    """Planes (q, rows, words) to codes (rows, n) uint8; with the first p planes only, their p-bit prefix."""
-    codes = _bits_of_words(planes[0], n)
-    for plane in planes[1:]:
+    """Planes (..., q, rows, words) to codes (..., rows, n) uint8; of the first p planes only, p-bit prefixes."""
+    codes = unpack_bits(planes[..., 0, :, :], n)
+    for i in range(1, planes.shape[-3]):
         codes <<= 1
-        codes |= _bits_of_words(plane, n)
+        codes |= unpack_bits(planes[..., i, :, :], n)
     return codes
 
 
-def unpack_bits(plane: Array, n: int) -> npt.NDArray[np.uint8]:
-    """One plane (..., words) to its bits (..., n) uint8."""
-    return _bits_of_words(plane, n)
+def unpack_bits(words: Array, n: int) -> npt.NDArray[np.uint8]:
+    """Words (..., w) to their first ``n`` bits (..., n) uint8, least significant first."""
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, count=n, bitorder="little")
 
 
 def padding_is_zero(words: Array, bits: int, n: int) -> bool:
@@ -75,7 +75,3 @@ def _words_of_bits(stream: npt.NDArray[np.uint8]) -> Words:
     if short:
         packed = np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, short)])
     return np.ascontiguousarray(packed).view("<u4")
-
-
-def _bits_of_words(words: Array, count: int) -> npt.NDArray[np.uint8]:
-    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, count=count, bitorder="little")

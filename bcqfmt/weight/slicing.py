@@ -19,6 +19,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error, refuse
 
 from . import checks
+from .decode import row_ranges
 from .packing import pack, pack_planes, unpack, unpack_bits
 from .scheme import OutlierRule, Scheme, SecondOrder, Segment, WeightSpec
 
@@ -53,19 +54,8 @@ def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
     lead = [(0, spec.stack)] if len(spec.shape) == 3 else []
     arrays: dict[str, Array] = {}
     for suffix, part in parts.items():
-        kind = suffix.partition("_")[2]
-        if suffix.startswith("outlier_"):
-            continue
-        if suffix == "perm":
-            arrays[suffix] = part.array()
-        elif kind == "planes" or kind.startswith("alpha"):
-            arrays[suffix] = part.read(*lead, (0, part.shape[len(lead)]), (start, stop))
-        elif kind in ("scale_scale", "scale_zero"):
-            order = spec.scheme.segments[int(suffix[1 : suffix.index("_")])].scale
-            assert isinstance(order, SecondOrder)
-            arrays[suffix] = part.read(*lead, (start // order.rows, -(-stop // order.rows)))
-        else:
-            arrays[suffix] = part.read(*lead, (start, stop))
+        if not suffix.startswith("outlier_"):
+            arrays[suffix] = part.read(*lead, *row_ranges(spec, suffix, part.shape[len(lead)], (start, stop)))
     if spec.scheme.outliers is not None:
         indptr, keep = _outlier_rows(spec, parts, start, stop)
         arrays["outlier_indptr"] = indptr

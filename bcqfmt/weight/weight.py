@@ -14,7 +14,8 @@ from bcqfmt.container.dtypes import FLOATS, logical_name, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import Finding, error, refuse
 
-from . import build, checks, decode, forms, slicing
+from . import aligned64, build, checks, decode, slicing
+from .packing import unpack_codes
 from .scheme import Scheme, Segment, WeightSpec, part_prefix
 from .scheme_json import Misfit, digest_of, scheme_json, scheme_of
 
@@ -161,16 +162,16 @@ class BcqWeight:
 
     def to_canonical(self) -> BcqWeight:
         """The same weight in the canonical layout; itself if it has it already."""
-        return self._rebuilt(*forms.canonical_form(self.spec, self._parts)) if self.scheme.aligned64 else self
+        return self._rebuilt(*aligned64.canonical_form(self.spec, self._parts)) if self.scheme.aligned64 else self
 
     def to_aligned64(self) -> BcqWeight:
         """The same weight as aligned64 tiles; refused with BCQ-E305 when it does not fit."""
-        return self if self.scheme.aligned64 else self._rebuilt(*forms.aligned_form(self.spec, self._parts))
+        return self if self.scheme.aligned64 else self._rebuilt(*aligned64.aligned_form(self.spec, self._parts))
 
     def codes(self, segment: int = 0) -> npt.NDArray[np.uint8]:
         """Codes of a segment in stored column order, ``([E,] out, width)`` uint8."""
         plain = self.to_canonical()
-        return forms.codes_of(plain.spec, plain._parts, segment)
+        return unpack_codes(plain._parts[f"s{segment}_planes"].array(), plain.spec.widths[segment])
 
     def _rebuilt(self, spec: WeightSpec, arrays: dict[str, Array]) -> BcqWeight:
         spec, arrays = build.minimal_zeros(spec, arrays)

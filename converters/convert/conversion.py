@@ -1,28 +1,27 @@
-"""Conversion: plan, one task per output shard, finalize.
+"""Conversion: plan, one job per output shard, finalize.
 
-A task turns the modules of its shard into weights, applies every rule of the way back once and compares with the
-source, writes the shard, and leaves a ``done`` record. Truth is in these files: a task can be repeated, killed, or
-run by another process without harm.
+A job turns the modules of its shard into weights, proves that every source tensor can be rebuilt from them, writes the
+shard, and leaves a ``done`` record. Only these files count: a job can be repeated, killed, or run by another process
+without harm.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
+import itertools
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.hashing import hash_file
-from bcqfmt.converters.jobs.complete import carried_out
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
-from bcqfmt.converters.jobs.warnings import remark
+from bcqfmt.converters.jobs.pool import Stop, run_all
+from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Layout, Module, Options
 from bcqfmt.converters.layouts.registry import find_modules, layouts
@@ -32,9 +31,12 @@ from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import BcqError, Finding, error
 
 from .shard import ShardJob
-from .tasks import Executor
 
-__all__ = ["Conversion", "ConvertOptions"]
+__all__ = ["Conversion", "ConvertOptions", "Executor", "ShardDone", "Tick"]
+
+_BASE_MEMORY = 300_000_000  # bytes: the interpreter, numpy and the compiled word packers, rounded up
+Tick = Callable[[int], None]  # bytes done since the last call
+ShardDone = Callable[[str, int], None]  # name and size of a finished shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,12 @@ class ConvertOptions:
         }
 
 
-class Stopped(Exception):
-    """Another task failed, or the user interrupted."""
+class Executor(Protocol):
+    """An engine that runs the shards elsewhere: in the end every step of the plan has its record in the workspace."""
+
+    def work(self, conversion: Conversion, space: Workspace, tick: Tick, shard_done: ShardDone) -> None:
+        """Carry out all that is not done yet; raise the first failure, as a ``BcqError``."""
+        ...
 
 
 @dataclass(slots=True)
@@ -80,7 +86,6 @@ class Conversion:
     plan: Plan = field(init=False)
     layouts: dict[str, Layout] = field(init=False)
     warnings: list[Finding] = field(init=False)
-    _stop: threading.Event = field(init=False)
 
     def __post_init__(self) -> None:
         asked = Options(self.options.zero_point, self.options.allow_nonfinite)
@@ -90,9 +95,8 @@ class Conversion:
         meaning = {**self.options.meaning(), "name": self.options.name or self.source.folder.name}
         carried_out = not self.options.dry_run
         self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
-        remark(self.source, modules, data=carried_out)
+        add_warnings(self.source, modules, data=carried_out)
         self.warnings = self.source.warnings
-        self._stop = threading.Event()
         if self.plan.coverage * 100 < self.options.min_coverage:
             raise error(
                 "BCQ-E611",
@@ -103,41 +107,41 @@ class Conversion:
 
     @property
     def named(self) -> Settings:
-        """The settings; where the configuration names no method, its place is taken by the tensors' layout."""
+        """The settings; a configuration that names no method gets the layout of its tensors as one."""
         found = " and ".join(sorted({module.layout for module in self.modules.values()}))
         return self.settings if self.settings.method else replace(self.settings, method=found)
 
     @property
     def workers(self) -> int:
-        """As many as asked for, fewer where memory is limited; refused when not even one fits."""
+        """The number asked for, fewer where memory is limited; BCQ-E801 when not even one fits."""
         limit = self.options.memory_limit
         if limit is None:
             return max(1, self.options.workers)
-        largest = max((module.nbytes for module in self.modules.values()), default=0)
-        need = 2 * largest + 300_000_000
-        if limit < need:
+        each = 2 * max((module.nbytes for module in self.modules.values()), default=0)
+        if limit < each + _BASE_MEMORY:
             raise error(
                 "BCQ-E801",
                 self.source.folder.name,
                 found=f"a memory limit of {limit} bytes",
-                expected=f"at least {need}, for the largest weight",
+                expected=f"at least {each + _BASE_MEMORY}, for the largest weight",
             )
-        return max(1, min(self.options.workers, (limit - 300_000_000) // max(1, 2 * largest)))
+        return max(1, min(self.options.workers, (limit - _BASE_MEMORY) // max(1, each)))
 
     def run(
         self,
         target: Path,
-        tick: Callable[[int], None] | None = None,
-        shard_done: Callable[[str, int], None] | None = None,
+        tick: Tick | None = None,
+        shard_done: ShardDone | None = None,
         executor: Executor | None = None,
     ) -> bool:
         """Convert into ``target``; True when the folder is complete, False after one part of several.
 
-        ``executor``: an engine that runs the shards elsewhere; threads of this process do without one.
+        Without an ``executor`` the shards are converted in threads of this process.
         """
         workers, part = self.workers, self.options.part
         if self.is_complete(target):
             return True
+        tick, shard_done = tick or (lambda _: None), shard_done or (lambda *_: None)
         space = Workspace(
             target, resume=self.options.resume or part is not None, overwrite=self.options.overwrite, part=part
         )
@@ -147,8 +151,8 @@ class Conversion:
                     self._work(space, workers, tick, shard_done)
                 else:
                     with space.shared():
-                        executor.work(self, space, tick or (lambda _: None), shard_done or (lambda *_: None))
-                self._unchanged()
+                        executor.work(self, space, tick, shard_done)
+                self._check_unchanged()
                 if part is None:
                     finalize(self.source, self.plan, space, self.named, self.options.provenance)
             if part is None:
@@ -164,13 +168,14 @@ class Conversion:
         """The same conversion, of which :meth:`run` does one part only; headers are not read again."""
         found = copy.copy(self)
         found.options = replace(self.options, part=part, resume=True)
-        found._stop = threading.Event()
         return found
 
     def is_complete(self, target: Path) -> bool:
         """Whether there is nothing to resume: ``target`` is what this plan makes."""
         asked = self.options.resume and self.options.part is None
-        return asked and not partial_folder(target).exists() and carried_out(target, self.plan, self.modules.values())
+        return (
+            asked and not partial_folder(target).exists() and self.plan.is_carried_out_in(target, self.modules.values())
+        )
 
     def close(self, target: Path) -> None:
         """Close a conversion whose parts are all done."""
@@ -182,8 +187,8 @@ class Conversion:
         finally:
             space.release()
 
-    def _unchanged(self) -> None:
-        """BCQ-E103 when a model file was replaced behind the back of its open descriptor."""
+    def _check_unchanged(self) -> None:
+        """BCQ-E103 when the path of a model file leads to another file by now."""
         for model in self.source.models.values():
             if isinstance(model.source, SourceFile):
                 model.source.check_unchanged()
@@ -199,81 +204,39 @@ class Conversion:
             found[path] = [status.st_size, status.st_mtime_ns]
         return found
 
-    def _work(
-        self,
-        space: Workspace,
-        workers: int,
-        tick: Callable[[int], None] | None,
-        shard_done: Callable[[str, int], None] | None,
-    ) -> None:
-        """All shards (of this part) and the source's digests, in threads: the heavy work releases the lock."""
-        shards = list(self.plan.shards)
-        paths = list(self.source.models)
+    def _work(self, space: Workspace, workers: int, tick: Tick, shard_done: ShardDone) -> None:
+        """Convert the shards (of this part) and hash the source files; the heavy work releases the interpreter lock."""
+        shards, files = list(self.plan.shards), list(enumerate(self.source.models))
         if self.options.part is not None:
             index, count = self.options.part
-            shards, paths = shards[index - 1 :: count], paths[index - 1 :: count]
-
-        def beat(done: int) -> None:
-            if self._stop.is_set():
-                raise Stopped
-            if tick is not None:
-                tick(done)
-
+            shards, files = shards[index - 1 :: count], files[index - 1 :: count]
+        stop = Stop()
         threads = max(1, workers // max(1, len(shards)))
+        writing = [partial(self._write_shard, space, shard, threads, stop, tick, shard_done) for shard in shards]
+        hashing = [partial(self._hash_source, space, f"source-{i:05d}", path, stop) for i, path in files]
+        # in turns: a source file is hashed about when its tensors are read, while it is in the page cache
+        jobs = [job for pair in itertools.zip_longest(writing, hashing) for job in pair if job is not None]
         with reused():
-            pool = ThreadPoolExecutor(workers)
-            try:
-                futures = [pool.submit(self._shard, space, shard, threads, beat, shard_done) for shard in shards]
-                futures += [pool.submit(job) for job in self._source_digests(space, paths)]
-                finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                self._raise_first(finished)
-            finally:
-                self._stop.set()
-                pool.shutdown(cancel_futures=True)
-                self._stop.clear()
+            run_all(jobs, workers, stop, patience=None)
 
-    @staticmethod
-    def _raise_first(finished: set[Any]) -> None:
-        faults = [fault for future in finished if (fault := future.exception()) is not None]
-        real = [fault for fault in faults if not isinstance(fault, Stopped)]
-        if faults:
-            raise (real or faults)[0]
+    def _hash_source(self, space: Workspace, step: str, path: str, stop: Stop) -> None:
+        """Hash a file of the source and write down what it is."""
+        if space.done(step, self.plan) is None:
+            source = self.source.models[path].source
+            record = {"path": path, "source_size": source.size, "source_sha256": hash_file(source, stop.check)}
+            space.finish(step, self.plan, record)
 
-    def _source_digests(self, space: Workspace, paths: list[str]) -> list[Callable[[], None]]:
-        """The jobs that hash the source's files and write down what they find."""
-        numbers = {path: f"source-{number:05d}" for number, path in enumerate(self.source.models)}
-        models = {path: self.source.models[path].source for path in paths}
-        models = {path: source for path, source in models.items() if space.done(numbers[path], self.plan) is None}
-
-        def finish(path: str) -> None:
-            digest = hash_file(models[path], lambda _: self._heed())
-            record = {"path": path, "source_size": models[path].size, "source_sha256": digest}
-            space.finish(numbers[path], self.plan, record)
-
-        return [partial(finish, path) for path in models]
-
-    def _heed(self) -> None:
-        if self._stop.is_set():
-            raise Stopped
-
-    def _shard(
-        self,
-        space: Workspace,
-        shard: Shard,
-        threads: int,
-        beat: Callable[[int], None],
-        shard_done: Callable[[str, int], None] | None,
+    def _write_shard(
+        self, space: Workspace, shard: Shard, threads: int, stop: Stop, tick: Tick, shard_done: ShardDone
     ) -> None:
-        """Write a shard and its record."""
-        if (record := space.done(shard.file, self.plan)) is not None:
-            beat(record["size"])
-            if shard_done is not None:
-                shard_done(shard.file, record["size"])
-            return
-        options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
-        job = ShardJob(self.source, shard, self.modules, self.layouts, options, self._heed)
-        written = write_shard(space.folder / shard.file, job.units, job.weights, tick=beat)
-        job.let_go()
-        record = space.finish(shard.file, self.plan, job.record(written))
-        if shard_done is not None:
-            shard_done(shard.file, record["size"])
+        """Write a shard and its record, unless an earlier run did."""
+        progress = stop.progress(tick)
+        record = space.done(shard.file, self.plan)
+        if record is not None:
+            progress(record["size"])
+        else:
+            options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
+            job = ShardJob(self.source, shard, self.modules, self.layouts, options, stop.check)
+            written = write_shard(space.folder / shard.file, job.units, job.weights, tick=progress)
+            record = space.finish(shard.file, self.plan, job.record(written))
+        shard_done(shard.file, record["size"])

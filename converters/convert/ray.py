@@ -2,7 +2,7 @@
 
 Ray decides where a task runs, by processors and memory, and runs it again elsewhere when its process or its machine is
 lost. Nothing is sent but the task itself, which is a few names: source and target are folders that every machine sees
-under the same path. Correctness is not Ray's: see `executors`.
+under the same path. Nothing depends on Ray being right: see `tasks`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error, escape
 
-from .tasks import ShardDone, Task, Tick, fault_of, run_task, tasks_of
+from .tasks import Task, fault_of, run_task, tasks_of
 
 if TYPE_CHECKING:
     from bcqfmt.converters.jobs.workspace import Workspace
 
-    from .conversion import Conversion
+    from .conversion import Conversion, ShardDone, Tick
 
 __all__ = ["RayExecutor"]
 
@@ -58,9 +58,9 @@ class RayExecutor:
         self._ray: Any = _import_ray()
 
     def work(self, conversion: Conversion, space: Workspace, tick: Tick, shard_done: ShardDone) -> None:
-        """Every shard as a task; records are read back from the workspace, which is where the truth is."""
+        """Run every shard as a task; what counts is the record that it leaves in the workspace."""
         tasks = [replace(task, memory=task.memory + _OWN) for task in tasks_of(conversion, space.target)]
-        with contextlib.redirect_stdout(_Told(self.say)), self._connected():
+        with contextlib.redirect_stdout(_Lines(self.say)), self._connected():
             self._check_room(tasks)
             for task, report in self._all(tasks):
                 fault = fault_of(report)
@@ -124,23 +124,23 @@ class RayExecutor:
     # -- the tasks ----------------------------------------------------------------------------------------------
 
     def _all(self, tasks: list[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
-        """Task and report, as they come in. Whatever goes wrong, no task is left running."""
+        """(task, report) in the order in which they end. No task is left running after a failure."""
         ray = self._ray
         waiting = tasks[::-1]
-        flying: dict[Any, Task] = {}
+        running: dict[Any, Task] = {}
         remote = ray.remote(num_cpus=1, max_retries=self.retries, retry_exceptions=False)(_task)
         try:
-            while waiting or flying:
-                while waiting and len(flying) < (self.at_once or len(tasks)):
+            while waiting or running:
+                while waiting and len(running) < (self.at_once or len(tasks)):
                     task = waiting.pop()
                     named = {"name": f"bcqfmt {task.file}", "memory": task.memory, "scheduling_strategy": "SPREAD"}
-                    flying[remote.options(**named).remote(task)] = task
-                ready, _ = ray.wait(list(flying), num_returns=1, timeout=_POLL)
+                    running[remote.options(**named).remote(task)] = task
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL)
                 for reference in ready:
-                    task = flying.pop(reference)
+                    task = running.pop(reference)
                     yield task, self._report(task, reference)
         finally:
-            for reference in flying:
+            for reference in running:
                 with contextlib.suppress(Exception):  # it may be done, or the cluster gone
                     ray.cancel(reference, force=True)
 
@@ -163,8 +163,8 @@ class RayExecutor:
         return report
 
 
-class _Told(io.TextIOBase):
-    """What Ray prints about lost processes, in colours and on stdout, where results belong: lines for people."""
+class _Lines(io.TextIOBase):
+    """A stdout for Ray, which prints there in colours about lost processes: plain lines, handed to ``say``."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def _import_ray() -> Any:
 
 
 def _reach(address: str) -> None:
-    """Ask before Ray does: it tries for minutes where nobody listens."""
+    """BCQ-E710 for an address that does not answer: Ray itself would try for minutes."""
     if address == "local" or address.startswith("ray://"):
         found = "a cluster that would have to be started" if address == "local" else "an address for Ray Client"
         raise error("BCQ-E710", address, found=found, expected="HOST:PORT, from a machine that sees SRC and DST")
@@ -214,7 +214,7 @@ def _unreachable(address: str, found: str) -> BcqError:
 
 
 def _signals() -> Callable[[], None]:
-    """Ray takes SIGTERM for itself; what this gives back returns it to whom it belonged."""
+    """Ray installs its own handler of SIGTERM; the result, when called, puts the present one back."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     before = signal.getsignal(signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""Who carries out a plan: threads of this process, or an engine with machines that share a file system.
+"""The shards of a conversion as tasks for an engine, on machines that share a file system.
 
-An engine owns no correctness. A task of it is one part of as many parts as there are shards (`convert --part i/N`),
-run in a process elsewhere: it opens the source, makes the plan, finds the same digest, takes the part's lock, writes
-its shard under a temporary name and leaves a ``done`` record. So a task may be lost, repeated, or run twice at once;
-what is true is what the plan and the records on disk say.
+Nothing depends on the engine being right. A task is one part of as many parts as there are shards (`convert --part
+i/N`), run in a process elsewhere: it opens the source, makes the plan, finds the same digest, takes the part's lock,
+writes its shard under a temporary name and leaves a ``done`` record. So a task may be lost, repeated, or run twice at
+once; what counts is what the plan and the records on disk say.
 """
 
 from __future__ import annotations
@@ -11,38 +11,25 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import peak_memory
 from bcqfmt.version import __version__
 
 if TYPE_CHECKING:
-    from bcqfmt.converters.jobs.workspace import Workspace
-
     from .conversion import Conversion
 
-__all__ = ["Executor", "Task", "fault_of", "memory_of", "run_task", "tasks_of"]
+__all__ = ["Task", "fault_of", "memory_of", "run_task", "tasks_of"]
 
 _BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
 _PER_HEADER_BYTE = 16  # of memory, for what is kept of the source's headers
 _PATIENCE = 150.0  # seconds; a lock of a machine that is gone lives on for up to 90 on NFS
-
-Tick = Callable[[int], None]
-ShardDone = Callable[[str, int], None]
-
-
-class Executor(Protocol):
-    """An engine: it sees to it that every step of the plan has its record in the workspace."""
-
-    def work(self, conversion: Conversion, space: Workspace, tick: Tick, shard_done: ShardDone) -> None:
-        """Carry out all that is not done yet; raise the first fault, as a ``BcqError``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +74,14 @@ def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
 
 
 def run_task(task: Task) -> dict[str, Any]:
-    """Carry out a task in this process; what the driver is told: where, how much memory, and the fault if any.
+    """Carry out a task in this process; the report for the driver: where, how much memory, and the error if any.
 
-    A fault travels as data: an engine would wrap it, and bring the traceback of another machine along.
+    An error travels as data: an engine would wrap it, and add the traceback of another machine.
     """
     before = os.umask(task.umask)
     try:
         conversion = _planned(task).for_part((task.index + 1, task.count))
-        _patiently(lambda: conversion.run(Path(task.target)))
+        _run_when_unlocked(lambda: conversion.run(Path(task.target)))
     except BcqError as fault:
         return {**_where(), "fault": {"finding": tuple(fault.finding), "hint": fault.hint}}
     finally:
@@ -103,7 +90,7 @@ def run_task(task: Task) -> dict[str, Any]:
 
 
 def fault_of(report: dict[str, Any]) -> BcqError | None:
-    """The fault in what a task told, as the error that it was."""
+    """The error that a task reported, if any."""
     if "fault" not in report:
         return None
     code, file, tensor, found, expected = report["fault"]["finding"]
@@ -111,19 +98,18 @@ def fault_of(report: dict[str, Any]) -> BcqError | None:
 
 
 def _umask() -> int:
-    """There is no way of asking but by setting it."""
+    """The process's umask, which can only be read by setting it."""
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
 
 
 def _where() -> dict[str, Any]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"node": socket.gethostname(), "process": os.getpid(), "peak_rss_bytes": peak}
+    return {"node": socket.gethostname(), "process": os.getpid(), "peak_rss_bytes": peak_memory()}
 
 
 def _planned(task: Task) -> Conversion:
-    """The plan as this machine sees it, which must be the driver's own."""
+    """The plan as made on this machine; BCQ-E711 unless it is the driver's."""
     if task.version != __version__:
         raise _elsewhere(f"bcqfmt {__version__}", f"bcqfmt {task.version}")
     try:
@@ -146,15 +132,15 @@ def _planned_once(source: str, digest: str, options: tuple[tuple[str, Any], ...]
     return Conversion(open_source(Path(source)), ConvertOptions(**dict(options)))
 
 
-atexit.register(_planned_once.cache_clear)  # files are closed while there is still an interpreter to do it
+atexit.register(_planned_once.cache_clear)  # closes files before the interpreter ends
 
 
 def _elsewhere(found: str, expected: str) -> BcqError:
     return error("BCQ-E711", socket.gethostname(), found=found, expected=expected)
 
 
-def _patiently(run: Callable[[], object], patience: float = _PATIENCE) -> None:
-    """Run; a lock that a lost task left behind is waited for."""
+def _run_when_unlocked(run: Callable[[], object], patience: float = _PATIENCE) -> None:
+    """Run; wait for a lock that a lost task left behind."""
     end = time.monotonic() + patience
     while True:
         try:

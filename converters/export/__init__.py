@@ -1,7 +1,7 @@
 """Export: a BCQ folder to a checkpoint of another layout, where that loses nothing, or to a dense one.
 
 Every weight is looked at before anything is written; the first that the layout cannot hold ends the export with
-BCQ-E616. The tensors come from the rules of the way back (``rebuild.py``), the same that a conversion proves.
+BCQ-E616. The tensors are computed by the rules that restore a source (``layouts/rebuild.py``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from .awq import to_awq
 from .compressed_tensors import to_compressed
 from .gptq import to_gptq
 from .names import dense_linears
-from .target import Target, dense_unit
-from .weights import uniform
+from .target import Target, dense_unit, uniform
 
 __all__ = ["TARGETS", "Export", "export"]
 
@@ -139,7 +138,7 @@ def _decide(checkpoint: Checkpoint, layout: str) -> Target:
 
 
 def _dense(checkpoint: Checkpoint, result: Export) -> dict[str, Unit]:
-    """Tensors that are copied. Integers beside a weight describe the layout that it came from: they stay behind."""
+    """Tensors that are copied. Integers of a quantized module describe the layout it came from: they are left out."""
     modules = {name.removesuffix(".weight") for name, _ in checkpoint.weights()}
     found, left = {}, []
     for name, tensor in checkpoint.dense():
@@ -236,7 +235,7 @@ def _was_v2(folder: Path) -> bool:
 
 
 def _lost(folder: Path) -> list[str]:
-    """How activations are quantized is no part of the weights, and of none of these layouts."""
+    """A note if the source quantizes activations: none of these layouts can say how."""
     place = f"{SOURCE}/files/{CONFIG}"
     if not os.path.lexists(folder / place):
         return []

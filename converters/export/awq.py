@@ -5,8 +5,7 @@ from __future__ import annotations
 from bcqfmt.errors import escape
 
 from .names import is_head
-from .target import Recipe, Target
-from .weights import Uniform, best_group_size, not_lossless
+from .target import Recipe, Target, Uniform, best_group_size, not_lossless
 
 __all__ = ["to_awq"]
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from bcqfmt.weight.packing import words_for
 
 from .names import HEAD, is_head, patterns
-from .target import Recipe, Shaped, Target
-from .weights import Uniform, not_lossless
+from .target import Recipe, Shaped, Target, Uniform, not_lossless
 
 __all__ = ["to_compressed"]
 

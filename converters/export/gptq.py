@@ -13,8 +13,7 @@ from bcqfmt.version import __version__
 from bcqfmt.weight.packing import words_for
 
 from .names import is_head, patterns
-from .target import Recipe, Target
-from .weights import Uniform, best_group_size, not_lossless
+from .target import Recipe, Target, Uniform, best_group_size, not_lossless
 
 __all__ = ["to_gptq"]
 

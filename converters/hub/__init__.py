@@ -2,7 +2,7 @@
 
 The revision is pinned to a commit before anything else, and every later request names that commit: a branch that
 moves meanwhile changes nothing. Looking (:func:`remote_headers`) needs range reads only; downloading goes through the
-library's cache, fetches what belongs to a checkpoint and nothing else, and compares every size with the listing.
+library's cache, fetches what belongs to a checkpoint and nothing else, and compares every file with the listing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import hashlib
 import importlib
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ __all__ = [
     "HubRepo",
     "RemoteFile",
     "RemoteHeaders",
-    "check_digests",
     "download",
     "looks_like_hub_id",
     "push",
@@ -40,58 +41,29 @@ __all__ = [
 ]
 
 _CHUNK = 1 << 22
+_HASHERS = min(4, os.cpu_count() or 1)  # files at a time; hashlib releases the interpreter lock
 
 
 def download(repo: HubRepo, cache: Path | None = None, offline: bool = False, progress: bool = False) -> Path:
-    """The folder of a pinned model in the library's cache (default: the user's), complete, every size checked.
+    """The folder of a pinned model in the library's cache (default: the user's), complete and as the hub lists it.
 
-    Offline nothing is sent: the folder is there and complete, or an error says so. A file that lies in the cache with
-    another size than the hub lists (an interrupted copy, a full disk) is fetched once more.
+    Size and digest of every file are compared with the listing. A file that differs (an interrupted copy, a bad disk)
+    is fetched once more. Offline nothing is sent: the folder is there and complete, or an error says so.
     """
     local = offline or repo.offline or bool(library().constants.HF_HUB_OFFLINE)
     folder = Path(attempt(lambda: _snapshot(repo, cache, local, progress), repo.repo_id, again=_not_retried))
-    wrong = _wrong_sizes(repo, folder)
+    wrong = _wrong_files(repo, folder)
     if wrong and not local:
         only = [glob.escape(name) for name in wrong]
         attempt(lambda: _snapshot(repo, cache, local, progress, only), repo.repo_id, again=_not_retried)
-        wrong = _wrong_sizes(repo, folder)
+        wrong = _wrong_files(repo, folder)
     if wrong:
-        name, found = next(iter(wrong.items()))
+        name, (found, expected) = next(iter(wrong.items()))
         more = f" (and {len(wrong) - 1} more files)" if len(wrong) > 1 else ""
         again = f"hf download {repo.repo_id} {name} --revision {repo.commit} --force-download"
-        raise error(
-            "BCQ-E706",
-            f"{repo.repo_id}/{name}",
-            found=found + more,
-            expected=f"{repo.files[name].size} bytes",
-            hint=again,
-        )
+        raise error("BCQ-E706", f"{repo.repo_id}/{name}", found=found + more, expected=expected, hint=again)
     _remember(repo, folder)
     return folder
-
-
-def check_digests(repo: HubRepo, folder: Path) -> int:
-    """Compare every file of a downloaded model with the digest that the hub lists; the number of files compared.
-
-    Large files have a SHA-256, small ones git's SHA-1 of a blob. A difference has exit code 6.
-    """
-    compared = 0
-    for name, file in repo.needed().items():
-        if not file.sha256 and not file.git_sha1:
-            continue
-        source = SourceFile(inside(folder, name), name)
-        state = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % source.size, usedforsecurity=False)
-        for start in range(0, source.size, _CHUNK):
-            state.update(source.read(start, min(_CHUNK, source.size - start)).data)
-        source.close()
-        expected = file.sha256 or file.git_sha1
-        if state.hexdigest() != expected:
-            again = f"hf download {repo.repo_id} {name} --revision {repo.commit} --force-download"
-            raise error(
-                "BCQ-E613", name, found=f"digest {state.hexdigest()}", expected=f"{expected}, by the hub", hint=again
-            )
-        compared += 1
-    return compared
 
 
 def push(
@@ -162,18 +134,31 @@ def _not_retried(fault: BaseException) -> bool:
     return status_of(fault) >= 500 or type(fault).__name__ in ("ReadError", "WriteError")
 
 
-def _wrong_sizes(repo: HubRepo, folder: Path) -> dict[str, str]:
-    """Files of the model that are missing or not of the listed size, and what was found."""
-    wrong = {}
-    for name, file in repo.needed().items():
-        try:
-            size = (folder / name).stat().st_size
-        except OSError:
-            wrong[name] = "missing"
-            continue
-        if size != file.size:
-            wrong[name] = f"{size} bytes"
-    return wrong
+def _wrong_files(repo: HubRepo, folder: Path) -> dict[str, tuple[str, str]]:
+    """Files of the model that are not what the hub lists: name -> (found, expected)."""
+    files = repo.needed()
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        found = zip(files, pool.map(lambda file: _difference(folder, file), files.values()), strict=True)
+        return {name: difference for name, difference in found if difference is not None}
+
+
+def _difference(folder: Path, file: HubFile) -> tuple[str, str] | None:
+    """(found, expected) of a file that differs. Large files have a SHA-256, small ones git's SHA-1 of a blob."""
+    try:
+        size = (folder / file.name).stat().st_size
+    except OSError:
+        return "missing", f"{file.size} bytes"
+    if size != file.size:
+        return f"{size} bytes", f"{file.size} bytes"
+    expected = file.sha256 or file.git_sha1
+    if not expected:
+        return None
+    state = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with closing(SourceFile(inside(folder, file.name), file.name)) as source:
+        for start in range(0, size, _CHUNK):
+            state.update(source.read(start, min(_CHUNK, size - start)).data)
+    found = state.hexdigest()
+    return None if found == expected else (f"digest {found}", expected)
 
 
 def _remember(repo: HubRepo, folder: Path) -> None:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, SHARD_NAME
-from bcqfmt.container.header import Header, read_header
-from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.container.strict_json import JsonFault, check_limits, parse
-from bcqfmt.converters.source.checkpoint import FOREIGN, QUANT_FILES, SourceCheckpoint, SourceModel
-from bcqfmt.errors import BcqError, error, escape, refuse
+from bcqfmt.container.header import Header
+from bcqfmt.converters.source.checkpoint import FOREIGN, SourceCheckpoint, read_source
+from bcqfmt.errors import BcqError, error
 from bcqfmt.version import __version__
 
 from .errors import attempt, library
@@ -31,7 +26,6 @@ __all__ = ["RemoteFile", "RemoteHeaders", "remote_headers"]
 FIRST_READ = 1 << 18  # bytes; nearly every header fits
 _WORKERS = 8
 _SLOWEST = 10_000  # bytes per second, below which a transfer is given up
-_INDEX = ".safetensors.index.json"
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 Bytes = npt.NDArray[np.uint8]
 
@@ -135,14 +129,16 @@ class RemoteFile:
 
 @dataclass(slots=True)
 class RemoteHeaders:
-    """What range reads tell of a model: configurations, index, headers by shard, and what they cost."""
+    """What range reads tell of a model: its checkpoint, whose tensors are read by further requests, and the cost."""
 
     repo: HubRepo
-    config: dict[str, Any]
-    quant: dict[str, dict[str, Any]]
-    weight_map: dict[str, str] | None
-    headers: dict[str, Header]
+    checkpoint: SourceCheckpoint
     files: dict[str, RemoteFile]
+
+    @property
+    def headers(self) -> dict[str, Header]:
+        """The header of every model file."""
+        return {name: model.header for name, model in self.checkpoint.models.items()}
 
     @property
     def bytes_read(self) -> int:
@@ -154,121 +150,20 @@ class RemoteHeaders:
         """Requests for file content, repeated ones included."""
         return sum(file.requests for file in self.files.values())
 
-    def checkpoint(self) -> SourceCheckpoint:
-        """The same as :func:`open_source` gives for a folder; reading a tensor is a range request."""
-        models, tensors, home = {}, {}, {}
-        for path, header in self.headers.items():
-            source = self.files[path]
-            models[path] = SourceModel(path, source, header)
-            for name, entry in header.tensors.items():
-                home[name] = path
-                offset = header.data_start + entry.begin
-                tensors[name] = StoredTensor(name, entry.dtype, entry.shape, source=source, offset=offset)
-        foreign = sorted(name for name in self.repo.files if name.endswith(FOREIGN))
-        side = sorted(name for name in self.repo.needed() if name not in models and name not in foreign)
-        folder = Path(self.repo.repo_id)
-        return SourceCheckpoint(folder, models, tensors, home, self.config, self.quant, side, foreign)
-
 
 def remote_headers(repo: HubRepo) -> RemoteHeaders:
     """Configurations, index and headers of a pinned model. No name is asked for before it has been checked."""
     files: dict[str, RemoteFile] = {}
-    names, weight_map = _shards(repo, files)
-    if CONFIG not in repo.files:
-        raise error("BCQ-V510", CONFIG, found="the file does not exist", expected="the model's configuration")
-    config = _json(repo, files, CONFIG)
-    quant = {name: _json(repo, files, name) for name in QUANT_FILES if name in repo.files}
-    for key in ("compression_config", "quantization_config"):
-        if isinstance(config.get(key), dict):
-            quant[CONFIG] = config[key]
-    files.update({name: RemoteFile(repo, name) for name in names})
+
+    def open_file(name: str) -> RemoteFile:
+        return files.setdefault(name, RemoteFile(repo, name))
+
+    names = sorted({*repo.needed(), *(name for name in repo.files if name.endswith(FOREIGN))})
     pool = ThreadPoolExecutor(_WORKERS)
     try:
-        headers = dict(zip(names, pool.map(lambda name: _header(files[name]), names), strict=True))
+        checkpoint = read_source(Path(repo.repo_id), names, open_file, pool.map)
     finally:
         pool.shutdown(cancel_futures=True)
-    _check_tensors(headers, weight_map)
-    return RemoteHeaders(repo, config, quant, weight_map, headers, files)
-
-
-def _header(file: RemoteFile) -> Header:
-    header = read_header(file, refuse)
-    assert header is not None  # refuse has raised otherwise
-    file.close()
-    return header
-
-
-def _shards(repo: HubRepo, files: dict[str, RemoteFile]) -> tuple[list[str], dict[str, str] | None]:
-    """The model's files by the listing and the index; BCQ-V501, V502, V503, V506 before any of them is asked for."""
-    top = sorted(name for name in repo.files if name.endswith(".safetensors") and "/" not in name)
-    indexes = [name for name in repo.files if name.endswith(_INDEX) and "/" not in name]
-    if len(indexes) > 1 or (not indexes and len(top) > 1):
-        found = f"{len(indexes)} index files" if indexes else f"{len(top)} model files and no index"
-        raise error("BCQ-V506", repo.repo_id, found=found, expected="one, or an index")
-    if not indexes:
-        if not top:
-            raise _nothing(repo)
-        return _plain(top, repo.repo_id), None
-    index = indexes[0]
-    weight_map = _json(repo, files, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise error("BCQ-V501", index, found="no object weight_map of names")
-    names = _plain(sorted(set(weight_map.values())), index)
-    missing = [name for name in names if name not in repo.files]
-    if missing:
-        shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
-        raise error("BCQ-V503", index, found=f"{len(missing)} of {len(names)} shards missing: {shown}")
-    extra = sorted(set(top) - set(names))
-    if extra:
-        found = f"an index and, beside its shards, {escape(', '.join(extra[:3]))}"
-        raise error("BCQ-V506", repo.repo_id, found=found)
-    return names, weight_map
-
-
-def _plain(names: list[str], place: str) -> list[str]:
-    for name in names:
-        if not SHARD_NAME.fullmatch(name):
-            raise error("BCQ-V502", place, found=f"'{escape(name)}'", expected="a plain name of a .safetensors file")
-    return names
-
-
-def _check_tensors(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None) -> None:
-    """BCQ-V505, V504: every tensor once, and where the index says."""
-    home: dict[str, str] = {}
-    for path, header in headers.items():
-        for name in header.tensors:
-            if name in home:
-                raise error("BCQ-V505", path, name, f"also in {home[name]}", "one file")
-            home[name] = path
-    stated = home if weight_map is None else weight_map
-    wrong = sorted(name for name in stated.keys() | home.keys() if stated.get(name) != home.get(name))
-    if wrong:
-        shown = ", ".join(f"'{escape(name, 60)}'" for name in wrong[:3])
-        raise error("BCQ-V504", "index", found=f"{len(wrong)} tensors are not where it says: {shown}")
-
-
-def _json(
-    repo: HubRepo, files: dict[str, RemoteFile], name: str, limit: int = limits.MAX_CONFIG_BYTES, code: str = "BCQ-V511"
-) -> dict[str, Any]:
-    files[name] = file = RemoteFile(repo, name)
-    if file.size > limit:
-        raise error(code, name, found=f"{file.size} bytes", expected=f"at most {limit}")
-    try:
-        value = parse(file.read(0, file.size).tobytes(), integers_only=False)
-        check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)
-    except JsonFault as fault:
-        raise error(code, name, found=escape(fault.detail), expected="a JSON object") from None
-    file.close()
-    if not isinstance(value, dict):
-        raise error(code, name, found=f"a JSON {type(value).__name__}", expected="a JSON object")
-    return value
-
-
-def _nothing(repo: HubRepo) -> BcqError:
-    found = sorted(name for name in repo.files if PurePosixPath(name).suffix in FOREIGN)
-    shown = escape(", ".join(found)[:80])
-    if any(name.endswith((".gguf", ".ggml")) for name in found):
-        return error("BCQ-E601", repo.repo_id, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")
-    if found:
-        return error("BCQ-E105", repo.repo_id, found=f"only {shown}", expected="safetensors files")
-    return error("BCQ-E104", repo.repo_id, found="no .safetensors file")
+    for file in files.values():
+        file.close()
+    return RemoteHeaders(repo, checkpoint, files)

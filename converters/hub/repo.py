@@ -112,7 +112,7 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False, ca
 
 
 def needed(names: list[str]) -> list[str]:
-    """Those of ``names`` that belong to a checkpoint, by the very function that ``snapshot_download`` uses."""
+    """Those of ``names`` that belong to a checkpoint, by the same function that ``snapshot_download`` uses."""
     return list(library().utils.filter_repo_objects(names, allow_patterns=list(KEEP), ignore_patterns=list(SKIP)))
 
 

@@ -18,7 +18,7 @@ from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.durable import make_folders, write_file
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.strict_json import canonical
-from bcqfmt.converters.source.checkpoint import QUANT_FILES, SourceCheckpoint
+from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import error, refuse
 from bcqfmt.version import __version__
@@ -41,7 +41,7 @@ def finalize(
     provenance: bool,
     extra: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write everything beside the shards. Every shard must have its record, or nothing is closed.
+    """Write everything but the shards. BCQ-E404 unless every shard has its record.
 
     ``extra``: more files of the folder, path -> content; they take the place of others of the same name.
     """
@@ -72,7 +72,7 @@ def finalize(
 
 
 def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
-    """The record of every shard. After a run in parts all of them are hashed again, so several at a time."""
+    """The record of every shard. After a run in parts their files are hashed again, several at a time."""
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:
         records = list(pool.map(lambda shard: space.done(shard.file, plan), plan.shards))
@@ -108,7 +108,7 @@ def _opened(folder: Path, name: str) -> ModelFile:
 
 
 def _small_files(source: SourceCheckpoint, plan: Plan) -> dict[str, bytes]:
-    """Everything beside the model files, the very bytes that the plan was made with."""
+    """Path -> content of every file that is not a model file; BCQ-E103 when one has changed since the plan was made."""
     found = {}
     for path in source.side_files:
         opened = SourceFile(inside(source.folder, path), path)
@@ -174,7 +174,7 @@ def _folder_files(
     settings: Settings,
 ) -> dict[str, bytes]:
     """Side files as they are; config.json, the index and the card anew; other tools' quantization files left out."""
-    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(".safetensors.index.json"))}
+    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}

@@ -1,4 +1,4 @@
-"""The model card of a converted checkpoint: the source's licence and language kept, the rest said plainly."""
+"""Model cards of converted and quantized checkpoints; the source's licence and language are kept."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _front(source_card: bytes | None, name: str) -> list[str]:
 
 
 def _base(card: bytes | None) -> list[str]:
-    """The lines that name the source's base model, unless it is a path on somebody's disk."""
+    """The lines that name the source's base model, unless it is a local path."""
     lines = _front_matter(card, {"base_model"})
     names = [line.removeprefix("base_model:").strip().removeprefix("- ").strip("\"' ") for line in lines]
     return lines if all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in names if name) else []

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
+from bcqfmt.checkpoint.folder import SOURCE
+from bcqfmt.checkpoint.manifest import Manifest
+from bcqfmt.checkpoint.provenance import source_record
+from bcqfmt.checkpoint.reader import Checkpoint
+from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
 
 __all__ = ["Plan", "Shard", "make_plan"]
@@ -68,6 +76,54 @@ class Plan:
         """Share of the parameters that are quantized."""
         return self.quantized / self.parameters if self.parameters else 0.0
 
+    def is_carried_out_in(self, folder: Path, modules: Iterable[Module]) -> bool:
+        """Whether ``folder`` is the complete result of this plan, so that there is nothing left to do.
+
+        Compared are the source's headers, sizes and side files, the options that change the output, the cut into
+        shards, and the version of this program. Content is not read: that is what ``validate --deep`` is for.
+        """
+        provenance = self.options.get("provenance", False)  # a quantization has none: it cannot be restored
+        try:
+            with open_checkpoint(folder) as checkpoint:
+                manifest = checkpoint.manifest
+                return (
+                    manifest is not None
+                    and manifest.generator == {"name": "bcqfmt", "version": __version__}
+                    and self._same_source(manifest)
+                    and self._same_shards(checkpoint, manifest)
+                    and (folder / SOURCE).is_dir() == provenance
+                    and (not provenance or self._same_provenance(folder, modules))
+                )
+        except BcqError:
+            return False
+
+    def _same_source(self, manifest: Manifest) -> bool:
+        known: dict[str, Any] = manifest.source["files"] if manifest.source is not None else {}
+        models, sides = self.source["models"], self.source["sides"]
+        return (
+            known.keys() == models.keys() | sides.keys()
+            and all(known[path]["size"] == model["size"] for path, model in models.items())
+            and all(known[path]["sha256"] == digest for path, digest in sides.items())
+        )
+
+    def _same_shards(self, checkpoint: Checkpoint, manifest: Manifest) -> bool:
+        planned = {name: shard.file for shard in self.shards for name in shard.weights}
+        if {name: record.file for name, record in manifest.weights.items()} != planned:
+            return False
+        dense = {name: tensor.file.name for name, tensor in checkpoint.dense() if tensor.file is not None}
+        return dense == {name: shard.file for shard in self.shards for name in shard.dense}
+
+    def _same_provenance(self, folder: Path, modules: Iterable[Module]) -> bool:
+        """Source headers byte for byte, and zero points read by the same rules."""
+        for path, model in self.source["models"].items():
+            header = inside(folder, f"{SOURCE}/headers/{path}.header").read_bytes()
+            if hashlib.sha256(header).hexdigest() != model["header"]:
+                return False
+        record = source_record(folder, refuse)
+        assert record is not None  # refuse has raised otherwise
+        rules = {rule["zero_point"] for rule in record["rules"] if "zero_point" in rule}
+        return rules <= {module.settings.get("zero_point") for module in modules}
+
 
 def make_plan(
     source: SourceCheckpoint,
@@ -79,7 +135,7 @@ def make_plan(
 ) -> Plan:
     """Weights and dense tensors in natural order, cut into shards; names checked against the format's rules.
 
-    A plan that is only shown (not ``carried_out``) reads nothing more from the source and has no use for its digest.
+    A plan that is only shown (not ``carried_out``) reads nothing more from the source; its digest means nothing.
     """
     claimed = {tensor.name for module in modules for tensor in module.tensors.values()}
     dense = [name for name in source.tensors if name not in claimed]
@@ -98,7 +154,7 @@ def make_plan(
             )
         )
     quantized = sum(_elements(module) for module in modules)
-    plain = sum(_count(source.tensors[name].shape) for name in dense)
+    plain = sum(math.prod(source.tensors[name].shape) for name in dense)
     known = _fingerprint(source) if carried_out else {}
     asked = {**options, "max_shard_size": max_shard_size}
     return Plan(tuple(shards), known, asked, quantized, quantized + plain)
@@ -107,7 +163,7 @@ def make_plan(
 def _check_names(names: list[str], dense: list[str]) -> None:
     for name in dense:
         if ".bcq_" in name or "_bcq_" in name or len(name.encode()) > limits.MAX_NAME_BYTES:
-            raise error("BCQ-V302", tensor=name, found="a name that the format keeps for itself, or too long a one")
+            raise error("BCQ-V302", tensor=name, found="a name that the format reserves, or a too long one")
     seen: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFC", name).casefold()
@@ -134,12 +190,4 @@ def _digest(source: SourceCheckpoint, path: str) -> str:
 
 
 def _elements(module: Module) -> int:
-    shape = module.settings.get("shape") or (module.settings["n"], module.settings["k"])
-    return _count(tuple(shape))
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
+    return math.prod(module.settings.get("shape") or (module.settings["n"], module.settings["k"]))

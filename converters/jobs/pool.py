@@ -1,27 +1,49 @@
-"""Threads for jobs that may take long and cannot be interrupted, and a gate that bounds what they hold in memory."""
+"""The thread pool of all long jobs, and a gate that bounds how much they hold in memory."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
-__all__ = ["Gate", "Stopped", "run_all"]
+__all__ = ["Gate", "Stop", "Stopped", "run_all", "run_each"]
 
-_PATIENCE = 1.0  # seconds that an interrupted run waits for its threads; what they leave behind is resumable
+T = TypeVar("T")
 
 
 class Stopped(Exception):
     """Another job failed, or the user interrupted."""
 
 
+class Stop(threading.Event):
+    """Set when a job has failed or the user interrupts; long jobs call :meth:`check` often."""
+
+    def check(self, *_: object) -> None:
+        """Raise :class:`Stopped` once it is set; arguments are ignored, so that it can serve as a progress callback."""
+        if self.is_set():
+            raise Stopped
+
+    def progress(self, tick: Callable[[int], None] | None) -> Callable[[int], None]:
+        """A progress callback: it checks, then calls ``tick``."""
+
+        def report(done: int) -> None:
+            self.check()
+            if tick is not None:
+                tick(done)
+
+        return report
+
+
 class Gate:
     """Lets jobs in as long as their sizes add up to no more than the largest one; first come, first served."""
 
-    def __init__(self, capacity: int, heed: Callable[[], None]) -> None:
+    def __init__(self, capacity: int, check_stop: Callable[[], None]) -> None:
+        """``check_stop`` is called while a job waits, and raises to end the wait."""
         self.capacity = max(1, capacity)
-        self._heed = heed
+        self._check_stop = check_stop
         self._held = 0
         self._turn = threading.Lock()
         self._freed = threading.Condition()
@@ -32,7 +54,7 @@ class Gate:
         size = min(size, self.capacity)
         with self._turn, self._freed:
             while self._held + size > self.capacity:
-                self._heed()
+                self._check_stop()
                 self._freed.wait(0.1)
             self._held += size
         try:
@@ -47,11 +69,13 @@ class Gate:
         return max(1, workers // max(1, min(workers, self.capacity // max(1, size))))
 
 
-def run_all(jobs: Sequence[Callable[[], None]], workers: int, stop: threading.Event) -> None:
+def run_all(
+    jobs: Sequence[Callable[[], None]], workers: int, stop: threading.Event, patience: float | None = 1.0
+) -> None:
     """Run the jobs in order, ``workers`` at a time; the first real failure is raised here and stops the others.
 
-    ``stop`` is set by a failure and by an interrupt. The threads are daemons: an interrupt does not wait for compiled
-    code to come back.
+    ``stop`` is set by a failure and by an interrupt. The threads are daemons: ``patience`` is how many seconds an
+    interrupt waits for them (None: until they end), because compiled code cannot be stopped.
     """
     waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     for job in jobs:
@@ -79,11 +103,23 @@ def run_all(jobs: Sequence[Callable[[], None]], workers: int, stop: threading.Ev
     try:
         for _ in threads:
             ended.acquire()
-    except BaseException:  # an interrupt: whoever heeds gets a moment to clean up
+    except BaseException:  # an interrupt
         stop.set()
         for thread in threads:
-            thread.join(_PATIENCE / len(threads))
+            thread.join(None if patience is None else patience / len(threads))
         raise
     real = [fault for fault in faults if not isinstance(fault, Stopped)]
     if faults:
         raise (real or faults)[0]
+
+
+def run_each(job: Callable[[str], T], names: Iterable[str], workers: int, stop: threading.Event) -> dict[str, T]:
+    """``job(name)`` for every name, ``workers`` at a time: name -> result, in the order of the names."""
+    found: dict[str, T] = {}
+    ordered = list(names)
+
+    def one(name: str) -> None:
+        found[name] = job(name)
+
+    run_all([partial(one, name) for name in ordered], workers, stop, patience=None)
+    return {name: found[name] for name in ordered}

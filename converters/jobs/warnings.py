@@ -11,16 +11,16 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import escape
 
-__all__ = ["remark"]
+__all__ = ["add_warnings"]
 
 _LONG = 40  # characters; the names of data sets are shorter, sentences are longer
 
 
-def remark(source: SourceCheckpoint, modules: Iterable[Module], *, data: bool = True) -> None:
-    """Add warnings to the source; ``data``: also those that need tensors to be read."""
+def add_warnings(source: SourceCheckpoint, modules: Iterable[Module], *, data: bool = True) -> None:
+    """Add warnings to ``source.warnings``; ``data``: also those that need tensors to be read."""
     if source.foreign:
         shown = escape(", ".join(source.foreign[:3])) + (" ..." if len(source.foreign) > 3 else "")
-        source.warn("BCQ-E653", f"{len(source.foreign)} beside the model: {shown}")
+        source.warn("BCQ-E653", f"{len(source.foreign)} not part of the model: {shown}")
     for name, value in source.quant.items():
         texts = [text for text in _texts(value.get("dataset")) if len(text) > _LONG or " " in text]
         if texts:
@@ -38,6 +38,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _scattered(module: Module) -> bool:
+    """Whether the columns of a group are apart; negative groups count from the last one."""
     tensor = module.tensors.get("g_idx")
     if tensor is None:
         return False

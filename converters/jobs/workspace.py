@@ -11,7 +11,6 @@ DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -21,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt.checkpoint.folder import MANIFEST
-from bcqfmt.container.durable import output_path, refuse_other_things, sync_folder, write_file
+from bcqfmt.container.durable import output_path, refuse_other_things, write_file
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import lock_file, sync_folder
 
 from .plan import Plan
 
@@ -48,7 +48,7 @@ class Workspace:
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
         try:
-            with _told(self.folder):
+            with _reported(self.folder):
                 self._enter(resume)
         except BcqError:
             self.release()
@@ -63,25 +63,25 @@ class Workspace:
         self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
-        self._take_lock("lock", fcntl.LOCK_EX if part is None else fcntl.LOCK_SH)
+        self._take_lock("lock", shared=part is not None)
         if part is not None:
-            self._take_lock(f"part-{part[0]}-of-{part[1]}.lock", fcntl.LOCK_EX)
+            self._take_lock(f"part-{part[0]}-of-{part[1]}.lock")
         if overwrite and not resume:
             self._clear()
 
     def begin(self, plan: Plan, source: dict[str, Any]) -> bool:
-        """Write the plan, or check that the unfinished conversion has the very same one.
+        """Write the plan, or check that the unfinished conversion has the same one.
 
         ``source``: sizes and times of the source files. True when everything is done but the last rename.
         """
-        with _told(self.folder):
+        with _reported(self.folder):
             return self._begin(plan, source)
 
     def _begin(self, plan: Plan, source: dict[str, Any]) -> bool:
         text = canonical({**plan.as_json(), "digest": plan.digest}).encode("ascii") + b"\n"
         path, state = self.work / "plan.json", self.work / "source.json"
         if not path.exists():
-            if self._part is None:  # whatever lies here was on its way out
+            if self._part is None:  # left over from a run that was removing it
                 self._clear()
             write_file(path, text)
         elif path.read_bytes() != text:
@@ -92,7 +92,7 @@ class Workspace:
                 expected="the same plan",
                 hint="start anew with --overwrite",
             )
-        if self._part is not None:  # parts may run on machines with copies of the source, and beside each other
+        if self._part is not None:  # parts may run at the same time, on machines with copies of the source
             return self.finished
         if state.exists() and json.loads(state.read_bytes()) != source:
             raise error(
@@ -111,10 +111,10 @@ class Workspace:
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Let other processes in, each with the lock of its part; alone again at the end, what they lost swept away."""
-        fcntl.flock(self._locks[0], fcntl.LOCK_SH)
+        lock_file(self._locks[0], shared=True, wait=True)
         yield
         try:
-            fcntl.flock(self._locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._locks[0])
         except OSError as fault:
             raise error("BCQ-E403", str(self.folder), found="a task taken for lost is still at work") from fault
         self._sweep()
@@ -144,7 +144,7 @@ class Workspace:
         record = self._record(name, plan)
         if record is None:
             return None
-        with _told(self.folder):
+        with _reported(self.folder):
             if "file" in record and not self._intact(record):
                 return None
         self._known[name] = record
@@ -212,15 +212,15 @@ class Workspace:
 
     def _probe(self) -> None:
         """BCQ-E403 when the unfinished conversion is being worked on right now."""
-        self._take_lock("lock", fcntl.LOCK_EX, create=False)
+        self._take_lock("lock", create=False)
         self.release()
 
-    def _take_lock(self, name: str, kind: int, *, create: bool = True) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    def _take_lock(self, name: str, *, shared: bool = False, create: bool = True) -> None:
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
         try:
             self._locks.append(os.open(self.work / name, flags, 0o666))
-            fcntl.flock(self._locks[-1], kind | fcntl.LOCK_NB)
-            # whoever had it may have finished and taken the folder away: then this is the lock of nothing
+            lock_file(self._locks[-1], shared=shared)
+            # the process that held it may have finished and removed the folder: then this lock is worth nothing
             held = os.path.samestat(os.fstat(self._locks[-1]), (self.work / name).stat())
         except FileNotFoundError:
             if not create:
@@ -265,8 +265,8 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def _told(place: Path) -> Iterator[None]:
-    """BCQ-E402 for whatever the system refuses."""
+def _reported(place: Path) -> Iterator[None]:
+    """BCQ-E402 for what the operating system refuses."""
     try:
         yield
     except OSError as fault:

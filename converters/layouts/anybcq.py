@@ -80,7 +80,7 @@ class AnyBcq:
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuild]:
-        """The way back."""
+        """Rule name -> function."""
         return {"anybcq.qweight": _qweight, "anybcq.alpha": _alpha}
 
     def _module(self, source: SourceCheckpoint, name: str, precisions: list[int]) -> Module:

@@ -81,7 +81,7 @@ class Awq:
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuild]:
-        """The way back."""
+        """Rule name -> function."""
         return {"awq.qweight": _qweight, "awq.qzeros": _qzeros, **awq_gemv.REBUILDERS}
 
 

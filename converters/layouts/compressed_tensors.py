@@ -30,9 +30,8 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
 from bcqfmt.errors import BcqError, error
 
-from . import compressed_words as packed_words
 from .compressed_config import CtScheme, groups_for, library_version, read_scheme, refuse_formats
-from .compressed_rebuild import REBUILDERS, widened
+from .compressed_words import REBUILDERS, packings, per_matrix, planes_of, telling_bits, unpack_zeros, widened
 from .g_idx import permutation
 from .protocol import Converted, Module, Options, Rebuild, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
@@ -78,9 +77,9 @@ class CompressedTensors:
             def one(array: Array, order: Array | None) -> Array:
                 if s["codes"] == "weight":  # a change of sign bit adds 128
                     return words.codes_to_planes(array.view(np.uint8) ^ np.uint8(128), 8, order, options.threads)
-                return packed_words.planes_of(array, bits, shape[-1], s["packing"], order, options.threads)
+                return planes_of(array, bits, shape[-1], s["packing"], order, options.threads)
 
-            return packed_words.per_matrix(one, stored.array(), perm, stacked=stacked)
+            return per_matrix(one, stored.array(), perm, stacked=stacked)
 
         wide = (*shape[:-1], -(-shape[-1] // size))
         scale = widened(tensors["weight_scale"], wide)
@@ -100,7 +99,7 @@ class CompressedTensors:
         return Converted(weight, rules, {s["codes"]: "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuild]:
-        """The way back."""
+        """Rule name -> function."""
         return REBUILDERS
 
 
@@ -144,7 +143,7 @@ def _resolve(
     if "weight_zero_point" in tensors:
         zero = tensors["weight_zero_point"]
         if zero.dtype == "I32" and codes == "weight_packed":
-            expect(source, zero, ("I32",), (*lead, packed_words.packings(n, bits)[packing], groups), why)
+            expect(source, zero, ("I32",), (*lead, packings(n, bits)[packing], groups), why)
         else:
             _expect_one(source, zero, ("I8",), narrow, why)
     elif not scheme.symmetric:
@@ -162,7 +161,7 @@ def _shape(source: SourceCheckpoint, tensors: Mapping[str, StoredTensor], codes:
     shape = stored.shape
     if "weight_shape" in tensors and codes == "weight_packed":
         stated = tensors["weight_shape"]
-        expect(source, stated, ("I64", "I32"), (len(shape),), f"beside {codes} {list(shape)}")
+        expect(source, stated, ("I64", "I32"), (len(shape),), f"for {codes} {list(shape)}")
         shape = tuple(int(dim) for dim in stated.array())
     if len(shape) not in (2, 3) or min(shape) < 1 or shape[:-1] != stored.shape[:-1]:
         found = f"{list(stored.shape)} for a weight of shape {list(shape)}"
@@ -181,19 +180,19 @@ def _packing(
 ) -> str:
     """By the number of words, where that is not enough by the version, else by what must be zero."""
     stored, zero = tensors["weight_packed"], tensors.get("weight_zero_point")
-    wide = packed_words.packings(shape[-1], bits)
+    wide = packings(shape[-1], bits)
     fit = [packing for packing, count in wide.items() if count == stored.shape[-1]]
     if not fit:
         expect(source, stored, ("I32",), (*shape[:-1], wide["dense"]), why)
     if zero is not None and zero.dtype == "I32" and len(zero.shape) == len(shape):
-        high = packed_words.packings(shape[-2], bits)
+        high = packings(shape[-2], bits)
         fit = [packing for packing in fit if high[packing] == zero.shape[-2]] or fit
     if len(fit) == 1:
         return fit[0]
     version = library_version(settings)
     if version is not None:
         return "dense" if version >= _DENSE_SINCE else "slots"
-    chosen = packed_words.telling_bits(stored.array(), bits, shape[-1])
+    chosen = telling_bits(stored.array(), bits, shape[-1])
     if chosen is None:
         found = f"{stored.shape[-1]} words a row, which both packings of {bits} bits have, and no version"
         raise error("BCQ-E602", source.folder.name, name, found, "a version in quantization_config")
@@ -231,9 +230,9 @@ def _zeros(module: Module, wide: tuple[int, ...]) -> int | Array:
         return np.asarray(widened(tensor, wide).array().astype(np.int16) + np.int16(2 ** (bits - 1)))
 
     def one(array: Array) -> Array:
-        return packed_words.unpack_zeros(array, bits, wide[-2], module.settings["packing"])
+        return unpack_zeros(array, bits, wide[-2], module.settings["packing"])
 
-    return packed_words.per_matrix(one, tensor.array(), stacked=len(wide) == 3)
+    return per_matrix(one, tensor.array(), stacked=len(wide) == 3)
 
 
 def _narrow_rule(tensor: StoredTensor, part: str, wide: tuple[int, ...]) -> Rule:

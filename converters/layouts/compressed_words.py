@@ -1,4 +1,4 @@
-"""The two packings of compressed-tensors: which one a file has, and the words of weights and zero points in it.
+"""The tensors of compressed-tensors, both ways: the two packings of its words, and the rules that rebuild them.
 
 | packing | words of n codes of b bits | written by |
 |---|---|---|
@@ -17,10 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.weight.packing import padding_is_zero, words_for
+from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["pack_planes", "pack_zeros", "packings", "per_matrix", "planes_of", "telling_bits", "unpack_zeros"]
+from .g_idx import group_index
+from .protocol import Rebuild, Rule
+from .uniform import zero_points_of
+
+__all__ = ["REBUILDERS", "packings", "per_matrix", "planes_of", "telling_bits", "unpack_zeros", "widened"]
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +39,7 @@ def packings(fields: int, bits: int) -> dict[str, int]:
 
 
 def telling_bits(packed: Array, bits: int, k: int) -> str | None:
-    """The packing of words that could be either: by the bits that the other one would have left zero."""
+    """The packing of words whose number fits both: by the bits that the other packing would have left zero."""
     stored = packed.view(np.uint32)
     used = 32 // bits * bits
     not_slots = bool((stored >> np.uint32(used)).any())
@@ -58,8 +65,8 @@ def planes_of(packed: Array, bits: int, k: int, packing: str, perm: Array | None
     return words.codes_to_planes(words.slots_to_codes(stored, bits, k, threads), bits, perm, threads)
 
 
-def pack_planes(planes: Array, k: int, packing: str, perm: Array | None) -> Array:
-    """The way back of :func:`planes_of`."""
+def _pack_planes(planes: Array, k: int, packing: str, perm: Array | None) -> Array:
+    """The inverse of :func:`planes_of`."""
     if packing == "dense":
         return words.planes_to_columns(planes, k=k, perm=perm)
     return words.codes_to_slots(words.planes_to_codes(planes, k, perm), len(planes))
@@ -73,9 +80,91 @@ def unpack_zeros(packed: Array, bits: int, n: int, packing: str) -> Array:
     return words.slots_to_codes(np.ascontiguousarray(stored.T), bits, n).T
 
 
-def pack_zeros(zeros: Array, bits: int, packing: str) -> Array:
-    """The way back of :func:`unpack_zeros`."""
+def _pack_zeros(zeros: Array, bits: int, packing: str) -> Array:
+    """The inverse of :func:`unpack_zeros`."""
     fields = np.ascontiguousarray(zeros.T.astype(np.uint8))
     if packing == "dense":
         return words.codes_to_stream_rows(fields, bits)
     return words.codes_to_slots(fields, bits).T
+
+
+def widened(tensor: StoredTensor, wide: tuple[int, ...]) -> StoredTensor:
+    """Numbers that rows or experts share, written out to ``([E,] N, G)``; one-dimensional ones are those of rows."""
+    if tensor.shape == wide:
+        return tensor
+    return StoredTensor(
+        tensor.name,
+        tensor.dtype,
+        wide,
+        make=lambda: np.broadcast_to(tensor.array().reshape(_aligned(tensor.shape)), wide),
+    )
+
+
+def _narrowed(array: Array, shape: tuple[int, ...]) -> Array:
+    """The inverse of :func:`widened`."""
+    aligned = _aligned(shape)
+    lead = (1,) * (array.ndim - len(aligned))
+    return array[tuple(slice(0, dim) for dim in (*lead, *aligned))].reshape(shape)
+
+
+def _aligned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 1) if len(shape) == 1 else shape
+
+
+def _scale(weight: BcqWeight, rule: Rule) -> Array:
+    return _narrowed(weight.parts()["s0_scale"].array(), tuple(rule["shape"]))
+
+
+def _zero_plain(weight: BcqWeight, rule: Rule) -> Array:
+    zeros = zero_points_of(weight).astype(np.int16) - np.int16(2 ** (weight.scheme.segments[0].bits - 1))
+    return _narrowed(zeros.astype(np.int8), tuple(rule["shape"]))
+
+
+def _zero_packed(weight: BcqWeight, rule: Rule) -> Array:
+    def one(zeros: Array) -> Array:
+        return _pack_zeros(zeros, weight.scheme.segments[0].bits, rule["packing"])
+
+    return per_matrix(one, zero_points_of(weight), stacked=len(weight.shape) == 3)
+
+
+def _weight_packed(weight: BcqWeight, rule: Rule) -> Array:
+    def one(planes: Array, perm: Array | None) -> Array:
+        return _pack_planes(planes, weight.shape[-1], rule["packing"], perm)
+
+    return per_matrix(one, weight.planes()[0], _perm(weight), stacked=len(weight.shape) == 3)
+
+
+def _weight(weight: BcqWeight, rule: Rule) -> Array:
+    def one(planes: Array, perm: Array | None) -> Array:
+        return words.planes_to_codes(planes, weight.shape[-1], perm) ^ np.uint8(128)
+
+    return per_matrix(one, weight.planes()[0], _perm(weight), stacked=len(weight.shape) == 3)
+
+
+def _weight_shape(weight: BcqWeight, rule: Rule) -> Array:
+    return np.array(weight.shape, numpy_dtype(rule["dtype"]))
+
+
+def _g_idx(weight: BcqWeight, rule: Rule) -> Array:
+    shape, kind = tuple(rule["shape"]), numpy_dtype(rule["dtype"])
+    if "fill" in rule:
+        return np.full(shape, rule["fill"], kind)
+    perm, k, size = _perm(weight), weight.shape[-1], weight.scheme.segments[0].group_size
+    rows = [None] if perm is None else list(perm.reshape(-1, k))
+    index = np.stack([group_index(row, k, size) for row in rows]).astype(kind)
+    return np.broadcast_to(index, shape) if len(shape) == 2 else index[0]
+
+
+def _perm(weight: BcqWeight) -> Array | None:
+    return weight.parts()["perm"].array() if weight.scheme.perm else None
+
+
+REBUILDERS: dict[str, Rebuild] = {
+    "compressed.weight_packed": _weight_packed,
+    "compressed.weight": _weight,
+    "compressed.scale": _scale,
+    "compressed.zero_packed": _zero_packed,
+    "compressed.zero_plain": _zero_plain,
+    "compressed.weight_shape": _weight_shape,
+    "compressed.g_idx": _g_idx,
+}

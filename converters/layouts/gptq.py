@@ -8,7 +8,7 @@
 | g_idx | I32 | [K] | group of every column; absent, trivial, scattered (act order) or negative |
 
 The shapes name no width: b comes from the configuration and is checked against three shapes. Zero points read
-differently from tool to tool (``zero_points.py``). Group membership is what ``g_idx`` says, whatever ``desc_act`` says.
+differently from tool to tool (``gptq_zeros.py``). Group membership is what ``g_idx`` says, whatever ``desc_act`` says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import numpy.typing as npt
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
-from bcqfmt.converters.words.expected import expecting
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.packing import words_for
 from bcqfmt.weight.weight import BcqWeight
@@ -87,7 +86,7 @@ class Gptq:
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuild]:
-        """The way back."""
+        """Rule name -> function."""
         return {"gptq.qweight": _qweight, "gptq.qzeros": _qzeros, "g_idx": _g_idx}
 
     def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
@@ -147,7 +146,7 @@ def _prefixes(source: SourceCheckpoint, settings: Settings) -> list[str]:
 
 
 def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Options) -> str:
-    """One rule for all modules of a width; mislabelled symmetric files are told, not guessed at."""
+    """One rule for all modules of a width; BCQ-E605 where symmetric zero points contradict the configuration."""
     version = _zero_version(settings)
     ones = False
     fields_seen: set[int] = set()
@@ -176,7 +175,7 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
 def _zero_range(
     qzeros: Array, bits: int, n: int, planar: bool, known: dict[tuple[int, int, bool], tuple[int, int]]
 ) -> tuple[int, int]:
-    """The least and the greatest zero field. One word all over, as symmetric files have it, is unpacked only once."""
+    """The smallest and the largest zero field. Equal words, as in symmetric files, are unpacked once."""
     word = _only_word(qzeros)
     if word is not None and (word, n, planar) in known:
         return known[word, n, planar]
@@ -204,7 +203,7 @@ def _zero_version(settings: Settings) -> str:
 
 
 def _only_word(qzeros: Array) -> int | None:
-    """The word that they all are."""
+    """The word, if all are the same."""
     return int(qzeros.flat[0]) if qzeros.size and (qzeros == qzeros.flat[0]).all() else None
 
 
@@ -216,7 +215,7 @@ def _zero_points(qzeros: Array, bits: int, n: int, planar: bool, rule: str) -> A
 
 @lru_cache(8)
 def _same_zero_points(word: int, shape: tuple[int, ...], bits: int, n: int, planar: bool, rule: str) -> int | Array:
-    """The same for words that are all one, which many modules have alike; an integer where the points are, too."""
+    """Zero points of equal words, made once for all modules that have them; an integer where they are equal, too."""
     zeros = _zero_points(np.full(shape, word, np.uint32), bits, n, planar, rule)
     low, high = int(zeros.min()), int(zeros.max())
     return low if low == high else zeros
@@ -248,9 +247,8 @@ def _zero_words(zeros: Array, bits: int, planar: bool, rule: str) -> Array:
 
 @lru_cache(8)
 def _same_words(zero: int, groups: int, n: int, bits: int, planar: bool, rule: str) -> Array:
-    """The same for a zero point that they all are; made for all modules alike, whatever one of them expects."""
-    with expecting(np.empty(0, np.uint32)):
-        made = _zero_words(np.full((groups, n), zero, np.uint16), bits, planar, rule)
+    """Words (G, W) of equal zero points, as in symmetric files; made once for all modules that have them."""
+    made = _zero_words(np.full((groups, n), zero, np.uint16), bits, planar, rule)
     made.flags.writeable = False
     return made
 

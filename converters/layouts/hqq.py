@@ -79,7 +79,7 @@ class Hqq:
         return Converted(weight, rules, {"W_q": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuild]:
-        """The way back."""
+        """Rule name -> function."""
         return {"hqq.W_q": _w_q}
 
     def _module(self, source: SourceCheckpoint, name: str) -> Module:

@@ -1,12 +1,12 @@
-"""What a layout is: it finds its modules in a source, turns each into a BCQ weight, and knows the way back.
+"""What a layout is: it finds its modules in a source, turns each into a BCQ weight, and rebuilds the source from it.
 
     source tensors --Layout.convert--> Converted(weight, rules)
     weight --rebuild(rule)--> source tensor, byte for byte
 
 A *module* is one linear layer of the source: a prefix and its tensors (``qweight``, ``scales``, ...). A *rule* is the
 JSON object that says how one source tensor is rebuilt from the weight's parts; it is stored in ``bcq_source/``.
-The pipeline applies every rule once, while converting, and archives the tensor raw where the bytes differ. So no
-layout has to promise that its rules cover every bit pattern.
+A conversion applies every rule once, and archives the tensor raw where the bytes differ. So no layout has to promise
+that its rules cover every bit pattern.
 """
 
 from __future__ import annotations

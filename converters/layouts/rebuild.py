@@ -1,12 +1,12 @@
-"""The way back: source files from a BCQ folder and its record, byte after byte."""
+"""Source tensors from a weight by rules, and source files from a BCQ folder and its record, byte for byte."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,22 @@ from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.header import read_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.words.buffers import read_array
-from bcqfmt.converters.words.expected import expecting
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Rebuild, Rule
 from .registry import rebuilders
 
-__all__ = ["Piece", "SourceRebuilder", "apply_rule", "as_bytes", "part_rule", "rebuilds", "same_bytes"]
+__all__ = ["SourceRebuilder", "apply_rule", "rebuilds", "same_bytes"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
+_COPY = 1 << 22  # bytes read at a time
+_COMPARED = 1 << 20  # bytes compared while they are in the cache
 
 
-def part_rule(weight: BcqWeight, rule: Rule) -> Array:
-    """The rule ``part``: a part's numbers as they are, transposed, padded with zeros or reshaped where it says so."""
+def _part(weight: BcqWeight, rule: Rule) -> Array:
+    """The rule ``part``: the numbers of a part, transposed, padded with zeros or reshaped where the rule says so."""
     array = weight.parts()[rule["part"]].array()
     if rule.get("transpose"):
         array = np.ascontiguousarray(array.swapaxes(-1, -2))
@@ -52,7 +53,7 @@ def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuild]) -> A
     """The source tensor that ``rule`` makes of a weight."""
     name = rule["rule"]
     if name == "part":
-        return part_rule(weight, rule)
+        return _part(weight, rule)
     if name not in known:
         raise error(
             "BCQ-E615", tensor=weight.name, found=f"rule {escape(name)}", expected=f"one of {', '.join(sorted(known))}"
@@ -60,13 +61,27 @@ def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuild]) -> A
     return known[name](weight, rule)
 
 
-class Piece(NamedTuple):
-    """A header, a tensor or a whole small file: its bytes, and for what a rule makes whether they are the expected."""
+def rebuilds(weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuild]) -> bool:
+    """Whether ``rule`` gives back the bytes of the source tensor, which is read a little at a time."""
+    rebuilt = _as_bytes(apply_rule(weight, rule, known))
+    if rebuilt.size != tensor.nbytes:
+        return False
+    start = 0
+    for chunk in tensor.chunks(_COMPARED):
+        if not same_bytes(rebuilt[start : start + chunk.size], chunk):
+            return False
+        start += chunk.size
+    return True
 
-    name: str
-    size: int
-    chunks: Callable[[], Iterator[Bytes]]
-    equals: Callable[[Array], bool] | None = None
+
+def same_bytes(left: Bytes, right: Bytes) -> bool:
+    """Whether two uint8 arrays have the same content; compared eight bytes at a time, which numpy does faster."""
+    if left.size != right.size:
+        return False
+    whole = left.size // 8 * 8
+    return np.array_equal(left[:whole].view(np.uint64), right[:whole].view(np.uint64)) and np.array_equal(
+        left[whole:], right[whole:]
+    )
 
 
 class SourceRebuilder:
@@ -99,49 +114,40 @@ class SourceRebuilder:
         found: dict[str, dict[str, Any]] = self.record["files"]
         return found
 
-    def pieces(self, path: str) -> Iterator[Piece]:
-        """The pieces of a source file in order."""
+    def chunks(self, path: str) -> Iterator[Bytes]:
+        """The bytes of a source file in order, in chunks of any size; BCQ-E613 when a tensor has the wrong size."""
         if self.files()[path]["kind"] == "verbatim":
-            yield Piece("", self.files()[path]["size"], partial(self._copy, f"{SOURCE}/files/{path}"))
+            yield from self._copy(f"{SOURCE}/files/{path}")
             return
-        place = f"{SOURCE}/headers/{path}.header"
-        raw = np.concatenate([np.empty(0, np.uint8), *self._copy(place)])
-        yield Piece("", raw.size, lambda: iter((raw,)))
-        header = json.loads(raw[8:].tobytes())
+        head = np.concatenate([np.empty(0, np.uint8), *self._copy(f"{SOURCE}/headers/{path}.header")])
+        yield head
+        header = json.loads(head[8:].tobytes())
         header.pop("__metadata__", None)
-        rules = self.record["tensors"][path]
         for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
             begin, end = header[name]["data_offsets"]
-            number, *weight = rules[name]
-            rule = self.record["rules"][number]
-            if rule["rule"] == "raw":
-                yield Piece(name, end - begin, self._raw_tensors()[f"{path}/{name}"].chunks)
-            elif rule["rule"] == "copy":
-                dense = self.checkpoint[name]
-                assert isinstance(dense, StoredTensor)
-                yield Piece(name, end - begin, dense.chunks)
-            else:
-                found = partial(self._by_rule, weight[0], rule)
-                yield Piece(name, end - begin, found, partial(self._rebuilds, weight[0], rule))
-
-    def chunks(self, path: str) -> Iterator[Bytes]:
-        """The bytes of a source file in order."""
-        for piece in self.pieces(path):
             done = 0
-            for chunk in piece.chunks():
+            for chunk in self._tensor(path, name):
                 done += chunk.size
                 yield chunk
-            if done != piece.size:
-                raise error("BCQ-E613", path, piece.name, f"{done} bytes rebuilt", f"{piece.size}")
+                del chunk  # the next one may need the memory
+            if done != end - begin:
+                raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{end - begin}")
 
-    def _by_rule(self, weight: str, rule: Rule) -> Iterator[Bytes]:
-        yield as_bytes(apply_rule(self._weight(weight), rule, self._known))
-
-    def _rebuilds(self, weight: str, rule: Rule, expected: Array) -> bool:
-        return rebuilds(self._weight(weight), rule, expected, self._known)
+    def _tensor(self, path: str, name: str) -> Iterator[Bytes]:
+        """The bytes of one source tensor."""
+        number, *weight = self.record["tensors"][path][name]
+        rule = self.record["rules"][number]
+        if rule["rule"] == "raw":
+            yield from self._raw_tensors()[f"{path}/{name}"].chunks()
+        elif rule["rule"] == "copy":
+            dense = self.checkpoint[name]
+            assert isinstance(dense, StoredTensor)
+            yield from dense.chunks()
+        else:
+            yield _as_bytes(apply_rule(self._weight(weight[0]), rule, self._known))
 
     def _weight(self, name: str) -> BcqWeight:
-        """A weight whose parts are read into memory that is used again."""
+        """A weight whose parts are read into reused memory."""
         weight = self.checkpoint.weight(name)
         parts = {
             suffix: StoredTensor(part.name, part.dtype, part.shape, make=partial(read_array, part))
@@ -151,8 +157,8 @@ class SourceRebuilder:
 
     def _copy(self, place: str) -> Iterator[Bytes]:
         source = SourceFile(inside(self.folder, place), place)
-        for start in range(0, source.size, 1 << 22):
-            yield source.read(start, min(1 << 22, source.size - start))
+        for start in range(0, source.size, _COPY):
+            yield source.read(start, min(_COPY, source.size - start))
         source.close()
 
     def _raw_tensors(self) -> dict[str, StoredTensor]:
@@ -167,27 +173,6 @@ class SourceRebuilder:
         return self._raw
 
 
-def rebuilds(weight: BcqWeight, rule: Rule, expected: Array, known: Mapping[str, Rebuild]) -> bool:
-    """Whether ``rule`` gives back the bytes of the source tensor ``expected``."""
-    with expecting(expected) as comparison:
-        rebuilt = apply_rule(weight, rule, known)
-    if comparison.took(rebuilt):
-        return comparison.equal
-    if not comparison.equal:  # what was made of words that are not right is not right either, but let that be shown
-        rebuilt = apply_rule(weight, rule, known)
-    return same_bytes(as_bytes(rebuilt), as_bytes(expected))
-
-
-def as_bytes(array: Array) -> Bytes:
+def _as_bytes(array: Array) -> Bytes:
     """The bytes of an array in order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def same_bytes(left: Array, right: Array) -> bool:
-    """Equality of two byte arrays, eight at a time where that goes."""
-    if left.size != right.size:
-        return False
-    whole = left.size // 8 * 8
-    return np.array_equal(left[:whole].view(np.uint64), right[:whole].view(np.uint64)) and np.array_equal(
-        left[whole:], right[whole:]
-    )

@@ -6,10 +6,9 @@ known and not converted are refused by name.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from typing import Final
 
+from bcqfmt.converters.plugins import Registry
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings, refuse_transforms
 from bcqfmt.errors import error, escape
@@ -18,7 +17,6 @@ from .protocol import Layout, Module, Options, Rebuild
 
 __all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders", "refuse_by_name"]
 
-# name -> module and class; loaded on demand
 LAYOUTS: Final = {
     "gptq": ("bcqfmt.converters.layouts.gptq", "Gptq"),
     "awq": ("bcqfmt.converters.layouts.awq", "Awq"),
@@ -26,9 +24,9 @@ LAYOUTS: Final = {
     "hqq": ("bcqfmt.converters.layouts.hqq", "Hqq"),
     "anybcq": ("bcqfmt.converters.layouts.anybcq", "AnyBcq"),
 }
-ENTRY_POINTS: Final = "bcqfmt.converters"
+_REGISTRY: Final = Registry("bcqfmt.converters", LAYOUTS)
 
-# a tensor name that ends so gives the format away; none of these can be said in affine or bcq planes exactly
+# the end of a tensor's name, and the format that it is a sign of; none of these is exact in affine or bcq planes
 _REFUSED: Final = (
     (".quant_state.bitsandbytes__nf4", "bitsandbytes NF4, a table of 16 levels that no sum of planes gives"),
     (".quant_state.bitsandbytes__fp4", "bitsandbytes FP4"),
@@ -59,14 +57,7 @@ _METHODS: Final = {
 
 def layouts() -> dict[str, Layout]:
     """Every layout by name; a name that is taken twice is an error."""
-    found: dict[str, Layout] = {}
-    for name, (module, attribute) in LAYOUTS.items():
-        found[name] = getattr(importlib.import_module(module), attribute)()
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if point.name in found:
-            raise error("BCQ-E302", found=f"two converters called {escape(point.name)}", expected="distinct names")
-        found[point.name] = point.load()()
-    return found
+    return {name: _REGISTRY.load(name)() for name in _REGISTRY.names()}
 
 
 def rebuilders() -> dict[str, Rebuild]:
@@ -96,7 +87,7 @@ def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto
 
 
 def refuse_by_name(source: SourceCheckpoint) -> None:
-    """BCQ-E601 for formats that tensor names give away and that are not converted."""
+    """BCQ-E601 for formats that are known by their tensor names and not converted."""
     marks = tuple(mark for mark, _ in _REFUSED)
     for name, tensor in source.tensors.items():
         if name.endswith(marks):

@@ -1,4 +1,4 @@
-"""Gathering the tensors of a module and holding them against the shapes that its layout must have."""
+"""The tensors of a module, gathered and checked against the shapes that its layout prescribes."""
 
 from __future__ import annotations
 

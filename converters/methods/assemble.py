@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.container.dtypes import name_of, numpy_dtype
-from bcqfmt.converters.layouts.uniform import declared_zero
 from bcqfmt.converters.words import codes_to_planes
-from bcqfmt.weight.build import wrap
-from bcqfmt.weight.packing import pack
-from bcqfmt.weight.scheme import PackedZero, Scheme, Segment, WeightSpec
+from bcqfmt.weight.build import declared_zero, wrap
+from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["ScaleSet", "affine_weight", "bcq_weight"]
@@ -27,13 +25,9 @@ def affine_weight(
     codes: Codes, scale: Array, zero: Array, *, bits: int, group_size: int, stored: str, dtype: str, threads: int = 1
 ) -> BcqWeight:
     """``s * (code - zp)``: codes ``[out, in]``, scale ``[out, G]`` exact in type ``stored``, zero ``[out, G]``."""
-    declared, fields = declared_zero(zero.astype(np.uint16), bits)
-    arrays: dict[str, Array] = {
-        "s0_planes": codes_to_planes(codes, bits, threads=threads),
-        "s0_scale": scale.astype(numpy_dtype(stored)),
-    }
-    if isinstance(declared, PackedZero):
-        arrays["s0_zero"] = pack(fields, declared.bits)
+    declared, part = declared_zero(zero.astype(np.uint16), bits)
+    planes = codes_to_planes(codes, bits, threads=threads)
+    arrays: dict[str, Array] = {"s0_planes": planes, "s0_scale": scale.astype(numpy_dtype(stored)), **part}
     segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=stored, zero=declared)
     return _weight(segment, codes.shape, dtype, arrays)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, Final
 
+from bcqfmt.converters.plugins import Registry
 from bcqfmt.errors import BcqError, error, escape
 
 from .protocol import Method
@@ -23,26 +22,20 @@ METHODS: Final = {
     "atom": ("bcqfmt.converters.methods.atom", "Atom"),
     "gptq": ("bcqfmt.converters.methods.gptq", "Gptq"),
 }
-ENTRY_POINTS: Final = "bcqfmt.methods"  # third parties add theirs here
+_REGISTRY: Final = Registry("bcqfmt.methods", METHODS)  # third parties add theirs under this entry point
 
 
 def method_names() -> list[str]:
     """Every name that :func:`find_method` knows, our own first."""
-    others = sorted(point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS))
-    return [*METHODS, *(name for name in others if name not in METHODS)]
+    return _REGISTRY.names()
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method; BCQ-E620 for a name that nobody has."""
-    if name in METHODS:
-        module, attribute = METHODS[name]
-        found: type[Method] = getattr(importlib.import_module(module), attribute)
-        return found
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        if point.name == name:
-            other: type[Method] = point.load()
-            return other
+    """The class of a method; BCQ-E620 for a name that no method has."""
     known = method_names()
+    if name in known:
+        found: type[Method] = _REGISTRY.load(name)
+        return found
     near = difflib.get_close_matches(name, known, 1, 0.5)
     expected = f"{near[0]}, perhaps" if near else f"one of {', '.join(known)}"
     raise error("BCQ-E620", found=f"no method '{escape(name)}'", expected=expected)

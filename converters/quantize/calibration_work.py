@@ -9,7 +9,6 @@ OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from bcqfmt.container.files import SourceFile
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import lock_file
 
 from .stats import StatsFile, open_stats, write_stats
 
@@ -48,11 +48,11 @@ class CalibrationWork:
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as fault:
             raise error("BCQ-E402", str(self.folder), found=fault.strerror or str(fault)) from fault
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._lock)
         except OSError as fault:
             self.release()
             raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault

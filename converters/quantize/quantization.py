@@ -20,11 +20,10 @@ from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.hashing import hash_file
-from bcqfmt.converters.jobs.complete import carried_out
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
 from bcqfmt.converters.jobs.pool import Gate, Stopped, run_all
-from bcqfmt.converters.jobs.warnings import remark
+from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import WORK, Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -97,7 +96,7 @@ class Quantization:
             options.max_shard_size,
             carried_out=not options.dry_run,
         )
-        remark(source, (), data=False)
+        add_warnings(source, (), data=False)
         self.warnings: list[Finding] = source.warnings
         self._stop = threading.Event()
         largest = max(_matrix(module) for module in self.modules.values())
@@ -128,7 +127,7 @@ class Quantization:
         return (
             self.options.resume
             and not partial_folder(target).exists()
-            and carried_out(target, self.plan, ())
+            and self.plan.is_carried_out_in(target, ())
             and same_record(target, self.plan, self.choice)
         )
 

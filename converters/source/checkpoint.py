@@ -1,4 +1,4 @@
-"""A source checkpoint: a strict, read-only view of a model folder that some other tool wrote.
+"""A source checkpoint: a strict, read-only view of a model that some other tool wrote, in a folder or on the hub.
 
 Only what the container itself demands is demanded here (spec BCQ-V101 to V116 and V118): a source may be
 unaligned, have any names and any number of metadata keys, and must come back byte for byte.
@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
-from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, read_small
+from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside
 from bcqfmt.container.header import Header, read_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
 
-__all__ = ["SourceCheckpoint", "SourceModel", "open_source"]
+__all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "SourceModel", "open_source", "read_source"]
 
+INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
+OpenFile = Callable[[str], ByteSource]
 
 
 @dataclass(slots=True)
 class SourceModel:
-    """A safetensors file of the source: its header as read, and the very bytes of it."""
+    """A safetensors file of the source and its header."""
 
     path: str
     source: ByteSource
@@ -41,9 +45,9 @@ class SourceModel:
 
 @dataclass(slots=True)
 class SourceCheckpoint:
-    """A folder: model files, tensors by name, configurations, and every other file that must come back.
+    """Model files, tensors by name, configurations, and every other file that must come back.
 
-    ``foreign`` are weight files of other kinds that lie beside the model; they are listed, never opened or carried.
+    ``home``: tensor -> model file. ``foreign``: weight files of other kinds; they are listed, never opened or carried.
     """
 
     folder: Path
@@ -85,27 +89,39 @@ def open_source(folder: Path) -> SourceCheckpoint:
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)
-    files = _files(folder)
-    models = _models(folder, files)
-    tensors: dict[str, StoredTensor] = {}
-    home: dict[str, str] = {}
-    for path, model in models.items():
-        for name, entry in model.header.tensors.items():
-            if name in home:
-                raise error("BCQ-V505", path, name, f"also in {home[name]}", "one file")
-            home[name] = path
-            offset = model.header.data_start + entry.begin
-            tensors[name] = StoredTensor(name, entry.dtype, entry.shape, source=model.source, offset=offset)
+    return read_source(folder, _files(folder), lambda name: SourceFile(inside(folder, name), name))
+
+
+def read_source(
+    folder: Path, files: list[str], open_file: OpenFile, each: Callable[..., Any] = map
+) -> SourceCheckpoint:
+    """The checkpoint that consists of these ``files``: headers and configurations are read and checked, no data.
+
+    ``each`` is ``map``, or something like it that reads the headers of several files at once. No file is opened before
+    its name has been checked.
+    """
+    names, weight_map = _model_names(folder.name, files, open_file)
+    sources = [open_file(name) for name in names]
+    models = {
+        name: SourceModel(name, source, header)
+        for name, source, header in zip(names, sources, each(_header, sources), strict=True)
+    }
+    home = _homes({name: model.header for name, model in models.items()}, weight_map)
+    tensors = {}
+    for name, path in home.items():
+        header = models[path].header
+        entry, source = header.tensors[name], models[path].source
+        offset = header.data_start + entry.begin
+        tensors[name] = StoredTensor(name, entry.dtype, entry.shape, source=source, offset=offset)
     foreign = [name for name in files if name.endswith(FOREIGN)]
     side = [name for name in files if name not in models and name not in foreign]
-    config = _json(folder, CONFIG) if CONFIG in files else {}
     if CONFIG not in files:
         raise error("BCQ-V510", CONFIG, found="the file does not exist", expected="the model's configuration")
-    quant = {name: _json(folder, name) for name in QUANT_FILES if name in files}
-    if isinstance(config.get("quantization_config"), dict):
-        quant[CONFIG] = config["quantization_config"]
-    elif isinstance(config.get("compression_config"), dict):  # what compressed-tensors once called it
-        quant[CONFIG] = config["compression_config"]
+    config = _json(open_file, CONFIG)
+    quant = {name: _json(open_file, name) for name in QUANT_FILES if name in files}
+    for key in ("quantization_config", "compression_config"):  # the latter is an old name of compressed-tensors
+        if isinstance(config.get(key), dict):
+            quant.setdefault(CONFIG, config[key])
     return SourceCheckpoint(folder, models, tensors, home, config, quant, side, foreign)
 
 
@@ -130,67 +146,68 @@ def _files(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _models(folder: Path, files: list[str]) -> dict[str, SourceModel]:
-    indexes = [name for name in files if name.endswith(".safetensors.index.json") and "/" not in name]
+def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[list[str], dict[str, str] | None]:
+    """Names of the model files, and tensor -> file where there is an index; BCQ-V501, V502, V503, V506."""
+    indexes = [name for name in files if name.endswith(INDEX_SUFFIX) and "/" not in name]
     top = [name for name in files if name.endswith(".safetensors") and "/" not in name]
-    if len(indexes) > 1:
-        raise error("BCQ-V506", folder.name, found=f"{len(indexes)} index files", expected="one")
-    if indexes:
-        names = _shards(folder, indexes[0])
-        extra = sorted(set(top) - set(names))
-        if extra:
-            raise error(
-                "BCQ-V506", folder.name, found=f"an index and, beside its shards, {escape(', '.join(extra[:3]))}"
-            )
-    elif len(top) > 1:
-        raise error("BCQ-V506", folder.name, found=f"{len(top)} model files and no index", expected="one, or an index")
-    elif top:
-        names = top
-    else:
-        raise _nothing(folder, files)
-    models = {}
-    for name in names:
-        source = SourceFile(inside(folder, name), name)
-        header = read_header(source, refuse)
-        assert header is not None  # refuse has raised otherwise
-        models[name] = SourceModel(name, source, header)
-    if indexes:
-        _check_index(folder, indexes[0], models)
-    return models
-
-
-def _shards(folder: Path, index: str) -> list[str]:
-    names = sorted(set(_weight_map(folder, index).values()))
+    if len(indexes) > 1 or (not indexes and len(top) > 1):
+        found = f"{len(indexes)} index files" if indexes else f"{len(top)} model files and no index"
+        raise error("BCQ-V506", place, found=found, expected="one, or an index")
+    if not indexes:
+        if not top:
+            raise _nothing(place, files)
+        return top, None
+    index = indexes[0]
+    weight_map = _json(open_file, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise error("BCQ-V501", index, found="no object weight_map of names")
+    names = sorted(set(weight_map.values()))
     for name in names:
         if not SHARD_NAME.fullmatch(name):
             raise error("BCQ-V502", index, found=f"'{escape(name)}'", expected="a plain name of a .safetensors file")
-    missing = [name for name in names if not os.path.lexists(folder / name)]
+    missing = [name for name in names if name not in files]
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         raise error("BCQ-V503", index, found=f"{len(missing)} of {len(names)} shards missing: {shown}")
-    return names
+    extra = sorted(set(top) - set(names))
+    if extra:
+        raise error(
+            "BCQ-V506", place, found=f"model files that the index does not name: {escape(', '.join(extra[:3]))}"
+        )
+    return names, weight_map
 
 
-def _weight_map(folder: Path, index: str) -> dict[str, str]:
-    value = _json(folder, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501")
-    names = value.get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise error("BCQ-V501", index, found="no object weight_map of names")
-    return names
+def _header(source: ByteSource) -> Header:
+    header = read_header(source, refuse)
+    assert header is not None  # refuse has raised otherwise
+    return header
 
 
-def _check_index(folder: Path, index: str, models: dict[str, SourceModel]) -> None:
-    stated = _weight_map(folder, index)
-    real = {name: path for path, model in models.items() for name in model.header.tensors}
-    wrong = [name for name in stated.keys() | real.keys() if stated.get(name) != real.get(name)]
+def _homes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None) -> dict[str, str]:
+    """Tensor -> file; every tensor once (BCQ-V505), and where the index says (BCQ-V504)."""
+    home: dict[str, str] = {}
+    for path, header in headers.items():
+        for name in header.tensors:
+            if name in home:
+                raise error("BCQ-V505", path, name, f"also in {home[name]}", "one file")
+            home[name] = path
+    stated = home if weight_map is None else weight_map
+    wrong = sorted(name for name in stated.keys() | home.keys() if stated.get(name) != home.get(name))
     if wrong:
-        shown = ", ".join(f"'{escape(name, 60)}'" for name in sorted(wrong)[:3])
-        raise error("BCQ-V504", index, found=f"{len(wrong)} tensors are not where it says: {shown}")
+        shown = ", ".join(f"'{escape(name, 60)}'" for name in wrong[:3])
+        raise error("BCQ-V504", "index", found=f"{len(wrong)} tensors are not where it says: {shown}")
+    return home
 
 
-def _json(folder: Path, name: str, limit: int = limits.MAX_CONFIG_BYTES, code: str = "BCQ-V511") -> dict[str, Any]:
+def _json(
+    open_file: OpenFile, name: str, limit: int = limits.MAX_CONFIG_BYTES, code: str = "BCQ-V511"
+) -> dict[str, Any]:
+    with closing(open_file(name)) as source:
+        if source.size > limit:
+            raise error(code, name, found=f"{source.size} bytes", expected=f"at most {limit}")
+        data = source.read(0, source.size).tobytes()
     try:
-        value = parse(read_small(inside(folder, name), limit, name, code), integers_only=False)
+        value = parse(data, integers_only=False)
         check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)
     except JsonFault as fault:
         raise error(code, name, found=escape(fault.detail), expected="a JSON object") from None
@@ -199,10 +216,11 @@ def _json(folder: Path, name: str, limit: int = limits.MAX_CONFIG_BYTES, code: s
     return value
 
 
-def _nothing(folder: Path, files: list[str]) -> BcqError:
-    shown = escape(", ".join(name for name in files if name.endswith(FOREIGN))[:80])
-    if any(name.endswith((".gguf", ".ggml")) for name in files):
-        return error("BCQ-E601", folder.name, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")
+def _nothing(place: str, files: Iterable[str]) -> BcqError:
+    found = [name for name in files if name.endswith(FOREIGN)]
+    shown = escape(", ".join(found)[:80])
+    if any(name.endswith((".gguf", ".ggml")) for name in found):
+        return error("BCQ-E601", place, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")
     if shown:
-        return error("BCQ-E105", folder.name, found=f"only {shown}", expected="safetensors files")
-    return error("BCQ-E104", folder.name, found="no .safetensors file")
+        return error("BCQ-E105", place, found=f"only {shown}", expected="safetensors files")
+    return error("BCQ-E104", place, found="no .safetensors file")

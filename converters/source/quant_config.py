@@ -84,7 +84,7 @@ def read_settings(source: SourceCheckpoint) -> Settings:
 
 
 def refuse_transforms(settings: Settings, folder: str) -> None:
-    """Rotated checkpoints need the rotation at run time; their weights alone mean something else."""
+    """BCQ-E601 for checkpoints that need more than their weights at run time: rotations, or one kernel's packing."""
     for key in ("transform_config", "rotation"):
         value = settings.raw.get(key)
         if value not in (None, {}, [], False, "", "none"):

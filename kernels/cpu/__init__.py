@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.threads import available, scratch, together
+from bcqfmt.compiled.threads import scratch, together
 from bcqfmt.container.dtypes import float64_of, logical_name, numpy_dtype
 from bcqfmt.errors import error
 from bcqfmt.kernels import operands
+from bcqfmt.system import cores
 from bcqfmt.weight.weight import BcqWeight
 
 from . import operands as cpu_operands
@@ -91,7 +92,7 @@ class CpuMatrix:
             )
         rows = np.ascontiguousarray(vectors.reshape(-1, self.shape[1]))
         work = self.shape[0] * self.shape[1] * self._bits * len(rows)
-        count = available() if threads is None else threads
+        count = cores() if threads is None else threads
         count = min(count, 1) if work < _SMALL else count
         if self.path(len(rows)) == "values":
             result = self._by_values(rows, count)
@@ -209,4 +210,4 @@ class CpuMatrix:
                     scratch("codes", (codes,), np.uint8), exact, final,
                 )  # fmt: skip
 
-            together(work, available() if threads is None else threads)
+            together(work, cores() if threads is None else threads)

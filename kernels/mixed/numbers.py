@@ -55,7 +55,7 @@ def _two_bit(weight: BcqWeight, numbers: decode.Numbers) -> TwoBit:
     return TwoBit(
         codes=_codes(weight, numbers, 0),
         scale_codes=unpack(arrays["s0_scale_codes"], order.bits, groups).astype(np.uint8),
-        zeros=_small(weight, decode._zero(numbers, 0), (rows, groups), 3, "zero points of the 2-bit segment"),
+        zeros=_small(weight, decode.zero_of(numbers, 0), (rows, groups), 3, "zero points of the 2-bit segment"),
         units=scale[tile_group],
         unit_zeros=_small(weight, zero, zero.shape, 255, "second-order zeros")[tile_group],
     )
@@ -69,7 +69,7 @@ def _four_bit(weight: BcqWeight, numbers: decode.Numbers, k: int) -> FourBit:
     if segment.group_size % FOUR_COLUMNS and segment.group_size < width:
         raise _refused(weight, f"4-bit groups of {segment.group_size} columns", "a multiple of 128, or all columns")
     scales = _halves(weight, float64_of(numbers.arrays[f"s{k}_scale"]), "scales of the 4-bit segment")
-    zeros = _small(weight, decode._zero(numbers, k), (rows, groups), 15, "zero points of the 4-bit segment")
+    zeros = _small(weight, decode.zero_of(numbers, k), (rows, groups), 15, "zero points of the 4-bit segment")
     group = np.arange(-(-width // FOUR_COLUMNS)) * FOUR_COLUMNS // segment.group_size
     return FourBit(_codes(weight, numbers, k), scales[:, group], zeros[:, group])
 

@@ -220,7 +220,7 @@ def _segment(numbers: decode.Numbers, k: int, start: int) -> OperandSegment:
         first, second = decode.alpha_z(numbers, k)
     else:
         formula = segment.encoding
-        first, zero = decode._scale(numbers, k), decode._zero(numbers, k)
+        first, zero = decode.scale_of(numbers, k), decode.zero_of(numbers, k)
         second = np.full(first.shape, zero) if isinstance(zero, float) else zero
     first, second = _both_single(first, second)
     return OperandSegment(

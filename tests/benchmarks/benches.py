@@ -95,8 +95,8 @@ def deep(options: Options, work: Path) -> list[Result]:
             f"`validate --deep`, speed relative to `hashlib.sha256` over the same bytes, {shown}",
             f"{spread(speeds)} x; {_speed(size, times.median('deep'))} against {_speed(size, times.median('sha256'))}, "
             f"{times.cores('deep'):.1f} cores busy against {times.cores('sha256'):.1f}",
-            "at least 0.8 x",
-            middle >= 0.8,
+            "at least 0.9 x",
+            middle >= 0.9,
             {"ratios": rounded(speeds), "bytes": size, "cores": round(times.cores("deep"), 2)},
         )
     ]

@@ -1,4 +1,4 @@
-"""Conversion, verification and restoration of a large GPTQ folder, beside a plain copy and one SHA-256."""
+"""Conversion, verification and restoration of a large GPTQ folder, compared with a plain copy and one SHA-256."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from safetensors.numpy import save_file
 
 import bcqfmt
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
-from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.source.checkpoint import open_source
 
 K, N, GROUP, LAYERS_PER_SHARD = 4096, 11008, 128, 11
+GOALS = {"convert": 0.4, "verify": 0.45, "restore": 0.55}  # of the throughput of `cp` and `sync`
 
 
 def gptq_folder(path: Path, layers: int) -> int:
@@ -56,7 +58,7 @@ def convert(quick: bool, work: Path) -> list[Result]:
 
     def remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        os.sync()  # what freeing the space costs belongs to nobody's time
+        os.sync()  # the time that freeing the space takes is not measured
 
     def copied() -> None:
         subprocess.run(f"cp -r --reflink=never '{source}' '{copy}' && sync -f '{copy}'", shell=True, check=True)
@@ -90,15 +92,15 @@ def convert(quick: bool, work: Path) -> list[Result]:
         return f"{size / 1e6 / times.median(name):.0f} MB/s"
 
     results = []
-    for name in ("convert", "verify", "restore"):
+    for name, goal in GOALS.items():
         ratios = [1 / ratio for ratio in times.ratios(name, "copy")]
         results.append(
             Result(
                 f"`{name}` of {size / 1e9:.2f} GB of 4-bit GPTQ, throughput relative to `cp` and `sync`",
                 f"{spread(ratios)} x; {speed(name)}, {times.cores(name):.1f} cores busy; "
                 f"copy {speed('copy')}, one SHA-256 {speed('sha256')}",
-                "at least 0.5 x",
-                statistics.median(ratios) >= 0.5,
+                f"at least {goal} x",
+                statistics.median(ratios) >= goal,
                 {"ratios": rounded(ratios)},
             )
         )

@@ -30,6 +30,7 @@ from measure import Result, machine, rounded, spread
 import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import cpu
+from bcqfmt.system import cores
 
 SHAPES = ((4096, 4096), (11008, 4096))
 GROUP = 128
@@ -165,14 +166,14 @@ def batches(quick: bool = False, threads: int = 2, clock: Clock = time.perf_coun
 
 def both(quick: bool = False) -> Iterator[Result]:
     """One vector, then several, with every core."""
-    yield from products(quick, cpu.available())
-    yield from batches(quick, cpu.available())
+    yield from products(quick, cores())
+    yield from batches(quick, cores())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one shape, few turns")
-    parser.add_argument("--threads", type=int, default=cpu.available())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--only", choices=("products", "batches"))
     parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread")
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -27,8 +27,13 @@ _CONVERSION = f"""\
   compressed-tensors from int8 codes, `pack` of GPTQModel from weights, scales and zeros.
 - **`convert`, `verify`, `restore`.** Random words in the GPTQ layout, four output shards, two workers, fsync included.
   The copy is `cp -r --reflink=never` and `sync -f`. The output of the round before is removed before the clock starts,
-  for all of them. A conversion reads and hashes the source, packs it, rebuilds the source's words from the planes to
-  compare them, and hashes what it writes ([decision 15](../decisions/0015-libraries-instead-of-own-code.md)).
+  for all of them. A conversion reads the source three times (to convert, to compare, to hash), packs every layer,
+  rebuilds its words from the planes and compares them, writes once, and hashes twice with hashlib: the source's files
+  and the new ones. `verify` rebuilds, compares and hashes every file once; `restore` rebuilds, hashes and writes
+  ([decision 15](../decisions/0015-libraries-instead-of-own-code.md)).
+
+Where the time goes, one thread, one layer of 22.5 MB, Neoverse-N1: one SHA-256 14 ms, packing 5 to 10, rebuilding 8 to
+16, reading from the page cache 3, comparing 2, writing 4 to 7.
 
 The machine is shared with others, so the copy itself takes 1.3 to 2.6 s from run to run: compare ratios, not times.
 """

@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps
 
 import conversion
 import engines as scaling
-import packers as word_packers
 import planning
 import quantizing
 from benches import BENCHES as CORE
 from benches import Options
 from measure import Result, machine
+from packers import compilation
+from packers import packers as pack_layers
 from page import TITLES, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
@@ -30,7 +31,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
 def packers(options: Options, work: Path) -> list[Result]:
     """The compiled word packers."""
-    return word_packers.compilation() + word_packers.packers(options.quick)
+    return compilation() + pack_layers(options.quick)
 
 
 def convert(options: Options, work: Path) -> list[Result]:
@@ -54,7 +55,7 @@ def quantize(options: Options, work: Path) -> list[Result]:
 
 
 def cpu_products(options: Options, work: Path) -> Iterable[Result]:
-    """Products on the CPU, compared with torch's."""
+    """Products on the CPU compared with torch's."""
     import cpu_kernels  # imports torch, which the other benchmarks do without
 
     return cpu_kernels.both(options.quick)

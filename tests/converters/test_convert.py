@@ -14,7 +14,8 @@ import pytest
 import bcqfmt
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
-from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.layouts import reference
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.layouts.reference import reference_rows
@@ -274,10 +275,19 @@ def test_reference_reader_knows_the_golden_words(bits: int, packed: str, unpack:
     assert unpack(stored, bits, 32).tolist() == [[(5 * j + 3) % 2**bits for j in range(32)]]
 
 
+def test_every_shard_is_reported_once(tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source", layers=20)
+    reported: list[str] = []
+    conversion = Conversion(open_source(source), ConvertOptions(max_shard_size=20_000, workers=3))
+    assert conversion.run(tmp_path / "bcq", shard_done=lambda name, _: reported.append(name))
+    assert len(reported) > 3
+    assert sorted(reported) == [shard.file for shard in conversion.plan.shards]
+
+
 def test_reference_reader_shares_nothing_with_the_converters() -> None:
     text = Path(reference.__file__).read_text()
-    imported = re.findall(r"^(?:from|import) (bcqfmt\S*)", text, re.MULTILINE)
-    assert imported == ["bcqfmt.converters.layouts.protocol"]
+    imported = re.findall(r"^(?:from|import) ((?:bcqfmt|\.)\S*)", text, re.MULTILINE)
+    assert imported == [".protocol"]
 
 
 def test_reference_rounds_bfloat16_once() -> None:

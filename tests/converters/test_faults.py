@@ -547,7 +547,7 @@ def test_resuming_onto_something_else_is_refused(
     elif other == "another side file":
         (origin / "tokenizer.json").write_text("{ }")
     elif other == "another program":
-        monkeypatch.setattr("bcqfmt.converters.jobs.complete.__version__", "0.0.0")
+        monkeypatch.setattr("bcqfmt.converters.jobs.plan.__version__", "0.0.0")
     elif other == "a damaged manifest":
         (target / "bcq_manifest.json").write_text("{")
     before = tree(target)

@@ -68,7 +68,6 @@ def test_download_takes_the_checkpoint_and_nothing_else(hub: HubServer) -> None:
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     assert found == WANTED
     assert all((folder / name).read_bytes() == files()[name] for name in WANTED)
-    assert client.check_digests(repo, folder) == len(WANTED)
     assert sorted(open_source(folder).models) == sorted(name for name in WANTED if name.endswith(".safetensors"))
     assert not any(re.search(r"\.(py|bin|gguf|msgpack)$|original", seen.path) for seen in hub.log)
     assert {seen.token for seen in hub.log if seen.store} == {""}  # the store is another origin
@@ -134,18 +133,18 @@ def test_interrupted_snapshot(hub: HubServer) -> None:
     assert weights.read_bytes() == shard(1)
 
 
-def test_digests_are_compared_on_demand(hub: HubServer) -> None:
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])
+def test_content_is_compared_with_the_listing(hub: HubServer, name: str) -> None:
     repo = client.resolve(NAME)
-    folder = client.download(repo)
-    for name in ("model-00001-of-00002.safetensors", "tokenizer.json"):
-        path = Path(os.path.realpath(folder / name))
-        good = path.read_bytes()
-        path.write_bytes(good[:-1] + b"!")
-        assert client.download(repo) == folder  # the size is right
-        fault = failure(lambda: client.check_digests(repo, folder))
-        assert (fault.exit_code, fault.finding.file) == (6, name)
-        path.write_bytes(good)
-    assert client.check_digests(repo, folder) == len(WANTED)
+    path = Path(os.path.realpath(client.download(repo) / name))
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + b"!")
+    fault = failure(lambda: client.download(repo, offline=True))
+    assert (fault.code, fault.exit_code, fault.finding.file) == ("BCQ-E706", 8, f"{NAME}/{name}")
+    assert "digest" in fault.finding.found
+    assert "--force-download" in fault.hint
+    client.download(repo)  # online, it is fetched once more
+    assert path.read_bytes() == good
 
 
 def test_access(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

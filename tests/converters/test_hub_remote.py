@@ -55,7 +55,7 @@ def test_the_same_as_after_a_download(hub: HubServer) -> None:
     assert {seen.token for seen in hub.log if seen.store} == {""}
     local = open_source(client.download(repo))
     assert remote.headers == {name: model.header for name, model in local.models.items()}
-    seen = remote.checkpoint()
+    seen = remote.checkpoint
     assert (seen.config, seen.quant, seen.home, seen.metadata) == (
         local.config,
         local.quant,

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.convert.shard import KeptModule
+from bcqfmt.converters.convert.shard import ReadOnce
 from bcqfmt.converters.layouts.protocol import Module
 
 K, N, GROUP = 4096, 11008, 128
@@ -69,17 +69,14 @@ def test_peak_memory_does_not_follow_the_size_of_the_model(tmp_path: Path) -> No
         assert max(found) <= 1.1 * min(found), peaks
 
 
-def test_a_module_is_kept_only_while_it_is_converted() -> None:
+def test_tensors_are_kept_only_while_their_module_is_converted() -> None:
     """Scales are read once more when they are written, at the end of a file: those of all its weights."""
     tensor = StoredTensor.from_array("m.scales", np.arange(6, dtype=np.float16), "F16")
-    kept = KeptModule(Module("m", "gptq", {"scales": tensor}))
-    reads = kept.module.tensors["scales"]
+    read_once = ReadOnce(Module("m", "gptq", {"scales": tensor}))
+    reads = read_once.module.tensors["scales"]
     first = reads.array()
     assert np.shares_memory(first, reads.array())
-    kept.forget()
-    assert not kept._arrays
+    read_once.forget()
+    assert not read_once._arrays
     assert reads.array().tobytes() == first.tobytes()
-    assert not kept._arrays
-    kept.keep()
-    assert reads.array().tobytes() == first.tobytes()
-    assert list(kept._arrays) == ["m.scales"]
+    assert not read_once._arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import pickle
@@ -524,9 +525,13 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert caught.value.code == "BCQ-E104"
 
 
-def test_the_manifest_lists_digests_of_the_weights(tmp_path: Path) -> None:
+def test_the_manifest_lists_weights_with_their_file_and_files_with_their_digest(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     manifest = json.loads((folder / "bcq_manifest.json").read_text())
-    for name, weight in samples.tensors().items():
-        if isinstance(weight, BcqWeight):
-            assert manifest["weights"][name]["sha256"] == weight.digest()
+    weights = [name for name, tensor in samples.tensors().items() if isinstance(tensor, BcqWeight)]
+    assert set(manifest["weights"]) == set(weights)
+    assert all(
+        set(entry) - {"widths"} == {"scheme", "shape", "dtype", "file"} for entry in manifest["weights"].values()
+    )
+    for file in {entry["file"] for entry in manifest["weights"].values()}:
+        assert manifest["files"][file]["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()

@@ -16,7 +16,8 @@ import safetensors.numpy
 import bcqfmt
 import oracle
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.convert.restore import restore, verify
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.jobs.pool import Gate, Stopped, run_all
 from bcqfmt.converters.methods.protocol import Job
 from bcqfmt.converters.methods.registry import METHODS, build_method, find_method, method_names

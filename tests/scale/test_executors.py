@@ -20,7 +20,7 @@ import safetensors.numpy
 from click.testing import CliRunner, Result
 
 from bcqfmt.cli.main import cli
-from bcqfmt.converters.convert import tasks as executors
+from bcqfmt.converters.convert import tasks
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.convert.ray import RayExecutor
 from bcqfmt.converters.convert.tasks import fault_of, run_task, tasks_of
@@ -51,7 +51,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.exceptions", fake.exceptions)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    executors._planned_once.cache_clear()
+    tasks._planned_once.cache_clear()
     return fake
 
 
@@ -300,7 +300,7 @@ def test_a_node_with_another_source(ray: FakeRay, source: Path, tmp_path: Path) 
     ]
     for change in changes:
         change()
-        executors._planned_once.cache_clear()
+        tasks._planned_once.cache_clear()
         fault = fault_of(run_task(task))
         assert fault is not None
         assert fault.code == "BCQ-E711"
@@ -333,7 +333,7 @@ def test_a_lock_left_behind_is_waited_for(
         naps.append(seconds)
         held.close()
 
-    monkeypatch.setattr(executors.time, "sleep", sleep)
+    monkeypatch.setattr(tasks.time, "sleep", sleep)
     assert all(fault_of(run_task(task)) is None for task in tasks)
     assert naps == [1.0]
     conversion(source).close(tmp_path / "bcq")

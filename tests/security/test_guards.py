@@ -31,7 +31,7 @@ class Guard(NamedTuple):
 
 GUARDS = {
     "a pickle is recognised by its bytes": Guard(
-        attacks.pickle_by_another_name, ((header._raw_header, "other = sniff(head)", "other = None"),)
+        attacks.pickle_by_another_name, ((header._raw_header, "other = _other_kind(head)", "other = None"),)
     ),
     "a folder of pickles is refused (reader)": Guard(
         attacks.only_pickles, ((folder._nothing, "if pickles:", "if False:"),)
@@ -40,7 +40,7 @@ GUARDS = {
         attacks.only_pickles, ((checkpoint._nothing, "if shown:", "if False:"),)
     ),
     "pickles are not handed on": Guard(
-        attacks.pickles_beside_the_model, ((checkpoint.open_source, "name.endswith(FOREIGN)", "False"),)
+        attacks.pickles_beside_the_model, ((checkpoint.read_source, "name.endswith(FOREIGN)", "False"),)
     ),
     "code is not fetched": Guard(
         attacks.code_on_the_hub, ((hub_repo.needed, "ignore_patterns=list(SKIP)", "ignore_patterns=[]"),)
@@ -49,7 +49,7 @@ GUARDS = {
         attacks.index_of_a_bcq_folder, ((folder._shard_names, "if not SHARD_NAME.fullmatch(name)", "if False"),)
     ),
     "names in an index (source)": Guard(
-        attacks.index_of_a_source, ((checkpoint._shards, "if not SHARD_NAME.fullmatch(name)", "if False"),)
+        attacks.index_of_a_source, ((checkpoint._model_names, "if not SHARD_NAME.fullmatch(name)", "if False"),)
     ),
     "links stay in the folder": Guard(
         attacks.link_out_of_the_folder,

@@ -11,8 +11,8 @@ from _pytest.outcomes import Failed
 
 from bcqfmt.converters import hub as client
 from bcqfmt.converters.hub import errors as hub_errors
-from bcqfmt.converters.hub import remote as hub_remote
 from bcqfmt.converters.hub import repo as hub_repo
+from bcqfmt.converters.source import checkpoint
 from hub_samples import NAME, files
 from hub_server import TOKEN, HubServer, failure, loopback_hub
 from mutation import Edit, without
@@ -73,7 +73,7 @@ def token_in_a_message(hub: HubServer) -> None:
 GUARDS: dict[str, tuple[Callable[[HubServer], None], Edit]] = {
     "another repository": (
         another_repository,
-        (hub_remote._plain, "if not SHARD_NAME.fullmatch(name):", "if False:"),
+        (checkpoint._model_names, "if not SHARD_NAME.fullmatch(name):", "if False:"),
     ),
     "names in a listing": (names_in_a_listing, (hub_repo._check_name, "parts = ", "return\n    parts = ")),
     "no exception with the token is chained": (

@@ -214,29 +214,12 @@ def seal(target: Path, change: Any = None) -> Path:
         for file in sorted(target.rglob("*"))
         if file.is_file() and file.name != MANIFEST
     }
-    for name, weight in manifest["weights"].items():
-        weight["sha256"] = _weight_digest(target / weight["file"], name, weight, manifest["schemes"])
     if change is not None:
         change(manifest)
     manifest.pop("sha256")
     manifest["sha256"] = _sha(canonical(manifest).encode())
     (target / MANIFEST).write_text(canonical(manifest) + "\n")
     return target
-
-
-def _weight_digest(file: Path, name: str, weight: Json, schemes: list[Json]) -> str:
-    """Section 9.3."""
-    header, data = split(file)
-    prefix = name.removesuffix(".weight") + ".bcq_"
-    spec = {"dtype": weight["dtype"], "scheme": schemes[weight["scheme"]], "shape": weight["shape"]}
-    if "widths" in weight:
-        spec["widths"] = weight["widths"]
-    lines = [canonical(spec)]
-    for part in sorted(key for key in header if key.startswith(prefix)):
-        begin, end = header[part]["data_offsets"]
-        shape = ",".join(map(str, header[part]["shape"]))
-        lines.append(f"{part.removeprefix(prefix)} {header[part]['dtype']} {shape} {_sha(data[begin:end])}")
-    return _sha(("\n".join(lines) + "\n").encode())
 
 
 def _sha(data: bytes) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 
 import bcqfmt
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
-from bcqfmt.converters.convert.restore import Certificate, restore, verify
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.convert.verify import Certificate, verify
 from bcqfmt.converters.source.checkpoint import open_source
 from peers import Array, made_up, words
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+_CORE = ("container", "weight", "checkpoint")
 _ROOM = 1 << 15  # more blocks than the core has
 _MARK = "__block_hits__"
 
@@ -77,7 +78,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         top, _, rest = fullname.partition(".")
-        if top != self._package or "." in rest:  # the core, not its rooms
+        if top != self._package or ("." in rest and rest.partition(".")[0] not in _CORE):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
@@ -88,7 +89,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def watch(package: str) -> Blocks:
-    """Mark the blocks of the direct modules of ``package``, which must not be imported yet."""
+    """Mark the blocks of the core of ``package``, which must not be imported yet."""
     assert package not in sys.modules, f"{package} is imported already"
     blocks = Blocks()
     sys.meta_path.insert(0, _Finder(package, blocks))

@@ -55,7 +55,8 @@ def command(keep: Path | None) -> None:
 def _convert(scratch: Path) -> Iterator[str]:
     """The main job, with a checkpoint that GPTQModel wrote."""
     from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
-    from bcqfmt.converters.convert.restore import restore, verify
+    from bcqfmt.converters.convert.restore import restore
+    from bcqfmt.converters.convert.verify import verify
     from bcqfmt.converters.source.checkpoint import open_source
 
     package = importlib.resources.files("bcqfmt") / "data" / "demo"

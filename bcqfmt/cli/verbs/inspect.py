@@ -67,7 +67,7 @@ def _remote(path: str) -> Summary:
     name, revision = split_hub_id(path)
     found = remote_headers(resolve(name, revision))
     files = {shard: found.files[shard] for shard in found.headers}
-    summary = summarize_sources(f"{name}@{found.repo.commit[:12]}", files, found.headers, found.config)
+    summary = summarize_sources(f"{name}@{found.repo.commit[:12]}", files, found.headers, found.checkpoint.config)
     render.say(f"read {found.bytes_read:,} bytes in {render.count(found.requests, 'request')}, headers only")
     return summary
 

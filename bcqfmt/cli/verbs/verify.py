@@ -14,7 +14,7 @@ from bcqfmt.cli.sources import find_source
 from bcqfmt.errors import BcqError, escape
 
 if TYPE_CHECKING:
-    from bcqfmt.converters.convert.restore import Certificate
+    from bcqfmt.converters.convert.verify import Certificate
 
 
 @verb("verify")
@@ -44,7 +44,7 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
     """
     import bcqfmt
     from bcqfmt.cli.progress import Progress
-    from bcqfmt.converters.convert.restore import SAMPLE_ROWS, verify
+    from bcqfmt.converters.convert.verify import SAMPLE_ROWS, verify
 
     try:
         source = find_source(src, revision, offline).checkpoint

@@ -1,0 +1,133 @@
+"""What operating systems do differently: reading by position, syncing, locks, cores, memory, forks.
+
+Linux has all of it. macOS lacks fdatasync, posix_fallocate and sched_getaffinity, and its fsync leaves data in the
+drive's cache. Windows has neither positioned reads nor the file locks of resumable jobs: those jobs are refused there.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import error
+
+__all__ = [
+    "BINARY",
+    "after_fork",
+    "cores",
+    "lock_file",
+    "peak_memory",
+    "read_at",
+    "reserve",
+    "sync_data",
+    "sync_file",
+    "sync_folder",
+]
+
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
+
+
+def _optional(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+_fcntl, _resource = _optional("fcntl"), _optional("resource")
+
+
+def read_at(descriptor: int, view: memoryview, offset: int) -> int:
+    """Read into ``view`` from ``offset``; the number of bytes read, 0 at the end of the file.
+
+    Without positioned reads the file position moves: one thread at a time.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [view], offset)
+    if hasattr(os, "pread"):
+        data = os.pread(descriptor, len(view), offset)
+    else:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        data = os.read(descriptor, len(view))
+    view[: len(data)] = data
+    return len(data)
+
+
+def sync_data(descriptor: int) -> None:
+    """Send what was written to the disk, without the metadata that nobody needs to read it back."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def sync_file(descriptor: int) -> None:
+    """Return when the file is on the disk; on macOS that takes F_FULLFSYNC, which some file systems do not know."""
+    full = getattr(_fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            _fcntl.fcntl(descriptor, full)
+        except OSError:
+            pass
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename lasts only once its folder is on disk. Windows cannot open folders; its file system logs renames."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Take the disk space now, where that is possible: a full disk is told before the work, not after hours."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as fault:
+        if fault.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+
+
+def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file against other processes, until it is closed or the process ends.
+
+    BlockingIOError when another one holds it and ``wait`` is not set. A lock that is held already changes its kind.
+    """
+    if _fcntl is None:
+        raise error(
+            "BCQ-E307",
+            found=f"no file locks on {sys.platform}",
+            expected="Linux or macOS for jobs that can be resumed: convert, quantize, calibrate",
+        )
+    _fcntl.flock(descriptor, (_fcntl.LOCK_SH if shared else _fcntl.LOCK_EX) | (0 if wait else _fcntl.LOCK_NB))
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def peak_memory() -> int | None:
+    """Most bytes of memory that this process has held so far; None where the system does not tell."""
+    if _resource is None:
+        return None
+    peak: int = _resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere else
+
+
+def after_fork(function: Callable[[], None]) -> None:
+    """Call ``function`` in every child that is forked from now on; nothing to do where there is no fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
