@@ -68,7 +68,6 @@ def checks() -> Iterator[Check]:
     yield from _gpu()
     yield from _disk()
     yield _hash_speed()
-    yield _guarded("core", "many SHA-256", _many_hashes, "warning")
     yield _guarded("core", "self-test", _self_test)
 
 
@@ -158,14 +157,6 @@ def _hash_speed() -> Check:
     hashlib.sha256(data).digest()
     speed = _HASHED / (time.perf_counter() - start) / 1e6
     return Check("core", "SHA-256", "ok", f"{speed:,.0f} MB/s; the speed of `validate --deep` is near that")
-
-
-def _many_hashes() -> str:
-    from bcqfmt.converters.digests import faster_here
-
-    if faster_here():
-        return "sixteen at a time: AVX-512; `convert` hashes parts and source files so"
-    return "one at a time: no AVX-512; `convert` hashes all with hashlib"
 
 
 def _self_test() -> str:

@@ -10,7 +10,6 @@ import pytest
 
 import bcqfmt
 from bcqfmt.cli import environment
-from bcqfmt.converters import digests
 from verbs import ROOT, Run
 
 
@@ -28,12 +27,6 @@ def test_doctor_json(run: Run) -> None:
     assert {"python", "numpy", "torch", "vllm", "ray", "CUDA driver", "umask", "SHA-256", "self-test"} <= names
     for check in found["checks"]:
         assert check["status"] == "ok" or check["fix"], check
-
-
-@pytest.mark.parametrize(("faster", "said"), [(True, "sixteen at a time"), (False, "one at a time")])
-def test_doctor_says_how_convert_hashes(run: Run, monkeypatch: pytest.MonkeyPatch, faster: bool, said: str) -> None:
-    monkeypatch.setattr(digests, "faster_here", lambda: faster)
-    assert said in run("doctor").stdout
 
 
 def test_doctor_knows_what_pyproject_asks_for() -> None:
