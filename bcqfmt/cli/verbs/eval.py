@@ -54,9 +54,13 @@ def command(
         loaded = run.load(bcq, **options)
         plain = {name: options[name] for name in ("dtype", "device")}
         other = None if reference is None else run.load(reference, **plain)
-        total = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        tick = bar(stack, total=min(total, max_tokens or total), unit="token")
-        found = run.evaluate(loaded, text, other, context=context, most=max_tokens, tick=tick)
+        windows = run.windows_of(loaded, text, context, max_tokens)
+        if other is not None and run.windows_of(other, text, context, max_tokens) != windows:
+            raise error(
+                "BCQ-E302", other.folder.name, found="another tokenizer", expected="a reference with the same one"
+            )
+        tick = bar(stack, total=sum(map(len, windows)), unit="token")
+        found = run.evaluate(loaded, windows, other, tick=tick)
     rate = found.tokens / max(found.seconds, 1e-9)
     if as_json:
         facts = {"bcq": str(bcq), "reference": None if reference is None else str(reference), "context": context}
