@@ -113,3 +113,12 @@ def test_a_reference_without_a_tokenizer_is_refused(run: Run, model: Path, text:
     result = run("eval", model, "--text", text, "--reference", bare, "--context", "32")
     assert result.exit_code == 3
     assert "BCQ-E102" in result.stderr
+
+
+@pytest.mark.filterwarnings("error")
+def test_bfloat16_says_nothing_but_the_figures(run: Run, model: Path, text: Path) -> None:
+    """On ARM processors without bfloat16 torch would print a C++ trace."""
+    result = run("eval", model, "--text", text, "--max-tokens", "64", "--context", "64", "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "perplexity" in result.stdout

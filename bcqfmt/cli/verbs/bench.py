@@ -18,7 +18,7 @@ from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error
 
 if TYPE_CHECKING:
-    from bcqfmt.bench.products import Row
+    from bcqfmt.bench.timing import Row
 
 
 @verb("bench")
