@@ -61,9 +61,9 @@ __all__ = [
     "validate",
 ]
 
-# Names are loaded when they are first used: a runtime that only reads does not pay for the validator and the writer,
-# and the command line answers --help without numpy.
-_ROOMS = {
+# The module of each name, errors left out. Modules are loaded at the first use of a name: a program that only reads
+# loads neither validator nor writer, and the command line answers --help without numpy.
+_HOME_OF = {
     "BcqWeight": "weight.weight",
     "Checkpoint": "checkpoint.reader",
     "OutlierRule": "weight.scheme",
@@ -83,8 +83,8 @@ _ROOMS = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'bcqfmt' has no attribute {name!r}")
-    room = importlib.import_module(f"bcqfmt.{_ROOMS.get(name, 'errors')}")
-    globals()[name] = getattr(room, name)
+    module = importlib.import_module(f"bcqfmt.{_HOME_OF.get(name, 'errors')}")
+    globals()[name] = getattr(module, name)
     return globals()[name]
 
 

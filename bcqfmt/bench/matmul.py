@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul
-from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.product_shape import product_shape
-from bcqfmt.kernels.matmul_weight import USUAL
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
 from .peers import cublas
 from .timing import Row, replayed
 
-__all__ = ["crossover", "dequantized", "shapes_to_compile"]
+__all__ = ["crossover", "dequantized"]
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
 SHAPES = ((4096, 4096), (11008, 4096))
@@ -115,19 +111,6 @@ def crossover(speed: float) -> Iterator[Row]:
     usual = _placed(4, ROWS, SHAPES[0][1], 128)
     yield from _paths(usual, ("bits", "dequantize", "look-up"), BATCHES, speed, torch.float32)
     yield from _paths(_mixed(), ("mixed", "dequantize", "look-up"), (1, 2, 4, 8, 12, 16, 24), speed)
-
-
-def shapes_to_compile() -> list[Any]:
-    """Every kernel of `bit_gemv` that :func:`crossover` launches, to be compiled beforehand."""
-    cases = [(1, q, 128) for q in (2, 4, 8)] + [(0, 4, 128)] + [(1, 4, g) for g in SHORT]  # float16 is 1, float32 0
-    found: dict[Any, None] = {}
-    for kind, q, g in cases:
-        for columns in sorted({columns for _, columns in SHAPES}):
-            layout = BitLayout(q, columns, g, "affine", "F16")
-            for batch, reordered in product(USUAL, (False, True) if kind == 1 and q < 8 and g == 128 else (False,)):
-                shape = product_shape(layout, batch, kind, kind, reordered=reordered, added=False, precise=kind == 0)
-                found |= {} if shape is None else {shape: None}
-    return list(found)
 
 
 def _placed(q: int, rows: int, columns: int, g: int, *, reordered: bool = False) -> _Placed:

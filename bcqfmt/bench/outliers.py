@@ -22,7 +22,7 @@ from .peers import cublas
 from .timing import AROUND, Row, early_and_alone, relative_error, replayed
 from .weights import copies, random_vectors, random_weight
 
-__all__ = ["for_all_shares", "random_outliers", "shapes_to_compile", "with_outliers"]
+__all__ = ["for_all_shares", "random_outliers", "with_outliers"]
 
 SHAPES = ((28672, 8192), (11008, 4096), (4096, 4096))
 SHARES = (0.0, 0.002, 0.005, 0.015)
@@ -55,16 +55,6 @@ def for_all_shares(measure: Measure) -> Iterator[Row]:
         dense = {"cuBLAS fp16": cublas(rows, columns, 1)}
         for share in SHARES:
             yield from measure(rows, columns, share, dense)
-
-
-def shapes_to_compile() -> list[Any]:
-    """Every kernel of `bit_gemv` that :func:`with_outliers` launches, to be compiled beforehand."""
-    found: dict[Any, None] = {}
-    for columns in sorted({columns for _, columns in SHAPES}):
-        for batch in (1, *SEVERAL) if columns == SHAPES[0][1] else (1,):
-            for most in (0, *range(1024, 9217, 1024)):  # bytes of a tile's outliers: what room they leave
-                found[_shape(columns, batch, Beside(4, columns, most) if most else NONE)] = None
-    return [shape for shape in found if shape is not None]
 
 
 def _layout(columns: int) -> BitLayout:

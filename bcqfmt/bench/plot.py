@@ -1,4 +1,4 @@
-"""The figures of `bench_kernels` as a drawing: time against bytes, both logarithmic, in SVG."""
+"""The figures of `bcqfmt bench kernels` as a drawing: time against bytes, both logarithmic, in SVG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .products import Row
+    from .timing import Row
 
 __all__ = ["plot"]
 

@@ -3,7 +3,7 @@
 Every product is captured in a CUDA graph many times over, with weights that follow one another through more memory than
 the L2 cache holds; the median of several replays counts. Beside each time stand the bytes that have to move at the
 bandwidth measured in the same run (the floor), and torch's float16 product (cuBLAS). A case has one random weight, with
-which all multiply the same x (`bench_weights`): what follow one another are copies of it, and every result is compared
+which all multiply the same x (`weights`): what follow one another are copies of it, and every result is compared
 with that of float64.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ __all__ = [
     "early_and_alone",
     "products",
     "replayed",
-    "shapes_to_compile",
     "sweep",
 ]
 
@@ -51,16 +50,6 @@ class _Timed(NamedTuple):
     microseconds: float
     alone: float | None
     joules: float | None
-
-
-def shapes_to_compile() -> list[Any]:
-    """Every kernel that :func:`products` and :func:`sweep` launch, to be compiled beforehand."""
-    found = []
-    for formula, q, _, columns, g, batch in [*_cases(), *(("bcq", q, _SQUARE, _SQUARE, g, 1) for q, g in SWEEP)]:
-        shape = product_shape(_layout(q, columns, g, formula), batch, 1, 1, reordered=False, added=False)
-        if shape is not None and shape not in found:
-            found.append(shape)
-    return found
 
 
 def products(speed: float, lut_gemm: str | None = None) -> Iterator[Row]:

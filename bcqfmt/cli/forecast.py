@@ -1,4 +1,4 @@
-"""A planned conversion: what was found, what it will take, and whether there is room for it."""
+"""What `convert` would do with a source: its quantized modules, what the result takes, whether there is room for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bcqfmt.container.durable import output_path
 from bcqfmt.converters.convert.tasks import memory_of
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape
 
 from . import render
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.convert.conversion import Conversion
     from bcqfmt.converters.hub import RemoteHeaders
 
-__all__ = ["Forecast", "nearest", "scheme_words"]
+__all__ = ["Forecast", "module_rows", "module_table", "nearest"]
 
 
 class Forecast:
@@ -59,7 +59,7 @@ class Forecast:
         count: Counter[tuple[str, str]] = Counter()
         nbytes: Counter[tuple[str, str]] = Counter()
         for module in self.conversion.modules.values():
-            key = (module.layout, scheme_words(module.settings, remote=self.remote is not None))
+            key = (module.layout, _scheme_words(module.settings, remote=self.remote is not None))
             count[key] += 1
             nbytes[key] += module.nbytes
         return [(layout, scheme, count[layout, scheme], nbytes[layout, scheme]) for layout, scheme in sorted(count)]
@@ -129,7 +129,7 @@ class Forecast:
         return [f"plan: {escape(plan.options['name'])} -> {escape(str(self.target))}", *render.fields(pairs)]
 
 
-def scheme_words(settings: dict[str, Any], *, remote: bool = False) -> str:
+def _scheme_words(settings: dict[str, Any], *, remote: bool = False) -> str:
     """A module's settings in words."""
     words = [f"{settings['bits']} bit", f"groups of {settings['group_size']}"]
     words += [settings[key] for key in ("variant", "packing") if settings.get(key)]
@@ -157,3 +157,49 @@ def nearest(path: Path) -> Path:
             break
         place = place.parent
     return place
+
+
+def module_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """A row for every module that would be converted, and why there is none if the converter refuses the source."""
+    from bcqfmt.converters.layouts.protocol import Options
+    from bcqfmt.converters.layouts.registry import find_modules
+    from bcqfmt.converters.source.checkpoint import open_source
+
+    try:
+        source = open_source(path)
+        _, modules = find_modules(source, Options(allow_nonfinite=True))
+    except BcqError as fault:
+        return [], str(fault)
+    rows = []
+    for module in modules:
+        settings = module.settings
+        shape = settings.get("shape") or (settings["n"], settings["k"])
+        files = sorted({source.home[tensor.name] for tensor in module.tensors.values()})
+        rows.append(
+            {
+                "name": module.name,
+                "layout": module.layout,
+                "shape": [int(dim) for dim in shape],
+                "scheme": _scheme_words(settings),
+                "tensors": sorted(module.tensors),
+                "bytes": module.nbytes,
+                "files": files,
+            }
+        )
+    return rows, ""
+
+
+def module_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as a table."""
+    cells = [
+        (
+            escape(row["name"], 512),
+            "x".join(map(str, row["shape"])),
+            row["layout"],
+            row["scheme"],
+            render.size(row["bytes"]),
+            escape(", ".join(row["files"])),
+        )
+        for row in rows
+    ]
+    return render.table(("module", "shape", "layout", "scheme", "size", "files"), cells, left=(0, 2, 3, 5))

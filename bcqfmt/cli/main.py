@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,39 +18,9 @@ from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.version import __version__
 
 from . import render
+from .command import CONTEXT, VERBS, debug_option
 
 __all__ = ["cli", "main"]
-
-# The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
-VERBS = {
-    "inspect": "Show what is in a checkpoint.",
-    "validate": "Check a checkpoint against the specification.",
-    "convert": "Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.",
-    "calibrate": "Run a model on text and keep statistics of its inputs.",
-    "quantize": "Quantize a dense checkpoint (F16, BF16, F32) to BCQ.",
-    "sweep": "Try bits and group sizes on a model: size against error.",
-    "report": "Sum up a BCQ checkpoint as a table or a web page.",
-    "verify": "Prove that a BCQ folder holds all of its source.",
-    "restore": "Rebuild the source of a converted folder, byte for byte.",
-    "finalize": "Close a conversion that was done in parts.",
-    "export": "Write a BCQ checkpoint in another layout, without loss.",
-    "generate": "Generate text with a BCQ checkpoint.",
-    "eval": "Measure a BCQ checkpoint on a text: perplexity, speed.",
-    "diff": "Compare two checkpoints, tensor by tensor.",
-    "bench": "Measure the kernels on this machine's GPU.",
-    "doctor": "Show what this machine has and lacks, and what fixes it.",
-    "completion": "Print a script that lets a shell complete bcqfmt.",
-    "demo": "Take a short tour: convert, prove, write, read, break.",
-}
-_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-class _Place(click.types.StringParamType):
-    """An argument that may be a path or a hub id: text, which a shell completes like a path."""
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
 
 
 class Terminated(BaseException):
@@ -186,31 +156,6 @@ class _Outcome:
             render.say(lines)
 
 
-def debug_option(command: _F) -> _F:
-    """``--debug`` is accepted before and after the verb; the group reads it from the command line itself."""
-    return click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback when something fails.")(
-        command
-    )
-
-
-def json_option(command: _F) -> _F:
-    """``--json``, with its help."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")(command)
-
-
-def verb(name: str, cls: type[click.Command] = click.Command) -> Callable[[Callable[..., Any]], click.Command]:
-    """A verb: a click command with the options that all of them have."""
-
-    def wrap(function: Callable[..., Any]) -> click.Command:
-        made = click.command(name, cls=cls, short_help=VERBS[name], context_settings=_SETTINGS)(debug_option(function))
-        for param in made.params:
-            if isinstance(param, click.Argument) and param.type is click.STRING:
-                param.type = _Place()
-        return made
-
-    return wrap
-
-
 def _show_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     """``--version``, as text or, for scripts and bug reports, with what it runs on."""
     if not asked:
@@ -231,7 +176,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, asked: bool) -> No
     ctx.exit()
 
 
-@click.group(cls=Group, subcommand_metavar="VERB ...", context_settings=_SETTINGS)
+@click.group(cls=Group, subcommand_metavar="VERB ...", context_settings=CONTEXT)
 @click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
 @click.option("--json", "as_json", is_flag=True, is_eager=True, help="With --version: print JSON.")
 @debug_option

@@ -1,28 +1,38 @@
-"""How far a long job is, on stderr: a bar on a terminal, one line per file elsewhere."""
+"""Long jobs: how far they are, which kernels they compile, and the memory that they take."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import resource
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from bcqfmt.errors import escape
+
 from . import render
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "announce_kernels", "bar", "peak_memory", "return_large_blocks"]
+
+_M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+_LARGE = 1 << 20
 
 
 class Progress:
-    """``tick(bytes)`` and ``done(file, bytes)`` from any thread; use it as a context."""
+    """``tick(bytes)`` and ``done(file, bytes)`` from any thread, told on stderr; use it as a context.
+
+    A bar on a terminal, one line per file elsewhere.
+    """
 
     def __init__(self, doing: str, total: int, files: int) -> None:
-        self.total, self.files, self.finished = total, files, 0
+        self.files, self.finished = files, 0
         self._lock = threading.Lock()
-        self._bar: Any = None
-        if sys.stderr is not None and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc=doing, leave=False)
+        self._bar = _tqdm(total=total, unit="B", unit_scale=True, desc=doing)
 
     def tick(self, nbytes: int) -> None:
         """Bytes done since the last call."""
@@ -46,3 +56,52 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def bar(stack: ExitStack, **options: Any) -> Callable[[int], None] | None:
+    """A bar on a terminal until the stack is left: takes what was done since the last call. None elsewhere.
+
+    ``options``: those of tqdm.
+    """
+    shown = _tqdm(**options)
+    if shown is None:
+        return None
+    stack.enter_context(shown)
+
+    def tick(done: int) -> None:
+        shown.update(done)
+
+    return tick
+
+
+def _tqdm(**options: Any) -> Any:
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm
+
+    return tqdm(**options, leave=False)
+
+
+def announce_kernels(stack: ExitStack) -> None:
+    """A line on stderr for every CUDA kernel that is compiled until the stack is left: it can take a minute."""
+    from tqdm import tqdm
+
+    from bcqfmt.kernels.runtime.cubins import telling
+
+    def tell(name: str, folder: Path) -> None:
+        with tqdm.external_write_mode(file=sys.stderr):  # a bar makes way for it
+            render.say(f"compiling {name} for this GPU, once, up to a minute, to {escape(str(folder))}")
+
+    stack.enter_context(telling(tell))
+
+
+def return_large_blocks() -> None:
+    """Give arrays back to the system when they are freed: glibc would keep blocks of whole weights, per thread."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held at once."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

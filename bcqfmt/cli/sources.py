@@ -1,28 +1,24 @@
-"""What the converting verbs are given: a source folder or hub id, sizes, and targets that must not harm a source."""
+"""Sources of the converting verbs, a folder or a hub id, and targets that must not harm a source."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import click
+from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path
 from bcqfmt.errors import error
 
-from .params import ParamType
+from . import render
+from .command import usage_error
 
 if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["PART", "SIZE", "Source", "command_line", "find_source", "keep_apart"]
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+__all__ = ["Source", "command_line", "find_source", "keep_apart"]
 
 
 class Source(NamedTuple):
@@ -37,12 +33,10 @@ def find_source(text: str, revision: str | None, offline: bool, *, headers_only:
     """A folder, or a model on the hub: pinned to a commit, then downloaded, or looked at by range reads."""
     from bcqfmt.converters.source.checkpoint import open_source
 
-    from . import render
-
     folder = Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow a link and lose the model's name
     if os.path.lexists(text):
         if revision is not None:
-            raise click.UsageError("--revision is for models on the hub; SRC is a folder.", _context())
+            raise usage_error("--revision is for models on the hub; SRC is a folder.")
         return Source(open_source(folder), folder.name)
     from bcqfmt.converters import hub
 
@@ -53,7 +47,8 @@ def find_source(text: str, revision: str | None, offline: bool, *, headers_only:
     if headers_only and not repo.offline:
         remote = hub.remote_headers(repo)
         return Source(_without_data(remote), repo.repo_id, remote)
-    return Source(open_source(hub.download(repo, offline=offline, progress=_terminal())), repo.repo_id)
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    return Source(open_source(hub.download(repo, offline=offline, progress=shown)), repo.repo_id)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
@@ -72,40 +67,6 @@ def command_line(*words: str | Path) -> str:
     return shlex.join(str(word) for word in words)
 
 
-class _Size(ParamType[int]):
-    """Bytes: ``5GB`` is decimal, ``5GiB`` binary."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number of bytes."""
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", value.strip().lower())
-        size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-        if size < 1:
-            self.fail(f"'{value}' is no size; write 5GB, 512MiB or a number of bytes.", param, ctx)
-        return size
-
-
-class _Part(ParamType[tuple[int, int]]):
-    """``2/8``: the second of eight parts."""
-
-    name = "i/N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Which part, of how many."""
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"'{value}' is no part; write 2/8 for the second of eight.", param, ctx)
-        return int(match[1]), int(match[2])
-
-
-SIZE, PART = _Size(), _Part()
-
-
 def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:
     """The remote checkpoint with zero points read as zeros: planning looks at them, and they are far too many."""
     import numpy as np
@@ -118,13 +79,3 @@ def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:
             blank = np.zeros(tensor.shape, np.int32)
             checkpoint.tensors[name] = StoredTensor.from_array(name, blank)
     return checkpoint
-
-
-def _terminal() -> bool:
-    import sys
-
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-def _context() -> click.Context:
-    return click.get_current_context()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from bcqfmt.compiled.threads import scratch, together
 from bcqfmt.container.dtypes import float64_of, logical_name, numpy_dtype
 from bcqfmt.errors import error
-from bcqfmt.kernels import operands
+from bcqfmt.kernels import operands as weight_operands
 from bcqfmt.system import cores
 from bcqfmt.weight.weight import BcqWeight
 
@@ -61,7 +61,7 @@ class CpuMatrix:
     def __init__(self, weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> None:
         """See :func:`prepare`."""
         self._weight, self._planes, self._index = weight, planes, index
-        operand = operands.operand(weight, planes=planes, index=index)
+        operand = weight_operands.operand(weight, planes=planes, index=index)
         self.shape, self.dtype = operand.shape, operand.dtype
         self.obstacle = cpu_operands.obstacle(operand)
         self._tables = () if self.obstacle else cpu_operands.table_segments(operand)
@@ -72,9 +72,9 @@ class CpuMatrix:
             self._sparse = operand.outliers.indptr, operand.outliers.indices, operand.outliers.added
 
     @cached_property
-    def _operand(self) -> operands.Operand:
+    def _operand(self) -> weight_operands.Operand:
         """Numbers for decoding; made when first asked for."""
-        return operands.operand(self._weight, planes=self._planes, index=self._index)
+        return weight_operands.operand(self._weight, planes=self._planes, index=self._index)
 
     def path(self, batch: int = 1) -> str:
         """The way a product of that batch goes: "tables" or "values"."""
@@ -199,7 +199,7 @@ class CpuMatrix:
             counter = np.zeros(1, np.uint64)
 
             def work(
-                _: int, s: operands.OperandSegment = segment, plan: Any = plan, numbers: Any = numbers,
+                _: int, s: weight_operands.OperandSegment = segment, plan: Any = plan, numbers: Any = numbers,
                 counter: Any = counter, codes: int = words * 32,
             ) -> None:  # fmt: skip
                 size = (decode.room(s.bits, s.group_size, s.groups),)

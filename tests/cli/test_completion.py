@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bcqfmt.cli.main import VERBS
+from bcqfmt.cli.command import VERBS
 from verbs import ROOT, Run, environment
 
 SHELLS = ("bash", "zsh", "fish")

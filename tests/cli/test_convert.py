@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-from bcqfmt.cli.sources import PART, SIZE, command_line
+from bcqfmt.cli.options import PART, SIZE
+from bcqfmt.cli.sources import command_line
 from conversions import gptq_folder, tree
 from hub_server import HubServer, loopback_hub
 from peers import PEERS

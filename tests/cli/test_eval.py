@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bcqfmt.integrations.transformers import run as transformers_run
+from bcqfmt.integrations.transformers import run as models
 from tiny_models import bcq_model, dense_model
 from verbs import Run
 
@@ -43,7 +43,7 @@ def test_against_the_exact_dense_export(run: Run, model: Path, text: Path) -> No
 
 
 def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:
-    loaded = transformers_run.load(model, dtype="float32")
+    loaded = models.load(model, dtype="float32")
     ids = loaded.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"][:50]
     total, count = 0.0, 0
     for window in (ids[:20], ids[20:40], ids[40:]):
@@ -52,19 +52,19 @@ def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:
         for row, token in zip(logits[:-1], window[1:], strict=True):
             total += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
             count += 1
-    found = transformers_run.evaluate(loaded, text.read_text(), context=20, most=50)
+    found = models.evaluate(loaded, models.windows_of(loaded, text.read_text(), 20, 50))
     assert found.tokens == count == 47
     assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-9)
     assert found.divergence is None
 
 
 def test_divergence_is_what_numpy_computes(model: Path, text: Path) -> None:
-    fine, coarse = (transformers_run.load(model, dtype="float32", exact=True, planes=p) for p in (None, 2))
+    fine, coarse = (models.load(model, dtype="float32", exact=True, planes=p) for p in (None, 2))
     ids = torch.tensor([fine.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"][:30]])
     with torch.inference_mode():
         p, q = (torch.softmax(m.model(input_ids=ids).logits[0, :-1].double(), -1).numpy() for m in (fine, coarse))
     apart = (p * np.log(p / q)).sum(-1)
-    found = transformers_run.evaluate(coarse, text.read_text(), fine, context=30, most=30)
+    found = models.evaluate(coarse, models.windows_of(coarse, text.read_text(), 30, 30), fine)
     assert found.divergence == pytest.approx(apart.mean(), rel=1e-6)
     assert found.largest_divergence == pytest.approx(apart.max(), rel=1e-6)
     assert found.top1 == (p.argmax(-1) == q.argmax(-1)).mean()
@@ -113,3 +113,12 @@ def test_a_reference_without_a_tokenizer_is_refused(run: Run, model: Path, text:
     result = run("eval", model, "--text", text, "--reference", bare, "--context", "32")
     assert result.exit_code == 3
     assert "BCQ-E102" in result.stderr
+
+
+@pytest.mark.filterwarnings("error")
+def test_bfloat16_says_nothing_but_the_figures(run: Run, model: Path, text: Path) -> None:
+    """On ARM processors without bfloat16 torch would print a C++ trace."""
+    result = run("eval", model, "--text", text, "--max-tokens", "64", "--context", "64", "--dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "perplexity" in result.stdout

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bcqfmt.cli.verbs import generate as verb
+from bcqfmt.cli import options
 from bcqfmt.kernels.runtime import device
 from peers import WITH_TOKENIZER
 from verbs import Run
@@ -94,7 +94,7 @@ def test_devices(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_types_are_those_of_torch() -> None:
     import torch
 
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in verb.DTYPES if name != "auto")
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in options._DTYPES if name != "auto")
 
 
 @pytest.mark.parametrize("name", ["generate", "eval"])

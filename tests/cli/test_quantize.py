@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from bcqfmt.cli.settings import given_settings
+from bcqfmt.cli.options import given_settings
 from bcqfmt.converters.methods.protocol import Job, Quantized
 from bcqfmt.converters.methods.registry import METHODS, find_method
 from bcqfmt.converters.methods.rtn import Rtn

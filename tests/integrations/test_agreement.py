@@ -16,7 +16,7 @@ import bcqfmt
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.export import export
 from bcqfmt.converters.source.checkpoint import open_source
-from bcqfmt.integrations.torch import linear_op as torch_cpu_ops
+from bcqfmt.integrations.torch.processor import dense_products, multiplies
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "benchmarks"
@@ -57,7 +57,8 @@ def rows(folders: tuple[Path, Path]) -> dict[tuple[Any, Any], dict[str, Any]]:
     """Every comparison, by what was compared. 64 tokens at once are too many for tables: rows are decoded."""
     found: list[dict[str, Any]] = []
     for way, tokens in (("whole", 64), ("one by one", 16)):
-        some = script().measured(*folders, ROOT / "spec" / "bcq-1.0.md", ways=[way], tokens=tokens)
+        with dense_products(torch.bfloat16):
+            some = script().measured(*folders, ROOT / "spec" / "bcq-1.0.md", ways=[way], tokens=tokens)
         assert all((row["passages"], row["tokens"]) == (20, 20 * tokens) for row in some)
         found += some
     return {(row["found"], row["against"]): row for row in found}
@@ -96,10 +97,13 @@ def test_in_16_bits_the_kernels_are_as_near_to_the_truth_as_the_dense_model(
 def test_in_16_bits_a_whole_passage_gets_the_dense_model_s_logits(
     rows: dict[tuple[Any, Any], dict[str, Any]], dtype: str
 ) -> None:
-    if dtype == "float16" and not torch_cpu_ops._quick_halves():
-        pytest.skip("torch multiplies float16 slowly on this processor, so float32 is used")
+    """Where torch multiplies in the dtype; in float32 (processors without instructions for it) they are nearer."""
     row = rows[(f"kernels {dtype}", "whole"), (f"dense {dtype}", "whole")]
-    assert (row["met"], row["kl"], row["largest"], row["differing"]) == (True, 0, 0, 0)
+    if multiplies(getattr(torch, dtype)):
+        assert (row["met"], row["kl"], row["largest"], row["differing"]) == (True, 0, 0, 0)
+    else:
+        near, dense = (rows[(f"{name} {dtype}", "whole"), ("dense float32", "whole")] for name in ("kernels", "dense"))
+        assert near["kl"] <= dense["kl"]
 
 
 def test_a_comparison_against_sums_by_hand() -> None:

@@ -14,11 +14,9 @@ import torch
 import bench_on_host
 import pretended_gpu
 from bcqfmt import BcqWeight
-from bcqfmt.bench import atom as bench_atom
+from bcqfmt.bench import atom, outliers, products
 from bcqfmt.bench import matmul as bench_matmul
-from bcqfmt.bench import outliers as bench_outliers
-from bcqfmt.bench import plot as bench_plot
-from bcqfmt.bench import products as bench_kernels
+from bcqfmt.bench.plot import plot
 from bcqfmt.bench.timing import Row
 from bcqfmt.bench.weights import Weight, copies, random_vectors, random_weight
 from bcqfmt.cli.verbs.bench import table
@@ -50,7 +48,7 @@ def made(case: tuple[Any, ...]) -> tuple[Weight, BcqWeight]:
 def test_the_fast_product_and_the_dense_matrix_are_those_of_the_format(case: tuple[Any, ...]) -> None:
     weight, expected = made(case)
     (segment,) = operands.operand(expected).segments
-    layout = bench_kernels._layout(weight.bits, weight.shape[1], weight.group_size, weight.formula)
+    layout = products._layout(weight.bits, weight.shape[1], weight.group_size, weight.formula)
     (found,) = weight.operand(layout).segments
     assert np.array_equal(found.planes.numpy().view(np.uint32), bit_layout.pack_planes(layout, segment.planes))
     numbers = bit_layout.pack_numbers(layout, segment.first, segment.second)
@@ -109,7 +107,7 @@ def test_vectors_are_the_same_in_bfloat16() -> None:
 
 def test_copies_are_elsewhere() -> None:
     weight, _ = made(("bcq", 2, 16, 256, 128))
-    found = copies(weight.operand(bench_kernels._layout(2, 256, 128, "bcq")), 3)
+    found = copies(weight.operand(products._layout(2, 256, 128, "bcq")), 3)
     planes = [one.segments[0].planes for one in found]
     assert len({tensor.data_ptr() for tensor in planes}) == 3
     assert torch.equal(planes[0], planes[2])
@@ -144,8 +142,8 @@ def test_a_weight_without_a_fast_product_is_timed_as_matmul_multiplies_it() -> N
     assert (row.joules, row.alone) == (0.002, None)
     usual = row._replace(kernel="bits, bcq", bits=4)
     assert "| look-up, bcq | 64 x 64 | 2 | 8 | 1 |" in table([row])[-1]
-    assert 'fill="white" stroke=' in bench_plot.plot([usual, row])
-    assert 'fill="white" stroke=' not in bench_plot.plot([usual])
+    assert 'fill="white" stroke=' in plot([usual, row])
+    assert 'fill="white" stroke=' not in plot([usual])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_products_with_outliers_are_right(batch: int, skewed: bool) -> None:
 
 def test_outliers_in_few_rows() -> None:
     with bench_on_host.host():
-        entries, (indptr, indices, values) = bench_outliers.random_outliers(4000, 1024, 0.005, skewed=True)
+        entries, (indptr, indices, values) = outliers.random_outliers(4000, 1024, 0.005, skewed=True)
     assert entries is not None
     counts = indptr.diff()
     assert len(indices) == len(values) == entries.count == int(counts.sum())
@@ -191,16 +189,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
 
 def test_rows_of_products_with_outliers(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = launched(monkeypatch)
-    monkeypatch.setattr(bench_outliers, "SHAPES", ((32, 8192),))
+    monkeypatch.setattr(outliers, "SHAPES", ((32, 8192),))
     with bench_on_host.host():
-        rows = list(bench_outliers.with_outliers(bench_on_host.SPEED))
+        rows = list(outliers.with_outliers(bench_on_host.SPEED))
     assert [row.batch for row in rows] == [1] * (1 + 3 * 2 + 2) + [2] * 5 + [4] * 5 + [8] * 3  # eight do not fit
     assert len(shapes) > 4
-    assert shapes <= set(bench_outliers.shapes_to_compile())
 
 
 def test_rows_of_the_crossover(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = launched(monkeypatch)
+    pretended_gpu.pretend_products(monkeypatch)
     for name, value in {"SHAPES": ((32, 256),), "UNUSUAL": ((96, 288), (40, 320)), "ROWS": 32}.items():
         monkeypatch.setattr(bench_matmul, name, value)
     monkeypatch.setattr(bench_matmul, "TWO_AND_FOUR", (384, 128))
@@ -217,7 +214,6 @@ def test_rows_of_the_crossover(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name for row in rows for name in row.peers} == {"cuBLAS fp16", "cuBLAS fp32"}
     looked_up = [(row.kernel, row.bits, row.batch) for row in rows if "look-up, perm" in row.kernel]
     assert looked_up == [("matmul, look-up, perm", q, batch) for q in (2, 4) for batch in (1, 2, 8)]
-    assert shapes == set(bench_matmul.shapes_to_compile())
 
 
 def test_rows_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +225,7 @@ def test_rows_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [(row.kernel.removeprefix("dequantize"), row.bits, row.group_size) for row in rows]
     plain = [("", 4, 128), ("", 4, 128), ("", 8, 128), ("", 4, 16), ("", 4, 8), ("", 2, 16)]
     assert kinds == [*plain, (" perm", 4, 128), (" perm", 8, 128), (" perm", 4, 32), (" 2/4-bit", 2.9, 16)]
-    assert 'fill="white" stroke=' not in bench_plot.plot(rows)  # what `matmul` takes where it has no fast product
+    assert 'fill="white" stroke=' not in plot(rows)  # what `matmul` takes where it has no fast product
     # planes, a scale and a zero point of 4 bytes, and the matrix
     assert rows[0].bytes == 32 * 256 // 2 + 2 * 32 * 2 * 4 + 32 * 256 * 2
     assert rows[6].bytes == 16 * 384 // 2 + 2 * 16 * 3 * 4 + 16 * 384 * 2 + 4 * 384
@@ -239,7 +235,7 @@ def test_rows_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = pretended_gpu.pretend_products(monkeypatch)
     with bench_on_host.host():
-        rows = list(bench_atom.norms(bench_on_host.SPEED))
+        rows = list(atom.norms(bench_on_host.SPEED))
     peers = ["two launches", "three launches", "torch, norm and gather alone", "fused, not reordered"]
     assert [list(row.peers) for row in rows] == [peers] * 4
     assert len(recorder.launched) == 4 * 2 * (1 + 2 + 1 + 0 + 1)

@@ -10,16 +10,11 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bcqfmt.bench import atom as bench_atom
-from bcqfmt.bench import matmul as bench_matmul
-from bcqfmt.bench import mixed as bench_mixed
-from bcqfmt.bench import outliers as bench_outliers
-from bcqfmt.bench import peers as bench_peers
-from bcqfmt.bench import products as bench_kernels
-from bcqfmt.bench import timing as bench_timing
+from bcqfmt.bench import atom, matmul, mixed, outliers, peers, timing
+from bcqfmt.bench import products as bench_products
 
 SPEED = 4e12
-_TIMED = (bench_atom, bench_kernels, bench_matmul, bench_mixed, bench_outliers, bench_peers, bench_timing)
+_TIMED = (atom, bench_products, matmul, mixed, outliers, peers, timing)
 
 
 class _Host(TorchFunctionMode):
@@ -53,7 +48,7 @@ def host() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in _TIMED:
             stack.enter_context(mock.patch.object(module, "replayed", _twice))
-        stack.enter_context(mock.patch.object(bench_kernels, "energy", return_value=0.002))
+        stack.enter_context(mock.patch.object(bench_products, "energy", return_value=0.002))
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize", return_value=None))
         host_mm = torch.ops.aten._weight_int4pack_mm_for_cpu
         stack.enter_context(mock.patch.object(torch.ops.aten, "_convert_weight_to_int4pack", _packed))
@@ -63,23 +58,23 @@ def host() -> Iterator[None]:
 
 
 def products(*cases: tuple[str, int, int, int, int, int]) -> list[Any]:
-    """Rows of `bench_kernels.products` for these cases (formula, q, rows, columns, group size, batch), as tuples."""
-    with host(), mock.patch.object(bench_kernels, "_cases", return_value=cases):
-        return [tuple(row) for row in bench_kernels.products(SPEED)]
+    """Rows of `bench.products.products` for these cases (formula, q, rows, columns, group size, batch), as tuples."""
+    with host(), mock.patch.object(bench_products, "_cases", return_value=cases):
+        return [tuple(row) for row in bench_products.products(SPEED)]
 
 
 def looked_up(q: int, columns: int, g: int) -> list[Any]:
-    """A row of `bench_kernels.sweep` where there is no fast product."""
+    """A row of `bench.products.sweep` where there is no fast product."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(host())
-        stack.enter_context(mock.patch.object(bench_kernels, "SWEEP", [(q, g)]))
-        stack.enter_context(mock.patch.object(bench_kernels, "_SQUARE", columns))
-        stack.enter_context(mock.patch.object(bench_kernels, "product_shape", return_value=None))
-        return [tuple(row) for row in bench_kernels.sweep(SPEED)]
+        stack.enter_context(mock.patch.object(bench_products, "SWEEP", [(q, g)]))
+        stack.enter_context(mock.patch.object(bench_products, "_SQUARE", columns))
+        stack.enter_context(mock.patch.object(bench_products, "product_shape", return_value=None))
+        return [tuple(row) for row in bench_products.sweep(SPEED)]
 
 
 def with_outliers(rows: int, columns: int, share: float, batch: int, skewed: bool) -> list[Any]:
-    """Rows of `bench_outliers` for one case."""
+    """Rows of `bench.outliers` for one case."""
     with host():
-        found = bench_outliers._product(SPEED, rows, columns, share, {}, batch=batch, skewed=skewed)
+        found = outliers._product(SPEED, rows, columns, share, {}, batch=batch, skewed=skewed)
         return [tuple(row) for row in found]

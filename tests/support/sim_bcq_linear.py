@@ -9,8 +9,7 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.torch import BcqLinear
-from bcqfmt.integrations.torch import linear_op as torch_cpu_ops
+from bcqfmt.integrations.torch import BcqLinear, linear_op
 from bcqfmt.kernels.runtime import device
 
 
@@ -18,21 +17,22 @@ def products(weight: BcqWeight, batch: int) -> tuple[Any, Any, Any]:
     """x (batch, 1, in), its product, and the dense matrix as float32."""
     layer = BcqLinear.from_weight(weight)
     x = torch.from_numpy(ks.vectors(batch, weight.spec.columns)).reshape(batch, 1, -1)
-    y = torch_cpu_ops._linear_cuda(x, layer.parts(), layer.text, 0, 0)
-    again = torch_cpu_ops._linear_cuda(x, layer.parts(), layer.text, 0, 0)
+    y = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0)
+    again = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0)
     assert torch.equal(y, again)
-    assert torch_cpu_ops.prepared_count() == 1
-    dense = torch_cpu_ops._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical)
+    assert linear_op.prepared_count() == 1
+    dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical)
     return x.numpy(), y.numpy(), dense.float().numpy()
 
 
 def with_bias(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
-    """x (batch, in) and a bias (out) as float16, ``x W^T + bias``, and the dense matrix as float32."""
+    """x (batch, in) and a bias (out) as float16, ``x W^T + bias``, and torch's product with the dense matrix, here."""
     bias = torch.from_numpy(ks.vectors(1, weight.spec.out)[0]).half()
     layer = BcqLinear.from_weight(weight, bias)
     x = torch.from_numpy(ks.vectors(batch, weight.spec.columns)).mul(32).round().div(32).half()  # held by all kernels
     with mock.patch.object(device, "capability", return_value=capability):
-        y = torch_cpu_ops._linear_cuda(x, layer.parts(), layer.text, 0, 0, layer.bias)
-        assert torch.equal(y, torch_cpu_ops._linear_cuda(x, layer.parts(), layer.text, 0, 0, layer.bias))
-    dense = torch_cpu_ops._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical)
-    return x.numpy(), bias.numpy(), y.numpy(), dense.float().numpy()
+        y = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0, layer.bias)
+        assert torch.equal(y, linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0, layer.bias))
+    dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical).half()
+    same = torch.nn.functional.linear(x, dense, bias)
+    return x.numpy(), bias.numpy(), y.numpy(), same.numpy()

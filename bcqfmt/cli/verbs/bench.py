@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.progress import announce_kernels
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error
 
-from .generate import tell_of_kernels
-
 if TYPE_CHECKING:
-    from bcqfmt.bench.products import Row
+    from bcqfmt.bench.timing import Row
 
 
 @verb("bench")
@@ -55,14 +54,14 @@ def command(
 
     require_cuda()
     try:
-        from bcqfmt.bench import products as bench_kernels
+        from bcqfmt.bench import products
     except ImportError:
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
-    speed = bench_kernels.bandwidth()
+    speed = products.bandwidth()
     rows: list[Row] = []
     with ExitStack() as stack:
-        tell_of_kernels(stack)
-        for row in bench_kernels.sweep(speed) if sweep else _measured(only, speed, lut_gemm):
+        announce_kernels(stack)
+        for row in products.sweep(speed) if sweep else _measured(only, speed, lut_gemm):
             rows.append(row)
             render.say([_line(row)])
     figures = _figures(speed, rows)
@@ -75,27 +74,23 @@ def command(
 
 
 def _measured(only: tuple[str, ...], speed: float, lut_gemm: str | None) -> Iterator[Row]:
-    from bcqfmt.bench import atom as bench_atom
-    from bcqfmt.bench import matmul as bench_matmul
-    from bcqfmt.bench import mixed as bench_mixed
-    from bcqfmt.bench import outliers as bench_outliers
-    from bcqfmt.bench import products as bench_kernels
+    from bcqfmt.bench import atom, matmul, mixed, outliers, products
 
     chosen = only or ("products", "outliers", "mixed", "dequantize", "atom")
     if "products" in chosen:
-        yield from bench_kernels.products(speed, lut_gemm)
+        yield from products.products(speed, lut_gemm)
     if "outliers" in chosen:
-        yield from bench_outliers.with_outliers(speed)
+        yield from outliers.with_outliers(speed)
     if "mixed" in chosen:
-        yield from bench_mixed.mixed_products(speed)
+        yield from mixed.mixed_products(speed)
     if "dequantize" in chosen:
-        yield from bench_matmul.dequantized(speed)
+        yield from matmul.dequantized(speed)
     if "atom" in chosen:
-        yield from bench_atom.w4a4_products(speed)
-        yield from bench_atom.norms(speed)
-        yield from bench_atom.attention(speed)
+        yield from atom.w4a4_products(speed)
+        yield from atom.norms(speed)
+        yield from atom.attention(speed)
     if "crossover" in chosen:
-        yield from bench_matmul.crossover(speed)
+        yield from matmul.crossover(speed)
 
 
 def table(rows: list[Row]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import hub_options, json_option, verb
 from bcqfmt.cli.sources import command_line, find_source, keep_apart
 from bcqfmt.errors import error
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Which pieces are drawn.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.option("--overwrite", is_flag=True, help="Replace the file, and drop an unfinished calibration.")
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@hub_options
 @json_option
 def command(
     model: str, text: Path, out: Path, revision: str | None, offline: bool, as_json: bool, **asked: Any

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import verb
+from bcqfmt.cli.command import usage_error, verb
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_BCQFMT_COMPLETE"  # the name that click reads when the script calls bcqfmt back
@@ -33,5 +33,5 @@ def command(shell: str | None) -> None:
     chosen = shell or PurePath(os.environ.get("SHELL", "")).name
     found = get_completion_class(chosen) if chosen in _SHELLS else None
     if found is None:
-        raise click.UsageError(f"Say which shell: {', '.join(_SHELLS)}.", context)
+        raise usage_error(f"Say which shell: {', '.join(_SHELLS)}.")
     render.echo(found(context.find_root().command, {}, "bcqfmt", _VARIABLE).source().splitlines())

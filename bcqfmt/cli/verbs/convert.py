@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
-from bcqfmt.cli.memory import return_large_blocks
-from bcqfmt.cli.sources import PART, SIZE, Source, command_line, find_source, keep_apart
+from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.options import PART, SIZE, default_workers
+from bcqfmt.cli.progress import Progress, peak_memory, return_large_blocks
+from bcqfmt.cli.reports import check_report_path, write_report
+from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
 )
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@hub_options
 @click.option("--push", metavar="REPO", help="Upload the result to this repository on the hub.")
 @click.option("--private", is_flag=True, help="Make that repository private.")
 @click.option("--create-pr", is_flag=True, help="Upload as a pull request.")
@@ -98,7 +97,7 @@ def command(
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
     asked["provenance"] = not asked.pop("no_provenance")
-    asked["workers"] = 1 if executor == "ray" else asked["workers"] or _cores()
+    asked["workers"] = 1 if executor == "ray" else asked["workers"] or default_workers()
     conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
     forecast = Forecast(conversion, dst, source.remote)
     if dry_run:
@@ -137,7 +136,7 @@ def _check_usage(
     ]
     for found, text in wrong:
         if found:
-            raise click.UsageError(text, click.get_current_context())
+            raise usage_error(text)
     if push is not None:
         from bcqfmt.converters.hub import split_hub_id
 
@@ -146,21 +145,15 @@ def _check_usage(
 
 def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] | None) -> None:
     if executor == "ray" and part is not None:
-        raise click.UsageError("--part is for machines without an engine; Ray does all parts.", _context())
+        raise usage_error("--part is for machines without an engine; Ray does all parts.")
     if executor != "ray" and ray_address is not None:
-        raise click.UsageError("--ray-address goes with --executor ray.", _context())
+        raise usage_error("--ray-address goes with --executor ray.")
 
 
 def _check_report(report: Path, dst: Path, overwrite: bool, src: str, *, whole: bool) -> None:
     if not whole:
-        raise click.UsageError("--report needs a complete conversion.", _context())
-    from .report import check_report_path
-
+        raise usage_error("--report needs a complete conversion.")
     check_report_path(report, dst, overwrite, src)
-
-
-def _context() -> click.Context:
-    return click.get_current_context()
 
 
 def _ray(address: str | None, at_once: int | None) -> RayExecutor:
@@ -183,7 +176,6 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
 
 
 def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) -> bool:
-    from bcqfmt.cli.progress import Progress
 
     shards = conversion.plan.shards
     part = conversion.options.part
@@ -196,8 +188,6 @@ def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) ->
 def _write_report(dst: Path, path: Path) -> list[str]:
     import bcqfmt
     from bcqfmt.converters.report import make_report
-
-    from .report import write_report
 
     with bcqfmt.open(dst) as checkpoint:
         return write_report(make_report(checkpoint), path)
@@ -216,7 +206,7 @@ def _summary(
         "input_bytes": forecast.input,
         "seconds": round(seconds, 3),
         "bytes_per_second": round(forecast.input / seconds),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_memory(),
         "warnings": [finding.as_dict() for finding in conversion.warnings],
     }
     if complete:
@@ -259,7 +249,3 @@ def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
         lines.append(f"pushed: {summary['pushed']}")
     then = "prove it" if summary["complete"] else "when all parts are done"
     return [*lines, f"{rate}, {used}", f"{then}: {summary['next']}"]
-
-
-def _cores() -> int:
-    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

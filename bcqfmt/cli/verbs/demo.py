@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import bcqfmt
 from bcqfmt.cli import render
-from bcqfmt.cli.main import verb
+from bcqfmt.cli.command import verb
 from bcqfmt.codes import CODES
 from bcqfmt.errors import error, escape
 from bcqfmt.inspect.summary import summarize

@@ -8,7 +8,7 @@ import click
 
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import json_option, verb
 from bcqfmt.errors import escape
 from bcqfmt.inspect.compare import Comparison, Difference, ValueDifference, compare
 

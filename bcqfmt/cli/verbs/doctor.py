@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.cli import render
+from bcqfmt.cli.command import json_option, verb
 from bcqfmt.cli.environment import Check, checks
-from bcqfmt.cli.main import json_option, verb
 
 _MARKS = {"ok": "ok", "missing": "--", "warning": "!!", "failed": "XX"}
 

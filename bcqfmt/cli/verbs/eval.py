@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.options import model_options
+from bcqfmt.cli.progress import announce_kernels, bar
 from bcqfmt.errors import error, escape
-
-from .generate import DTYPES, bar, device_option, tell_of_kernels
 
 
 @verb("eval")
@@ -20,10 +21,7 @@ from .generate import DTYPES, bar, device_option, tell_of_kernels
 @click.option("--reference", type=click.Path(path_type=Path), metavar="FOLDER", help="Compare with this model.")
 @click.option("--context", type=click.IntRange(2, 1 << 20), default=512, show_default=True, help="Tokens per window.")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the activations.")
-@click.option("--exact", is_flag=True, help="Multiply with the exact dense matrices instead of using the kernels.")
-@click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
-@device_option
+@model_options
 @json_option
 def command(
     bcq: Path,
@@ -31,11 +29,8 @@ def command(
     reference: Path | None,
     context: int,
     max_tokens: int | None,
-    dtype: str,
-    exact: bool,
-    planes: int | None,
-    device: str,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Measure a BCQ checkpoint on a text: perplexity, speed.
 
@@ -55,12 +50,17 @@ def command(
     open_checkpoint(bcq).close()
     text = _read(file)
     with ExitStack() as stack:
-        tell_of_kernels(stack)
-        loaded = run.load(bcq, dtype=dtype, exact=exact, planes=planes, device=device)
-        other = None if reference is None else run.load(reference, dtype=dtype, device=device)
-        total = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        tick = bar(stack, min(total, max_tokens or total))
-        found = run.evaluate(loaded, text, other, context=context, most=max_tokens, tick=tick)
+        announce_kernels(stack)
+        loaded = run.load(bcq, **options)
+        plain = {name: options[name] for name in ("dtype", "device")}
+        other = None if reference is None else run.load(reference, **plain)
+        windows = run.windows_of(loaded, text, context, max_tokens)
+        if other is not None and run.windows_of(other, text, context, max_tokens) != windows:
+            raise error(
+                "BCQ-E302", other.folder.name, found="another tokenizer", expected="a reference with the same one"
+            )
+        tick = bar(stack, total=sum(map(len, windows)), unit="token")
+        found = run.evaluate(loaded, windows, other, tick=tick)
     rate = found.tokens / max(found.seconds, 1e-9)
     if as_json:
         facts = {"bcq": str(bcq), "reference": None if reference is None else str(reference), "context": context}

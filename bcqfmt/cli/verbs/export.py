@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,8 +9,9 @@ import click
 
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
-from bcqfmt.cli.sources import SIZE
+from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.options import SIZE
+from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
 
 _TARGETS = ("gptq", "awq", "compressed-tensors", "dense")  # a test compares them with the exporter's own
@@ -45,7 +44,7 @@ def command(
       bcqfmt export model-bcq/ model-bf16/ --to dense --dtype bfloat16
     """
     if dtype is not None and layout != "dense":
-        raise click.UsageError("--dtype goes with --to dense: other layouts keep the numbers that are stored")
+        raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
     from bcqfmt.converters.export import export
 
     with ExitStack() as stack:
@@ -57,7 +56,7 @@ def command(
             dtype=dtype,
             max_shard_size=max_shard_size,
             overwrite=overwrite,
-            tick=_bar(stack),
+            tick=bar(stack, unit="B", unit_scale=True, desc="writing"),
         )
     if as_json:
         render.emit_json({"bcq": str(bcq), "out": str(out), **done.as_dict()})
@@ -69,17 +68,3 @@ def command(
         render.size(done.nbytes),
     ]
     render.echo([f"{escape(str(out))}: {done.format}; {', '.join(counts)}", *(f"  {note}" for note in done.notes)])
-
-
-def _bar(stack: ExitStack) -> Callable[[int], None] | None:
-    """A counter of bytes on a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    from tqdm import tqdm
-
-    bar = stack.enter_context(tqdm(unit="B", unit_scale=True, desc="writing", leave=False))
-
-    def tick(done: int) -> None:
-        bar.update(done)
-
-    return tick

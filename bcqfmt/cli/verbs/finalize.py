@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import hub_options, json_option, verb
 from bcqfmt.cli.sources import command_line, find_source, keep_apart
 from bcqfmt.errors import error, escape
 
@@ -16,8 +16,7 @@ from bcqfmt.errors import error, escape
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.argument("src")
 @click.option("--overwrite", is_flag=True, help="Replace DST if it is there.")
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@hub_options
 @json_option
 def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline: bool, as_json: bool) -> None:
     """Close a conversion that was done in parts.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.errors import escape
 from bcqfmt.inspect.summary import Summary, summarize, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
@@ -38,7 +38,7 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
       bcqfmt inspect model/ --tensor model.layers.0.mlp.up_proj.weight
     """
     if tensor is not None and modules:
-        raise click.UsageError("--modules and --tensor exclude each other.", click.get_current_context())
+        raise usage_error("--modules and --tensor exclude each other.")
     if tensor is not None:
         details = tensor_details(path, tensor)
         render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
@@ -46,7 +46,7 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
     summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
     found, lines = summary.as_dict(), _glance(summary)
     if modules and summary.foreign and Path(path).is_dir():
-        from bcqfmt.cli.seen_modules import module_rows, module_table
+        from bcqfmt.cli.forecast import module_rows, module_table
 
         found["modules"], why = module_rows(Path(path))
         lines += ["", *(module_table(found["modules"]) if not why else [f"not converted: {why}"])]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
-from bcqfmt.cli.memory import return_large_blocks
-from bcqfmt.cli.settings import WithSettings, given_settings
-from bcqfmt.cli.sources import SIZE, Source, command_line, find_source, keep_apart
+from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
+from bcqfmt.cli.progress import Progress, peak_memory, return_large_blocks
+from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
+from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, escape
-
-from .report import check_report_path, table, total_line, write_report
 
 if TYPE_CHECKING:
     from bcqfmt.converters.quantize.quantization import Quantization
@@ -43,8 +40,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
 )
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@hub_options
 @json_option
 def command(
     src: str,
@@ -93,10 +89,7 @@ def command(
     else:
         _carry_out(quantization, dst)
     made = _report(dst)
-    used = {
-        "seconds": round(time.perf_counter() - start, 3),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    used = {"seconds": round(time.perf_counter() - start, 3), "peak_rss_bytes": peak_memory()}
     written = [] if report is None else write_report(made, report)
     if as_json:
         warnings = [finding.as_dict() for finding in quantization.warnings]
@@ -107,11 +100,10 @@ def command(
 
 
 def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
-    context = click.get_current_context()
     if asked["resume"] and asked["overwrite"]:
-        raise click.UsageError("--resume goes on, --overwrite starts anew: choose one.", context)
+        raise usage_error("--resume goes on, --overwrite starts anew: choose one.")
     if asked["method"] is None and rules is None:
-        raise click.UsageError("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.", context)
+        raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
 
 
 def _planned(
@@ -136,7 +128,7 @@ def _planned(
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
-    asked["workers"] = asked["workers"] or _cores()
+    asked["workers"] = asked["workers"] or default_workers()
     options = QuantizeOptions(
         settings=settings, rules=read, stats=seen, name=source.name, headers_only=source.remote is not None, **asked
     )
@@ -144,14 +136,13 @@ def _planned(
 
 
 def _carry_out(quantization: Quantization, dst: Path) -> None:
-    from bcqfmt.cli.progress import Progress
 
     plan = quantization.plan
     with Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
         return_large_blocks()
         try:
             quantization.run(dst, progress.tick, progress.done)
-        except BcqError as fault:  # the house's words for an unfinished run speak of `convert`
+        except BcqError as fault:  # the hint for an unfinished run names `convert`
             fault.hint = fault.hint.replace("bcqfmt convert ", "bcqfmt quantize ")
             raise
 
@@ -224,7 +215,3 @@ def _text(quantization: Quantization, made: Report, dst: Path, used: dict[str, A
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else escape(str(value))
-
-
-def _cores() -> int:
-    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

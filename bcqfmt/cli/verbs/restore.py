@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
-from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import error, escape
 
@@ -31,7 +31,6 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     """
     import bcqfmt
     from bcqfmt.cli.forecast import nearest
-    from bcqfmt.cli.progress import Progress
     from bcqfmt.converters.convert.restore import restore
     from bcqfmt.converters.layouts.rebuild import SourceRebuilder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
-from bcqfmt.cli.memory import return_large_blocks
-from bcqfmt.cli.params import ParamType
-from bcqfmt.cli.settings import given_settings
+from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.options import ParamType, default_workers, given_settings
+from bcqfmt.cli.progress import bar, return_large_blocks
+from bcqfmt.cli.reports import check_output
 from bcqfmt.cli.sources import find_source
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error, escape
-
-from .report import check_output
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report.sweep import Point, Sweep
@@ -64,8 +61,7 @@ class _List(ParamType[tuple[str, ...]]):
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them, with the Pareto front.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@hub_options
 @json_option
 def command(
     model: str,
@@ -95,7 +91,7 @@ def command(
     """
     for path, suffix in ((out, ".json"), (plot, ".svg")):
         if path is not None and path.suffix.lower() != suffix:
-            raise click.UsageError(f"'{path}' should end in {suffix}.", click.get_current_context())
+            raise usage_error(f"'{path}' should end in {suffix}.")
         if path is not None:
             check_output(path, overwrite, model)
     source = find_source(model, revision, offline)
@@ -141,7 +137,7 @@ def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: d
         stats=None if stats is None else open_stats(stats),
         include=asked["include"],
         exclude=asked["exclude"],
-        threads=asked["workers"] or min(4, os.cpu_count() or 1),
+        threads=asked["workers"] or default_workers(),
     )
 
 
@@ -164,8 +160,6 @@ def _text_model(folder: Path, text: Path, context: int, tokens: int | None, swee
 
 def _run(sweep: Sweep, judge: TextModel | None) -> tuple[list[Point], float | None]:
     """Every combination, with a bar on a terminal and a line each elsewhere."""
-    import sys
-
     from bcqfmt.converters.report.sweep import Tensors, mark_front
 
     def evaluate(tensors: Tensors) -> float:
@@ -177,19 +171,10 @@ def _run(sweep: Sweep, judge: TextModel | None) -> tuple[list[Point], float | No
     dense = None if judge is None else judge.perplexity().value
     points = []
     with ExitStack() as stack:
-        bar = None
-        if sys.stderr is not None and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            bar = stack.enter_context(tqdm(total=size, unit="B", unit_scale=True, desc="quantizing", leave=False))
-
-        def tick(done: int) -> None:
-            if bar is not None:
-                bar.update(done)
-
+        tick = bar(stack, total=size, unit="B", unit_scale=True, desc="quantizing")
         for point in sweep.run(None if judge is None else evaluate, tick):
             points.append(point)
-            if bar is None:
+            if tick is None:
                 render.say(f"{point.method} q={point.bits} g={point.group_size} ({len(points)} of {sweep.tries})")
     mark_front(points)
     return points, dense

@@ -9,7 +9,7 @@ import click
 
 from bcqfmt.checkpoint.validation import Report, validate
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
+from bcqfmt.cli.command import json_option, verb
 from bcqfmt.errors import escape
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.main import json_option, verb
-from bcqfmt.cli.memory import return_large_blocks
+from bcqfmt.cli.command import hub_options, json_option, verb
+from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import find_source
 from bcqfmt.errors import BcqError, escape
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Compute the values of 64 rows of each weight a second time, or of all rows.",
 )
-@click.option("--revision", help="Branch, tag or commit of a hub id.")
-@click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")
+@hub_options
 @json_option
 def command(src: str, bcq: Path, values: str, revision: str | None, offline: bool, as_json: bool) -> None:
     """Prove that a BCQ folder holds all of its source.
@@ -43,7 +42,6 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
       bcqfmt verify model-gptq/ model-bcq/ --values all --json
     """
     import bcqfmt
-    from bcqfmt.cli.progress import Progress
     from bcqfmt.converters.convert.verify import SAMPLE_ROWS, verify
 
     try:

@@ -1,9 +1,9 @@
 """Weights whose parts lie on a GPU, prepared there: the orders that kernels want are made with torch, not on the host.
 
 The planes of a BCQ file are already what `dequantize` reads, so they are used where they are; the fast product gets
-its own order of them (`bit_layout`). Seconds for a large model, against minutes on the host. Weights with a perm,
-outliers, second-order scales or floating-point zeros, and any whose content is not as it should be, go through the
-host, which checks them in full and says what is wrong.
+its own order of them (`kernels.bits.layout`). Seconds for a large model, against minutes on the host. Weights with a
+perm, outliers, second-order scales or floating-point zeros, and any whose content is not as it should be, go through
+the host, which checks them in full and says what is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
 from bcqfmt.kernels.bits.layout import COLUMNS, BitLayout, in_steps
-from bcqfmt.kernels.operands import device as operands_device
+from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.weight.scheme import PackedZero, WeightSpec
@@ -47,7 +47,7 @@ class _Piece(SimpleNamespace):
 def gpu_weight(spec: WeightSpec, parts: Mapping[str, Tensor]) -> GpuWeight | None:
     """A weight over parts on a GPU (suffix -> tensor); None where the host has to look at it.
 
-    It does not keep the planes alive: it may be used only while somebody else does.
+    It does not keep the planes alive: the caller has to, for as long as it is used.
     """
     scheme = spec.scheme
     if len(spec.shape) != 2 or scheme.aligned64 or scheme.perm or scheme.outliers is not None or scheme.nonfinite:
@@ -94,7 +94,7 @@ def _piece(spec: WeightSpec, k: int, start: int, parts: Mapping[str, Tensor]) ->
 
 
 class _Memory:
-    """Words on a GPU, for torch to look at."""
+    """The address of words on a GPU, as torch reads it."""
 
     def __init__(self, words: Tensor) -> None:
         shape, place = tuple(words.shape), words.data_ptr()
@@ -122,7 +122,7 @@ def _unpacked(words: Tensor, bits: int, count: int) -> tuple[Tensor, bool]:
 
 
 class GpuWeight(matmul.MatmulWeight):
-    """What `matmul.matmul` and `matmul.dequantize` take, each order made on the device when it is first used."""
+    """A weight for `kernels.matmul`; each order of it is made on the device when it is first used."""
 
     def __init__(self, spec: WeightSpec, pieces: list[_Piece]) -> None:
         """Not for callers: see :func:`gpu_weight`."""
@@ -158,7 +158,7 @@ class GpuWeight(matmul.MatmulWeight):
         return BitOperand(shape=self.operand.shape, segments=segments, perm=None, settled=True)
 
     @cached_property
-    def look_up(self) -> operands_device.DeviceOperand:
+    def look_up(self) -> DeviceOperand:
         """For look-ups: words and numbers of neighbouring rows side by side."""
         segments = []
         for piece in self._pieces:
@@ -168,23 +168,21 @@ class GpuWeight(matmul.MatmulWeight):
         return self._operand("lut-gemm", segments)
 
     @cached_property
-    def exact(self) -> operands_device.DeviceOperand:
+    def exact(self) -> DeviceOperand:
         """For dequantizing: the planes as they are stored."""
         segments = [_segment(piece, piece.planes, piece.first, piece.second, piece.formula) for piece in self._pieces]
         return self._operand("canonical", segments)
 
-    def _operand(self, layout: str, segments: list[operands_device.DeviceSegment]) -> operands_device.DeviceOperand:
-        made = operands_device.DeviceOperand(
+    def _operand(self, layout: str, segments: list[DeviceSegment]) -> DeviceOperand:
+        made = DeviceOperand(
             shape=(self._spec.out, self._spec.columns), dtype=self._spec.dtype, layout=layout, segments=tuple(segments)
         )
-        operands_device.check_operand(made)
+        check_operand(made)
         return made
 
 
-def _segment(
-    piece: _Piece, planes: Tensor, first: Tensor, second: Tensor, formula: str
-) -> operands_device.DeviceSegment:
-    return operands_device.DeviceSegment(
+def _segment(piece: _Piece, planes: Tensor, first: Tensor, second: Tensor, formula: str) -> DeviceSegment:
+    return DeviceSegment(
         planes=planes, first=first.float().contiguous(), second=second.float().contiguous(), start=piece.start,
         width=piece.width, group_size=piece.group_size, bits=piece.bits, formula=formula, finite=True,
     )  # fmt: skip
@@ -201,7 +199,7 @@ def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:
 
 
 def layout_of(piece: _Piece) -> BitLayout | None:
-    """As `bit_layout.layout_of`, with numbers in the type that they are stored in."""
+    """As `kernels.bits.layout.layout_of`, with numbers in the type that they are stored in."""
     g = piece.group_size
     if g >= piece.width:
         g = -(-piece.width // COLUMNS) * COLUMNS
@@ -212,7 +210,7 @@ def layout_of(piece: _Piece) -> BitLayout | None:
 
 
 def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
-    """The words of `bit_layout.pack_planes` as int32, made where the planes are."""
+    """The words of `kernels.bits.layout.pack_planes` as int32, made where the planes are."""
     q, rows, words = planes.shape
     tiles = -(-rows // ROWS)
     full = planes.new_zeros(q, tiles * ROWS, layout.chunks * 8)
@@ -225,7 +223,7 @@ def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
 
 
 def packed_numbers(layout: BitLayout, first: Tensor, second: Tensor) -> Tensor:
-    """The words of `bit_layout.pack_numbers` as int32."""
+    """The words of `kernels.bits.layout.pack_numbers` as int32."""
     kind = _DTYPES[layout.number]
     stacked = torch.cat([first.reshape(-1, *second.shape).to(kind), second[None].to(kind)])
     count, rows, groups = stacked.shape

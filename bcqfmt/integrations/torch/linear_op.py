@@ -3,19 +3,18 @@
 - ``torch.ops.bcqfmt.linear(x, parts, spec, planes, index, bias)``: ``x W^T + bias``, with gradients for x and bias
 - ``torch.ops.bcqfmt.values(parts, spec, planes, index, dtype)``: the dense matrix, bit for bit (section 8)
 
-``parts``: the tensors of the parts, sorted by suffix; ``spec``: `torch_module_parts.text_of`; ``planes``: the first
-ones only, 0 for all; ``index``: which matrix of a stack, 0 otherwise; ``bias`` (out) or None, taken in the dtype of x
-and added before the sum is rounded, as a dense layer does it (but 2/4-bit products of a GPU are rounded first).
+``parts``: the tensors of the parts, sorted by suffix; ``spec``: `parts.text_of`; ``planes``: the first ones only, 0 for
+all; ``index``: which matrix of a stack, 0 otherwise; ``bias`` (out) or None, taken in the dtype of x and added before
+the sum is rounded, as a dense layer does it (but 2/4-bit products of a GPU are rounded first).
 On the CPU the kernels of `bcqfmt.kernels.cpu` run, with as many threads as torch has; on a GPU those of
-`bcqfmt.kernels.matmul`. What they need besides the planes is prepared at the first call and kept until the memory of a
-part is changed or freed. Both operators know their result without running (fake tensors, ``torch.compile``). Importing
-this module registers them.
+`bcqfmt.kernels.matmul`. What they need in addition to the planes is prepared at the first call and cached until the
+memory of a part is changed or freed. Both operators know the shape of their result without running (fake tensors,
+``torch.compile``). Importing this module registers them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +28,8 @@ from bcqfmt.container.dtypes import logical_name
 from bcqfmt.errors import error
 from bcqfmt.kernels import cpu, matmul
 
-from .parts import TORCH_DTYPES, borrowed, spec_of, suffixes, weight_of
+from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
+from .processor import dense_products, multiplies
 
 __all__ = ["linear", "prepared_count", "values"]
 
@@ -37,11 +37,11 @@ _Weak: Any = reductions.StorageWeakRef
 _BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
 
 
-class _Kept:
-    """What was prepared for parts: valid while their memory is neither freed, nor moved, nor written to."""
+class _Prepared:
+    """What was made of tensors: valid while their memory is neither freed, nor moved, nor written to."""
 
-    def __init__(self, parts: Sequence[Tensor], state: tuple[tuple[int, int], ...], made: Any) -> None:
-        self.memory = [_Weak(part.untyped_storage()) for part in parts]
+    def __init__(self, tensors: Sequence[Tensor], state: tuple[tuple[int, int], ...], made: Any) -> None:
+        self.memory = [_Weak(tensor.untyped_storage()) for tensor in tensors]
         self.state = state
         self.made = made
 
@@ -49,69 +49,60 @@ class _Kept:
         return any(memory.expired() for memory in self.memory)
 
 
-_kept: dict[tuple[Any, ...], _Kept] = {}
+_cache: dict[tuple[Any, ...], _Prepared] = {}
 _lock = threading.Lock()
 _FEW = 64
 
 
 def prepared_count() -> int:
-    """How many weights are kept prepared; those whose memory was freed are dropped first."""
+    """How many entries the cache has; those whose memory was freed are dropped first."""
     with _lock:
         return _drop_freed()
 
 
 def _drop_freed() -> int:
-    for key in [key for key, kept in _kept.items() if kept.freed()]:
-        del _kept[key]
-    return len(_kept)
+    for key in [key for key, entry in _cache.items() if entry.freed()]:
+        del _cache[key]
+    return len(_cache)
 
 
-def _prepared(parts: Sequence[Tensor], spec: str, planes: int, index: int, make: Callable[..., Any]) -> Any:
-    """``make(parts, spec, planes or None, index or None)``, once for as long as the parts stay what they are."""
-    return _made_once(parts, (planes, index, spec), lambda: _checked(parts, spec, planes, index, make))
-
-
-def _checked(parts: Sequence[Tensor], spec: str, planes: int, index: int, make: Callable[..., Any]) -> Any:
-    if len(parts) != len(suffixes(spec)):
-        raise error("BCQ-E552", found=f"{len(parts)} parts", expected=", ".join(suffixes(spec)))
-    return make(parts, spec, planes or None, index if len(spec_of(spec).shape) == 3 else None)
-
-
-def _made_once(parts: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """``make()``, once for as long as the parts stay what they are; ``key``: what else it is made of."""
+def _cached(tensors: Sequence[Tensor], make: Callable[..., Any], *options: Any) -> Any:
+    """``make(tensors, *options)``, once for as long as the tensors stay what they are."""
     # a storage that is weakly referenced keeps its address, so a key cannot come to mean another one's memory
-    key = (*key, *(part.untyped_storage()._cdata for part in parts))
-    state = tuple((part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts)
-    kept = _kept.get(key)
-    if kept is not None and kept.state == state:
-        return kept.made
-    made = make()
+    key = (make, *options, *(tensor.untyped_storage()._cdata for tensor in tensors))
+    state = tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors)
+    entry = _cache.get(key)
+    if entry is not None and entry.state == state:
+        return entry.made
+    made = make(tensors, *options)
     with _lock:
-        _kept[key] = _Kept(parts, state, made)
-        if (
-            len(_kept) & (len(_kept) - 1) == 0 and len(_kept) >= _FEW
-        ):  # at powers of two: cheap for any number of weights
+        _cache[key] = _Prepared(tensors, state, made)
+        if len(_cache) >= _FEW and len(_cache) & (len(_cache) - 1) == 0:  # at powers of two: cheap for many weights
             _drop_freed()
     return made
 
 
-def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> cpu.CpuMatrix:
-    return cpu.prepare(borrowed(spec, parts), planes=planes, index=index)
+def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int) -> cpu.CpuMatrix:
+    return cpu.prepare(borrowed(spec, parts), planes=planes or None, index=_matrix(spec, index))
 
 
-def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int | None, index: int | None) -> Any:
+def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int, index: int) -> matmul.MatmulWeight:
     from bcqfmt.kernels import operands
 
     from .gpu_weight import gpu_weight
 
-    named = dict(zip(suffixes(spec), parts, strict=True))
-    made = None if planes is not None or index is not None else gpu_weight(spec_of(spec), named)
+    named, number = named_parts(spec, parts), _matrix(spec, index)
+    whole = not planes and number is None
+    made = gpu_weight(spec_of(spec), named) if whole else None
     if made is not None:
         return made
-    host = {suffix: part.cpu() for suffix, part in named.items()}
-    weight = weight_of(spec_of(spec), host)
-    whole = weight if planes is None and index is None else None
-    return matmul.MatmulWeight(operands.operand(weight, planes=planes, index=index), parts[0].device, whole)
+    weight = weight_of(spec_of(spec), {suffix: part.cpu() for suffix, part in named.items()})
+    operand = operands.operand(weight, planes=planes or None, index=number)
+    return matmul.MatmulWeight(operand, parts[0].device, weight if whole else None)
+
+
+def _matrix(spec: str, index: int) -> int | None:
+    return index if len(spec_of(spec).shape) == 3 else None
 
 
 def _check(x: Tensor, spec: str, parts: Sequence[Tensor], bias: Tensor | None) -> None:
@@ -136,7 +127,7 @@ def _linear_cpu(
     x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
 ) -> Tensor:
     _check(x, spec, parts, bias)
-    matrix: cpu.CpuMatrix = _prepared(parts, spec, planes, index, _on_cpu)
+    matrix: cpu.CpuMatrix = _cached(parts, _on_cpu, spec, planes, index)
     rows, columns = matrix.shape
     vectors = x.detach().reshape(-1, columns)
     threads = torch.get_num_threads()
@@ -150,14 +141,13 @@ def _linear_cpu(
 
 
 def _by_values(matrix: cpu.CpuMatrix, vectors: Tensor, bias: Tensor | None, threads: int) -> Tensor:
-    """Many vectors: some rows at a time decoded and multiplied by torch.
+    """Many vectors: some rows at a time are decoded and multiplied by torch.
 
-    With inputs of 16 bits these are the values that a dense copy has in their dtype, so that the product is that of a
-    dense layer, bit for bit; but float16 is multiplied as float32 where the processor is slow with it.
+    With inputs of 16 bits these are the values that a dense copy has in their dtype. Where the processor has no
+    instructions for the dtype, they are multiplied as float32.
     """
     rows, columns = matrix.shape
-    slow = vectors.dtype == torch.float16 and not _quick_halves()
-    kind = torch.float32 if slow else vectors.dtype
+    kind = vectors.dtype if multiplies(vectors.dtype) else torch.float32
     inputs = vectors.to(kind)
     y = inputs.new_empty(inputs.shape[0], rows)
     step = max(1, _BLOCK // columns)
@@ -170,13 +160,6 @@ def _by_values(matrix: cpu.CpuMatrix, vectors: Tensor, bias: Tensor | None, thre
     return y
 
 
-@functools.cache
-def _quick_halves() -> bool:
-    """Whether this processor has instructions for float16 that torch uses; without them it takes many times longer."""
-    known = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
-    return known is not None and bool(known())
-
-
 def _decode(matrix: cpu.CpuMatrix, first_row: int, out: Tensor, threads: int, twice: bool = False) -> None:
     kind = logical_name(out.dtype)
     patterns = out.view({1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}[out.element_size()]).numpy()
@@ -184,7 +167,7 @@ def _decode(matrix: cpu.CpuMatrix, first_row: int, out: Tensor, threads: int, tw
 
 
 def _values_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    matrix: cpu.CpuMatrix = _prepared(parts, spec, planes, index, _on_cpu)
+    matrix: cpu.CpuMatrix = _cached(parts, _on_cpu, spec, planes, index)
     out = torch.empty(matrix.shape, dtype=dtype)
     _decode(matrix, 0, out, torch.get_num_threads())
     return out
@@ -195,42 +178,41 @@ def _linear_cuda(
 ) -> Tensor:
     _check(x, spec, parts, bias)
     plain = x.detach() if x.requires_grad else x
-    weight = _prepared(parts, spec, planes, index, _on_gpu)
+    weight: matmul.MatmulWeight = _cached(parts, _on_gpu, spec, planes, index)
     found: Tensor
     if bias is None:
         found = matmul.matmul(weight, plain.contiguous())
         return found
-    count, kind = x.numel() // x.shape[-1], logical_name(x.dtype)
-    path = matmul.path_of(weight, count, kind)
+    kind = logical_name(x.dtype)
+    path = matmul.path_of(weight, x.numel() // x.shape[-1], kind)
     if path == "dequantize":
-        plus = bias.detach().to(x.dtype)
-        found = torch.nn.functional.linear(plain, matmul.dense_copy(weight, kind), plus)
-    elif matmul.takes_addend(weight, count, kind):
-        plus = _made_once((bias,), (x.dtype, bias.data_ptr()), lambda: _rows_of(bias, x.dtype))
-        found = matmul.matmul(weight, plain.contiguous(), addend=plus)
-    else:
-        wide = matmul.matmul(weight, plain.contiguous(), result="F32" if path == "look-up" else None)
-        found = (wide + bias.detach().to(x.dtype)).to(x.dtype)
+        return torch.nn.functional.linear(plain, matmul.dense_copy(weight, kind), bias.detach().to(x.dtype))
+    if path == "bits":
+        found = matmul.matmul(weight, plain.contiguous(), addend=_cached((bias,), _addend, x.dtype, bias.data_ptr()))
+        return found
+    wide = matmul.matmul(weight, plain.contiguous(), result="F32" if path == "look-up" else None)
+    found = (wide + bias.detach().to(x.dtype)).to(x.dtype)
     return found
 
 
-def _rows_of(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bias in a dtype as float32, once for each vector of a launch: what kernels add before they round."""
-    return bias.detach().to(dtype).float().expand(matmul.BATCH_LIMIT, -1).contiguous()
+def _addend(tensors: Sequence[Tensor], dtype: torch.dtype, place: int) -> Tensor:
+    """A bias in a dtype as float32, once for each vector of a launch: what kernels add before they round.
+
+    ``place``: its address; biases may share a storage, which the cache knows them by.
+    """
+    return tensors[0].detach().to(dtype).float().expand(matmul.BATCH_LIMIT, -1).contiguous()
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = matmul.dequantize(_prepared(parts, spec, planes, index, _on_gpu).exact, logical_name(dtype))
+    found: Tensor = matmul.dequantize(_cached(parts, _on_gpu, spec, planes, index).exact, logical_name(dtype))
     return found
 
 
-def _linear_fake(
-    x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
-) -> Tensor:
+def _linear_fake(x: Tensor, _parts: Any, spec: str, *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], spec_of(spec).out))
 
 
-def _values_fake(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
+def _values_fake(parts: Sequence[Tensor], spec: str, _planes: int, _index: int, dtype: torch.dtype) -> Tensor:
     return parts[0].new_empty(spec_of(spec).shape[-2:], dtype=dtype)
 
 
@@ -241,11 +223,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    parts = ctx.saved_tensors  # to be read once only: checkpointed activations are made anew by it
+    parts = ctx.saved_tensors  # read once only: with activation checkpointing each reading recomputes them
     matrix = values(parts, ctx.spec, ctx.planes, ctx.index, gradient.dtype)
     own = None if ctx.bias is None else gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias)
-    found = (gradient @ matrix, [None] * len(parts), None, None, None, own)
-    return found[: len(ctx.needs_input_grad)]  # torch leaves a bias of None out, or does not
+    with dense_products(gradient.dtype):
+        found = (gradient @ matrix, [None] * len(parts), None, None, None, own)
+    return found[: len(ctx.needs_input_grad)]  # versions of torch differ: a bias of None counts, or does not
 
 
 torch.library.define(
@@ -269,15 +252,16 @@ _below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", contextli
 def linear(
     x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
 ) -> Tensor:
-    """``torch.ops.bcqfmt.linear``; where no gradient is asked for, without the way through torch's autograd.
+    """``torch.ops.bcqfmt.linear``; where no gradient is asked for, it is called below torch's autograd.
 
-    That way, in Python, takes longer than all that is done here for a product on a GPU, and ends where this one does.
-    Forward derivatives and the transforms of ``torch.func`` go by the dense matrix, for which torch has their rules.
+    Autograd of a Python operator takes longer than everything that is done here for a product on a GPU.
+    Forward derivatives and the transforms of ``torch.func`` use the dense matrix, for which torch has their rules.
     """
     found: Tensor
     if not torch.compiler.is_compiling() and _transformed():
         dense = values(parts, spec, planes, index, TORCH_DTYPES[spec_of(spec).dtype]).to(x.dtype)
-        return torch.nn.functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
+        with dense_products(x.dtype):
+            return torch.nn.functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _learning(x, parts, bias)):
         found = _linear(x, parts, spec, planes, index, bias)
     else:

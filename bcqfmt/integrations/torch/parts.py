@@ -24,8 +24,8 @@ from bcqfmt.weight.scheme_json import resolved_json, scheme_of
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = [
-    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "refuse_bias", "refuse_planes", "spec_of",
-    "stored_of", "suffixes", "text_of", "weight_of",
+    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "named_parts", "refuse_bias", "refuse_planes",
+    "spec_of", "stored_of", "suffixes", "text_of", "weight_of",
 ]  # fmt: skip
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -89,14 +89,21 @@ def weight_of(spec: WeightSpec, tensors: Mapping[str, Tensor], name: str = "") -
     return BcqWeight(name, spec, _stored(spec, {suffix: _numpy(tensor) for suffix, tensor in tensors.items()}))
 
 
+def named_parts(text: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors in the order of :func:`suffixes`, by suffix; BCQ-E552 unless there is one for each part."""
+    if len(tensors) != len(suffixes(text)):
+        raise error("BCQ-E552", found=f"{len(tensors)} parts", expected=", ".join(suffixes(text)))
+    return dict(zip(suffixes(text), tensors, strict=True))
+
+
 def borrowed(text: str, tensors: Sequence[Tensor]) -> BcqWeight:
     """A weight over the memory of contiguous tensors on the CPU, in the order of :func:`suffixes`.
 
-    It does not keep them alive: it may be used only while somebody else does.
+    It does not keep them alive: the caller has to, for as long as it is used.
     """
     spec = spec_of(text)
     arrays = {}
-    for suffix, tensor in zip(suffixes(text), tensors, strict=True):
+    for suffix, tensor in named_parts(text, tensors).items():
         kind = spec.parts()[suffix].dtype
         if tensor.dtype != TORCH_DTYPES[kind] or not tensor.is_contiguous():
             raise error(

@@ -32,8 +32,7 @@ from bcqfmt.weight.decode import refuse_truncation
 from bcqfmt.weight.weight import BcqWeight
 
 from .dense import convert, make_dense
-from .missing import listen, refuse_missing
-from .placement import place_weights
+from .placement import collect_missing, place_weights, refuse_missing
 from .save import forget, remember, take_over
 
 __all__ = ["BcqConfig", "BcqQuantizer", "set_mode"]
@@ -83,7 +82,7 @@ class BcqQuantizer(HfQuantizer):
             with checkpoint:
                 weights.update(checkpoint.weights())
         self._renamings = place_weights(model, weights, get_model_conversion_mapping(model))
-        self._missing = listen(model)
+        self._missing = collect_missing(model)
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any = None) -> Any:
         """Those of the model, then ours: parts of stacks become buffers of a module of their own."""
@@ -129,7 +128,7 @@ class BcqQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Gradients pass through the layers, whose weights stay as they are: what is beside them can learn."""
+        """Gradients pass through the layers, whose weights stay as they are: other parameters can learn."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""Which module of a transformers model stands for which weight of a checkpoint.
+"""Which module of a transformers model holds which weight of a checkpoint, and what the checkpoint lacks.
 
 The names of a checkpoint are first renamed as transformers renames them. Then a weight is one of
 
@@ -6,27 +6,34 @@ The names of a checkpoint are first renamed as transformers renames them. Then a
 - a stack of experts that the model holds as one parameter: an `ExpertStack` takes its place;
 - one expert's matrix, which transformers would stack with others: the matrices stay apart, an `ExpertList` joins them.
 
-Anything else is refused by name (BCQ-E305) before a byte of weights is read.
+Anything else is refused by name (BCQ-E305) before a byte of weights is read. Tensors that the model has and the
+checkpoint has not, which transformers draws at random with a warning, are refused too (BCQ-E602).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 from transformers.core_model_loading import rename_source_key as rename
 
-from bcqfmt.errors import BcqError, error
-from bcqfmt.integrations.torch.layers import BcqLinear
+from bcqfmt.checkpoint.folder import CONFIG
+from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 from bcqfmt.weight.scheme import part_prefix
 from bcqfmt.weight.weight import BcqWeight
 
 from .experts import ExpertList, ExpertsForward, ExpertStack
 
-__all__ = ["place_weights"]
+__all__ = ["collect_missing", "place_weights", "refuse_missing"]
+
+_HOOK = "_adjust_missing_and_unexpected_keys"  # of transformers' models
+_SHOWN = 4
+_NOT_CALLED = "?"
 
 
 class _Expert(NamedTuple):
@@ -182,3 +189,41 @@ def _nnz(weight: BcqWeight) -> int:
 
 def _refusal(weight: BcqWeight, found: str, expected: str = "") -> BcqError:
     return error("BCQ-E305", tensor=weight.name, found=found, expected=expected, hint="bcqfmt export --to dense works")
+
+
+def collect_missing(model: Any) -> list[str]:
+    """A list that holds the names of missing tensors once the model has been loaded, without tied weights and the like.
+
+    Transformers does not tell quantizers; the last to see the list is a method of the model, which is wrapped.
+    """
+    found = [_NOT_CALLED]
+    own = getattr(model, _HOOK)
+
+    def collect(info: Any) -> None:
+        own(info)
+        found[:] = sorted(info.missing_keys)
+
+    model.__dict__[_HOOK] = collect
+    return found
+
+
+def refuse_missing(model: Any, missing: list[str], source: Path | None) -> None:
+    """BCQ-E602 for a model that lacks tensors; ``missing``: what :func:`collect_missing` gave.
+
+    A head may be new where another class is loaded than the one that was saved, a classifier over a language model.
+    """
+    del model.__dict__[_HOOK]
+    assert missing != [_NOT_CALLED], f"transformers no longer calls {_HOOK}"
+    names, base = model.config.architectures, f"{model.base_model_prefix}."
+    if names and type(model).__name__ not in names and model.base_model is not model:
+        parts = [f"{path}." for path, module in model.named_modules() if isinstance(module, BcqModule)]
+        missing = [name for name in missing if name.startswith((base, *parts))]
+    if missing:
+        more = " ..." if len(missing) > _SHOWN else ""
+        raise error(
+            "BCQ-E602", CONFIG if source is None else f"{source.name}/{CONFIG}",
+            found=f"{len(missing)} tensors of the model are not in the files: "
+            f"{escape(', '.join(missing[:_SHOWN]))}{more}",
+            expected="all of them",
+            hint="correct config.json (the number of layers, biases), or get the complete checkpoint",
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A look at a model in a folder, BCQ or dense: text from a prompt, and figures on a text.
+"""Models in folders, BCQ or dense, run in this process: text from a prompt, and figures on a text.
 
 Needs torch and transformers; `load` says so with BCQ-E306 if they are missing. A model's own code is never run.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.kernels.runtime.device import require_cuda
 
-__all__ = ["Figures", "Loaded", "evaluate", "generate", "load"]
+__all__ = ["Figures", "Loaded", "evaluate", "generate", "load", "windows_of"]
 
 Tick = Callable[[int], None]
 
@@ -51,8 +51,8 @@ def load(
         raise error(
             "BCQ-E302", str(folder), found="a file", expected="a model folder", hint=f"name its folder: {place}"
         )
-    transformers, bridge = _world()
-    if device != "cpu":  # before anything heavy is loaded
+    transformers, bridge = _imported()
+    if device != "cpu":  # before any weight is loaded
         require_cuda()
     if not folder.is_dir():  # transformers would look for a hub id
         raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
@@ -60,13 +60,13 @@ def load(
     hint = "copy the original model's tokenizer files"
     tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", hint)
     if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
-        # what transformers makes of nothing
+        # what transformers makes of no files
         raise error("BCQ-E102", folder.name, found="no tokenizer files", expected="a tokenizer", hint=hint)
     hint = "bcqfmt validate --deep checks it"
     model, info = _loaded(
         transformers.AutoModelForCausalLM, folder, "a model", hint, dtype=dtype, output_loading_info=True
     )
-    if info["missing_keys"]:  # what transformers draws at random, and says so where nobody sees it
+    if info["missing_keys"]:  # what transformers draws at random; its warning is switched off here
         names = sorted(info["missing_keys"])
         raise error(
             "BCQ-E602", folder.name, tensor=names[0], found=f"{len(names)} tensors of the model are not in the files",
@@ -90,7 +90,7 @@ def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> An
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except BcqError:
         raise
-    except Exception as fault:  # other people's loaders raise anything on bad files
+    except Exception as fault:  # loaders raise anything on bad files
         reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
         raise error(
             "BCQ-E102", folder.name, found=escape(reason), expected=f"{what} that transformers knows", hint=hint
@@ -104,12 +104,14 @@ def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None =
     """
     import torch
 
+    from bcqfmt.integrations.torch.processor import dense_products
+
     ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
     if not ids.numel():
         raise error("BCQ-E302", found="a prompt without tokens", expected="some text")
     _check_length(loaded, ids.shape[1] + most, "--max-new-tokens counts, and so does the prompt")
     start = time.perf_counter()
-    with torch.inference_mode():
+    with torch.inference_mode(), dense_products(loaded.model.dtype):
         found = loaded.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False,
             pad_token_id=_padding(loaded), streamer=_Counter(tick),
@@ -121,24 +123,28 @@ def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None =
     return text, len(new), seconds
 
 
-def evaluate(
-    loaded: Loaded, text: str, reference: Loaded | None = None, *, context: int = 512, most: int | None = None,
-    tick: Tick | None = None,
-) -> Figures:  # fmt: skip
-    """Perplexity on a text in windows of ``context`` tokens that do not overlap, and the distance to a reference.
-
-    In a window every token but the first is predicted. ``most``: cut the text after so many tokens.
-    """
-    import torch
-
+def windows_of(loaded: Loaded, text: str, context: int = 512, most: int | None = None) -> list[list[int]]:
+    """A text as windows of ``context`` tokens that do not overlap; ``most``: cut the text after that many tokens."""
     if context < 2:
         raise error("BCQ-E302", found=f"a context of {context} tokens", expected="at least 2")
     _check_length(loaded, context, "--context sets the tokens of a window")
-    windows = _windows(loaded, text, context, most)
-    if reference is not None and _windows(reference, text, context, most) != windows:
-        raise error(
-            "BCQ-E302", reference.folder.name, found="another tokenizer", expected="a reference with the same one"
-        )
+    ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
+    windows = [ids[i : i + context] for i in range(0, len(ids), context)]
+    windows = [window for window in windows if len(window) > 1]
+    if not windows:
+        raise error("BCQ-E302", found=f"a text of {len(ids)} tokens", expected="at least 2")
+    return windows
+
+
+def evaluate(
+    loaded: Loaded, windows: list[list[int]], reference: Loaded | None = None, *, tick: Tick | None = None
+) -> Figures:
+    """Perplexity on the windows of a text, and the distance to a reference that has the same windows.
+
+    In a window every token but the first is predicted from those before it.
+    """
+    import torch
+
     losses, others, divergences, agreeing, seconds, largest = [], [], [], 0, 0.0, 0.0
     with torch.inference_mode():
         for window in windows:
@@ -163,18 +169,12 @@ def evaluate(
     return Figures(*first, _perplexity(others, count), math.fsum(divergences) / count, largest, agreeing / count)
 
 
-def _windows(loaded: Loaded, text: str, context: int, most: int | None) -> list[list[int]]:
-    ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
-    windows = [ids[i : i + context] for i in range(0, len(ids), context)]
-    windows = [window for window in windows if len(window) > 1]
-    if not windows:
-        raise error("BCQ-E302", found=f"a text of {len(ids)} tokens", expected="at least 2")
-    return windows
-
-
 def _log_probabilities(loaded: Loaded, ids: Any) -> Any:
     """(tokens - 1, vocabulary) float64: of every next token."""
-    logits = loaded.model(input_ids=ids, use_cache=False).logits[0, :-1]
+    from bcqfmt.integrations.torch.processor import dense_products
+
+    with dense_products(loaded.model.dtype):
+        logits = loaded.model(input_ids=ids, use_cache=False).logits[0, :-1]
     return logits.double().log_softmax(-1)
 
 
@@ -211,8 +211,8 @@ class _Counter:
         """No more of them."""
 
 
-def _world() -> tuple[Any, Any]:
-    """transformers, and our bridge to it; quiet, so that a verb's own messages can be seen."""
+def _imported() -> tuple[Any, Any]:
+    """transformers, and our bridge to it; its messages and bars are switched off, so that those of a verb are seen."""
     try:
         import transformers
 

@@ -1,20 +1,20 @@
 """W4A4 and the INT4 key-value cache as torch operators in ``torch.ops.bcqfmt``.
 
 ``quantize_reorder``, ``rmsnorm_reorder_quant`` and ``w4a4`` are the product of Atom, ``quantize_kv`` and
-``decode_attention`` its cache. As the operators of `torch_ops`: tensors and numbers only, the result known without
-running, launched on the current stream, no wait for the device, no gradient; once each has run it can be captured in a
-CUDA graph. The functions here take and give the dataclasses of `cuda_w4a4_launch` and `cuda_kv_attention_launch`::
+``decode_attention`` its cache. They are operators like those of `ops.lut`: tensors and numbers only, the shape of the
+result known without running, launched on the current stream, no wait for the device, no gradient; once each has run it
+can be captured in a CUDA graph. The functions here take and return the dataclasses of `kernels.atom`::
 
     x_q = rmsnorm_reorder_quant(x, gamma, weight.perm, eps=1e-5)
     y = w4a4(x_q, weight)
 
-The tickets of a weight are zeros before and after a product, so it counts as leaving them alone; what
-`cuda_w4a4_launch` says of two streams holds here too. Importing this module registers the operators and needs torch.
+The tickets of a weight are zeros before and after a product, so they do not count as changed; what `kernels.atom.w4a4`
+says of two streams holds here too. Importing this module registers the operators and needs torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ __all__ = ["decode_attention", "quantize_kv", "quantize_reorder", "rmsnorm_reord
 def quantize_reorder(x: Tensor, perm: Tensor, *, clip: float = 1.0, rule: str = "absmax") -> Activations:
     """x (tokens, in) float16, bfloat16 or float32, gathered by perm (in) int32 and quantized token by token.
 
-    ``in`` is a multiple of 128, at least 256; ``clip`` and ``rule`` as in `cuda_w4a4_launch.quantize_reorder`.
+    ``in`` is a multiple of 128, at least 256; ``clip`` and ``rule`` as in `kernels.atom.w4a4.quantize_reorder`.
     """
     codes, scale = torch.ops.bcqfmt.quantize_reorder(x, perm, clip, rule)
     return _named(x, codes, scale)
@@ -96,7 +96,7 @@ def _quantize_reorder(x: Tensor, perm: Tensor, clip: float, rule: str) -> tuple[
 
 
 @_quantize_reorder.register_fake
-def _(x: Tensor, perm: Tensor, clip: float, rule: str) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _activations(x)
 
 
@@ -112,7 +112,7 @@ def _rmsnorm_reorder_quant(
 
 
 @_rmsnorm_reorder_quant.register_fake
-def _(x: Tensor, gamma: Tensor, perm: Tensor, eps: float, clip: float, rule: str) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _activations(x)
 
 
@@ -155,18 +155,8 @@ def _w4a4(
 
 
 @_w4a4.register_fake
-def _(
-    codes: Tensor,
-    scale: Tensor,
-    tokens: int,
-    words: Tensor,
-    weight_scale: Tensor,
-    perm: Tensor,
-    tickets: Tensor,
-    out: int,
-    dtype: torch.dtype,
-    settled: bool = False,
-) -> Tensor:
+def _(_codes: Tensor, scale: Tensor, tokens: int, *others: Any) -> Tensor:
+    _words, _scale, _perm, _tickets, out, dtype = others[:6]
     return scale.new_empty((tokens, out), dtype=dtype)
 
 
@@ -183,9 +173,7 @@ def _quantize_kv(
 
 
 @_quantize_kv.register_fake
-def _(
-    keys: Tensor, key_parameters: Tensor, values: Tensor, value_parameters: Tensor, k: Tensor, v: Tensor, starts: Tensor
-) -> None:
+def _(*_: Any) -> None:
     """Nothing is made."""
 
 
@@ -209,16 +197,7 @@ def _decode_attention(
 
 
 @_decode_attention.register_fake
-def _(
-    q: Tensor,
-    keys: Tensor,
-    key_parameters: Tensor,
-    values: Tensor,
-    value_parameters: Tensor,
-    lengths: Tensor,
-    scale: float | None,
-    splits: int | None,
-) -> Tensor:
+def _(q: Tensor, *_: Any) -> Tensor:
     return q.new_empty(q.shape)
 
 

@@ -1,10 +1,10 @@
 """The fast products as torch operators: ``bit_gemv``, ``mixed_gemv`` and ``csr_outliers`` in ``torch.ops.bcqfmt``.
 
-As those of `torch_ops`: tensors and numbers only, the result known without running, launched on the current stream, no
-wait for the device, no gradient; once each has run it can be captured in a CUDA graph. The functions here spell a
-:class:`~bcqfmt.kernels.bits.BitOperand` and a :class:`~bcqfmt.kernels.mixed.MixedOperand` out for them. Whatever
-reaches an operator is checked in full before the launch: BCQ-E552 says what was found and what should be there. What
-cannot be checked is ``settled``, that nothing still writes the weight; False is always safe (`bit_gemv.BitOperand`).
+Operators like those of `ops.lut`: tensors and numbers only, the shape of the result known without running, launched on
+the current stream, no wait for the device, no gradient; once each has run it can be captured in a CUDA graph. The
+functions here spell a :class:`~bcqfmt.kernels.bits.BitOperand` and a :class:`~bcqfmt.kernels.mixed.MixedOperand` out
+for them. All arguments are checked in full before the launch (BCQ-E552), but for ``settled``, the promise that nothing
+still writes the weight; False is always safe.
 
 Importing this module registers the operators and needs torch; nothing else does.
 """
@@ -12,13 +12,14 @@ Importing this module registers the operators and needs torch; nothing else does
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bcqfmt.errors import error
-from bcqfmt.kernels import bits as bits_of
-from bcqfmt.kernels import mixed as mixed_of
+from bcqfmt.kernels import bits as bit_kernels
+from bcqfmt.kernels import mixed as mixed_kernels
 from bcqfmt.kernels.bits import BitOperand, BitSegment
 from bcqfmt.kernels.bits.layout import BitLayout
 from bcqfmt.kernels.mixed import MixedOperand
@@ -134,30 +135,12 @@ def _bit_gemv(
     outliers = _checked_entries(rows, indptr, entries, count, entry, most)
     shape = (rows, sum(widths))
     operand = BitOperand(shape=shape, segments=tuple(segments), perm=perm, outliers=outliers, settled=settled)
-    result: Tensor = bits_of.bit_gemv(operand, x, addend=addend)
+    result: Tensor = bit_kernels.bit_gemv(operand, x, addend=addend)
     return result
 
 
 @_bit_gemv.register_fake
-def _(
-    x: Tensor,
-    planes: Sequence[Tensor],
-    numbers: Sequence[Tensor],
-    rows: int,
-    bits: Sequence[int],
-    widths: Sequence[int],
-    group_sizes: Sequence[int],
-    formulas: str,
-    number_types: str,
-    perm: Tensor | None,
-    addend: Tensor | None,
-    indptr: Tensor | None,
-    entries: Tensor | None,
-    count: int,
-    entry: int,
-    most: int,
-    settled: bool = False,
-) -> Tensor:
+def _(x: Tensor, _planes: Any, _numbers: Any, rows: int, *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
 
@@ -204,26 +187,12 @@ def _mixed_gemv(
     )
     _check_mixed(operand)
     check_same_device(x=x, units=units, perm=perm, indptr=indptr, entries=entries)
-    result: Tensor = mixed_of.mixed_gemv(operand, x)
+    result: Tensor = mixed_kernels.mixed_gemv(operand, x)
     return result
 
 
 @_mixed_gemv.register_fake
-def _(
-    x: Tensor,
-    units: Tensor,
-    perm: Tensor,
-    rows: int,
-    columns: int,
-    twos: int,
-    fours: int,
-    indptr: Tensor | None,
-    entries: Tensor | None,
-    count: int,
-    entry: int,
-    most: int,
-    settled: bool = False,
-) -> Tensor:
+def _(x: Tensor, _units: Any, _perm: Any, rows: int, *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], rows))
 
 
@@ -268,11 +237,11 @@ def _checked_entries(
 @torch.library.custom_op("bcqfmt::csr_outliers", mutates_args=("y",))
 def _csr_outliers(y: Tensor, indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> None:
     device.require_cuda()
-    from bcqfmt.kernels import outliers as cuda_outliers
+    from bcqfmt.kernels import outliers
 
-    cuda_outliers.csr_outliers(y, indptr, indices, values, x)
+    outliers.csr_outliers(y, indptr, indices, values, x)
 
 
 @_csr_outliers.register_fake
-def _(y: Tensor, indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor) -> None:
+def _(*_: Any) -> None:
     """Nothing is made."""

@@ -1,8 +1,9 @@
 """Products with BCQ weights as torch operators: ``torch.ops.bcqfmt.lut_gemv`` and ``torch.ops.bcqfmt.dequantize``.
 
-They take tensors and numbers only, know their result without running (fake tensors, ``torch.compile``), launch on the
-current stream, never wait for the device, and can be captured in a CUDA graph once each has run. :func:`lut_gemv` and
-:func:`dequantize` spell a :class:`~bcqfmt.kernels.operands.device.DeviceOperand` out for them. There is no gradient.
+They take tensors and numbers only, know the shape of their result without running (fake tensors, ``torch.compile``),
+launch on the current stream, never wait for the device, and can be captured in a CUDA graph once each has run.
+:func:`lut_gemv` and :func:`dequantize` spell a :class:`~bcqfmt.kernels.operands.device.DeviceOperand` out for them.
+There is no gradient.
 
 Importing this module registers the operators and needs torch; nothing else does.
 """
@@ -10,6 +11,7 @@ Importing this module registers the operators and needs torch; nothing else does
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,18 +110,7 @@ def _lut_gemv(
 
 
 @_lut_gemv.register_fake
-def _(
-    x: Tensor,
-    planes: Sequence[Tensor],
-    alpha: Sequence[Tensor],
-    z: Sequence[Tensor],
-    widths: Sequence[int],
-    group_sizes: Sequence[int],
-    perm: Tensor | None,
-    indptr: Tensor | None,
-    indices: Tensor | None,
-    added: Tensor | None,
-) -> Tensor:
+def _(x: Tensor, planes: Sequence[Tensor], *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], planes[0].shape[2]))
 
 
@@ -168,21 +159,6 @@ def _dequantize(
 
 
 @_dequantize.register_fake
-def _(
-    planes: Sequence[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
-    widths: Sequence[int],
-    group_sizes: Sequence[int],
-    formulas: str,
-    finite: bool,
-    logical: torch.dtype,
-    dtype: torch.dtype,
-    perm: Tensor | None,
-    stored: Tensor | None,
-    indptr: Tensor | None,
-    indices: Tensor | None,
-    values: Tensor | None,
-    mode: str,
-) -> Tensor:
+def _(planes: Sequence[Tensor], *others: Any) -> Tensor:
+    _first, _second, widths, _groups, _formulas, _finite, _logical, dtype = others[:8]
     return planes[0].new_empty((planes[0].shape[1], sum(widths)), dtype=dtype)

@@ -1,0 +1,77 @@
+"""What every verb is made of: the list of verbs, the decorator that makes one, the options that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+__all__ = ["CONTEXT", "VERBS", "debug_option", "hub_options", "json_option", "usage_error", "verb"]
+
+# The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
+VERBS = {
+    "inspect": "Show what is in a checkpoint.",
+    "validate": "Check a checkpoint against the specification.",
+    "convert": "Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.",
+    "calibrate": "Run a model on text and keep statistics of its inputs.",
+    "quantize": "Quantize a dense checkpoint (F16, BF16, F32) to BCQ.",
+    "sweep": "Try bits and group sizes on a model: size against error.",
+    "report": "Sum up a BCQ checkpoint as a table or a web page.",
+    "verify": "Prove that a BCQ folder holds all of its source.",
+    "restore": "Rebuild the source of a converted folder, byte for byte.",
+    "finalize": "Close a conversion that was done in parts.",
+    "export": "Write a BCQ checkpoint in another layout, without loss.",
+    "generate": "Generate text with a BCQ checkpoint.",
+    "eval": "Measure a BCQ checkpoint on a text: perplexity, speed.",
+    "diff": "Compare two checkpoints, tensor by tensor.",
+    "bench": "Measure the kernels on this machine's GPU.",
+    "doctor": "Show what this machine has and lacks, and what fixes it.",
+    "completion": "Print a script that lets a shell complete bcqfmt.",
+    "demo": "Take a short tour: convert, prove, write, read, break.",
+}
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _PathOrHubId(click.types.StringParamType):
+    """An argument that may be a path or a hub id: text that a shell completes like a path."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+def verb(name: str, cls: type[click.Command] = click.Command) -> Callable[[Callable[..., Any]], click.Command]:
+    """A verb: a click command with the options that all of them have."""
+
+    def wrap(function: Callable[..., Any]) -> click.Command:
+        made = click.command(name, cls=cls, short_help=VERBS[name], context_settings=CONTEXT)(debug_option(function))
+        for param in made.params:
+            if isinstance(param, click.Argument) and param.type is click.STRING:
+                param.type = _PathOrHubId()
+        return made
+
+    return wrap
+
+
+def debug_option(command: _F) -> _F:
+    """``--debug``, accepted before and after the verb; the group reads it from the command line itself."""
+    help_text = "Show a traceback when something fails."
+    return click.option("--debug", is_flag=True, expose_value=False, help=help_text)(command)
+
+
+def json_option(command: _F) -> _F:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")(command)
+
+
+def hub_options(command: _F) -> _F:
+    """``--revision`` and ``--offline``, of the verbs whose source may be a model on the hub."""
+    command = click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")(command)
+    return click.option("--revision", help="Branch, tag or commit of a hub id.")(command)
+
+
+def usage_error(text: str) -> click.UsageError:
+    """A command line that contradicts itself; exit code 2, with the usage of the running verb."""
+    return click.UsageError(text, click.get_current_context(silent=True))

@@ -1,0 +1,159 @@
+"""Types of options (sizes, parts, devices), and the settings of quantization methods as options of a verb."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .command import usage_error
+
+if TYPE_CHECKING:
+    from click import ParamType
+
+    from bcqfmt.converters.methods.protocol import Parameter
+else:
+
+    class ParamType(click.ParamType):
+        """``ParamType[int]`` is ``ParamType``: the oldest click that we take has no type arguments."""
+
+        def __class_getitem__(cls, given: Any) -> type:
+            return cls
+
+
+__all__ = ["PART", "SIZE", "ParamType", "WithSettings", "default_workers", "given_settings", "model_options"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEST = "setting_"
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Size(ParamType[int]):
+    """Bytes: ``5GB`` is decimal, ``5GiB`` binary."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", value.strip().lower())
+        size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+        if size < 1:
+            self.fail(f"'{value}' is no size; write 5GB, 512MiB or a number of bytes.", param, ctx)
+        return size
+
+
+class _Part(ParamType[tuple[int, int]]):
+    """``2/8``: the second of eight parts."""
+
+    name = "i/N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Which part, of how many."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            self.fail(f"'{value}' is no part; write 2/8 for the second of eight.", param, ctx)
+        return int(match[1]), int(match[2])
+
+
+class _Device(ParamType[str]):
+    """``cpu``, ``cuda`` or ``cuda:1``."""
+
+    name = "device"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Unchanged, if it may name a device of torch."""
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
+            self.fail(f"{value!r} is not cpu, cuda or cuda:N.", param, ctx)
+        return value
+
+
+SIZE, PART = _Size(), _Part()
+
+
+def model_options(command: _F) -> _F:
+    """``--dtype``, ``--exact``, ``--planes`` and ``--device``: how a model is run."""
+    where: dict[str, Any] = {"type": _Device(), "default": "cpu", "metavar": "cpu|cuda[:N]"}
+    dtype: dict[str, Any] = {"type": click.Choice(_DTYPES), "default": "auto"}
+    exact = "Multiply with the exact dense matrices instead of using the kernels."
+    command = click.option("--device", **where, show_default=True, help="Where it is run.")(command)
+    planes = click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
+    command = click.option("--exact", is_flag=True, help=exact)(planes(command))
+    return click.option("--dtype", **dtype, show_default=True, help="Type of the activations.")(command)
+
+
+def default_workers() -> int:
+    """Threads where ``--workers`` is not given: one per core that this process may use, at most four."""
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+class WithSettings(click.Command):
+    """A verb that takes every setting of every method; the methods are loaded when it is called."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own parameters and the settings."""
+        return [*super().get_params(ctx), *_options()]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Two lists: options, then settings with the methods that have them."""
+        own = [param for param in super().get_params(ctx) if isinstance(param, click.Option)]
+        for title, options in (("Options", own), ("Settings of methods [default: methods]", _options())):
+            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def given_settings(asked: dict[str, Any], pairs: Iterable[str]) -> dict[str, Any]:
+    """Take the settings out of a verb's arguments; ``pairs``: ``name=value`` texts of ``--set``, which come last."""
+    found = {name.removeprefix(_DEST): asked.pop(name) for name in list(asked) if name.startswith(_DEST)}
+    settings = {name: value for name, value in found.items() if value is not None}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise usage_error(f"--set takes name=value, not '{pair}'.")
+        settings[name.strip().replace("-", "_")] = value.strip()
+    return settings
+
+
+@functools.cache
+def _options() -> tuple[click.Option, ...]:
+    from bcqfmt.converters.methods.registry import METHODS, find_method
+
+    found: dict[str, list[tuple[str, Parameter]]] = {}
+    for method in METHODS:
+        for parameter in find_method(method).parameters():
+            found.setdefault(parameter.name, []).append((method, parameter))
+    return tuple(_option(name, users) for name, users in found.items())
+
+
+def _option(name: str, users: list[tuple[str, Parameter]]) -> click.Option:
+    """One option for all methods that have the setting; the method itself checks the value."""
+    first, spelled = users[0][1], name.replace("_", "-")
+    texts: dict[str, dict[str, list[str]]] = {}
+    for method, parameter in users:
+        texts.setdefault(parameter.help, {}).setdefault(_shown(parameter), []).append(method)
+    notes = {
+        text: "; ".join(f"{default}: {', '.join(methods)}" for default, methods in defaults.items())
+        for text, defaults in texts.items()
+    }
+    help_text = ". ".join(f"{text} [{note}]" for text, note in notes.items())
+    if all(parameter.kind is bool for _, parameter in users):
+        return click.Option([f"--{spelled}/--no-{spelled}", _DEST + name], default=None, help=help_text)
+    choices = list(dict.fromkeys(str(choice) for _, parameter in users for choice in parameter.choices))
+    metavar = "|".join(choices) if all(parameter.choices for _, parameter in users) else _METAVARS.get(first.kind, "X")
+    return click.Option([f"--{spelled}", _DEST + name], default=None, metavar=metavar, help=help_text)
+
+
+def _shown(parameter: Parameter) -> str:
+    """A default as users would write it."""
+    return {True: "yes", False: "no"}[parameter.default] if parameter.kind is bool else str(parameter.default)
