@@ -13,7 +13,8 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import WIDEN
 from bcqfmt.kernels.operands.outliers import Entries
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import Kernel, check_array, check_same_device, kernel
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
+from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled

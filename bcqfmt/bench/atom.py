@@ -8,21 +8,15 @@ import torch
 
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import w4a4 as w4
-from bcqfmt.kernels.atom.shape import HELD, LARGE, TILES, WIDE, Held, Tile
 
 from .timing import AROUND, Row, early_and_alone, replayed
 
-__all__ = ["attention", "norms", "tiles_to_compile", "w4a4_products"]
+__all__ = ["attention", "norms", "w4a4_products"]
 
 SHAPES = ((4096, 4096), (11008, 4096))
 TOKENS = (1, 16, 32, 64, 128, 256, 512)
 CONTEXT, HEAD = 1024, 128
 _HIDDEN = 4096
-
-
-def tiles_to_compile() -> list[Tile | Held]:
-    """Every shape that :func:`w4a4_products` may choose, to be compiled beforehand."""
-    return list(dict.fromkeys((*HELD.values(), *TILES.values(), *WIDE.values(), LARGE)))
 
 
 def w4a4_products(speed: float) -> Iterator[Row]:

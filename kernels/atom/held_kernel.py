@@ -15,15 +15,6 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_bits import (
-    after_earlier,
-    begin_next,
-    bulk_copy,
-    bulk_expect,
-    bulk_fence,
-    bulk_init,
-    bulk_wait,
-)
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -86,21 +77,21 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
         tile = ptx.u32(cuda.blockIdx.y)
 
         if beside == 0 and lane == 0:
-            bulk_init(bar)
-            bulk_fence()
+            ptx.mbarrier_init(bar)
+            ptx.mbarrier_fence()
         ptx.syncwarp()
         unit_rows = min(ptx.u32(tile * WM + beside), ptx.u32((rows >> 5) - 1))
         for d in static(AHEAD):
             if d < units:
                 fetch(words, weight_scale, unit_rows, ptx.u32(first + d), groups, rows, lane, ring, scales, d)
-        after_earlier()
-        begin_next()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         if beside == 0 and lane == 0 and count > 0:
             there = min(ptx.u32(NT), ptx.u32(tiles - first_tile))
-            bulk_expect(bar, ptx.u32(there * count * 1024))
+            ptx.mbarrier_expect(bar, ptx.u32(there * count * 1024))
             for n in range(there):
                 piece = ptx.u32(ptx.u32((first_tile + n) * groups + first) * 64)
-                bulk_copy(codes, piece, ptx.u32(base + (n * groups + first) * 1024), ptx.u32(count * 1024), bar)
+                ptx.bulk_copy(codes, piece, ptx.u32(base + (n * groups + first) * 1024), ptx.u32(count * 1024), bar)
         i = thread
         while i < groups * QUADS:
             g = ptx.u32(i // QUADS)
@@ -110,7 +101,7 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
             i = ptx.u32(i + THREADS)
         cuda.syncthreads()
         if count > 0:
-            bulk_wait(bar, ptx.u32(0))
+            ptx.mbarrier_wait(bar, ptx.u32(0))
 
         at_x = ptx.u32(base + first * 1024 + lane * 16)
         at_xs = ptx.u32(xs_base + first * (NT * 32) + (lane & 3) * 8)

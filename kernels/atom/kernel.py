@@ -13,7 +13,6 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_mma import ldcg128_f32
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -211,7 +210,8 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                             token = min(ptx.u32(first_token + place // ROW_QUADS), ptx.u32(tiles * 8 - 1))
                             row = min(ptx.u32(first_row + place % ROW_QUADS * 4), ptx.u32(rows - 4))
                             which = min(ptx.u32(turn * 4 + z), ptx.u32(slices - 1))
-                            v = ldcg128_f32(partials, ptx.u32(ptx.u32((which * tiles * 8 + token) * rows + row) >> 2))
+                            at = ptx.u32(ptx.u32((which * tiles * 8 + token) * rows + row) >> 2)
+                            v = ptx.ldcg128_f32(partials, at)
                             for k in range(4):
                                 part[(z * CHUNK + i) * 4 + k] = v[k]
                     for z in range(4):

@@ -19,17 +19,16 @@ import numpy as np
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import number_pairs
-from bcqfmt.kernels.ptx.mixed_ptx import mma_u8
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, begin_next, bulk_wait
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .binary_kernel import declared
-from .byte_prepare import byte_vectors
-from .byte_shape import ByteShape, examples
+from .layout import BitLayout
 from .outliers import outlier_warp
+from .prepare import byte_vectors
 from .ring import fetcher, finisher, releaser, seats
+from .shape import ByteShape
 
 __all__ = ["byte_gemv_kernel", "compile_cases"]
 
@@ -74,8 +73,8 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        after_earlier()
-        begin_next()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
@@ -98,7 +97,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything that is done for every chunk
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                bulk_wait(bar, parity)
+                ptx.mbarrier_wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * (2 * stride)), ptx.u32(ilane + c * (2 * sets * 32))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
@@ -139,7 +138,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                                 a2, a3 = ptx.u32((w << (up - 4)) & mask), ptx.u32((w8 << (up - 4)) & mask)
                                 for e in static(sets):
                                     at = (s * sets + e) * 2
-                                    f = mma_u8(
+                                    f = ptx.mma_u8(
                                         a0,
                                         a1,
                                         a2,
@@ -197,5 +196,11 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    return {"byte_gemv_kernel": [(shape,) for shape in examples()]}
+    """Both formulas, four vectors and one with short groups, outliers: what has to compile without spilling."""
+    shapes = [
+        ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
+        ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
+        ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
+        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
+    ]
+    return {"byte_gemv_kernel": [(shape,) for shape in shapes]}

@@ -97,11 +97,6 @@ class BitLayout:
         """Bytes of a set."""
         return self.passes * self.numbers * self.places * 8 * 4 * self.pair_words
 
-    @property
-    def unit_bytes(self) -> int:
-        """Bytes that one chunk of a tile needs: planes and sets."""
-        return self.bits * 512 + COLUMNS // self.span * self.set_bytes
-
 
 def layout_of(segment: OperandSegment) -> BitLayout | None:
     """The layout of a segment; None where its group size is not one of 8, 16, 32, 64, a multiple of 128, or the row."""

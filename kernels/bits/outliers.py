@@ -14,11 +14,10 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.outliers import outlier_tiles
 from bcqfmt.kernels.device_functions.vectors import vector_loader
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait, meet
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .product_shape import AnyShape
+from .shape import AnyShape
 
 __all__ = ["outlier_warp"]
 
@@ -48,13 +47,13 @@ def outlier_warp(shape: AnyShape) -> Any:
         kept = ptx.u32(xs + batch * xs_bytes + beside * room)
         ended, bar = ptx.u32(bars + 2 * stages * 8), ptx.u32(bars + (2 * stages + finished) * 8)
         if lane == 0:
-            bulk_init(bar)
-            bulk_fence()
+            ptx.mbarrier_init(bar)
+            ptx.mbarrier_fence()
         usual = usual_of(count, tiles)
         begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
-        after_earlier()
+        ptx.wait_previous_kernel()
         load(x, xs, xs_bytes, columns, ptx.u32(beside * 32 + lane))
-        meet()
+        ptx.sync_block()
         begin, end, first = ask(entries, count, room, kept, bar, lane, begin, end)
         to = ptx.u32(base + held_at + beside * (finished * held_bytes) + own + lane * 4)
         parity, done, buffer, before, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
@@ -65,14 +64,14 @@ def outlier_warp(shape: AnyShape) -> Any:
                 lane, parity, begin, end, first, next_begin, next_end,
             )  # fmt: skip
             if done >= finished - 1:
-                bulk_wait(ptx.u32(ended + before * 8), phase)
+                ptx.mbarrier_wait(ptx.u32(ended + before * 8), phase)
                 before = ptx.u32(before + 1)
                 if before == finished:
                     before, phase = ptx.u32(0), ptx.u32(phase ^ 1)
             if lane < 16:
                 for b in static(batch):
                     ptx.sts_f32(ptx.u32(to + buffer * held_bytes), ptx.u32(b * 64), values[b])
-                arrive(ptx.u32(ended + buffer * 8))
+                ptx.mbarrier_arrive(ptx.u32(ended + buffer * 8))
             buffer, done = ptx.u32(buffer + 1), ptx.u32(done + 1)
             if buffer == finished:
                 buffer = ptx.u32(0)

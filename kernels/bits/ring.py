@@ -15,22 +15,13 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_bits import (
-    arrivals_init,
-    arrive,
-    bulk_copy,
-    bulk_expect,
-    bulk_fence,
-    bulk_init,
-    bulk_wait,
-    meet,
-)
+from bcqfmt.kernels.device_functions.ring import after_copy
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .shape import Ring
 
-__all__ = ["after_copy", "fetcher", "finisher", "releaser", "seats"]
+__all__ = ["fetcher", "finisher", "releaser", "seats"]
 
 _ALL = 0xFFFFFFFF  # copies: more than there can be
 
@@ -67,7 +58,7 @@ def releaser(ring: Ring) -> Any:
     ) -> Any:  # fmt: skip
         ptx.syncwarp()
         if lane == 0:
-            arrive(ptx.u32(bar + stages * 8))
+            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
         block = ptx.u32(block + 1)
         if block == blocks:
             block = ptx.u32(0)
@@ -96,7 +87,7 @@ def fetcher(ring: Ring) -> Any:
             tile, block, left, spot, parity = produce(
                 planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity
             )
-        meet()
+        ptx.sync_block()
         if lane == 0:
             produce(planes, numbers, tiles, step, turn, place, bars, ptx.u32(_ALL), tile, block, left, spot, parity)
 
@@ -109,11 +100,11 @@ def _opener(ring: Ring) -> Any:
 
     def open_barriers(bars: Any) -> None:
         for i in static(stages):
-            bulk_init(ptx.u32(bars + i * 8))
-            arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
+            ptx.mbarrier_init(ptx.u32(bars + i * 8))
+            ptx.mbarrier_init_arrivals(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
         for i in static(finished):
-            arrivals_init(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(arrivals))
-        bulk_fence()
+            ptx.mbarrier_init_arrivals(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(arrivals))
+        ptx.mbarrier_fence()
 
     return inlined(unrolled(open_barriers))
 
@@ -140,38 +131,16 @@ def _producer(ring: Ring) -> Any:
             several = ptx.u32(ptx.u32(end * halves - 1) // sharing - first_set + 1)
             size, more = ptx.u32((end - first) * (q * 512)), ptx.u32(several * set_bytes)
             filled, slot = ptx.u32(bars + spot * 8), ptx.u32(place + spot * slot_bytes)
-            bulk_wait(ptx.u32(filled + stages * 8), parity)
-            bulk_expect(filled, ptx.u32(size + more))
-            bulk_copy(planes, ptx.u32((tile * chunks + first) * (q * 32)), slot, size, filled)
+            ptx.mbarrier_wait(ptx.u32(filled + stages * 8), parity)
+            ptx.mbarrier_expect(filled, ptx.u32(size + more))
+            ptx.bulk_copy(planes, ptx.u32((tile * chunks + first) * (q * 32)), slot, size, filled)
             from_set = ptx.u32((tile * sets + first_set) * (set_bytes // 16))
-            bulk_copy(numbers, from_set, ptx.u32(slot + plane_bytes), more, filled)
+            ptx.bulk_copy(numbers, from_set, ptx.u32(slot + plane_bytes), more, filled)
             tile, block, left, spot, parity = go_on(tile, block, left, spot, parity, step, turn, ptx.u32(blocks))
             count = ptx.u32(count - 1)
         return tile, block, left, spot, parity
 
     return inlined(produce)
-
-
-def after_copy(stages: int) -> Any:
-    """A device function: where a fetching warp stands after one more copy. Every tile is begun at block ``turn``.
-
-    Tile, block, blocks that the tile still has (of ``blocks``), buffer, parity of the buffer's barrier.
-    """
-
-    def go_on(
-        tile: Any, block: Any, left: Any, spot: Any, parity: Any, step: Any, turn: Any, blocks: Any
-    ) -> Any:  # fmt: skip
-        block, left = ptx.u32(block + 1), ptx.u32(left - 1)
-        if block == blocks:
-            block = ptx.u32(0)
-        if left == 0:
-            tile, block, left = ptx.u32(tile + step), turn, blocks
-        spot = ptx.u32(spot + 1)
-        if spot == stages:
-            spot, parity = ptx.u32(0), ptx.u32(parity ^ 1)
-        return tile, block, left, spot, parity
-
-    return inlined(go_on)
 
 
 def finisher(ring: Ring, out: int, added: bool) -> Any:
@@ -190,9 +159,9 @@ def finisher(ring: Ring, out: int, added: bool) -> Any:
     ) -> Any:  # fmt: skip
         bar = ptx.u32(bars + buffer * 8)
         if leaves:
-            arrive(bar)
+            ptx.mbarrier_arrive(bar)
         if adding == mine:
-            bulk_wait(bar, parity)
+            ptx.mbarrier_wait(bar, parity)
             from_here = ptx.u32(held + buffer * held_bytes)
             e = lane
             while e < batch * 16:

@@ -25,17 +25,17 @@ import numpy as np
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import PATTERN, number_pairs
-from bcqfmt.kernels.ptx.mixed_ptx import mma_u8
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, begin_next, bulk_wait
+from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .binary_kernel import declared
+from .layout import BitLayout
 from .outliers import outlier_warp
+from .prepare import short_vectors
 from .ring import fetcher, finisher, releaser, seats
-from .short_prepare import short_vectors
-from .short_shape import ShortShape, examples
+from .shape import ShortShape, short_shape_for
 
 __all__ = ["compile_cases", "short_gemv_kernel"]
 
@@ -80,8 +80,8 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         if warp >= workers:
             fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        after_earlier()
-        begin_next()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
@@ -108,7 +108,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything that is done for every chunk
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                bulk_wait(bar, parity)
+                ptx.mbarrier_wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * 2 * on), ptx.u32(ilane + c * (2 * sums_bytes))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
@@ -158,7 +158,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                                     a2, a3 = ptx.u32(v & mask), ptx.u32(v8 & mask)
                                     for e in static(batch):
                                         x_at, d_at = (s * batch + e) * 2, at + 4 * e
-                                        f = mma_u8(
+                                        f = ptx.mma_u8(
                                             a0, a1, a2, a3, b[x_at], b[x_at + 1],
                                             d[d_at], d[d_at + 1], d[d_at + 2], d[d_at + 3],
                                         )  # fmt: skip
@@ -212,5 +212,15 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    return {"short_gemv_kernel": [(shape,) for shape in examples()]}
+    """Both formulas, both group sizes, most warps, most vectors, outliers: what has to compile without spilling."""
+    shapes = [
+        short_shape_for(BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, reordered=more, added=more, needs=needs)
+        for q, columns, g, formula, batch, more, needs in (
+            (3, 4096, 8, "bcq", 1, False, NO_OUTLIERS),
+            (3, 4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),
+            (3, 8192, 16, "affine", 2, False, NO_OUTLIERS),
+            (3, 8192, 16, "affine", 4, True, NO_OUTLIERS),
+            (2, 4096, 16, "bcq", 1, False, OutlierNeeds(4, 4096, 512)),
+        )
+    ]
+    return {"short_gemv_kernel": [(shape,) for shape in shapes]}

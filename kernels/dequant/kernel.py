@@ -18,10 +18,9 @@ from bcqfmt.kernels.operands.device import DeviceSegment
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
-from .decoders import table_decoder
+from .decoders import table_decoder, word_decoder
 from .rows import ARGUMENTS, THREADS, to_rows
 from .values import FORMULAS
-from .words import word_decoder
 
 __all__ = ["Decoding", "compile_cases", "decoding_of", "rows_kernel"]
 

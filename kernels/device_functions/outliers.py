@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_bits import ask_for, bulk_copy, bulk_expect, bulk_wait
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -59,7 +58,7 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
             begin, end = indptr[row], indptr[ptx.u32(row + 1)]
             # where its outliers will be if all tiles have about as many: 4 KB around it, closer than DRAM
             about = ptx.u32(ptx.f32(count) * (ptx.f32(tile) / ptx.f32(tiles)))
-            ask_for(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
+            ptx.prefetch(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
             if ptx.u32(tile + step) < tiles:
                 row = ptx.u32(row + step * ROWS)
                 next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]
@@ -81,7 +80,7 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
     ) -> Any:  # fmt: skip
         last = ptx.shfl_u32(end, ptx.u32(31))
         if first < last:
-            bulk_wait(bar, parity)
+            ptx.mbarrier_wait(bar, parity)
             parity = ptx.u32(parity ^ 1)
         stop = min(end, ptx.u32(begin + usual))
         long = ptx.ballot(ptx.u32(stop < end))
@@ -147,8 +146,8 @@ def _fetcher(size: int) -> Any:
     def fetch(entries: Any, first: Any, last: Any, room: Any, slot: Any, bar: Any) -> None:
         begin = ptx.u32(first // each)
         count = min(ptx.u32((last + (each - 1)) // each - begin), ptx.u32(room >> 4))
-        bulk_expect(bar, ptx.u32(count * 16))
-        bulk_copy(entries, begin, slot, ptx.u32(count * 16), bar)
+        ptx.mbarrier_expect(bar, ptx.u32(count * 16))
+        ptx.bulk_copy(entries, begin, slot, ptx.u32(count * 16), bar)
 
     return inlined(fetch)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.mixed_ptx import lds16
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
@@ -67,6 +66,6 @@ def element_at(kind: int) -> Any:
         return ptx.lds_f32(ptx.u32(address + place * 4), ptx.u32(0))
 
     def half(address: Any, place: Any) -> Any:
-        return widen(lds16(ptx.u32(address + place * 2), ptx.u32(0)))
+        return widen(ptx.lds16(ptx.u32(address + place * 2), ptx.u32(0)))
 
     return inlined(full if kind == 0 else half)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.mixed_steps import PRECISION, block_integers
+from bcqfmt.kernels.device_functions.numbers import PRECISION, block_integers
 from bcqfmt.kernels.device_functions.vectors import element_at
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled

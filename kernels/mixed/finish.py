@@ -10,7 +10,6 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.outliers import outlier_tiles
-from bcqfmt.kernels.ptx.ptx_bits import arrivals_init, arrive, bulk_fence, bulk_init, bulk_wait, meet
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -39,18 +38,18 @@ def closer(shape: MixedShape) -> Any:
         kept_bar, zero_at = ptx.u32(left + 32), ptx.u32(left + 40)
         if lane == 0:
             for i in static(stages):
-                arrivals_init(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
+                ptx.mbarrier_init_arrivals(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
             for i in static(2):
-                arrivals_init(ptx.u32(left + i * 8), ptx.u32(8 * slices))
-                arrivals_init(ptx.u32(left + (2 + i) * 8), ptx.u32(32))
-            bulk_init(kept_bar)
-            bulk_fence()
+                ptx.mbarrier_init_arrivals(ptx.u32(left + i * 8), ptx.u32(8 * slices))
+                ptx.mbarrier_init_arrivals(ptx.u32(left + (2 + i) * 8), ptx.u32(32))
+            ptx.mbarrier_init(kept_bar)
+            ptx.mbarrier_fence()
             ptx.sts32(zero_at, ptx.u32(0), ptx.u32(0))
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         if size:
             usual = usual_of(count, tiles)
             begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
-        meet()
+        ptx.sync_block()
         if size:
             # These numbers are not looked at before all have met, or everybody would wait for them. The compiler would
             # do so earlier, if they did not depend on what only then can be read.
@@ -67,7 +66,7 @@ def closer(shape: MixedShape) -> Any:
                     values, indptr, entries, count, room, base, xs_bytes, columns, kept, kept_bar, tile, tiles, step,
                     usual, lane, kept_parity, begin, end, first, next_begin, next_end,
                 )  # fmt: skip
-            bulk_wait(ptx.u32(left + turned_over * 8), phase)
+            ptx.mbarrier_wait(ptx.u32(left + turned_over * 8), phase)
             row = ptx.u32(tile * ROWS + (lane & 15))
             if lane < batch * 16 and row < rows:
                 at = ptx.u32(held + turned_over * held_bytes + lane * 4)
@@ -84,7 +83,7 @@ def closer(shape: MixedShape) -> Any:
                     y[place] = value
                 else:
                     y[place] = narrow(value)
-            arrive(ptx.u32(left + (2 + turned_over) * 8))
+            ptx.mbarrier_arrive(ptx.u32(left + (2 + turned_over) * 8))
             turned_over = ptx.u32(turned_over ^ 1)
             if turned_over == 0:
                 phase = ptx.u32(phase ^ 1)

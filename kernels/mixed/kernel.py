@@ -22,8 +22,6 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.vectors import vector_loader
-from bcqfmt.kernels.ptx.mixed_ptx import lds8, lds16
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, arrive, barrier_of, begin_next, bulk_wait, meet
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -99,12 +97,12 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
 
         order = cuda.local.array(order_words, types.uint32)
         ask_order(perm, order, thread, ptx.u32(padded >> 3))
-        after_earlier()
-        begin_next()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         load_x(x, base, xs_bytes, columns, thread)
-        meet()
+        ptx.sync_block()
         to_integers(perm, order, thread, base, xs_bytes, planes_at, info_at, padded, twos, columns)
-        barrier_of(ptx.u32(1), ptx.u32(workers))
+        ptx.sync_warps(ptx.u32(1), ptx.u32(workers))
 
         # places and constants, by an instruction that the compiler cannot repeat: otherwise it makes them anew for
         # every unit, constants too, because an instruction has room for one
@@ -137,7 +135,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                 slot, bar = ptx.u32(place + spot * slot_bytes), ptx.u32(bars + spot * 8)
                 first = ptx.u32(block * slices)
                 c = ptx.u32(first + mine)
-                bulk_wait(bar, parity)
+                ptx.mbarrier_wait(bar, parity)
                 if c < twos:
                     xa, ia = ptx.u32(xlane + c * 1024), ptx.u32(ilane + c * 128)
                     here = ptx.u32(slot + mine * TWO_BYTES)
@@ -145,13 +143,13 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     a = cuda.local.array(8, types.uint32)
                     load_codes(a, ptx.u32(here + lane * 16))
                     codes = ptx.lds32(ptx.u32(here + lane * 4), ptx.u32(1024))
-                    zeros = lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
+                    zeros = ptx.lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
                     scales = ptx.lds64(ptx.u32(here + t * 8), ptx.u32(1216))
                     lows = ptx.lds32(ptx.u32(here + t * 4), ptx.u32(1248))
                     if overlap:
                         ptx.syncwarp()
                         if lane == 0:
-                            arrive(ptx.u32(bar + stages * 8))
+                            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                     for v in static(vectors):
                         if v > 0:
                             xv, iv = ptx.u32(xa + v * (padded * 4)), ptx.u32(ia + v * (padded >> 1))
@@ -183,11 +181,11 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                         a = cuda.local.array(8, types.uint32)
                         load_codes(a, ptx.u32(here + lane * 16))
                         pair = ptx.lds32(ptx.u32(here + r8 * 4), ptx.u32(1024))
-                        ends = lds8(ptx.u32(here + r8), ptx.u32(1056))
+                        ends = ptx.lds8(ptx.u32(here + r8), ptx.u32(1056))
                         if overlap:
                             ptx.syncwarp()
                             if lane == 0:
-                                arrive(ptx.u32(bar + stages * 8))
+                                ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                         zero, zero8 = ptx.i32(ends & 0x0F), ptx.i32(ends & 0xF0)
                         scale, scale8 = ptx.lo_f16(pair), ptx.f32(ptx.hi_f16(pair) * ptx.f32(0.25))
                         for v in static(vectors):
@@ -210,11 +208,11 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     elif overlap:
                         ptx.syncwarp()
                         if lane == 0:
-                            arrive(ptx.u32(bar + stages * 8))
+                            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                 if not overlap:
                     ptx.syncwarp()
                     if lane == 0:
-                        arrive(ptx.u32(bar + stages * 8))
+                        ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                 block, spot = ptx.u32(block + 1), ptx.u32(spot + 1)
                 if block == blocks:
                     block = ptx.u32(0)
@@ -223,7 +221,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                 left = block != turn
             # the tile is done: sums go to the warp that finishes it, when it has taken those of the last but one
             ended = ptx.u32(bars + (2 * stages + (done & 1)) * 8)
-            bulk_wait(ptx.u32(ended + 16), ptx.u32(done >> 1 & 1 ^ 1))
+            ptx.mbarrier_wait(ptx.u32(ended + 16), ptx.u32(done >> 1 & 1 ^ 1))
             for k in static(2 * batch):
                 value = sums[k % 2 + k // 2 * parts * 2]
                 for e in static(1, parts):
@@ -237,7 +235,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
             for k in static(floats):
                 sums[k] = ptx.f32(0.0)
             if t == 0:
-                arrive(ended)
+                ptx.mbarrier_arrive(ended)
             tile, done = ptx.u32(tile + step), ptx.u32(done + 1)
 
     return mixed_gemv

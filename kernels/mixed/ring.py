@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.bits.ring import after_copy
-from bcqfmt.kernels.ptx.ptx_bits import bulk_copy, bulk_expect, bulk_fence, bulk_init, bulk_wait, meet
+from bcqfmt.kernels.device_functions.ring import after_copy
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
@@ -38,13 +37,13 @@ def fetcher(shape: MixedShape) -> Any:
         block, left, spot, parity = turn, blocks, ptx.u32(0), ptx.u32(1)
         if lane == 0:
             for i in static(stages):
-                bulk_init(ptx.u32(bars + i * 8))
-            bulk_fence()
+                ptx.mbarrier_init(ptx.u32(bars + i * 8))
+            ptx.mbarrier_fence()
             tile, block, left, spot, parity = first_copies(
                 units, tiles, step, turn, chunks, low, blocks, pieces, place, bars, ptx.u32(stages),
                 tile, block, left, spot, parity,
             )  # fmt: skip
-        meet()
+        ptx.sync_block()
         if lane == 0:
             other_copies(
                 units, tiles, step, turn, chunks, low, blocks, pieces, place, bars, ptx.u32(_ALL),
@@ -74,9 +73,9 @@ def _producer(shape: MixedShape, waits: bool) -> Any:
             size = ptx.u32(end * two - (max(end, low) - low) * less - begin)
             filled = ptx.u32(bars + spot * 8)
             if waits:
-                bulk_wait(ptx.u32(filled + stages * 8), parity)
-            bulk_expect(filled, ptx.u32(size * 16))
-            bulk_copy(
+                ptx.mbarrier_wait(ptx.u32(filled + stages * 8), parity)
+            ptx.mbarrier_expect(filled, ptx.u32(size * 16))
+            ptx.bulk_copy(
                 units, ptx.u32(tile * pieces + begin), ptx.u32(place + spot * slot_bytes), ptx.u32(size * 16), filled
             )
             tile, block, left, spot, parity = go_on(tile, block, left, spot, parity, step, turn, blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bcqfmt.kernels.operands.outliers import Beside, x_bytes
+from bcqfmt.kernels.operands.outliers import OutlierNeeds, x_bytes
 from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
@@ -71,7 +71,7 @@ class MixedSpace(NamedTuple):
     shared_bytes: int
 
 
-def space_for(shape: MixedShape, twos: int, fours: int, columns: int, outliers: Beside) -> MixedSpace | None:
+def space_for(shape: MixedShape, twos: int, fours: int, columns: int, outliers: OutlierNeeds) -> MixedSpace | None:
     """None where it does not fit."""
     padded = twos * TWO_COLUMNS + fours * FOUR_COLUMNS
     fixed = shape.batch * (x_bytes(columns, shape.kind) + shape.parts * (padded * 4 + padded // 2))

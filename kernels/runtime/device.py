@@ -18,7 +18,7 @@ from bcqfmt.container.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
 __all__ = [
-    "Described", "capability", "capturing", "describe", "empty_like", "gpu_of", "place_of", "processors",
+    "Described", "aligned", "capability", "capturing", "describe", "empty_like", "gpu_of", "place_of", "processors",
     "require_cuda", "settle", "simulated", "stream_of", "torch_name", "upload",
 ]  # fmt: skip
 
@@ -173,6 +173,11 @@ def empty_like(array: Any, shape: tuple[int, ...], dtype: str | None = None) -> 
     if dtype is None:
         return array.new_empty(shape)
     return array.new_empty(shape, dtype=getattr(sys.modules["torch"], _TORCH[dtype]))
+
+
+def aligned(array: Any) -> Any:
+    """The array itself, or a copy that starts at a multiple of 16 bytes."""
+    return array if describe(array).address % 16 == 0 else array + 0
 
 
 def upload(array: Any, device: Any = None) -> Any:

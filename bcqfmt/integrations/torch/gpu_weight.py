@@ -122,7 +122,7 @@ def _unpacked(words: Tensor, bits: int, count: int) -> tuple[Tensor, bool]:
 
 
 class GpuWeight(matmul.MatmulWeight):
-    """What `matmul.matmul` and `matmul.dequantize` take, each order made on the device when it is first used."""
+    """What `matmul.matmul` and `dequant.dequantize` take, each order made on the device when it is first used."""
 
     def __init__(self, spec: WeightSpec, pieces: list[_Piece]) -> None:
         """Not for callers: see :func:`gpu_weight`."""

@@ -27,7 +27,7 @@ from torch.multiprocessing import reductions
 
 from bcqfmt.container.dtypes import logical_name
 from bcqfmt.errors import error
-from bcqfmt.kernels import cpu, matmul
+from bcqfmt.kernels import cpu, dequant, matmul
 
 from .parts import TORCH_DTYPES, borrowed, spec_of, suffixes, weight_of
 
@@ -220,7 +220,7 @@ def _rows_of(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = matmul.dequantize(_prepared(parts, spec, planes, index, _on_gpu).exact, logical_name(dtype))
+    found: Tensor = dequant.dequantize(_prepared(parts, spec, planes, index, _on_gpu).exact, logical_name(dtype))
     return found
 
 
