@@ -94,7 +94,7 @@ class MatmulWeight:
 
     @cached_property
     def bits(self) -> bits_of.BitOperand | None:
-        """For :func:`bit_gemv`; None where the GPU or the group size leave the look-up kernel alone."""
+        """For :func:`bit_gemv`; None where the GPU or a group size does not allow it."""
         known = self.linear and device.capability(self._place) >= (9, 0)
         if not known or any(layout_of(segment) is None for segment in self.operand.segments):
             return None

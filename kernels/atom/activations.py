@@ -1,9 +1,9 @@
-"""Activations on their way to a W4A4 product: RMSNorm, reordering and quantization, fused or one by one.
+"""Activations for a W4A4 product: RMSNorm, reordering and quantization, fused or one by one.
 
 One source, two switches. Quantizing, a warp takes one group of one token and each lane four of its columns, so that
 even a few tokens keep many processors busy; normalising as well, every block that works on a token adds up the squares
-of the whole row for itself, which costs less than passing the sum around. The results are those of `atom_reference`,
-to the bit; the fused kernel rounds to the type of x where the two kernels would, so its codes equal theirs.
+of the whole row for itself, which costs less than passing the sum around. The fused
+kernel rounds to the type of x where the two kernels would, so its codes equal theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEEP22 = 0xFFFFFFFC
 def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
     """x ``[tokens, columns]`` and gamma ``[columns]`` of ``kind`` (F16, BF16, F32), perm ``[columns]``; 256 threads.
 
-    ``quantize``: codes and scales of ``tiles`` tiles of 8 tokens as `atom_operands.activation_words` gives them, zeros
+    ``quantize``: codes and scales of ``tiles`` tiles of 8 tokens as `operands` says, zeros
     for tokens that are not there; grid (8 tiles, blocks that share the groups of a token). Else y ``[tokens, columns]``
     in the order of x; grid (tokens,). Channels outside of x, should perm have any, are read as the last one.
     """

@@ -26,7 +26,7 @@ _NAN = 0x7FFF7FFF
 
 @functools.cache
 def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
-    """k, v ``[B, H_kv, new, D]`` of ``kind`` to places ``starts[b] ..`` of the cache (see `cuda_kv_attention`).
+    """k, v ``[B, H_kv, new, D]`` of ``kind`` to places ``starts[b] ..`` of the cache (see `attention_kernel`).
 
     Grid: (B H_kv new / 4 rounded up, 2: keys, values), 128 threads. Tokens without a place in the cache are dropped.
     """

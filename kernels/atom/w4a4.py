@@ -43,7 +43,7 @@ _one_at_a_time = threading.Lock()
 class AtomDevice:
     """A packed weight on a device; ``tickets``, zeros between launches, are for CUDA graphs that it is captured in.
 
-    ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
+    ``settled``: as in `bits.BitOperand`, all work that wrote these tensors has finished.
     """
 
     out: int
@@ -67,7 +67,7 @@ class AtomDevice:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Activations:
-    """Quantized activations: ``codes [tiles, G, 256]`` words and ``scale [G, 8 tiles]``, as `atom_operands` says."""
+    """Quantized activations: ``codes [tiles, G, 256]`` words and ``scale [G, 8 tiles]``, as `operands` says."""
 
     codes: Any
     scale: Any
@@ -215,9 +215,9 @@ def _launch_tiles(tile: Tile, slices: int, x: Activations, weight: AtomDevice, y
 def _tickets(own: Any, count: int) -> Any:
     """``count`` zeros for one launch, which leaves zeros; no other that may run at the same time is given them.
 
-    Launches on one stream come one after the other and share its tickets. A graph is replayed on any stream, beside
-    others: what is captured takes some of the weight's ``own`` for good, or, when these are used up, memory of the
-    graph that every replay clears.
+    Launches on one stream come one after the other and share its tickets. A graph is replayed on any stream, at
+    the same time as others: what is captured takes some of the weight's ``own`` for good, or, when these are used up,
+    memory of the graph that every replay clears.
     """
     if device.simulated():
         return own

@@ -33,7 +33,7 @@ def column_walker(layout: BitLayout, batch: int, kind: int, threads: int, reorde
         after = cuda.local.array(raw_words, types.uint32)
         for i in static(together):
             ask(x, raw, i * words, ptx.u32(0), ptx.u32(thread * 8 + i * step), columns, start, quick)
-        if quick and (thread & (line // 8 - 1)) == 0:  # all else, so that it does not stand in line behind the weights
+        if quick and (thread & (line // 8 - 1)) == 0:  # the rest, so that it does not queue behind the weights
             for b in range(batch):
                 for i in range(rounds):
                     column = ptx.u32(thread * 8 + i * step)

@@ -33,10 +33,10 @@ _SHORT_CHOICES = (
 
 
 class Ring(NamedTuple):
-    """Buffers of a product (`bit_ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
+    """Buffers of a product (`ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
 
-    ``extra``: 1 where a further warp of each tile adds up outliers, else 0. ``leaving``: lanes of a warp that leave
-    sums at the end of a tile.
+    ``extra``: 1 where a further warp of each tile adds up outliers, else 0. ``storing``: lanes of a warp that
+    store sums at the end of a tile.
     """
 
     layout: BitLayout
@@ -45,11 +45,11 @@ class Ring(NamedTuple):
     stages: int
     batch: int
     extra: int = 0
-    leaving: int = 8
+    storing: int = 8
 
     @property
     def threads(self) -> int:
-        """Threads of a block: those that multiply, and for each tile a warp that fetches, and the one for outliers."""
+        """Threads of a block: the consumers, and for each tile a producer warp, and the one for outliers."""
         return 32 * (self.slices + 1 + self.extra) * self.sides
 
     @property
@@ -59,8 +59,8 @@ class Ring(NamedTuple):
 
     @property
     def arrivals(self) -> int:
-        """Lanes that leave sums of a tile; those of outliers are 16."""
-        return self.slices * self.leaving + 16 * self.extra
+        """Lanes that store sums of a tile; those of outliers are 16."""
+        return self.slices * self.storing + 16 * self.extra
 
     @property
     def blocks(self) -> int:
@@ -89,7 +89,7 @@ class Ring(NamedTuple):
 
     @property
     def finished(self) -> int:
-        """Tiles whose sums may be waiting to be added up; the warp for outliers needs one more (`bit_outliers`)."""
+        """Tiles whose sums may be waiting to be added up; the warp for outliers needs one more (`outliers`)."""
         return self.stages // self.blocks + 1 + self.extra
 
     @property
@@ -262,7 +262,13 @@ Shape = TypeVar("Shape", bound=ByteShape)
 
 
 def byte_shape_for(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool,
+    layout: BitLayout,
+    batch: int,
+    kind: int,
+    out: int,
+    *,
+    reordered: bool,
+    added: bool,
     needs: OutlierNeeds = NO_OUTLIERS,
 ) -> ByteShape | None:
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
@@ -316,7 +322,13 @@ class ShortShape(ByteShape):
 
 
 def short_shape_for(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool,
+    layout: BitLayout,
+    batch: int,
+    kind: int,
+    out: int,
+    *,
+    reordered: bool,
+    added: bool,
     needs: OutlierNeeds = NO_OUTLIERS,
 ) -> ShortShape | None:
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
@@ -365,7 +377,7 @@ def product_shape(
 def at_once(
     layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, needs: OutlierNeeds = NO_OUTLIERS
 ) -> int:  # fmt: skip
-    """How many vectors of a type one launch takes for every one of these segments; 0 where there is no way.
+    """How many vectors of a type one launch takes for every one of these segments; 0 where not one fits.
 
     ``out``: the type of the result. Outliers go with the last segment.
     """

@@ -45,7 +45,7 @@ def rows_together(columns: int) -> int:
 
 
 def shared_bytes(columns: int, together: int) -> int:
-    """Shared memory for so many whole rows."""
+    """Shared memory for ``together`` whole rows."""
     return together * -(-columns // 1024) * PIECE
 
 
@@ -120,7 +120,7 @@ def _gatherer(*, swizzled: bool) -> Any:
             for h in static(2):
                 a, b, c, d = ptx.ldg128_keep(stored, ptx.u32(2 * p + h))
                 sources[4 * h], sources[4 * h + 1], sources[4 * h + 2], sources[4 * h + 3] = a, b, c, d
-            for k in static(8):  # an order that is none is not followed
+            for k in static(8):  # an index out of range is clamped
                 sources[k] = ptx.u32(base + place(ptx.min_u32(sources[k], columns - 1)))
             row, to = ptx.u32(0), ptx.u64(front) * ptx.u64(eights) + ptx.u64(p)
             while row < here:

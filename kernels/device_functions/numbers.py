@@ -74,7 +74,7 @@ def bit_turner() -> Any:
 
 
 def step_turner() -> Any:
-    """A device function: `bit_layout.in_steps` of one word."""
+    """A device function: `bits.layout.in_steps` of one word."""
 
     def turn(word: Any) -> Any:
         d = ptx.u32((word ^ (word >> 14)) & 0x0000CCCC)

@@ -7,16 +7,16 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = ["after_copy"]
+__all__ = ["next_stage"]
 
 
-def after_copy(stages: int) -> Any:
-    """A device function: where a fetching warp stands after one more copy. Every tile is begun at block ``turn``.
+def next_stage(stages: int) -> Any:
+    """A device function: where a producer warp stands after one more copy. Every tile is begun at block ``turn``.
 
     Tile, block, blocks that the tile still has (of ``blocks``), buffer, parity of the buffer's barrier.
     """
 
-    def go_on(
+    def advance(
         tile: Any, block: Any, left: Any, spot: Any, parity: Any, step: Any, turn: Any, blocks: Any
     ) -> Any:  # fmt: skip
         block, left = ptx.u32(block + 1), ptx.u32(left - 1)
@@ -29,4 +29,4 @@ def after_copy(stages: int) -> Any:
             spot, parity = ptx.u32(0), ptx.u32(parity ^ 1)
         return tile, block, left, spot, parity
 
-    return inlined(go_on)
+    return inlined(advance)

@@ -16,8 +16,8 @@ __all__ = ["element_at", "vector_loader"]
 def vector_loader(batch: int, kind: int, threads: int, together: int = 2) -> Any:
     """A device function for ``threads`` threads: all vectors to ``base``, ``xs_bytes`` each, zeros after the last.
 
-    Not by a bulk copy: it would stand in line behind those of the weights, which are asked for earlier. ``together``
-    pieces of 16 bytes are asked for before any is waited for.
+    Not by a bulk copy: it would queue behind those of the weights, which start earlier. ``together`` pieces of 16
+    bytes are loaded before any is used.
     """
     each, words = 1 if kind == 0 else 2, 4 * together
     per = 4 * each

@@ -108,7 +108,7 @@ def mixed_gemv(
 ) -> Any:
     """``x W^T`` for x (batch, in) with batch 1 or 2, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is on its way
+    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is in flight
     while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
     every call.
     """

@@ -1,4 +1,4 @@
-"""2/4-bit weights in the order in which `cuda_mixed_gemv` takes them: tiles of 16 rows, units of one bulk copy.
+"""2/4-bit weights in the order in which `kernel` takes them: tiles of 16 rows, units of one bulk copy.
 
 A tile is its 2-bit units (256 columns, 1264 bytes) and then its 4-bit units (128 columns, 1072 bytes). Lane
 l = 4 r + t of a warp holds rows r and r + 8; b counts the bytes of a word, m the MMAs of a 4-bit unit::

@@ -54,9 +54,9 @@ class Described(NamedTuple):
 @functools.cache
 def simulated() -> bool:
     """Whether kernels run in Numba's simulator in this process (``NUMBA_ENABLE_CUDASIM=1``)."""
-    from . import numba_cuda as ptx_numba
+    from . import numba_cuda
 
-    return ptx_numba.simulated()
+    return numba_cuda.simulated()
 
 
 def require_cuda() -> None:
@@ -193,7 +193,7 @@ def upload(array: Any, device: Any = None) -> Any:
     except ImportError:
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
     if not plain.flags.writeable or plain.base is not None:
-        plain = plain.copy()  # torch wants memory that nobody else may change
+        plain = plain.copy()  # torch wants memory of its own
     if plain.dtype == np.uint32:
         tensor = torch.from_numpy(plain.view(np.int32))
     elif plain.dtype.name == "bfloat16":

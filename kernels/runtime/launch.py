@@ -138,7 +138,7 @@ def kernel(
     """Declare a kernel: its arguments ("u32* words, f32 scale"), the threads of a block, the blocks a processor holds.
 
     ``threads`` and ``blocks`` bound the registers that the compiler may use; ``registers`` sets them outright.
-    ``variant`` names everything that the source takes from its surroundings; with it, compiled kernels are kept.
+    ``variant`` names everything that the source takes from its surroundings; with it, compiled kernels are cached.
     """
     options: dict[str, Any] = {"launch_bounds": (threads, blocks)}
     if registers is not None:
@@ -147,7 +147,7 @@ def kernel(
 
 
 class Plans(dict[tuple[Any, ...], Any]):
-    """Launches that an operand has found once. A copy of the operand, or a pickled one, finds its own."""
+    """Plans of launches that an operand keeps. A copy of the operand, or a pickled one, starts without any."""
 
     def __reduce__(self) -> tuple[type[Plans], tuple[()]]:
         return Plans, ()

@@ -31,7 +31,7 @@ def mbarrier_fence() -> None:
 
 
 def mbarrier_expect(barrier: int, size: int) -> None:
-    """So many bytes end the phase."""
+    """That many bytes end the phase."""
     _state(barrier)[1] += np.uint32(size)
 
 
@@ -52,18 +52,18 @@ def bulk_copy(pointer: Any, index: Any, address: int, size: int, barrier: int) -
 
 
 def mbarrier_wait(barrier: int, parity: int) -> None:
-    """Until the phase of that parity is over; that nobody ends it is noticed."""
+    """Until the phase of that parity is over; a phase that never ends is an error."""
     while int(_state(barrier)[0]) % 2 == parity:
         pause(current(), barrier)
 
 
 def mbarrier_init_arrivals(barrier: int, count: int) -> None:
-    """Phase 0, nobody is there."""
+    """Phase 0, no arrivals."""
     _state(barrier)[:] = 0, count << 16 | count
 
 
 def mbarrier_arrive(barrier: int) -> None:
-    """One more is there; the last one ends the phase."""
+    """One more arrival; the last one ends the phase."""
     state = _state(barrier)
     state[1] -= np.uint32(1)
     if not state[1] & 0xFFFF:

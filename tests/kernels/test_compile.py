@@ -27,9 +27,7 @@ def test_every_factory_of_kernels_has_cases(check: ModuleType) -> None:
     assert set(check.LEAST) | set(check.UNWANTED) <= {name.rpartition(".")[0] for name in found}
 
 
-def test_a_factory_without_cases_is_found(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_factory_without_cases_is_found(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "other" / "kernel.py"
     module.parent.mkdir()
     module.write_text("def new_kernel(q: int) -> Kernel: ...\ndef _hidden() -> Kernel: ...\ndef shape() -> int: ...\n")

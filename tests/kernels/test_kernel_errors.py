@@ -51,7 +51,7 @@ def _no_gpu(code: str) -> str:
 
 def test_no_gpu() -> None:
     said = _no_gpu(
-        "from bcqfmt.kernels import device\n"
+        "from bcqfmt.kernels.runtime import device\n"
         "try:\n    device.require_cuda()\n"
         "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
     )
@@ -217,7 +217,7 @@ def test_x_on_the_host_and_the_weight_on_a_gpu(count: int, monkeypatch: pytest.M
 
 def test_uploading_without_a_gpu() -> None:
     said = _no_gpu(
-        "import numpy as np\nfrom bcqfmt.kernels import device\n"
+        "import numpy as np\nfrom bcqfmt.kernels.runtime import device\n"
         "try:\n    device.upload(np.ones(4, np.float32), 'cuda')\n"
         "except Exception as fault:\n    print(fault)\n"
     )
@@ -267,7 +267,7 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert [matmul.path_of(odd, n) for n in (1, 3, 4)] == ["look-up", "look-up", "dequantize"]
     assert [matmul.path_of(odd, n, "F32") for n in (1, 7, 8)] == ["look-up", "look-up", "dequantize"]
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
-    assert [[weight.several(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
+    assert [[weight.at_once(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
     assert [[matmul.path_of(weight, n) for weight in short] for n in (7, 8, 9, 10, 23, 24)] == [
         ["bits"] * 3, *[["dequantize", "bits", "bits"]] * 2, *[["dequantize", "dequantize", "bits"]] * 2,
         ["dequantize"] * 3,

@@ -25,7 +25,10 @@ def vectors(*shape: int, kind: str = "F16", seed: int = 0) -> Any:
 
 
 def parts_of(k: Any, v: Any) -> tuple[Any, ...]:
-    return (*atom_reference.cache_words(*atom_reference.quantize_kv(k)), *atom_reference.cache_words(*atom_reference.quantize_kv(v)))
+    return (
+        *atom_reference.cache_words(*atom_reference.quantize_kv(k)),
+        *atom_reference.cache_words(*atom_reference.quantize_kv(v)),
+    )
 
 
 @pytest.mark.parametrize(("kind", "head_dim"), [("F16", 128), ("BF16", 64), ("F32", 256)])
@@ -85,7 +88,9 @@ def test_attention(
             part[b, :, length:] = 0xFFFFFFFF
     found = simulate(sim_atom.attend, q, tuple(parts), counts, splits)
     assert found.clean
-    wanted = atom_reference.decode_attention(q, atom_reference.quantize_kv(k), atom_reference.quantize_kv(v), counts, head_dim**-0.5)
+    wanted = atom_reference.decode_attention(
+        q, atom_reference.quantize_kv(k), atom_reference.quantize_kv(v), counts, head_dim**-0.5
+    )
     error = np.linalg.norm(found.value.astype(np.float64) - wanted) / np.linalg.norm(wanted)
     assert error < LIMIT[kind]
     assert (found.value[counts == 0] == 0).all()
@@ -100,7 +105,9 @@ def test_one_loud_token_among_quiet_ones() -> None:
     q = vectors(1, 2, 64, seed=3) * np.float16(4)
     counts = np.full(1, 64, np.int32)
     found = simulate(sim_atom.attend, q, parts_of(k, v), counts, 2, 0.3)
-    wanted = atom_reference.decode_attention(q, atom_reference.quantize_kv(k), atom_reference.quantize_kv(v), counts, 0.3)
+    wanted = atom_reference.decode_attention(
+        q, atom_reference.quantize_kv(k), atom_reference.quantize_kv(v), counts, 0.3
+    )
     assert np.linalg.norm(found.value - wanted) < 1e-3 * np.linalg.norm(wanted)
 
 

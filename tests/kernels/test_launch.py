@@ -15,8 +15,7 @@ import pytest
 from cuda.bindings import driver
 
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels.runtime import cubins, device, launch
-from bcqfmt.kernels.runtime import numba_cuda as ptx_numba
+from bcqfmt.kernels.runtime import cubins, device, launch, numba_cuda
 from pretended_gpu import Recorder, pretend
 
 
@@ -248,7 +247,7 @@ def test_gpus_of_several_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(gpus=gpus, get_current_device=lambda: gpus[1])
     monkeypatch.setattr(device, "require_cuda", lambda: None)
     monkeypatch.setattr(device, "simulated", lambda: False)
-    monkeypatch.setattr(ptx_numba, "cuda", now)
+    monkeypatch.setattr(numba_cuda, "cuda", now)
     device._asked.cache_clear()
     try:
         for _ in range(2):

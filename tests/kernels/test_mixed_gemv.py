@@ -229,7 +229,7 @@ def test_shapes_that_fit() -> None:
 def test_wide_weights_are_taken_one_vector_at_a_time(columns: int, vectors: int) -> None:
     two, four = columns * 3 // 4 // 256, columns // 4 // 128
     wide = mixed.MixedOperand(shape=(16, columns), twos=two, fours=four, units=None, perm=None)
-    assert mixed.takes(wide, "F16") == vectors
+    assert mixed.batch_limit(wide, "F16") == vectors
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""How a tile of a product with 2/4-bit weights is finished: by a warp of its own, so nobody waits. Device functions.
+"""The epilogue of a tile of a product with 2/4-bit weights, in a warp of its own, so that consumers go on.
 
-It makes barriers ready, adds up the outliers of the tile while others multiply, waits for their sums, adds them in a
-fixed order and writes 16 rows of y.
+It initialises barriers, adds up the outliers of the tile while the consumer warps multiply, waits for their sums, adds
+them in a fixed order and writes 16 rows of y.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .shape import MixedShape
 
-__all__ = ["closer"]
+__all__ = ["epilogue_warp"]
 
 
-def closer(shape: MixedShape) -> Any:
+def epilogue_warp(shape: MixedShape) -> Any:
     """A device function for a whole warp: tiles ``tile``, ``tile + step`` ... are finished.
 
-    When all have met, x is at ``base``, ``xs_bytes`` a vector, and no kernel before this one is still at work, so that
-    y may be written. Outliers go to ``kept``; sums are found in two buffers at ``held``.
+    When the block has synchronised, x is at ``base``, ``xs_bytes`` a vector, and no kernel before this one is still
+    running, so that y may be written. Outliers go to ``kept``; sums are found in two buffers at ``held``.
     """
     batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
     held_bytes = shape.held_bytes
-    usual_of, look, ask, add_up = outlier_tiles(batch, shape.kind, size or 4)
+    usual_of, bounds, prefetch, add_up = outlier_tiles(batch, shape.kind, size or 4)
     narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
 
-    def close(
+    def finish(
         indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,
         base: Any, xs_bytes: Any, kept: Any, held: Any, bars: Any, tile: Any, step: Any, lane: Any,
     ) -> None:  # fmt: skip
@@ -48,14 +48,14 @@ def closer(shape: MixedShape) -> Any:
         begin, end, first, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         if size:
             usual = usual_of(count, tiles)
-            begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
+            begin, end, next_begin, next_end = bounds(indptr, entries, count, tile, tiles, step, lane)
         ptx.sync_block()
         if size:
-            # These numbers are not looked at before all have met, or everybody would wait for them. The compiler would
-            # do so earlier, if they did not depend on what only then can be read.
+            # These loads are not used before the block has synchronised, or all warps would wait for them. The compiler
+            # would use them earlier if they did not depend on a value that can be read only then.
             nothing = ptx.lds32(zero_at, ptx.u32(0))
             begin, end = ptx.u32(begin + nothing), ptx.u32(end + nothing)
-            begin, end, first = ask(entries, count, room, kept, kept_bar, lane, begin, end)
+            begin, end, first = prefetch(entries, count, room, kept, kept_bar, lane, begin, end)
         turned_over, phase, kept_parity = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             values = cuda.local.array(batch, types.float32)
@@ -89,4 +89,4 @@ def closer(shape: MixedShape) -> Any:
                 phase = ptx.u32(phase ^ 1)
             tile = ptx.u32(tile + step)
 
-    return inlined(unrolled(close))
+    return inlined(unrolled(finish))
