@@ -1,4 +1,4 @@
-"""A weight on a GPU in the orders that products need, and which of them a product takes."""
+"""A weight on a GPU in the orders that products need, and how a number of vectors is multiplied with it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,25 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from bcqfmt.errors import BcqError
+from bcqfmt.errors import BcqError, error
 from bcqfmt.kernels import bits as bits_of
+from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
-from bcqfmt.kernels.bits import BitOperand, bit_operand
 from bcqfmt.kernels.bits.layout import layout_of
-from bcqfmt.kernels.mixed import MixedOperand, mixed_operand, takes
+from bcqfmt.kernels.dequant import by_element
+from bcqfmt.kernels.lut import BATCH_LIMIT
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.device import DeviceOperand, to_device
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import LIMIT
-from bcqfmt.kernels.runtime.limits import KINDS, ROW_LIMIT
+from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 from bcqfmt.weight.scheme import SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = [
-    "BATCH_LIMIT",
-    "CROSSOVER",
-    "LOOK_UP",
-    "USUAL",
-    "MatmulWeight",
-    "Ready",
-    "by_element",
-    "in_eights",
-    "path_of",
-]
+__all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
 
-BATCH_LIMIT = 8  # vectors that one launch of the look-up kernel takes
 # From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md). Whether of float32, how it is decoded (:func:`_decoded`): by how many vectors the fast
-# product takes at once. Guessed: two and one in "words", one of 16 bits and four of float32 in the others.
+# (docs/benchmarks/kernels.md). Key: whether of float32, how it is decoded (:func:`_decoded`); then how many vectors the
+# fast product takes at once. Guessed: two and one in "words", one of 16 bits and four of float32 in the others.
 _LONGER = {4: 28, 2: 5, 1: 3}
 CROSSOVER = {
     (False, "words"): {8: 24, 4: 12, 2: 8, 1: 5},
@@ -49,16 +38,22 @@ PAIRS = 20  # the same for 2/4 bits
 MOST = 36  # whatever the weight; 2/4 bits of float32, guessed
 # Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
 LOOK_UP = (8, 4, 2)
-# The fast product is compiled for these numbers of vectors only, which takes seconds for each: a prompt of another
-# length is filled up with zeros, and the first one of every length does not have to wait for a compiler.
-USUAL = (1, 2, 4, 8)
 
 
-class Ready(NamedTuple):
-    """A product that needs one launch a segment: ``start(x, y, addend)``, and the number of the GPU where all are."""
+class Product(NamedTuple):
+    """How a number of vectors of one dtype is multiplied.
 
+    ``path``: "mixed", "bits", "look-up" or "dequantize"; ``array``: a tensor of the weight in the order for it, which
+    is on GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out); not for
+    "dequantize". ``start(x, y, addend)``: for all of them, in any dimensions, where one launch a segment does it.
+    """
+
+    path: str
+    array: Any
     place: int
-    start: Callable[[Any, Any, Any], None]
+    step: int = BATCH_LIMIT
+    multiply: Callable[[Any, Any, Any], None] | None = None
+    start: Callable[[Any, Any, Any], None] | None = None
 
 
 class MatmulWeight:
@@ -71,7 +66,8 @@ class MatmulWeight:
         self.operand = operand
         self._target = target
         self._weight = weight
-        self._ready: dict[tuple[int, str, bool], Ready | None] = {}
+        self._paths: dict[tuple[int, str], str] = {}
+        self._products: dict[tuple[int, str, str | None, bool], Product] = {}
 
     @cached_property
     def linear(self) -> bool:
@@ -84,25 +80,25 @@ class MatmulWeight:
             return False
 
     @cached_property
-    def mixed(self) -> MixedOperand | None:
+    def mixed(self) -> mixed_of.MixedOperand | None:
         """For :func:`mixed_gemv`; None unless it takes the weight (2/4 bits, second-order scales) and the GPU."""
         second = any(isinstance(s.scale, SecondOrder) for s in self._weight.scheme.segments) if self._weight else False
         if self._weight is None or not second or not self.linear or device.capability(self._place) < (9, 0):
             return None
         try:
-            return mixed_operand(self._weight, self._target)
+            return mixed_of.mixed_operand(self._weight, self._target)
         except BcqError as refusal:
             if refusal.code != "BCQ-E553":
                 raise
             return None
 
     @cached_property
-    def bits(self) -> BitOperand | None:
-        """For :func:`bit_gemv`; None where the GPU or the group size leave the look-up kernel alone."""
+    def bits(self) -> bits_of.BitOperand | None:
+        """For :func:`bit_gemv`; None where the GPU or a group size does not allow it."""
         known = self.linear and device.capability(self._place) >= (9, 0)
         if not known or any(layout_of(segment) is None for segment in self.operand.segments):
             return None
-        return bit_operand(self.operand, self._target)
+        return bits_of.bit_operand(self.operand, self._target)
 
     @cached_property
     def look_up(self) -> DeviceOperand:
@@ -116,89 +112,73 @@ class MatmulWeight:
 
     @cached_property
     def _place(self) -> int | None:
-        """The number of the GPU; None where no one said which: the current one."""
+        """The number of the GPU; None for the current one."""
         number = str(self._target).rpartition(":")[2]
         return int(number) if number.isdigit() else None
 
-    def several(self, dtype: str) -> int:
-        """How many vectors of this type and width the fast kernel takes at once; 0 where it cannot hold one."""
-        return 0 if self.bits is None or dtype not in KINDS else bits_of.most_of(self.bits, dtype, dtype)
+    def at_once(self, dtype: str) -> int:
+        """How many vectors of this type the fast product takes in one launch; 0 where it takes none."""
+        return 0 if self.bits is None or dtype not in KINDS else bits_of.batch_limit(self.bits, dtype, dtype)
 
-    def ready(self, vectors: int, dtype: str, added: bool = False) -> Ready | None:
-        """How that many vectors are multiplied, if that takes one launch a segment, and ``added`` if an addend goes
-        with it; found once, for it takes longer than the product.
+    def path(self, vectors: int, dtype: str) -> str:
+        """What :func:`path_of` says, computed once."""
+        key = (min(vectors, MOST), dtype)
+        if key not in self._paths:
+            self._paths[key] = _path(self, vectors, dtype)
+        return self._paths[key]
+
+    def product(self, vectors: int, dtype: str, path: str | None = None, added: bool = False) -> Product:
+        """How that many vectors are multiplied, ``added`` with an addend; computed once, as it takes longer than they.
+
+        ``path``: by default the one of :meth:`path`.
         """
-        if vectors > BATCH_LIMIT:
-            return None
-        key = (vectors, dtype, added)
-        if key not in self._ready:
-            self._ready[key] = _ready(self, vectors, dtype, added)
-        return self._ready[key]
+        key = (min(vectors, MOST), dtype, path, added)
+        found = self._products.get(key)
+        if found is None:
+            found = self._products[key] = _product(self, vectors, dtype, path or self.path(vectors, dtype), added)
+        return found
 
 
 def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
+    return weight.path(vectors, dtype)
+
+
+def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     if vectors >= MOST or not weight.linear:
         return "dequantize"
-    if weight.mixed is not None and takes(weight.mixed, dtype):
+    if weight.mixed is not None and mixed_of.batch_limit(weight.mixed, dtype):
         return "mixed" if vectors < PAIRS or dtype == "F32" else "dequantize"
-    several = weight.several(dtype)
-    if not several:
-        return "look-up" if vectors < _look_ups(weight, dtype) else "dequantize"
-    return "bits" if vectors < CROSSOVER[dtype == "F32", _decoded(weight.operand)][several] else "dequantize"
+    slow, operand = by_element(weight.operand), weight.operand
+    longer = operand.perm is not None or any(segment.group_size % 32 for segment in operand.segments)
+    at_once = weight.at_once(dtype)
+    if at_once:
+        decoded = "elements" if slow else "longer" if longer else "words"
+        return "bits" if vectors < CROSSOVER[dtype == "F32", decoded][at_once] else "dequantize"
+    few_planes = max(segment.bits for segment in operand.segments) <= 2
+    faster = LOOK_UP[0] if dtype == "F32" else LOOK_UP[1] if slow else LOOK_UP[2] if few_planes else 1
+    return "look-up" if vectors < faster else "dequantize"
 
 
-def _look_ups(weight: MatmulWeight, dtype: str) -> int:
-    """The number of vectors for which look-ups are no longer faster than dequantize + matmul."""
-    single, slow, two = LOOK_UP
-    if dtype == "F32":
-        return single
-    if by_element(weight.operand):
-        return slow
-    return two if max(s.bits for s in weight.operand.segments) <= 2 else 1
-
-
-def _decoded(operand: Operand) -> str:
-    """ "words"; "longer", by groups that are no whole words or with columns to be put in order; or "elements"."""
-    if by_element(operand):
-        return "elements"
-    return "longer" if operand.perm is not None or any(s.group_size % 32 for s in operand.segments) else "words"
-
-
-def by_element(operand: Any) -> bool:
-    """Whether a weight, here or on a device, is decoded to 16 bits element by element, or some of its segments are."""
-    columns = operand.shape[1]
-    return not all(in_eights(s, columns) for s in operand.segments) or (
-        operand.perm is not None and 2 * columns > ROW_LIMIT
-    )
-
-
-def in_eights(segment: Any, columns: int) -> bool:
-    """Whether a segment can be decoded 32 columns at a time: all in eights of columns, groups too."""
-    return not (segment.group_size % 8 or segment.start % 8 or segment.width % 8 or columns % 8)
-
-
-def _ready(weight: MatmulWeight, vectors: int, dtype: str, added: bool) -> Ready | None:
-    if dtype not in KINDS or vectors < 1 or vectors * max(weight.operand.shape) > LIMIT:
-        return None
-    path = path_of(weight, vectors, dtype)
-    start: Callable[[Any, Any, Any], None]
-    if (
-        path == "bits"
-        and vectors in USUAL
-        and (bits := weight.bits) is not None
-        and bits_of.in_one(bits, vectors, dtype, dtype)
-    ):
-        place = device.place_of(bits.segments[0].planes)
-        start = partial(bits_of.carry_out, bits, bits_of.plan_of(bits, vectors, dtype, dtype, added=added), vectors)
-    elif path == "mixed" and not added and (mixed := weight.mixed) is not None and vectors <= takes(mixed, dtype):
-        place = device.place_of(mixed.units)
-        start = partial(_without, partial(mixed_of.carry_out, mixed, mixed_of.plan_of(mixed, vectors, dtype, dtype)))
-    else:
-        return None
-    return Ready(place, start) if place >= 0 or device.simulated() else None
-
-
-def _without(start: Callable[[Any, Any], None], x: Any, y: Any, addend: None) -> None:
-    """A product that takes no addend."""
-    start(x, y)
+def _product(weight: MatmulWeight, vectors: int, dtype: str, path: str, added: bool) -> Product:
+    """The product on a path; by look-ups where the fast kernels do not take the weight or the dtype."""
+    if path not in ("mixed", "bits", "look-up", "dequantize"):
+        raise error("BCQ-E552", found=f"path {path!r}", expected="mixed, bits, look-up or dequantize")
+    single = dtype in KINDS and 1 <= vectors <= BATCH_LIMIT and vectors * max(weight.operand.shape) <= LIMIT
+    start: Callable[[Any, Any, Any], None] | None = None
+    if path == "bits" and weight.bits is not None and (step := weight.at_once(dtype)):
+        fast, array = weight.bits, weight.bits.segments[0].planes
+        if single and vectors in bits_of.USUAL and vectors <= bits_of.fused_limit(fast, dtype, dtype):
+            plan = bits_of.plan_of(fast, vectors, dtype, dtype, added=added)
+            start = partial(bits_of.launch, fast, plan, vectors)
+        return Product(path, array, device.place_of(array), step, partial(bits_of.multiply_padded, fast, dtype), start)
+    if path == "mixed" and weight.mixed is not None and (step := mixed_of.batch_limit(weight.mixed, dtype)):
+        both, array = weight.mixed, weight.mixed.units
+        if single and vectors <= step:
+            start = partial(mixed_of.launch, both, mixed_of.plan_of(both, vectors, dtype, dtype))
+        return Product(path, array, device.place_of(array), step, partial(mixed_of.multiply, both, dtype), start)
+    operand = weight.exact if path == "dequantize" else weight.look_up
+    array = operand.segments[0].planes
+    if path == "dequantize":
+        return Product(path, array, device.place_of(array))
+    return Product("look-up", array, device.place_of(array), multiply=partial(lut.multiply, operand))

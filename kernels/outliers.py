@@ -13,7 +13,8 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import WIDEN
 from bcqfmt.kernels.operands.outliers import Entries
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import Kernel, check_array, check_same_device, kernel
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
+from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -33,7 +34,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
 def csr_outliers_kernel(kind: int, values_kind: int, out: int, packed: int = 0) -> Kernel:
     """``kind``, ``values_kind``, ``out``: types of x, of the values and of y; 0 float32, 1 float16, 2 bfloat16.
 
-    ``packed``: bytes of an entry where columns and values lie together (`outlier_entries`), both arguments the same.
+    ``packed``: bytes of an entry where columns and values lie together (`operands.outliers`), both arguments the same.
     """
     widen_x, entry = WIDEN[kind] if kind else ptx.f32, _entry(values_kind, packed)
     widen_y = WIDEN[out] if out else ptx.f32

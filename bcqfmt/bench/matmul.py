@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import dequant, matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
@@ -85,7 +85,7 @@ def _decoded(name: str, weight: BcqWeight, bits: float, g: int, speed: float) ->
     outs = [torch.empty(rows, columns, device="cuda", dtype=torch.float16) for _ in range(3)]
     nbytes = sum(4 * a.numel() for s in placed[0].segments for a in (s.planes, s.first, s.second))
     nbytes += 2 * rows * columns + (4 * columns if placed[0].perm is not None else 0)
-    taken = replayed(lambda i: matmul.dequantize(placed[i % 2], "float16", out=outs[i % 3]), 12)
+    taken = replayed(lambda i: dequant.dequantize(placed[i % 2], "float16", out=outs[i % 3]), 12)
     halves = [torch.empty(nbytes // 4, device="cuda", dtype=torch.float16) for _ in range(4)]
     copied = replayed(lambda i: halves[i % 2].copy_(halves[2 + i % 2]), 12)
     peers = {"torch copy of as many bytes": copied}

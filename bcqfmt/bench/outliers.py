@@ -12,9 +12,8 @@ import torch
 
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.product_shape import AnyShape, product_shape
-from bcqfmt.kernels.bits.shape import BitShape
-from bcqfmt.kernels.operands.outliers import NONE, Beside, Entries, needs
+from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
+from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, Entries, OutlierNeeds
 from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
@@ -36,7 +35,7 @@ def with_outliers(speed: float) -> Iterator[Row]:
     """Affine weights of 4 bits in groups of 128 with outliers of 0, 0.2, 0.5 and 1.5 %, and one vector.
 
     Then 0.5 % of which half are in one row of a hundred; then two, four and eight vectors. "Two launches" is what
-    `bit_gemv` does by itself with eight, which do not fit beside outliers; with fewer, outliers as plain CSR.
+    `bit_gemv` does by itself with eight, which do not fit together with outliers; with fewer, outliers as plain CSR.
     """
     yield from for_all_shares(partial(_product, speed))
     for rows, columns in SHAPES:
@@ -61,9 +60,9 @@ def _layout(columns: int) -> BitLayout:
     return BitLayout(_BITS, columns, _GROUP, "affine", "F16")
 
 
-def _shape(columns: int, batch: int, beside: Beside) -> AnyShape | None:
+def _shape(columns: int, batch: int, needs: OutlierNeeds) -> AnyShape | None:
     """How that many vectors are multiplied by one launch; None where they do not fit."""
-    return product_shape(_layout(columns), batch, 1, 1, reordered=False, added=False, beside=beside)
+    return product_shape(_layout(columns), batch, 1, 1, reordered=False, added=False, needs=needs)
 
 
 def _product(
@@ -81,7 +80,7 @@ def _product(
     nbytes = 4 * (segment.planes.numel() + segment.numbers.numel()) + 2 * batch * (rows + columns)
     nbytes += 0 if extra is None else extra.nbytes
     exact = weight.dense(x)[1] + (product_of(apart[0], x) if share else 0)
-    shape, alike = _shape(columns, batch, needs(extra, columns)), _shape(columns, batch, NONE)
+    shape, alike = _shape(columns, batch, OutlierNeeds.of(extra, columns)), _shape(columns, batch, NO_OUTLIERS)
     way = "bits" if isinstance(shape or alike, BitShape) else "bytes"
     name = f"{way}, affine, {100 * share:g} % outliers" if share else f"{way}, affine"
     name += " in few rows" if skewed else ""

@@ -19,8 +19,7 @@ from torch import Tensor
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.product_shape import AnyShape, product_shape
-from bcqfmt.kernels.bits.shape import BitShape
+from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
 
 from .peers import Peer, cublas, cublas_of, published, tinygemm
 from .timing import AROUND, Row, bandwidth, early_and_alone, energy, relative_error, replayed

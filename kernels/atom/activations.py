@@ -1,9 +1,9 @@
-"""Activations on their way to a W4A4 product: RMSNorm, reordering and quantization, fused or one by one.
+"""Activations for a W4A4 product: RMSNorm, reordering and quantization, fused or one by one.
 
 One source, two switches. Quantizing, a warp takes one group of one token and each lane four of its columns, so that
 even a few tokens keep many processors busy; normalising as well, every block that works on a token adds up the squares
-of the whole row for itself, which costs less than passing the sum around. The results are those of `atom_reference`,
-to the bit; the fused kernel rounds to the type of x where the two kernels would, so its codes equal theirs.
+of the whole row for itself, which costs less than passing the sum around. The fused
+kernel rounds to the type of x where the two kernels would, so its codes equal theirs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_mma import div_f32, rint_i32, sqrt_f32, warp_max_u32
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
-from .reference import NORM_THREADS
+from .operands import NORM_THREADS
 
 __all__ = ["WARPS", "activation_kernel"]
 
@@ -28,7 +27,7 @@ _KEEP22 = 0xFFFFFFFC
 def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
     """x ``[tokens, columns]`` and gamma ``[columns]`` of ``kind`` (F16, BF16, F32), perm ``[columns]``; 256 threads.
 
-    ``quantize``: codes and scales of ``tiles`` tiles of 8 tokens as `atom_operands.activation_words` gives them, zeros
+    ``quantize``: codes and scales of ``tiles`` tiles of 8 tokens as `operands` says, zeros
     for tokens that are not there; grid (8 tiles, blocks that share the groups of a token). Else y ``[tokens, columns]``
     in the order of x; grid (tokens,). Channels outside of x, should perm have any, are read as the last one.
     """
@@ -73,8 +72,8 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
             total = sums[0]
             for i in range(1, WARPS):
                 total = ptx.add_f32(total, sums[i])
-            mean = ptx.add_f32(div_f32(total, ptx.f32(columns)), eps)
-            root = div_f32(ptx.f32(1), sqrt_f32(mean))
+            mean = ptx.add_f32(ptx.div_f32(total, ptx.f32(columns)), eps)
+            root = ptx.div_f32(ptx.f32(1), ptx.sqrt_f32(mean))
 
         groups = ptx.u32(columns >> 7)
         g = ptx.u32(cuda.blockIdx.y * WARPS + warp)
@@ -121,11 +120,11 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
                         v[i] = ptx.f32(0)
                     largest = max(largest, ptx.u32(ptx.f32_bits(v[i]) & 0x7FFFFFFF))  # patterns: a NaN has to win
                 last = g == groups - 1
-                product = ptx.mul_f32(ptx.bits_f32(warp_max_u32(largest)), outlier if last else factor)
+                product = ptx.mul_f32(ptx.bits_f32(ptx.warp_max_u32(largest)), outlier if last else factor)
                 step = ptx.bits_f32(ptx.u32(ptx.f32_bits(product) & _KEEP22))
                 inverse = ptx.f32(0)
                 if step >= ptx.f32(2.0**-126):
-                    inverse = div_f32(ptx.f32(1), step)
+                    inverse = ptx.div_f32(ptx.f32(1), step)
                 if step < ptx.f32(2.0**-126):
                     step = ptx.f32(0)
                 if step >= ptx.f32(2.0**100):
@@ -133,7 +132,7 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
                 top = ptx.i32(127 if last else 7)
                 word = ptx.u32(0)
                 for i in range(4):
-                    code = min(max(rint_i32(ptx.mul_f32(v[i], inverse)), ptx.i32(-top - 1)), top)
+                    code = min(max(ptx.rint_i32(ptx.mul_f32(v[i], inverse)), ptx.i32(-top - 1)), top)
                     word = ptx.u32(word | ptx.u32(ptx.u32(code & 255) << (8 * i)))
                 place = ptx.u32(ptx.u32(((token >> 3) * groups + g) * 2 + (lane >> 4)) * 128 + (token & 7) * 16)
                 codes[ptx.u32(place + (lane & 15))] = word

@@ -13,8 +13,8 @@ from typing import Any
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import LIMIT, check_array, check_same_device, on_host
-from bcqfmt.kernels.runtime.limits import PROCESSORS
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device, on_host
+from bcqfmt.kernels.runtime.limits import LIMIT, PROCESSORS
 
 from .attention_kernel import ATTENTION_WARPS, HEADS, TILE, attention_kernel, join_kernel, shared_bytes
 from .cache_kernel import CACHE_WARPS, quantize_kv_kernel

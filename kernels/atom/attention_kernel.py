@@ -20,7 +20,6 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_mma import div_f32, exp2, log2, max_f32, transpose
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -189,15 +188,15 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
                     score[2 * t + 1] = cuda.selp(
                         there, ptx.fma_f32(ks, score[2 * t + 1], ptx.mul_f32(ko, sum1)), nothing
                     )
-                    weight = log2(ptx.lo_f16(vp[t]))
-                    top0 = max_f32(top0, ptx.add_f32(score[2 * t], weight))
-                    top1 = max_f32(top1, ptx.add_f32(score[2 * t + 1], weight))
+                    weight = ptx.log2(ptx.lo_f16(vp[t]))
+                    top0 = ptx.max_f32(top0, ptx.add_f32(score[2 * t], weight))
+                    top1 = ptx.max_f32(top1, ptx.add_f32(score[2 * t + 1], weight))
                 for i in range(3):
-                    top0 = max_f32(top0, ptx.shfl_xor_f32(top0, ptx.u32(4 << i)))
-                    top1 = max_f32(top1, ptx.shfl_xor_f32(top1, ptx.u32(4 << i)))
+                    top0 = ptx.max_f32(top0, ptx.shfl_xor_f32(top0, ptx.u32(4 << i)))
+                    top1 = ptx.max_f32(top1, ptx.shfl_xor_f32(top1, ptx.u32(4 << i)))
                 if ptx.ballot(ptx.u32(top0 > max0 or top1 > max1)) != 0:
-                    top0, top1 = max_f32(top0, max0), max_f32(top1, max1)
-                    less0, less1 = exp2(ptx.sub_f32(max0, top0)), exp2(ptx.sub_f32(max1, top1))
+                    top0, top1 = ptx.max_f32(top0, max0), ptx.max_f32(top1, max1)
+                    less0, less1 = ptx.exp2(ptx.sub_f32(max0, top0)), ptx.exp2(ptx.sub_f32(max1, top1))
                     max0, max1 = top0, top1
                     den0, den1 = ptx.mul_f32(den0, less0), ptx.mul_f32(den1, less1)
                     off0, off1 = ptx.mul_f32(off0, less0), ptx.mul_f32(off1, less1)
@@ -205,11 +204,11 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
                         o[2 * i] = ptx.mul_f32(o[2 * i], less0)
                         o[2 * i + 1] = ptx.mul_f32(o[2 * i + 1], less1)
                 for t in range(4):
-                    p0, p1 = exp2(ptx.sub_f32(score[2 * t], max0)), exp2(ptx.sub_f32(score[2 * t + 1], max1))
+                    p0, p1 = ptx.exp2(ptx.sub_f32(score[2 * t], max0)), ptx.exp2(ptx.sub_f32(score[2 * t + 1], max1))
                     vs, vo = ptx.lo_f16(vp[t]), ptx.hi_f16(vp[t])
                     den0, den1 = ptx.add_f32(den0, p0), ptx.add_f32(den1, p1)
                     off0, off1 = ptx.fma_f32(p0, vo, off0), ptx.fma_f32(p1, vo, off1)
-                    share[t] = transpose(ptx.pack_f16(ptx.mul_f32(p0, vs), ptx.mul_f32(p1, vs)))
+                    share[t] = ptx.transpose(ptx.pack_f16(ptx.mul_f32(p0, vs), ptx.mul_f32(p1, vs)))
             pending = more
             start = ptx.u32(start + ATTENTION_WARPS * TILE)
 
@@ -239,20 +238,20 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
             if h < count:
                 top = ptx.f32(_LOWEST)
                 for other in range(ATTENTION_WARPS):
-                    top = max_f32(top, ptx.lds_f32(base, ptx.u32(STATS + (other * HEADS + h) * 8)))
+                    top = ptx.max_f32(top, ptx.lds_f32(base, ptx.u32(STATS + (other * HEADS + h) * 8)))
                 column = thread
                 while column < D:
                     total = denominator = ptx.f32(0)
                     for other in range(ATTENTION_WARPS):
                         pair = ptx.lds64_f32(base, ptx.u32(STATS + (other * HEADS + h) * 8))
-                        factor = exp2(ptx.sub_f32(pair[0], top))
+                        factor = ptx.exp2(ptx.sub_f32(pair[0], top))
                         denominator = ptx.fma_f32(pair[1], factor, denominator)
                         value = ptx.lds_f32(base, ptx.u32(((other * HEADS + h) * D + column) * 4))
                         total = ptx.fma_f32(value, factor, total)
                     if cuda.gridDim.x == 1:
                         result = ptx.f32(0)
                         if denominator > 0:
-                            result = div_f32(total, denominator)
+                            result = ptx.div_f32(total, denominator)
                         elif denominator != denominator:
                             result = denominator
                         at = ptx.u32((head + h) * D + column)
@@ -289,16 +288,16 @@ def join_kernel(kind: str) -> Kernel:
         head, column, D = ptx.u32(cuda.blockIdx.x), ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.blockDim.x)
         top = ptx.f32(_LOWEST)
         for s in range(splits):
-            top = max_f32(top, statistics[ptx.u32((head * splits + s) * 2)])
+            top = ptx.max_f32(top, statistics[ptx.u32((head * splits + s) * 2)])
         total = denominator = ptx.f32(0)
         for s in range(splits):
             at = ptx.u32(head * splits + s)
-            share = exp2(ptx.sub_f32(statistics[ptx.u32(at * 2)], top))
+            share = ptx.exp2(ptx.sub_f32(statistics[ptx.u32(at * 2)], top))
             denominator = ptx.fma_f32(statistics[ptx.u32(at * 2 + 1)], share, denominator)
             total = ptx.fma_f32(partials[ptx.u32(at * D + column)], share, total)
         result = ptx.f32(0)
         if denominator > 0:
-            result = div_f32(total, denominator)
+            result = ptx.div_f32(total, denominator)
         elif denominator != denominator:
             result = denominator
         at = ptx.u32(head * D + column)

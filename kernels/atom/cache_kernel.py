@@ -15,7 +15,6 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_mma import div_f32, max_f32, min_f32, rint_i32
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
@@ -27,7 +26,7 @@ _NAN = 0x7FFF7FFF
 
 @functools.cache
 def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
-    """k, v ``[B, H_kv, new, D]`` of ``kind`` to places ``starts[b] ..`` of the cache (see `cuda_kv_attention`).
+    """k, v ``[B, H_kv, new, D]`` of ``kind`` to places ``starts[b] ..`` of the cache (see `attention_kernel`).
 
     Grid: (B H_kv new / 4 rounded up, 2: keys, values), 128 threads. Tokens without a place in the cache are dropped.
     """
@@ -54,23 +53,23 @@ def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
             low = high = number[0]
             bad = ptx.u32(0)
             for i in range(EACH):
-                low, high = min_f32(low, number[i]), max_f32(high, number[i])
+                low, high = ptx.min_f32(low, number[i]), ptx.max_f32(high, number[i])
                 if not abs(number[i]) <= ptx.f32(65504):
                     bad = ptx.u32(1)
             for i in range(5):
-                low = min_f32(low, ptx.shfl_xor_f32(low, ptx.u32(1 << i)))
-                high = max_f32(high, ptx.shfl_xor_f32(high, ptx.u32(1 << i)))
+                low = ptx.min_f32(low, ptx.shfl_xor_f32(low, ptx.u32(1 << i)))
+                high = ptx.max_f32(high, ptx.shfl_xor_f32(high, ptx.u32(1 << i)))
             offset_bits = ptx.f32_to_f16(low)
             offset = ptx.f16_to_f32(offset_bits)
-            scale = max_f32(
-                ptx.f16_to_f32(ptx.f32_to_f16(div_f32(ptx.sub_f32(high, offset), ptx.f32(15)))), ptx.f32(2.0**-14)
+            scale = ptx.max_f32(
+                ptx.f16_to_f32(ptx.f32_to_f16(ptx.div_f32(ptx.sub_f32(high, offset), ptx.f32(15)))), ptx.f32(2.0**-14)
             )
             parameters = ptx.u32(ptx.u32(offset_bits << 16) | ptx.f32_to_f16(scale))
             if ptx.ballot(bad) != 0:
                 parameters = ptx.u32(_NAN)
             word = ptx.u32(0)
             for i in range(EACH):
-                code = rint_i32(div_f32(ptx.sub_f32(number[i], offset), scale))
+                code = ptx.rint_i32(ptx.div_f32(ptx.sub_f32(number[i], offset), scale))
                 code = min(max(code, ptx.i32(0)), ptx.i32(15))
                 word = ptx.u32(word | ptx.u32(ptx.u32(code) << ptx.u32((lane * EACH + i) * 4 & 31)))
             if LANES > 1:

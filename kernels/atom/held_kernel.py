@@ -5,8 +5,8 @@ pass through shared memory: their layout gives every lane its own 16 bytes, and 
 ``ahead`` groups while it multiplies one. So the warps of a block never wait for one another within a tile.
 
 The columns are shared out over ``parts`` warps of the same rows: each leaves its sums in shared memory at the end of a
-tile, and all threads add them up, in the order of the parts. It is what `cuda_w4a4` does with as many slices, without a
-way through global memory.
+tile, and all threads add them up, in the order of the parts. It is what `kernel` does with as many slices, without
+a round trip through global memory.
 """
 
 from __future__ import annotations
@@ -15,15 +15,6 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_bits import (
-    after_earlier,
-    begin_next,
-    bulk_copy,
-    bulk_expect,
-    bulk_fence,
-    bulk_init,
-    bulk_wait,
-)
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -49,12 +40,12 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
     """The kernel for one shape and one output type: F16, BF16 or F32.
 
     Grid: (blocks along tokens, blocks that share the tiles of rows). ``rows``: out rounded up to 32; ``tiles``: tiles
-    of 8 tokens; ``row_tiles``: tiles of ``shape.block_rows``. Arrays as in `atom_operands`; y ``[tokens, out]``.
+    of 8 tokens; ``row_tiles``: tiles of ``shape.block_rows``. Arrays as in `operands`; y ``[tokens, out]``.
     """
     NT, WM, PARTS, AHEAD, THREADS = shape.tokens // 8, shape.warps, shape.parts, shape.ahead, shape.threads
     VALUES, QUADS = NT * 8, NT * 2
     RING, SCALES = AHEAD * 16, AHEAD * 4
-    multiply, write, fetch = group_product(2, NT), quad_writer(out_type), _fetcher()
+    multiply, write, load_unit = group_product(2, NT), quad_writer(out_type), _unit_loader()
 
     @kernel(
         _ARGUMENTS.format(y="f32" if out_type == "F32" else "u16"), threads=THREADS, variant=repr((shape, out_type))
@@ -73,7 +64,7 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
         ws = cuda.local.array(4, types.float32)
         thread = ptx.u32(cuda.threadIdx.x)
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
-        beside, part = ptx.u32(warp % WM), ptx.u32(warp // WM)
+        warp_row, part = ptx.u32(warp % WM), ptx.u32(warp // WM)
         first_tile = ptx.u32(cuda.blockIdx.x * NT)  # of tokens
         first = ptx.u32(ptx.u32(groups * part) // PARTS)
         count = ptx.u32(ptx.u32(ptx.u32(groups * (part + 1)) // PARTS) - first)
@@ -85,22 +76,22 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
         bar = ptx.u32(sums_at + (PARTS * WM * QUADS * 512) + part * 8)
         tile = ptx.u32(cuda.blockIdx.y)
 
-        if beside == 0 and lane == 0:
-            bulk_init(bar)
-            bulk_fence()
+        if warp_row == 0 and lane == 0:
+            ptx.mbarrier_init(bar)
+            ptx.mbarrier_fence()
         ptx.syncwarp()
-        unit_rows = min(ptx.u32(tile * WM + beside), ptx.u32((rows >> 5) - 1))
+        unit_rows = min(ptx.u32(tile * WM + warp_row), ptx.u32((rows >> 5) - 1))
         for d in static(AHEAD):
             if d < units:
-                fetch(words, weight_scale, unit_rows, ptx.u32(first + d), groups, rows, lane, ring, scales, d)
-        after_earlier()
-        begin_next()
-        if beside == 0 and lane == 0 and count > 0:
+                load_unit(words, weight_scale, unit_rows, ptx.u32(first + d), groups, rows, lane, ring, scales, d)
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
+        if warp_row == 0 and lane == 0 and count > 0:
             there = min(ptx.u32(NT), ptx.u32(tiles - first_tile))
-            bulk_expect(bar, ptx.u32(there * count * 1024))
+            ptx.mbarrier_expect(bar, ptx.u32(there * count * 1024))
             for n in range(there):
                 piece = ptx.u32(ptx.u32((first_tile + n) * groups + first) * 64)
-                bulk_copy(codes, piece, ptx.u32(base + (n * groups + first) * 1024), ptx.u32(count * 1024), bar)
+                ptx.bulk_copy(codes, piece, ptx.u32(base + (n * groups + first) * 1024), ptx.u32(count * 1024), bar)
         i = thread
         while i < groups * QUADS:
             g = ptx.u32(i // QUADS)
@@ -110,14 +101,14 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
             i = ptx.u32(i + THREADS)
         cuda.syncthreads()
         if count > 0:
-            bulk_wait(bar, ptx.u32(0))
+            ptx.mbarrier_wait(bar, ptx.u32(0))
 
         at_x = ptx.u32(base + first * 1024 + lane * 16)
         at_xs = ptx.u32(xs_base + first * (NT * 32) + (lane & 3) * 8)
         step_x = ptx.u32(groups * 1024)
         while tile < row_tiles:
             next_tile = ptx.u32(tile + cuda.gridDim.y)
-            next_rows = min(ptx.u32(next_tile * WM + beside), ptx.u32((rows >> 5) - 1))
+            next_rows = min(ptx.u32(next_tile * WM + warp_row), ptx.u32((rows >> 5) - 1))
             for i in static(VALUES):
                 acc[i] = ptx.f32(0)
             begin = ptx.u32(0)
@@ -142,12 +133,12 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
                     ahead = ptx.u32(step + AHEAD)
                     if ahead < steps:
                         if ahead < units:
-                            fetch(
+                            load_unit(
                                 words, weight_scale, unit_rows, ptx.u32(first + ahead), groups, rows, lane,
                                 ring, scales, d,
                             )  # fmt: skip
                     elif next_tile < row_tiles and ptx.u32(ahead - steps) < units:
-                        fetch(
+                        load_unit(
                             words, weight_scale, next_rows, ptx.u32(first + ahead - steps), groups, rows, lane,
                             ring, scales, d,
                         )  # fmt: skip
@@ -180,10 +171,10 @@ def w4a4_held_kernel(shape: Held, out_type: str) -> Kernel:
     return w4a4_held
 
 
-def _fetcher() -> Any:
+def _unit_loader() -> Any:
     """A device function: a unit of 32 rows, 64 bytes a lane and four scales, into place ``d`` of the ring."""
 
-    def fetch(
+    def load_unit(
         words: Any, weight_scale: Any, unit_rows: Any, unit: Any, groups: Any, rows: Any, lane: Any,
         ring: Any, scales: Any, d: Any,
     ) -> None:  # fmt: skip
@@ -198,4 +189,4 @@ def _fetcher() -> Any:
         for k in range(4):
             scales[d * 4 + k] = ptx.bits_f32(four[k])
 
-    return inlined(fetch)
+    return inlined(load_unit)

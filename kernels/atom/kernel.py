@@ -1,10 +1,10 @@
 """The W4A4 product on tensor cores: int4 weights widened to int8 in registers, int32 sums per group of 128 columns.
 
-One source for all batch sizes; `w4a4_shape` says how rows and tokens are shared out. A block owns a tile of rows times
-tokens and walks over its groups: while it multiplies one, the next ones are on their way into shared memory (``stages``
+One source for all batch sizes; `shape` says how rows and tokens are shared out. A block owns a tile of rows times
+tokens and walks over its groups: while it multiplies one, the next ones are in flight to shared memory (``stages``
 buffers, ``cp.async``). Small batches split the groups over several blocks (``slices``) to occupy the GPU: each leaves
 its sums in a workspace, and the block that comes last adds them, always in the order of the
-slices. `w4a4_steps` multiplies.
+slices. `steps` multiplies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_mma import ldcg128_f32
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -44,7 +43,7 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
     """The kernel for one tile and one output type: F16, BF16 or F32.
 
     Grid: (blocks along tokens, blocks along rows, slices). ``rows``: out rounded up to 32; ``tiles``: tiles of 8
-    tokens. Arrays as in `atom_operands`; y ``[tokens, out]``; partials ``[slices, 8 tiles, rows]`` and tickets (zeros,
+    tokens. Arrays as in `operands`; y ``[tokens, out]``; partials ``[slices, 8 tiles, rows]`` and tickets (zeros,
     one for each tile of the grid) are used with more than one slice only.
     """
     THREADS, STAGES, STAGE, WM = tile.threads, tile.stages, tile.stage, tile.warps_m
@@ -204,14 +203,15 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                 for k in range(4):
                     total[i * 4 + k] = v[k] if slices == 1 else ptx.f32(0)
             if slices > 1:
-                for turn in range(ptx.u32((slices + 3) >> 2)):  # four slices on their way at once, added in order
+                for turn in range(ptx.u32((slices + 3) >> 2)):  # four slices in flight at once, added in order
                     for z in range(4):
                         for i in range(CHUNK):
                             place = ptx.u32((first_place + i) * THREADS + thread)
                             token = min(ptx.u32(first_token + place // ROW_QUADS), ptx.u32(tiles * 8 - 1))
                             row = min(ptx.u32(first_row + place % ROW_QUADS * 4), ptx.u32(rows - 4))
                             which = min(ptx.u32(turn * 4 + z), ptx.u32(slices - 1))
-                            v = ldcg128_f32(partials, ptx.u32(ptx.u32((which * tiles * 8 + token) * rows + row) >> 2))
+                            at = ptx.u32(ptx.u32((which * tiles * 8 + token) * rows + row) >> 2)
+                            v = ptx.ldcg128_f32(partials, at)
                             for k in range(4):
                                 part[(z * CHUNK + i) * 4 + k] = v[k]
                     for z in range(4):

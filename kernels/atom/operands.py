@@ -1,6 +1,6 @@
 """A weight in Atom's form, laid out so that every lane of a warp loads its tensor-core fragments with 16-byte loads.
 
-The layout is a pure permutation of the codes (:func:`unpack_w4` is its inverse). Rows come in units of 32, a unit in
+The layout is a pure permutation of the codes. Rows come in units of 32, a unit in
 two tiles of 16; lane ``4 r + q`` of a warp holds rows ``4 r + 2 t + p`` (p = 0, 1) of tile t, so that after the product
 a lane owns four neighbouring outputs. Of the 128 columns of a group it holds ``64 h + 16 q + 8 j + 4 s + b``
 (h, j, s = 0, 1; b = 0..3)::
@@ -10,6 +10,9 @@ a lane owns four neighbouring outputs. Of the 128 columns of a group it holds ``
     int8 group   [h][j][lane][s][p]        byte b of a word: column b
     scale  float32 [G, rows]               int4 groups: the weight's scale / 16, because their codes reach the tensor
                                            cores as the upper half of a byte; rows: out rounded up to 32, zeros there
+
+Activations: codes uint32 ``[tiles of 8 tokens, G, 256]``, bytes ``[h][token][64 columns]``; scale float32
+``[G, 8 * tiles]``; absent tokens are zeros.
 """
 
 from __future__ import annotations
@@ -25,10 +28,22 @@ from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Segment
 from bcqfmt.weight.weight import BcqWeight
 
-from .reference import GROUP, OUTLIERS
+__all__ = [
+    "GROUP",
+    "NORM_THREADS",
+    "OUTLIERS",
+    "TOKENS",
+    "AtomWeight",
+    "atom_codes",
+    "pack_w4",
+    "padded",
+    "step_factor",
+]
 
-__all__ = ["AtomWeight", "activation_words", "atom_codes", "pack_w4", "padded", "unpack_activations", "unpack_w4"]
-
+GROUP = 128  # columns that share a scale
+OUTLIERS = 128  # channels in int8: the last group
+RULES = ("absmax", "paper")
+NORM_THREADS = 256  # the order of the sum of squares depends on it
 UNIT = 32  # rows that a warp takes together
 TOKENS = 8  # tokens of a tensor-core tile
 
@@ -36,6 +51,16 @@ Array = npt.NDArray[Any]
 I8 = npt.NDArray[np.int8]
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
+
+
+def step_factor(bits: int, clip: float = 1.0, rule: str = "absmax") -> np.float32:
+    """What the absolute maximum of a group is multiplied with: float32, rounded once.
+
+    ``absmax``: clip / (2^(bits-1) - 1), what Atom's code does; ``paper``: 2 clip / (2^bits - 1), its section 2.
+    """
+    if rule not in RULES or not 0.0 < clip <= 1.0:
+        raise error("BCQ-E552", found=f"rule {rule!r}, clip {clip}", expected=f"one of {RULES}; 0 < clip <= 1")
+    return np.float32(clip / (2 ** (bits - 1) - 1) if rule == "absmax" else 2 * clip / (2**bits - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,46 +133,6 @@ def pack_codes(codes: I8, scale: F32, perm: npt.NDArray[np.int32]) -> AtomWeight
     scales = np.zeros((groups, rows), np.float32)
     scales[:, :out] = (scale * factors).T
     return AtomWeight(out, columns, words.reshape(-1, groups + 1, 256), scales, perm.astype(np.int32))
-
-
-def unpack_w4(packed: AtomWeight) -> tuple[I8, F32]:
-    """Codes ``[out, in]`` and scales ``[out, G]`` back."""
-    units, groups = packed.words.shape[0] // 2, packed.groups
-    words = packed.words.reshape(units, 2, groups + 1, 256)
-    nibbles = words[:, :, :-2].reshape(units, 2, groups - 1, 2, 8, 4, 2, 2)
-    shifts = (np.arange(4)[None, :] * 8 + np.arange(2)[:, None] * 4).astype(np.uint32)  # [s][b]
-    low = ((nibbles[..., None, None] >> shifts) & np.uint32(15)).astype(np.int8)
-    low = ((low ^ 8) - 8).transpose(0, 4, 1, 7, 2, 3, 5, 6, 8, 9)  # u r t p g h q j s b
-    bytes_ = words[:, :, -2:].reshape(units, 2, 2, 2, 8, 4, 2, 2).view(np.int8).reshape(units, 2, 2, 2, 8, 4, 2, 2, 4)
-    high = bytes_.transpose(0, 4, 1, 7, 2, 5, 3, 6, 8)  # u r t p h q j s b
-    rows = units * UNIT
-    codes = np.concatenate([low.reshape(rows, -1), high.reshape(rows, -1)], axis=1)[: packed.out]
-    factors = np.full(groups, 16, np.float32)
-    factors[-1] = 1
-    return codes, packed.scale[:, : packed.out].T * factors
-
-
-def activation_words(codes: I8, scale: F32) -> tuple[U32, F32]:
-    """Codes ``[M, in]`` and scales ``[M, G]`` as the kernels keep them.
-
-    words ``[tiles of 8 tokens, G, 256]`` uint32: bytes ``[h][token][64 columns]``; scales ``[G, 8 * tiles]``; absent
-    tokens are zeros.
-    """
-    m, columns = codes.shape
-    full = np.zeros((padded(m, TOKENS), columns), np.int8)
-    full[:m] = codes
-    placed = full.reshape(-1, TOKENS, columns // GROUP, 2, 64).transpose(0, 2, 3, 1, 4)
-    scales = np.zeros((columns // GROUP, full.shape[0]), np.float32)
-    scales[:, :m] = scale.T
-    return np.ascontiguousarray(placed).reshape(-1, columns // GROUP, 1024).view(np.uint32), scales
-
-
-def unpack_activations(words: U32, scales: F32, tokens: int) -> tuple[I8, F32]:
-    """The inverse of :func:`activation_words`."""
-    tiles, groups = words.shape[0], scales.shape[0]
-    placed = words.reshape(tiles, groups, 256).view(np.int8).reshape(tiles, groups, 2, TOKENS, 64)
-    codes = placed.transpose(0, 3, 1, 2, 4).reshape(tiles * TOKENS, groups * GROUP)
-    return codes[:tokens], scales[:, :tokens].T
 
 
 def _by_place(codes: I8) -> I8:

@@ -83,7 +83,7 @@ _MOST_TILES = {32: PROCESSORS, 128: 2 * PROCESSORS}  # beyond that the tiles abo
 
 
 def tile_for(tokens: int, out: int) -> Tile:
-    """The tile for so many tokens and rows."""
+    """The tile for a number of tokens and rows."""
     return next((tile for most, tile in (WIDE if out > 64 * PROCESSORS else TILES).items() if tokens <= most), LARGE)
 
 

@@ -3,7 +3,7 @@
 Two tricks. A word of eight codes becomes two words of signed bytes by masking: the codes stand in the upper halves, so
 they count 16 times, and the packed scales are a sixteenth. The int32 accumulators start at the pattern of 1.5 * 2^23:
 read as binary32 they are that number plus the sum, and one fused multiply-add takes the constant off and scales, with
-one rounding because activation scales have 22-bit significands. The result is what `atom_reference` says, to the bit.
+one rounding because activation scales have 22-bit significands.
 """
 
 from __future__ import annotations

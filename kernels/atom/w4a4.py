@@ -18,14 +18,13 @@ import numpy as np
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import LIMIT, check_array, check_same_device
-from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
+from bcqfmt.kernels.runtime.limits import LIMIT, PROCESSORS, SHARED_LIMIT
 
 from .activations import WARPS, activation_kernel
 from .held_kernel import w4a4_held_kernel
 from .kernel import w4a4_kernel
-from .operands import TOKENS, AtomWeight, padded
-from .reference import GROUP, step_factor
+from .operands import GROUP, TOKENS, AtomWeight, padded, step_factor
 from .shape import Held, Tile, held_for, tile_for
 
 __all__ = [
@@ -44,7 +43,7 @@ _one_at_a_time = threading.Lock()
 class AtomDevice:
     """A packed weight on a device; ``tickets``, zeros between launches, are for CUDA graphs that it is captured in.
 
-    ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
+    ``settled``: as in `bits.BitOperand`, all work that wrote these tensors has finished.
     """
 
     out: int
@@ -68,7 +67,7 @@ class AtomDevice:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Activations:
-    """Quantized activations: ``codes [tiles, G, 256]`` words and ``scale [G, 8 tiles]``, as `atom_operands` says."""
+    """Quantized activations: ``codes [tiles, G, 256]`` words and ``scale [G, 8 tiles]``, as `operands` says."""
 
     codes: Any
     scale: Any
@@ -118,7 +117,7 @@ def plan_for(tokens: int, out: int, groups: int, *, held: bool = False) -> Plan:
 def quantize_reorder(x: Any, perm: Any, *, clip: float = 1.0, rule: str = "absmax") -> Activations:
     """x ``[tokens, in]`` float16, bfloat16 or float32, gathered by ``perm [in]`` and quantized token by token.
 
-    ``clip`` and ``rule`` give the scale of the int4 groups (`atom_reference.step_factor`); the int8 group is not
+    ``clip`` and ``rule`` give the scale of the int4 groups (`operands.step_factor`); the int8 group is not
     clipped. ``in`` has to be a multiple of 128, at least 256.
     """
     device.require_cuda()
@@ -155,7 +154,7 @@ def rmsnorm(x: Any, gamma: Any, *, eps: float, out: Any = None) -> Any:
 
 
 def w4a4(x: Activations, weight: AtomDevice, *, dtype: str = "F16", out: Any = None, plan: Plan | None = None) -> Any:
-    """``[tokens, out]`` in ``dtype`` (F16, BF16, F32), summed in float32 as `atom_reference.group_gemm` does.
+    """``[tokens, out]`` in ``dtype`` (F16, BF16, F32), summed in float32 group after group, slice after slice.
 
     ``plan``: tile and slices instead of :func:`plan_for`'s.
     """
@@ -216,9 +215,9 @@ def _launch_tiles(tile: Tile, slices: int, x: Activations, weight: AtomDevice, y
 def _tickets(own: Any, count: int) -> Any:
     """``count`` zeros for one launch, which leaves zeros; no other that may run at the same time is given them.
 
-    Launches on one stream come one after the other and share its tickets. A graph is replayed on any stream, beside
-    others: what is captured takes some of the weight's ``own`` for good, or, when these are used up, memory of the
-    graph that every replay clears.
+    Launches on one stream come one after the other and share its tickets. A graph is replayed on any stream, at
+    the same time as others: what is captured takes some of the weight's ``own`` for good, or, when these are used up,
+    memory of the graph that every replay clears.
     """
     if device.simulated():
         return own

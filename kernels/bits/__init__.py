@@ -1,4 +1,7 @@
-"""The fast product: weights in the layout of `bit_layout` on a device, and the launch with its checks."""
+"""The fast product: a weight in the order of `layout` on a device, the plan of its launches, the checks before them.
+
+``plan_of`` picks a kernel and its shape for a number of vectors once (`shape`); ``launch`` starts it.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,25 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.operands import Operand
-from bcqfmt.kernels.operands.outliers import NONE, Beside, Entries, arguments, entries_of, needs
+from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, Entries, OutlierNeeds, arguments, entries_of
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import LIMIT, Kernel, Plans, check_array, check_product, check_same_device
-from bcqfmt.kernels.runtime.limits import KINDS
+from bcqfmt.kernels.runtime.checks import check_array, check_product, check_same_device
+from bcqfmt.kernels.runtime.launch import Kernel, Plans
+from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 
-from .byte_shape import BATCH
 from .layout import BitLayout, layout_of, pack_numbers, pack_planes
-from .product_shape import AnyShape, at_once, product_shape
-from .shape import BitShape
-from .short_shape import ShortShape
+from .shape import BATCH, AnyShape, BitShape, ByteShape, ShortShape, at_once, product_shape
 
 __all__ = [
-    "BATCH", "FUSED", "BitOperand", "Step", "bit_gemv", "bit_operand", "carry_out", "in_one", "kernel_of", "most_of",
-    "plan_of",
+    "BATCH", "FUSED", "USUAL", "BitOperand", "BitSegment", "Step", "batch_limit", "bit_gemv", "bit_operand",
+    "fused_limit", "kernel_of", "launch", "multiply", "multiply_padded", "plan_of",
 ]  # fmt: skip
 
-_FLOATS = tuple(KINDS)
-_ROTATION = 3
-FUSED = 4  # vectors that outliers are added to in the same launch; for more, one for outliers alone is faster
+_ROTATION = 3  # blocks start at different places of their rows
+# Kernels are compiled for these numbers of vectors only, which takes seconds for each: a prompt of another length is
+# padded with zeros, and the first one of every length does not have to wait for a compiler.
+USUAL = (1, 2, 4, 8)
+FUSED = 4  # vectors that outliers are added to in the same launch; for more, a launch for outliers alone is faster
 
 
 class Step(NamedTuple):
@@ -63,6 +66,15 @@ class BitOperand:
     outliers: Entries | None = None
     settled: bool = False
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that it is on; None on the host."""
+        return device.gpu_of(self.segments[0].planes)
+
+    def needs(self, k: int) -> OutlierNeeds:
+        """What the product of segment ``k`` needs for outliers, which go with the last segment."""
+        return OutlierNeeds.of(self.outliers if k == len(self.segments) - 1 else None, self.shape[1])
 
 
 def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
@@ -104,56 +116,77 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     vectors than four are added to the rounded product, by a launch of their own. ``shapes``: how each segment is
     carried out, by default what was measured to be best. Same bits at every call.
     """
-    device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
-    rows, _ = operand.shape
-    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
+    device.require_capability(9, 0, operand.gpu)
+    kinds = tuple(KINDS)
+    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=kinds, results=kinds, most=BATCH)
     if addend is not None:
-        check_array("addend", addend, ("F32",), (batch, rows))
+        check_array("addend", addend, ("F32",), (batch, operand.shape[0]))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].planes)
     if shapes:
-        carry_out(operand, _steps(operand, shapes), batch, x, y, addend)
-        return y
-    if operand.outliers is not None and not in_one(operand, batch, dtype, result):
-        from bcqfmt.kernels.outliers import add_entries
-
-        bit_gemv(_bare(operand), x, out=y, addend=addend)
-        add_entries(y, operand.outliers, x)
-        return y
-    step = min(batch, most_of(operand, dtype, result) or batch)  # where not one fits, the plan says so
-    for begin in range(0, batch, step):
-        part = slice(begin, begin + step)
-        count, plus = min(step, batch - begin), None if addend is None else addend[part]
-        plan = plan_of(operand, count, dtype, result, added=addend is not None)
-        carry_out(operand, plan, count, x[part], y[part], plus)
+        launch(operand, _steps(operand, shapes), batch, x, y, addend)
+    else:
+        multiply(operand, x, y, addend, batch=batch, dtype=dtype, result=result)
     return y
 
 
-def most_of(operand: BitOperand, dtype: str, result: str) -> int:
+def multiply(operand: BitOperand, x: Any, y: Any, addend: Any, *, batch: int, dtype: str, result: str) -> None:
+    """The launches of :func:`bit_gemv` for arrays that were checked: x (batch, in), y and addend (batch, out)."""
+    if batch > fused_limit(operand, dtype, result) and operand.outliers is not None:
+        from bcqfmt.kernels.outliers import add_entries
+
+        multiply(_bare(operand), x, y, addend, batch=batch, dtype=dtype, result=result)
+        add_entries(y, operand.outliers, x)
+        return
+    step = min(batch, batch_limit(operand, dtype, result) or batch)  # where not one fits, the plan says so
+    for begin in range(0, batch, step):
+        part = slice(begin, begin + step)
+        count, plus = min(step, batch - begin), None if addend is None else addend[part]
+        launch(operand, plan_of(operand, count, dtype, result, added=plus is not None), count, x[part], y[part], plus)
+
+
+def multiply_padded(operand: BitOperand, dtype: str, x: Any, y: Any, addend: Any) -> None:
+    """:func:`multiply` for x (1..8, in) and y (1..8, out) of one dtype, with zeros up to a :data:`USUAL` number.
+
+    ``addend``: (8, out), eight times the same row, or None.
+    """
+    count = len(x)
+    batch = next(size for size in USUAL if size >= count)
+    plus = None if addend is None else addend[:batch]
+    if batch == count:
+        multiply(operand, device.aligned(x), y, plus, batch=batch, dtype=dtype, result=dtype)
+        return
+    rows, columns = operand.shape
+    padded, full = device.empty_like(x, (batch, columns)), device.empty_like(y, (batch, rows))
+    padded[:count], padded[count:] = x, 0
+    multiply(operand, padded, full, plus, batch=batch, dtype=dtype, result=dtype)
+    y[:] = full[:count]
+
+
+def batch_limit(operand: BitOperand, dtype: str, result: str) -> int:
     """How many vectors one launch takes, x of ``dtype`` and y of ``result``, outliers apart; 0 where not one fits."""
-    return _at_once(operand, dtype, result, NONE)
+    return _limits(operand, dtype, result)[0]
 
 
-def in_one(operand: BitOperand, batch: int, dtype: str, result: str) -> bool:
-    """Whether that many vectors are multiplied by one launch a segment, outliers included."""
-    if operand.outliers is None:
-        return batch <= most_of(operand, dtype, result)
-    return batch <= min(FUSED, _at_once(operand, dtype, result, _beside(operand, True)))
+def fused_limit(operand: BitOperand, dtype: str, result: str) -> int:
+    """The same with the operand's outliers, if it has any, in the same launch."""
+    return _limits(operand, dtype, result)[1]
 
 
-def _at_once(operand: BitOperand, dtype: str, result: str, beside: Beside) -> int:
-    """Found once."""
-    key = (dtype, result, beside)
-    if key not in operand.plans:
-        layouts = tuple(segment.layout for segment in operand.segments)
-        operand.plans[key] = at_once(
-            layouts, KINDS[dtype], KINDS[result], reordered=operand.perm is not None, beside=beside
+def _limits(operand: BitOperand, dtype: str, result: str) -> tuple[int, int]:
+    """Both limits, computed once."""
+    found: tuple[int, int] | None = operand.plans.get((dtype, result))
+    if found is None:
+        layouts, reordered = tuple(segment.layout for segment in operand.segments), operand.perm is not None
+        alone, fused = (
+            at_once(layouts, KINDS[dtype], KINDS[result], reordered=reordered, needs=needs)
+            for needs in (NO_OUTLIERS, operand.needs(len(layouts) - 1))
         )
-    found: int = operand.plans[key]
+        found = operand.plans[dtype, result] = alone, fused if operand.outliers is None else min(FUSED, fused)
     return found
 
 
 def _bare(operand: BitOperand) -> BitOperand:
-    """The operand without its outliers, made once for the plans that it finds."""
+    """The operand without its outliers, made once, because it keeps its own plans."""
     if () not in operand.plans:
         operand.plans[()] = replace(operand, outliers=None)
     found: BitOperand = operand.plans[()]
@@ -161,59 +194,42 @@ def _bare(operand: BitOperand) -> BitOperand:
 
 
 def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: bool = False) -> tuple[Step, ...]:
-    """A step for every segment, found once; ``dtype`` of x, ``result`` of y, ``added``: with an addend.
+    """A step for every segment, computed once; ``dtype`` of x, ``result`` of y, ``added``: with an addend.
 
     BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
     """
     key = (batch, dtype, result, added)
     if key not in operand.plans:
-        device.require_capability(9, 0, device.gpu_of(operand.segments[0].planes))
+        device.require_capability(9, 0, operand.gpu)
         precise, last = "F32" in (dtype, result), len(operand.segments) - 1
         shapes = [
-            _shape(operand, k, batch, KINDS[dtype], KINDS[result] if k == last else 0, added or k > 0, precise)
-            for k in range(last + 1)
-        ]
-        operand.plans[key] = _steps(operand, shapes)
-    found: tuple[Step, ...] = operand.plans[key]
-    return found
-
-
-def carry_out(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y: Any, addend: Any = None) -> None:
-    """The launches of a plan, for arrays that were checked: x and y may have any dimensions of that many elements."""
-    (rows, columns), held, tiles = operand.shape, addend, -(-operand.shape[0] // 16)
-    left = len(plan)
-    for step, segment in zip(plan, operand.segments, strict=True):
-        left -= 1
-        target = device.empty_like(x, (batch, rows), "F32") if left else y
-        indptr, entries, count = arguments(None if left else operand.outliers, segment.planes)
-        step.kernel.launch(
-            step.grid, step.threads,
-            segment.planes, segment.numbers, x, segment.planes if operand.perm is None else operand.perm,
-            target if held is None else held, target, indptr, entries, rows, tiles, columns, segment.start, _ROTATION,
-            count, step.room, shared=step.shared, early=operand.settled,
-        )  # fmt: skip
-        held = target
+            product_shape(
+                segment.layout, batch, KINDS[dtype], KINDS[result] if k == last else 0,
+                reordered=operand.perm is not None, added=added or k > 0, precise=precise, needs=operand.needs(k),
+            )
+            for k, segment in enumerate(operand.segments)
+        ]  # fmt: skip
+        if None in shapes:
+            found = f"{operand.shape[1]} columns, {batch} vectors"
+            raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
+        operand.plans[key] = _steps(operand, [shape for shape in shapes if shape is not None])
+    plan: tuple[Step, ...] = operand.plans[key]
+    return plan
 
 
 def _steps(operand: BitOperand, shapes: Sequence[AnyShape]) -> tuple[Step, ...]:
-    grid = (min(device.processors(device.gpu_of(operand.segments[0].planes)), -(-operand.shape[0] // 16)),)
-    steps, last = [], len(shapes) - 1
+    grid = (min(device.processors(operand.gpu), -(-operand.shape[0] // 16)),)
+    steps = []
     for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
-        beside = _beside(operand, k == last)
-        if shape.slices > segment.layout.chunks:
-            raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {segment.layout.chunks}")
-        if shape.outliers != beside.size:
-            raise error(
-                "BCQ-E552", found=f"a shape for outliers of {shape.outliers} bytes", expected=f"{beside.size} bytes"
-            )
-        shared = shape.shared_bytes + beside.bytes(shape.batch, shape.kind, shape.tiles)
-        steps.append(Step(kernel_of(shape), grid, shape.ring.threads, shared, beside.room))
+        needs, chunks = operand.needs(k), segment.layout.chunks
+        if shape.slices > chunks:
+            raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {chunks}")
+        if shape.outliers != needs.size:
+            found = f"a shape for outliers of {shape.outliers} bytes"
+            raise error("BCQ-E552", found=found, expected=f"{needs.size} bytes")
+        shared = shape.shared_bytes + needs.shared_bytes(shape.batch, shape.kind, shape.tiles)
+        steps.append(Step(kernel_of(shape), grid, shape.ring.threads, shared, needs.room))
     return tuple(steps)
-
-
-def _beside(operand: BitOperand, last: bool) -> Beside:
-    """What a segment's product needs for outliers: they go with the last."""
-    return needs(operand.outliers, operand.shape[1]) if last else NONE
 
 
 def kernel_of(shape: AnyShape) -> Kernel:
@@ -222,21 +238,28 @@ def kernel_of(shape: AnyShape) -> Kernel:
     from .integer_kernel import byte_gemv_kernel
     from .short_kernel import short_gemv_kernel
 
-    if isinstance(shape, ShortShape):
-        return short_gemv_kernel(shape)
-    return bit_gemv_kernel(shape) if isinstance(shape, BitShape) else byte_gemv_kernel(shape)
-
-
-def _shape(operand: BitOperand, k: int, batch: int, kind: int, out: int, added: bool, precise: bool) -> AnyShape:
-    layout, last = operand.segments[k].layout, k == len(operand.segments) - 1
-    found = product_shape(
-        layout, batch, kind, out, reordered=operand.perm is not None, added=added, precise=precise,
-        beside=_beside(operand, last),
-    )  # fmt: skip
-    if found is None:
-        raise error(
-            "BCQ-E553",
-            found=f"{operand.shape[1]} columns, {batch} vectors",
-            expected="vectors that fit into shared memory",
-        )
+    factories: dict[type, Any] = {
+        BitShape: bit_gemv_kernel, ByteShape: byte_gemv_kernel, ShortShape: short_gemv_kernel,
+    }  # fmt: skip
+    found: Kernel = factories[type(shape)](shape)
     return found
+
+
+def launch(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y: Any, addend: Any = None) -> None:
+    """Start the kernels of a plan, for arrays that were checked: x and y may have any dimensions of that many elements.
+
+    Of several segments each adds its product to that of the one before, the last in the type of y.
+    """
+    (rows, columns), total, tiles = operand.shape, addend, -(-operand.shape[0] // 16)
+    left = len(plan)
+    for step, segment in zip(plan, operand.segments, strict=True):
+        left -= 1
+        target = device.empty_like(x, (batch, rows), "F32") if left else y
+        indptr, entries, count = arguments(None if left else operand.outliers, segment.planes)
+        step.kernel.launch(
+            step.grid, step.threads,
+            segment.planes, segment.numbers, x, segment.planes if operand.perm is None else operand.perm,
+            target if total is None else total, target, indptr, entries, rows, tiles, columns, segment.start, _ROTATION,
+            count, step.room, shared=step.shared, early=operand.settled,
+        )  # fmt: skip
+        total = target

@@ -6,7 +6,6 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import WIDEN
-from bcqfmt.kernels.ptx.ptx_bits import ask_for
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
@@ -34,12 +33,12 @@ def column_walker(layout: BitLayout, batch: int, kind: int, threads: int, reorde
         after = cuda.local.array(raw_words, types.uint32)
         for i in static(together):
             ask(x, raw, i * words, ptx.u32(0), ptx.u32(thread * 8 + i * step), columns, start, quick)
-        if quick and (thread & (line // 8 - 1)) == 0:  # all else, so that it does not stand in line behind the weights
+        if quick and (thread & (line // 8 - 1)) == 0:  # the rest, so that it does not queue behind the weights
             for b in range(batch):
                 for i in range(rounds):
                     column = ptx.u32(thread * 8 + i * step)
                     if column < width and (b > 0 or i >= together):
-                        ask_for(x, ptx.u32((b * columns + start + column) // per_piece))
+                        ptx.prefetch(x, ptx.u32((b * columns + start + column) // per_piece))
         for turn in range(turns):
             for b in range(batch):
                 # the next columns are asked for before these are used

@@ -1,13 +1,13 @@
 """Y = X W^T for bit planes and bytes of x on integer tensor cores: several vectors, or short groups (sm_90).
 
-Operands are those of `cuda_bit_gemv`, in the same order. There every vector costs its own counting of bits; here one
+Operands are those of `binary_kernel`, in the same order. There every vector costs its own counting of bits; here one
 ``mma.m16n8k32`` takes 16 rows and 32 columns of one plane and eight columns of bytes, high and low of four vectors (or
 of four groups of 32 columns), so that eight vectors cost little more than one. A word of a plane has 32 columns of a
 row: a mask leaves one bit of every byte, 64 or 128, and shifts bring each of the eight bits to one of these two places.
-Columns that count 128 have their x in units twice as large (`byte_prepare`). Integer sums are exact; what is rounded is
+Columns that count 128 have their x in units twice as large (`prepare`). Integer sums are exact; what is rounded is
 x, and the products with scales, in float32.
 
-How weights come and tiles end: `bit_ring`. All sums are added in a fixed order: two runs give the same bits.
+The pipeline and the epilogue: `ring`. All sums are added in a fixed order: two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ import numpy as np
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import number_pairs
-from bcqfmt.kernels.ptx.mixed_ptx import mma_u8
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, begin_next, bulk_wait
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .binary_kernel import declared
-from .byte_prepare import byte_vectors
-from .byte_shape import ByteShape, examples
+from .layout import BitLayout
 from .outliers import outlier_warp
-from .ring import fetcher, finisher, releaser, seats
+from .prepare import byte_vectors
+from .ring import epilogue, producer_warp, stage_release, warp_roles
+from .shape import ByteShape
 
 __all__ = ["byte_gemv_kernel", "compile_cases"]
 
@@ -50,12 +49,12 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
     halves, last = 256 // layout.span, layout.numbers - 1
     stride, sums_at = shape.stride, shape.sums_at
     floats, counts, b_words = 2 * sets, 4 * sets, 8 * sets
-    plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
-    adders, add_outliers = workers + shape.tiles, outlier_warp(shape)
+    plane_bytes, consumers = ring.plane_bytes, slices * shape.tiles
+    adders, add_outliers = consumers + shape.tiles, outlier_warp(shape)
     held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
-    seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
+    role, release = warp_roles(ring, shape.fixed_bytes), stage_release(ring)
     pair_at, prepare = number_pairs(layout.number), byte_vectors(shape)
-    fetch, finish = fetcher(ring), finisher(ring, shape.out, shape.added)
+    produce, finish = producer_warp(ring), epilogue(ring, shape.out, shape.added)
     even, uneven = _MASKS
 
     @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
@@ -67,15 +66,15 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
-        lane, warp, beside, tile, step, turn, place, bars = seat(base, thread, rotation)
+        lane, warp, side, tile, step, turn, place, bars = role(base, thread, rotation)
         if warp >= adders:  # none, where there are no outliers
-            add_outliers(indptr, entries, x, count, room, columns, base, tile, tiles, step, beside, bars, lane)
+            add_outliers(indptr, entries, x, count, room, columns, base, tile, tiles, step, side, bars, lane)
             return
-        if warp >= workers:
-            fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
+        if warp >= consumers:
+            produce(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        after_earlier()
-        begin_next()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
@@ -85,7 +84,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         group = ptx.u32(t % places)  # of the set's groups, the one whose sums this lane gets
         nlane = ptx.u32(plane_bytes + (group * 8 + r8) * pair_bytes)
         nlane = ptx.shfl_u32(ptx.u32(nlane + (mine * (halves * set_bytes) if sharing == 1 else 0)), lane)
-        hlane = ptx.u32(base + held_base + beside * (finished * held_bytes))
+        hlane = ptx.u32(base + held_base + side * (finished * held_bytes))
         mine_at = ptx.shfl_u32(ptx.u32(hlane + mine * (batch * 64) + t // places * 64 + r8 * 4), lane)
         ended = ptx.u32(bars + 2 * stages * 8)
         sums = cuda.local.array(floats, types.float32)
@@ -98,7 +97,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything that is done for every chunk
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                bulk_wait(bar, parity)
+                ptx.mbarrier_wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * (2 * stride)), ptx.u32(ilane + c * (2 * sets * 32))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
@@ -139,7 +138,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                                 a2, a3 = ptx.u32((w << (up - 4)) & mask), ptx.u32((w8 << (up - 4)) & mask)
                                 for e in static(sets):
                                     at = (s * sets + e) * 2
-                                    f = mma_u8(
+                                    f = ptx.mma_u8(
                                         a0,
                                         a1,
                                         a2,
@@ -197,5 +196,11 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    return {"byte_gemv_kernel": [(shape,) for shape in examples()]}
+    """Both formulas, four vectors and one with short groups, outliers: what has to compile without spilling."""
+    shapes = [
+        ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
+        ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
+        ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
+        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
+    ]
+    return {"byte_gemv_kernel": [(shape,) for shape in shapes]}

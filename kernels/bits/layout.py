@@ -1,6 +1,6 @@
 """Bit planes in the order in which tensor cores take them: which tiles, which sets of numbers, and how many bytes.
 
-The fast product (`cuda_bit_gemv`) cuts a segment into *tiles* of 16 rows and *chunks* of 256 columns. A chunk of one
+The fast product (`binary_kernel`) cuts a segment into *tiles* of 16 rows and *chunks* of 256 columns. A chunk of one
 plane is 512 bytes: lane l of a warp takes 16 of them, its fragment of a 16 x 256 bit matrix::
 
     planes   [tile][chunk][plane][lane][4]   words: rows l // 4 and + 8, columns 32 (l % 4), then the same + 128
@@ -96,11 +96,6 @@ class BitLayout:
     def set_bytes(self) -> int:
         """Bytes of a set."""
         return self.passes * self.numbers * self.places * 8 * 4 * self.pair_words
-
-    @property
-    def unit_bytes(self) -> int:
-        """Bytes that one chunk of a tile needs: planes and sets."""
-        return self.bits * 512 + COLUMNS // self.span * self.set_bytes
 
 
 def layout_of(segment: OperandSegment) -> BitLayout | None:

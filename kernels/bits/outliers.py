@@ -1,10 +1,10 @@
 """Outliers in the products of bits, bytes and short groups: a warp for each tile that does nothing else.
 
-Other warps have x as integers only, so these make a copy of it as it is; then they add up the outliers of a tile for
-all its rows and leave the sums beside those of the warps that multiply, to be added in a fixed order (`bit_ring`).
+Consumer warps have x as integers only, so these make a copy of it as it is; then they add up the outliers of a tile for
+all its rows and store the sums next to those of the consumers, to be added in a fixed order (`ring`).
 
-Nothing holds such a warp back as buffers do the others. Before it overwrites the sums of an earlier tile it waits until
-all have left those of the tile after that one: who adds up does so before it goes on to the next tile.
+No stage holds such a warp back, as it does consumers. Before it overwrites the sums of an earlier tile it waits until
+all have stored those of the tile after that one: a warp adds up the sums of a tile before it goes on to the next.
 """
 
 from __future__ import annotations
@@ -14,49 +14,48 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.outliers import outlier_tiles
 from bcqfmt.kernels.device_functions.vectors import vector_loader
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, arrive, bulk_fence, bulk_init, bulk_wait, meet
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .product_shape import AnyShape
+from .shape import AnyShape
 
 __all__ = ["outlier_warp"]
 
-_TOGETHER = 8  # pieces of x on their way
+_TOGETHER = 8  # pieces of x in flight
 
 
 def outlier_warp(shape: AnyShape) -> Any:
-    """A device function for a whole warp: all tiles from ``tile`` on, the one at ``beside`` of those side by side.
+    """A device function for a whole warp: all tiles from ``tile`` on, number ``side`` of those side by side.
 
-    ``room``: bytes for the outliers of a tile. All threads of the block meet once in it. Without outliers there is no
-    such warp, and nothing to compile.
+    ``room``: bytes for the outliers of a tile. All threads of the block synchronise once in it. Without outliers there
+    is no such warp, and nothing to compile.
     """
     if not shape.outliers:
         return inlined(_nothing)
     ring, batch, per = shape.ring, shape.batch, 4 if shape.kind == 0 else 8
     stages, finished, held_bytes, sides = ring.stages, ring.finished, ring.held_bytes, ring.sides
     held_at, x_at = shape.fixed_bytes + ring.held_at, shape.shared_bytes
-    own = ring.slices * batch * 64  # after the sums of those that multiply
+    own = ring.slices * batch * 64  # after the sums of the consumers
     load = vector_loader(batch, shape.kind, 32 * sides, _TOGETHER)
-    usual_of, look, ask, add_up = outlier_tiles(batch, shape.kind, shape.outliers)
+    usual_of, bounds, prefetch, add_up = outlier_tiles(batch, shape.kind, shape.outliers)
 
     def work(
         indptr: Any, entries: Any, x: Any, count: Any, room: Any, columns: Any, base: Any, tile: Any, tiles: Any,
-        step: Any, beside: Any, bars: Any, lane: Any,
+        step: Any, side: Any, bars: Any, lane: Any,
     ) -> None:  # fmt: skip
         xs_bytes, xs = ptx.u32((columns + per) // per * 16), ptx.u32(base + x_at)
-        kept = ptx.u32(xs + batch * xs_bytes + beside * room)
+        kept = ptx.u32(xs + batch * xs_bytes + side * room)
         ended, bar = ptx.u32(bars + 2 * stages * 8), ptx.u32(bars + (2 * stages + finished) * 8)
         if lane == 0:
-            bulk_init(bar)
-            bulk_fence()
+            ptx.mbarrier_init(bar)
+            ptx.mbarrier_fence()
         usual = usual_of(count, tiles)
-        begin, end, next_begin, next_end = look(indptr, entries, count, tile, tiles, step, lane)
-        after_earlier()
-        load(x, xs, xs_bytes, columns, ptx.u32(beside * 32 + lane))
-        meet()
-        begin, end, first = ask(entries, count, room, kept, bar, lane, begin, end)
-        to = ptx.u32(base + held_at + beside * (finished * held_bytes) + own + lane * 4)
+        begin, end, next_begin, next_end = bounds(indptr, entries, count, tile, tiles, step, lane)
+        ptx.wait_previous_kernel()
+        load(x, xs, xs_bytes, columns, ptx.u32(side * 32 + lane))
+        ptx.sync_block()
+        begin, end, first = prefetch(entries, count, room, kept, bar, lane, begin, end)
+        to = ptx.u32(base + held_at + side * (finished * held_bytes) + own + lane * 4)
         parity, done, buffer, before, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             values = cuda.local.array(batch, types.float32)
@@ -65,14 +64,14 @@ def outlier_warp(shape: AnyShape) -> Any:
                 lane, parity, begin, end, first, next_begin, next_end,
             )  # fmt: skip
             if done >= finished - 1:
-                bulk_wait(ptx.u32(ended + before * 8), phase)
+                ptx.mbarrier_wait(ptx.u32(ended + before * 8), phase)
                 before = ptx.u32(before + 1)
                 if before == finished:
                     before, phase = ptx.u32(0), ptx.u32(phase ^ 1)
             if lane < 16:
                 for b in static(batch):
                     ptx.sts_f32(ptx.u32(to + buffer * held_bytes), ptx.u32(b * 64), values[b])
-                arrive(ptx.u32(ended + buffer * 8))
+                ptx.mbarrier_arrive(ptx.u32(ended + buffer * 8))
             buffer, done = ptx.u32(buffer + 1), ptx.u32(done + 1)
             if buffer == finished:
                 buffer = ptx.u32(0)
@@ -83,6 +82,6 @@ def outlier_warp(shape: AnyShape) -> Any:
 
 def _nothing(
     indptr: Any, entries: Any, x: Any, count: Any, room: Any, columns: Any, base: Any, tile: Any, tiles: Any,
-    step: Any, beside: Any, bars: Any, lane: Any,
+    step: Any, side: Any, bars: Any, lane: Any,
 ) -> None:  # fmt: skip
     pass

@@ -1,24 +1,42 @@
-"""How a product on binary tensor cores is carried out: types, batch, warps, buffers, and the shared memory it takes."""
+"""How a product is carried out: types, batch, warps, pipeline stages, shared memory, and which kernel does it.
+
+`BitShape`: x as bit planes, on binary tensor cores. `ByteShape`: x as bytes, on integer tensor cores, for several
+vectors or groups of 32 columns. `ShortShape`: the same for groups of 8 and 16 columns.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
-from bcqfmt.kernels.operands.outliers import NONE, Beside
+from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import BitLayout
 
-__all__ = ["BitShape", "Ring", "examples", "shape_for"]
+__all__ = [
+    "BATCH", "AnyShape", "BitShape", "ByteShape", "Ring", "ShortShape", "at_once", "bit_shape_for", "byte_shape_for",
+    "product_shape", "short_shape_for",
+]  # fmt: skip
 
 _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
+BATCH = 8  # vectors of one launch
+_BYTE_CHOICES = ((8, 2, 3), (8, 2, 2), (4, 2, 2), (4, 1, 2))  # slices, tiles, stages: the first that fits
+_PAIR = 64  # bytes of 32 columns of x: high and low bytes
+_FEW = 16  # chunks of a row, with which few warps a tile are faster
+# slices, tiles, stages: the first that fits
+_SHORT_CHOICES = (
+    (8, 2, 4), (8, 2, 3), (4, 3, 3), (6, 2, 2), (8, 1, 2), (4, 2, 3), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2),
+    (3, 1, 2), (2, 1, 2),
+)  # fmt: skip
 
 
 class Ring(NamedTuple):
-    """Buffers of a product (`bit_ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
+    """Buffers of a product (`ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
 
-    ``extra``: 1 where a further warp of each tile adds up outliers, else 0. ``leaving``: lanes of a warp that leave
-    sums at the end of a tile.
+    ``extra``: 1 where a further warp of each tile adds up outliers, else 0. ``storing``: lanes of a warp that
+    store sums at the end of a tile.
     """
 
     layout: BitLayout
@@ -27,11 +45,11 @@ class Ring(NamedTuple):
     stages: int
     batch: int
     extra: int = 0
-    leaving: int = 8
+    storing: int = 8
 
     @property
     def threads(self) -> int:
-        """Threads of a block: those that multiply, and for each tile a warp that fetches, and the one for outliers."""
+        """Threads of a block: the consumers, and for each tile a producer warp, and the one for outliers."""
         return 32 * (self.slices + 1 + self.extra) * self.sides
 
     @property
@@ -41,8 +59,8 @@ class Ring(NamedTuple):
 
     @property
     def arrivals(self) -> int:
-        """Lanes that leave sums of a tile; those of outliers are 16."""
-        return self.slices * self.leaving + 16 * self.extra
+        """Lanes that store sums of a tile; those of outliers are 16."""
+        return self.slices * self.storing + 16 * self.extra
 
     @property
     def blocks(self) -> int:
@@ -71,7 +89,7 @@ class Ring(NamedTuple):
 
     @property
     def finished(self) -> int:
-        """Tiles whose sums may be waiting to be added up; the warp for outliers needs one more (`bit_outliers`)."""
+        """Tiles whose sums may be waiting to be added up; the warp for outliers needs one more (`outliers`)."""
         return self.stages // self.blocks + 1 + self.extra
 
     @property
@@ -149,7 +167,7 @@ class BitShape(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, outliers apart: these follow (`outlier_entries.Beside`)."""
+        """Dynamic shared memory of a block, outliers apart: these follow (`OutlierNeeds`)."""
         return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
 
     @property
@@ -161,15 +179,15 @@ class BitShape(NamedTuple):
         return bool(most * (1 if layout.formula == "bcq" else 2**layout.bits - 1) >= 2**22)
 
 
-def shape_for(
+def bit_shape_for(
     layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
-    beside: Beside = NONE,
+    needs: OutlierNeeds = NO_OUTLIERS,
 ) -> BitShape | None:  # fmt: skip
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory, or sums overflow.
 
     None as well for more than two vectors in groups of 16 columns, or one in groups of 8: each takes two or four passes
     there, all of them written out, and compilers give up. ``precise``: three parts of x instead of two, as good as
-    float32. ``beside``: outliers.
+    float32. ``needs``: of the outliers.
     """
     parts = 3 if precise else 2
     if batch * layout.passes > 4:
@@ -179,17 +197,199 @@ def shape_for(
     slices = min(8, layout.chunks)
     few = layout.chunks <= 2 * slices  # then most blocks of threads see all their weights at once
     for tiles, stages in ((2, 2),) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
-        shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, beside.size)
-        if shape.ring.bytes <= _IN_FLIGHT and shape.shared_bytes + beside.bytes(batch, kind, tiles) <= SHARED_LIMIT:
+        shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, needs.size)
+        whole = shape.shared_bytes + needs.shared_bytes(batch, kind, tiles)
+        if shape.ring.bytes <= _IN_FLIGHT and whole <= SHARED_LIMIT:
             return shape
-    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2, beside.size)
-    return shape if shape.shared_bytes + beside.bytes(batch, kind, 1) <= SHARED_LIMIT else None
+    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2, needs.size)
+    return shape if shape.shared_bytes + needs.shared_bytes(batch, kind, 1) <= SHARED_LIMIT else None
 
 
-def examples() -> list[BitShape]:
-    """Both formulas, one and two vectors, a reordered one, outliers: what has to compile without spilling."""
-    return [
-        BitShape(BitLayout(4, 4096, 128, "affine", "F16"), 1, 1, 1, 2, outliers=4),
-        BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2),
-        BitShape(BitLayout(3, 4096, 64, "affine", "F16"), 2, 2, 2, 2, reordered=True, added=True, tiles=1),
-    ]
+class ByteShape(NamedTuple):
+    """What a kernel is compiled for. ``kind``: 1 float16, 2 bfloat16; ``out``: these or 0, float32."""
+
+    layout: BitLayout
+    batch: int
+    kind: int
+    out: int
+    reordered: bool = False
+    added: bool = False
+    slices: int = 8  # at most the chunks of a row
+    tiles: int = 2
+    stages: int = 3
+    outliers: int = 0  # bytes of an entry, 0 without outliers
+
+    @property
+    def ring(self) -> Ring:
+        """Its buffers."""
+        return Ring(
+            self.layout,
+            self.slices,
+            self.tiles,
+            self.stages,
+            self.batch,
+            int(self.outliers > 0),
+            32 // self.layout.places,
+        )
+
+    @property
+    def sets(self) -> int:
+        """Products of eight columns: a pair of columns for every vector and every group side by side."""
+        return -(-self.batch * self.layout.places // 4)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of 128 columns of x; 64 more keep banks apart."""
+        return 1024 * self.sets + 64
+
+    @property
+    def sums_at(self) -> int:
+        """Where powers of two and sums of x begin."""
+        return 2 * self.layout.chunks * self.stride
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory for x and its sums."""
+        return -(-(self.sums_at + 2 * self.layout.chunks * self.sets * 32) // 128) * 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, outliers apart: these follow (`OutlierNeeds`)."""
+        return -(-(self.fixed_bytes + self.ring.bytes) // 16) * 16
+
+
+Shape = TypeVar("Shape", bound=ByteShape)
+
+
+def byte_shape_for(
+    layout: BitLayout,
+    batch: int,
+    kind: int,
+    out: int,
+    *,
+    reordered: bool,
+    added: bool,
+    needs: OutlierNeeds = NO_OUTLIERS,
+) -> ByteShape | None:
+    """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
+
+    None as well for float32, whose 24 bits two bytes do not hold, and for groups of 8 and 16.
+    """
+    if kind == 0 or layout.passes > 1 or not 1 <= batch <= BATCH:
+        return None
+    return _first_that_fits(ByteShape(layout, batch, kind, out, reordered, added), _BYTE_CHOICES, needs)
+
+
+def _first_that_fits(shape: Shape, choices: Sequence[tuple[int, int, int]], needs: OutlierNeeds) -> Shape | None:
+    """``shape`` with the first of these slices, tiles and stages with which all fits into shared memory."""
+    for slices, tiles, stages in choices:
+        warps = min(slices, shape.layout.chunks)
+        found = shape._replace(slices=warps, tiles=tiles, stages=stages, outliers=needs.size)
+        if found.shared_bytes + needs.shared_bytes(shape.batch, shape.kind, tiles) <= SHARED_LIMIT:
+            return found
+    return None
+
+
+class ShortShape(ByteShape):
+    """The same for short groups, of whose bytes of x only those are stored that are not zero."""
+
+    __slots__ = ()
+
+    @property
+    def stride(self) -> int:
+        """Bytes of 128 columns of x."""
+        return 4 * _PAIR * self.batch
+
+    @property
+    def zeros_at(self) -> int:
+        """Where as many zeros lie as lanes read that have no column of x."""
+        return 2 * self.layout.chunks * self.stride
+
+    @property
+    def sums_at(self) -> int:
+        """Where sums of x and powers of two begin."""
+        return self.zeros_at + self.stride
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of them for 128 columns."""
+        return (self.layout.passes + 1) * self.batch * 32
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory for x and its sums."""
+        return -(-(self.sums_at + 2 * self.layout.chunks * self.sums_bytes) // 128) * 128
+
+
+def short_shape_for(
+    layout: BitLayout,
+    batch: int,
+    kind: int,
+    out: int,
+    *,
+    reordered: bool,
+    added: bool,
+    needs: OutlierNeeds = NO_OUTLIERS,
+) -> ShortShape | None:
+    """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
+
+    None as well for float32, whose 24 bits two bytes do not hold, for longer groups, and for more vectors than two in
+    groups of 8 columns and four in groups of 16, for which there are not enough registers.
+    """
+    if kind == 0 or layout.passes == 1 or batch < 1 or batch * layout.passes > 8:
+        return None
+    few = layout.chunks <= _FEW
+    most = 4 if few else 6 if batch > 2 else 8  # with more vectors, more would lack registers
+    side_by_side = 3 if few and batch == 1 and needs == NO_OUTLIERS else 2
+    shape = ShortShape(layout, batch, kind, out, reordered, added)
+    choices = [choice for choice in _SHORT_CHOICES if choice[0] <= most and choice[1] <= side_by_side]
+    return _first_that_fits(shape, choices, needs)
+
+
+AnyShape = BitShape | ByteShape
+
+
+@functools.cache
+def product_shape(
+    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
+    needs: OutlierNeeds = NO_OUTLIERS,
+) -> AnyShape | None:  # fmt: skip
+    """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups are short.
+
+    ``precise``: as good as float32, which only bits are. ``needs``: of the outliers. None where x does not fit, or
+    more than four vectors would have to be bits.
+    """
+    with_bytes: ByteShape | None = None
+    if not precise:
+        short = short_shape_for(layout, batch, kind, out, reordered=reordered, added=added, needs=needs)
+        if short is not None:
+            return short
+        with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added, needs=needs)
+    if with_bytes is not None and (batch > 2 or layout.places == 4):
+        return with_bytes
+    if batch > 4:
+        return None
+    bits = bit_shape_for(layout, batch, kind, out, reordered=reordered, added=added, precise=precise, needs=needs)
+    return bits or with_bytes
+
+
+@functools.cache
+def at_once(
+    layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, needs: OutlierNeeds = NO_OUTLIERS
+) -> int:  # fmt: skip
+    """How many vectors of a type one launch takes for every one of these segments; 0 where not one fits.
+
+    ``out``: the type of the result. Outliers go with the last segment.
+    """
+    last = len(layouts) - 1
+    for batch in (8, 4, 2, 1):
+        found = (
+            product_shape(
+                layout, batch, kind, out, reordered=reordered, added=True, precise=0 in (kind, out),
+                needs=needs if k == last else NO_OUTLIERS,
+            )
+            for k, layout in enumerate(layouts)
+        )  # fmt: skip
+        if None not in found:
+            return batch
+    return 0

@@ -1,10 +1,10 @@
 """Y = X W^T for groups of 8 and 16 columns: bit planes and bytes of x on integer tensor cores (sm_90).
 
-Operands are those of `cuda_bit_gemv`, in the same order. As in `cuda_byte_gemv` one ``mma.m16n8k32`` takes 16 rows and
+Operands are those of `binary_kernel`, in the same order. As in `integer_kernel` one ``mma.m16n8k32`` takes 16 rows and
 32 columns of a plane, and its eight columns of bytes are high and low of four groups. There a step takes every fourth
 column, here eight that follow one another in each of the four words of a row: a group of 8, or half of one of 16. So
 sums of different groups never meet, and no bits have to be masked off group by group. The bits of a word lie so
-(`bit_layout.in_steps`) that one mask leaves what step s takes of every byte, 2^(s+1), in the word and in the word
+(`layout.in_steps`) that one mask leaves what step s takes of every byte, 2^(s+1), in the word and in the word
 rotated by 4 bits.
 
 A byte of x belongs to one group, in the other three columns it is zero: these are not stored, lanes that would read
@@ -13,7 +13,7 @@ the pattern is taken away together with the sum of x, which makes signs out of b
 undone once for 128 columns, where the sums of all steps are added up. What is rounded is x, to 2^-15 of the largest of
 128 neighbours (in every other eight columns of groups of 16 to 2^-14), and the products with scales, in float32.
 
-How weights come and tiles end: `bit_ring`. All sums are added in a fixed order: two runs give the same bits.
+The pipeline and the epilogue: `ring`. All sums are added in a fixed order: two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import PATTERN, number_pairs
-from bcqfmt.kernels.ptx.mixed_ptx import mma_u8
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, begin_next, bulk_wait
+from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .binary_kernel import declared
+from .layout import BitLayout
 from .outliers import outlier_warp
-from .ring import fetcher, finisher, releaser, seats
-from .short_prepare import short_vectors
-from .short_shape import ShortShape, examples
+from .prepare import short_vectors
+from .ring import epilogue, producer_warp, stage_release, warp_roles
+from .shape import ShortShape, short_shape_for
 
 __all__ = ["compile_cases", "short_gemv_kernel"]
 
@@ -56,13 +56,13 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
     stride, zeros_at, sums_at, sums_bytes = shape.stride, shape.zeros_at, shape.sums_at, shape.sums_bytes
     floats, each, b_words, kept = 2 * batch, 4 * batch, 8 * batch, passes * batch
     counts = each if bcq else passes * each
-    plane_bytes, workers = ring.plane_bytes, slices * shape.tiles
-    adders, add_outliers = workers + shape.tiles, outlier_warp(shape)
+    plane_bytes, consumers = ring.plane_bytes, slices * shape.tiles
+    adders, add_outliers = consumers + shape.tiles, outlier_warp(shape)
     held_base, held_bytes, finished = shape.fixed_bytes + ring.held_at, ring.held_bytes, ring.finished
-    seat, release = seats(ring, shape.fixed_bytes), releaser(ring)
+    role, release = warp_roles(ring, shape.fixed_bytes), stage_release(ring)
     pair_at, prepare = number_pairs(layout.number), short_vectors(shape)
-    fetch, finish = fetcher(ring), finisher(ring, shape.out, shape.added)
-    part_floats, less = passes * floats, np.float32(2.0**-steps)  # of a pass, beside the one before
+    produce, finish = producer_warp(ring), epilogue(ring, shape.out, shape.added)
+    part_floats, less = passes * floats, np.float32(2.0**-steps)  # of a pass, after those of the one before
 
     @kernel(declared(shape.kind, shape.out), threads=ring.threads, variant=repr(shape))
     @unrolled
@@ -73,15 +73,15 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
-        lane, warp, beside, tile, step, turn, place, bars = seat(base, thread, rotation)
+        lane, warp, side, tile, step, turn, place, bars = role(base, thread, rotation)
         if warp >= adders:  # none, where there are no outliers
-            add_outliers(indptr, entries, x, count, room, columns, base, tile, tiles, step, beside, bars, lane)
+            add_outliers(indptr, entries, x, count, room, columns, base, tile, tiles, step, side, bars, lane)
             return
-        if warp >= workers:
-            fetch(planes, numbers, tile, tiles, step, turn, place, bars, lane)
+        if warp >= consumers:
+            produce(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        after_earlier()
-        begin_next()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
@@ -92,7 +92,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         ilane = ptx.shfl_u32(ptx.u32(base + sums_at + t * 8 + mine * (2 * sums_bytes)), lane)
         wlane = ptx.shfl_u32(ptx.u32(mine * (q * 512) + lane * 16), lane)
         nlane = ptx.shfl_u32(ptx.u32(plane_bytes + (t * 8 + r8) * pair_bytes + mine * (2 * set_bytes)), lane)
-        hlane = ptx.u32(base + held_base + beside * (finished * held_bytes))
+        hlane = ptx.u32(base + held_base + side * (finished * held_bytes))
         mine_at = ptx.shfl_u32(ptx.u32(hlane + mine * (batch * 64) + r8 * 4), lane)
         ended = ptx.u32(bars + 2 * stages * 8)
         # four registers that stay: constants are put together anew for every instruction that takes them
@@ -108,7 +108,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything that is done for every chunk
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                bulk_wait(bar, parity)
+                ptx.mbarrier_wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * 2 * on), ptx.u32(ilane + c * (2 * sums_bytes))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
@@ -158,7 +158,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                                     a2, a3 = ptx.u32(v & mask), ptx.u32(v8 & mask)
                                     for e in static(batch):
                                         x_at, d_at = (s * batch + e) * 2, at + 4 * e
-                                        f = mma_u8(
+                                        f = ptx.mma_u8(
                                             a0, a1, a2, a3, b[x_at], b[x_at + 1],
                                             d[d_at], d[d_at + 1], d[d_at + 2], d[d_at + 3],
                                         )  # fmt: skip
@@ -212,5 +212,15 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    return {"short_gemv_kernel": [(shape,) for shape in examples()]}
+    """Both formulas, both group sizes, most warps, most vectors, outliers: what has to compile without spilling."""
+    shapes = [
+        short_shape_for(BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, reordered=more, added=more, needs=needs)
+        for q, columns, g, formula, batch, more, needs in (
+            (3, 4096, 8, "bcq", 1, False, NO_OUTLIERS),
+            (3, 4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),
+            (3, 8192, 16, "affine", 2, False, NO_OUTLIERS),
+            (3, 8192, 16, "affine", 4, True, NO_OUTLIERS),
+            (2, 4096, 16, "bcq", 1, False, OutlierNeeds(4, 4096, 512)),
+        )
+    ]
+    return {"short_gemv_kernel": [(shape,) for shape in shapes]}

@@ -1,4 +1,4 @@
-"""Planes of any weight to dense numbers on the device, exactly as `cuda_dequant` says: what the fast kernels refuse.
+"""Planes of any weight to dense numbers on the device, exactly as `kernel` says: what its fast kernels refuse.
 
 A thread has a column of some rows, or, with ``patch``, an outlier.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
@@ -17,58 +17,66 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .rows import THREADS
 from .values import code_value, rounding
 
-__all__ = ["compile_cases", "elements"]
+__all__ = ["Elements", "compile_cases", "elements"]
 
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     """What `tests/kernels/compile_check.py` compiles."""
-    cases = [
+    cases: list[tuple[Any, ...]] = [
         (4, 3, "f32", 1, 0, False, 0), (8, 0, "f64", 2, 2, True, 0), (5, 1, "f32", 1, 1, False, 1),
         (3, 2, "f32", 0, 0, True, 2), (4, 3, "f32", 1, 2, True, 1, True),
     ]  # fmt: skip
-    return {"elements": cases}
+    return {"elements": [(Elements(*case),) for case in cases]}
 
 
-def elements(
-    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool = False
-) -> Kernel:
-    """One segment of any weight.
+class Elements(NamedTuple):
+    """What a kernel is compiled for: one segment of any weight.
 
     ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
-    the result; ``patch``: 0 for all elements, else one of `dequant_values.PATCHES`, for the outliers alone;
-    ``twice``: rounded to the logical dtype first. The argument ``perm`` has the stored column of every original one.
-    Block (i, j) has the rows j, j + gridDim.y, ...
+    the result; ``patch``: 0 for all elements, else one of `values.PATCHES`, for the outliers alone; ``twice``: rounded
+    to the logical dtype first.
     """
-    if patch:
-        return _outliers(q, formula, numbers, logical, result, reordered, patch, twice)
-    return _columns(q, formula, numbers, logical, result, reordered, twice)
+
+    q: int
+    formula: int
+    numbers: str
+    logical: int
+    result: int
+    reordered: bool
+    patch: int = 0
+    twice: bool = False
 
 
-def _declared(
-    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool
-) -> Callable[[Any], Kernel]:
+def elements(case: Elements) -> Kernel:
+    """The kernel. Its argument ``perm`` has the stored column of every original one; block (i, j) has the rows j,
+    j + gridDim.y, ...
+    """
+    return _outliers(case) if case.patch else _columns(case)
+
+
+def _declared(case: Elements) -> Callable[[Any], Kernel]:
+    numbers = case.numbers
     return kernel(
         f"u32* planes, {numbers}* first, {numbers}* second, i32* perm, i32* indptr, i32* indices, f32* values, "
-        f"{_WORD[result]} dense, u32 rows, u32 columns, u32 start, u32 width, u32 group_size, u32 count",
+        f"{_WORD[case.result]} dense, u32 rows, u32 columns, u32 start, u32 width, u32 group_size, u32 count",
         threads=THREADS,
         blocks=4,
-        variant=repr((q, formula, numbers, logical, result, reordered, patch, twice)),
+        variant=repr(case),
     )
 
 
 @functools.cache
-def _columns(
-    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, twice: bool
-) -> Kernel:  # fmt: skip
-    """All elements, a column of a block's rows to each thread: where it lies and goes is found once.
+def _columns(case: Elements) -> Kernel:
+    """All elements, a column of a block's rows to each thread: where it lies and goes is computed once.
 
     Neighbours write neighbours: of a reordered weight threads have original columns, and look up the stored ones.
     """
-    exact_of, rounded, put = _exact(q, formula, logical), rounding(logical if twice else None), _writer(result)
+    reordered = case.reordered
+    exact_of, rounded, put = _parts(case)
 
-    @_declared(q, formula, numbers, logical, result, reordered, 0, twice)
+    @_declared(case)
     def dequantize_columns(
         planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
         rows: Any, columns: Any, start: Any, width: Any, group_size: Any, count: Any,
@@ -91,13 +99,12 @@ def _columns(
 
 
 @functools.cache
-def _outliers(
-    q: int, formula: int, numbers: str, logical: int, result: int, reordered: bool, patch: int, twice: bool
-) -> Kernel:
+def _outliers(case: Elements) -> Kernel:
     """The places of outliers alone, one to a thread."""
-    exact_of, rounded, put = _exact(q, formula, logical), rounding(logical if twice else None), _writer(result)
+    reordered, patch = case.reordered, case.patch
+    exact_of, rounded, put = _parts(case)
 
-    @_declared(q, formula, numbers, logical, result, reordered, patch, twice)
+    @_declared(case)
     def dequantize_outliers(
         planes: Any, first: Any, second: Any, perm: Any, indptr: Any, indices: Any, values: Any, dense: Any,
         rows: Any, columns: Any, start: Any, width: Any, group_size: Any, count: Any,
@@ -126,6 +133,12 @@ def _outliers(
                     put(dense, ptx.u64(row) * ptx.u64(columns) + ptx.u64(c), rounded(exact))
 
     return dequantize_outliers
+
+
+def _parts(case: Elements) -> tuple[Any, Any, Any]:
+    """Device functions: the exact value of an element, its rounding to the logical dtype if asked for, its store."""
+    rounded = rounding(case.logical if case.twice else None)
+    return _exact(case.q, case.formula, case.logical), rounded, _writer(case.result)
 
 
 def _exact(q: int, formula: int, logical: int) -> Any:

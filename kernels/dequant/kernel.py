@@ -1,11 +1,11 @@
 """Planes to dense numbers of 16 bits on the device, bit by bit what the normative decoder gives: 32 columns at a time.
 
-Section 8 of the specification is followed to the letter (`dequant_values`): binary64, the operations in the order
+Section 8 of the specification is followed to the letter (`values`): binary64, the operations in the order
 written, none fused (`ptx` has them so), one rounding at the end, every NaN the canonical one. With ``twice`` values are
 rounded to the logical dtype first, as those of a dense copy are before it is loaded in another type.
 
-A lane decodes a word of columns, by `dequant_tables` or `dequant_words`; `dequant_rows` writes rows of them.
-`cuda_dequant_elements` takes any weight.
+A lane decodes a word of columns, by a table or one by one (`decoders`); `rows` writes rows of them.
+`elements` takes any weight.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from bcqfmt.kernels.operands.device import DeviceSegment
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
-from .decoders import table_decoder
+from .decoders import table_decoder, word_decoder
 from .rows import ARGUMENTS, THREADS, to_rows
 from .values import FORMULAS
-from .words import word_decoder
 
 __all__ = ["Decoding", "compile_cases", "decoding_of", "rows_kernel"]
 
@@ -31,7 +30,7 @@ class Decoding(NamedTuple):
 
     ``numbers``: "f32" or "f64", the type of the scales; ``logical`` and ``result``: kinds of the logical dtype and of
     the result, which has 16 bits. ``short``: groups are no whole words; ``finite``: no value can be a NaN, asked for by
-    tables only. ``reordered`` as in `dequant_rows.to_rows`.
+    tables only. ``reordered`` as in `rows.to_rows`.
     """
 
     q: int
@@ -81,7 +80,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
 
 @functools.cache
 def rows_kernel(decoding: Decoding) -> Kernel:
-    """The kernel; its grid as in `dequant_rows.to_rows`."""
+    """The kernel; its grid as in `rows.to_rows`."""
     q, formula, numbers, logical, result, twice, short, finite, reordered = decoding
     if decoding.tabled:
         decode, blocks = table_decoder(q, formula, logical, result, finite, twice), 5

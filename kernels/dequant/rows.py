@@ -1,17 +1,19 @@
-"""How decoded numbers get to their places in rows of a dense matrix of 16 bits. Device functions.
+"""Decoded numbers to their places in rows of a dense matrix of 16 bits: device functions, and a kernel that reorders.
 
 A warp decodes 1024 columns of a row at a time, a word of 32 to each lane, into 2 KB of shared memory. Eight columns k
 of lane l lie at ``4 l + (k ^ (l >> 1 & 3))``, counted in 16 bytes: without bank conflicts both when lanes put their own
 and when neighbours write neighbours. Of a reordered weight a block decodes whole rows before it writes any, eight
-columns of a row to a thread, each fetched from where it was stored.
+columns of a row to a thread, each fetched from where it was stored. A reordered weight of several segments is decoded
+by one launch each, as it is stored; `reorder_columns` then puts the columns in their original order, in place.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.mixed_ptx import lds16
+from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
@@ -19,8 +21,9 @@ __all__ = [
     "ARGUMENTS",
     "PIECE",
     "THREADS",
+    "compile_cases",
     "eight_putter",
-    "gatherer",
+    "reorder_columns",
     "rows_together",
     "shared_bytes",
     "to_rows",
@@ -42,7 +45,7 @@ def rows_together(columns: int) -> int:
 
 
 def shared_bytes(columns: int, together: int) -> int:
-    """Shared memory for so many whole rows."""
+    """Shared memory for ``together`` whole rows."""
     return together * -(-columns // 1024) * PIECE
 
 
@@ -53,7 +56,7 @@ def to_rows(decode: Any, reordered: bool) -> Any:
     ``word + 31`` of a row at ``base``. The block at (i, j) has rows of i and words of j, if ``reordered`` all words of
     ``together`` rows of a weight of one segment.
     """
-    write, gather = _writer(), gatherer(swizzled=True)
+    write, gather = _writer(), _gatherer(swizzled=True)
 
     def straight(
         planes: Any, first: Any, second: Any, dense: Any, stored: Any, base: Any, rows: Any, columns: Any, start: Any,
@@ -96,7 +99,7 @@ def eight_putter() -> Any:
     return inlined(put)
 
 
-def gatherer(*, swizzled: bool) -> Any:
+def _gatherer(*, swizzled: bool) -> Any:
     """A device function for a block: rows ``front`` .. ``front + here`` from ``base``, ``pitch`` bytes each, in order.
 
     ``stored``: where every original column is. Unless ``swizzled``, columns follow one another at ``base``.
@@ -117,14 +120,14 @@ def gatherer(*, swizzled: bool) -> Any:
             for h in static(2):
                 a, b, c, d = ptx.ldg128_keep(stored, ptx.u32(2 * p + h))
                 sources[4 * h], sources[4 * h + 1], sources[4 * h + 2], sources[4 * h + 3] = a, b, c, d
-            for k in static(8):  # an order that is none is not followed
+            for k in static(8):  # an index out of range is clamped
                 sources[k] = ptx.u32(base + place(ptx.min_u32(sources[k], columns - 1)))
             row, to = ptx.u32(0), ptx.u64(front) * ptx.u64(eights) + ptx.u64(p)
             while row < here:
                 pairs = cuda.local.array(4, types.uint32)
                 across = ptx.u32(row * pitch)
                 for k in static(4):
-                    pairs[k] = ptx.u32(lds16(sources[2 * k], across) | lds16(sources[2 * k + 1], across) << 16)
+                    pairs[k] = ptx.u32(ptx.lds16(sources[2 * k], across) | ptx.lds16(sources[2 * k + 1], across) << 16)
                 ptx.stg128_stream(dense, to, pairs[0], pairs[1], pairs[2], pairs[3])
                 row, to = ptx.u32(row + 1), to + ptx.u64(eights)
             p = ptx.u32(p + cuda.blockDim.x)
@@ -148,3 +151,32 @@ def _writer() -> Any:
                 ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
 
     return inlined(write)
+
+
+def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
+    """What `tests/kernels/compile_check.py` compiles."""
+    return {"reorder_columns": [()]}
+
+
+@functools.cache
+def reorder_columns() -> Kernel:
+    """``dense`` (rows, columns) of 16 bits, columns a multiple of 8; ``stored``: where every original column is.
+
+    ``together`` rows to a block, which has 2 * columns bytes of shared memory for each.
+    """
+    gather = _gatherer(swizzled=False)
+
+    @kernel("u32* dense, u32* stored, u32 rows, u32 columns, u32 together", threads=THREADS, blocks=4, variant="")
+    def reorder(dense: Any, stored: Any, rows: Any, columns: Any, together: Any) -> None:
+        base = ptx.shared_address(cuda.shared.array(0, types.uint32))
+        front, eights = ptx.u32(cuda.blockIdx.x * together), ptx.u32(columns >> 3)
+        here = ptx.min_u32(together, rows - front)
+        begin, i = ptx.u64(front) * ptx.u64(eights), ptx.u32(cuda.threadIdx.x)
+        while i < ptx.u32(here * eights):
+            a, b, c, d = ptx.ldcg128(dense, begin + ptx.u64(i))
+            ptx.sts128(ptx.u32(base + i * 16), ptx.u32(0), a, b, c, d)
+            i = ptx.u32(i + cuda.blockDim.x)
+        cuda.syncthreads()
+        gather(dense, stored, base, ptx.u32(columns * 2), front, here, columns)
+
+    return reorder

@@ -1,4 +1,4 @@
-"""Steps of the product on binary tensor cores, as device functions that are written into the kernel."""
+"""Numbers and bits in the forms that tensor cores take: device functions that are inlined into a kernel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import numpy as np
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = ["MAGIC", "ONES", "PATTERN", "WIDEN", "bit_turner", "number_pairs", "step_turner", "sums_as_floats"]
+__all__ = [
+    "MAGIC", "ONES", "PATTERN", "PRECISION", "WIDEN", "bit_turner", "block_integers", "number_pairs", "step_turner",
+    "sums_as_floats",
+]  # fmt: skip
 
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed integer
 PATTERN = 0x4B400000
+PRECISION = 14  # bits of an integer after the leading one of the largest of its 16 neighbours
 ONES = 0xFFFFFFFF
 WIDEN = {0: ptx.bits_f32, 1: ptx.f16_to_f32, 2: ptx.bf16_to_f32}
 
@@ -70,7 +74,7 @@ def bit_turner() -> Any:
 
 
 def step_turner() -> Any:
-    """A device function: `bit_layout.in_steps` of one word."""
+    """A device function: `bits.layout.in_steps` of one word."""
 
     def turn(word: Any) -> Any:
         d = ptx.u32((word ^ (word >> 14)) & 0x0000CCCC)
@@ -80,3 +84,29 @@ def step_turner() -> Any:
         return ptx.u32((word << 1) | (word >> 31))
 
     return inlined(turn)
+
+
+def block_integers() -> Any:
+    """A device function: four numbers as 16-bit integers in units of 2^(exponent - 127 - lower).
+
+    Gives the unit, the sum of the integers, the words of their high and low bytes (integer = 256 high + low, both
+    signed), and what is left over of the numbers.
+    """
+
+    def integers(v0: Any, v1: Any, v2: Any, v3: Any, exponent: Any, lower: Any) -> Any:
+        unit = ptx.bits_f32(ptx.u32((exponent - lower) << 23))
+        inverse = ptx.bits_f32(ptx.u32((254 + lower - exponent) << 23))
+        f0, f1 = ptx.fma_f32(v0, inverse, MAGIC), ptx.fma_f32(v1, inverse, MAGIC)
+        f2, f3 = ptx.fma_f32(v2, inverse, MAGIC), ptx.fma_f32(v3, inverse, MAGIC)
+        n0, n1, n2, n3 = ptx.f32_bits(f0), ptx.f32_bits(f1), ptx.f32_bits(f2), ptx.f32_bits(f3)
+        first, second = ptx.prmt(n0, n1, ptx.u32(0x40)), ptx.prmt(n2, n3, ptx.u32(0x40))
+        low = ptx.prmt(first, second, ptx.u32(0x5410))
+        first = ptx.prmt(ptx.u32(n0 + 128), ptx.u32(n1 + 128), ptx.u32(0x51))
+        second = ptx.prmt(ptx.u32(n2 + 128), ptx.u32(n3 + 128), ptx.u32(0x51))
+        high = ptx.prmt(first, second, ptx.u32(0x5410))
+        total = ptx.u32(n0 + n1 + n2 + n3 - 4 * PATTERN)  # the pattern's last 16 bits are zeros: bytes need not know
+        l0, l1 = ptx.fma_f32(ptx.f32(MAGIC - f0), unit, v0), ptx.fma_f32(ptx.f32(MAGIC - f1), unit, v1)
+        l2, l3 = ptx.fma_f32(ptx.f32(MAGIC - f2), unit, v2), ptx.fma_f32(ptx.f32(MAGIC - f3), unit, v3)
+        return unit, total, high, low, l0, l1, l2, l3
+
+    return inlined(integers)

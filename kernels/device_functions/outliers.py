@@ -1,13 +1,13 @@
-"""Outliers in a fused product: packed entries, asked for early and added up by a warp for 16 rows.
+"""Outliers in a fused product: packed entries, prefetched and added up by a warp for 16 rows.
 
 Two lanes take a row; what a row has beyond twice the average is added up by the whole warp, so that a few full rows
 hold the others back as little as can be.
 
-Entries are CSR by row (`outlier_entries`): a word of column and float16, or where float16 would lose something two
+Entries are CSR by row (`operands.outliers`): a word of column and float16, or where float16 would lose something two
 words, column and float32. The device functions here know nothing of the kernel around them: it keeps x in shared
 memory, and has a warp for each of the tiles side by side that adds up outliers while others multiply. This warp walks
 over tiles ``tile``, ``tile + step`` ... with what :func:`outlier_tiles` gives: it looks up where the outliers of a tile
-begin and end two tiles ahead, and asks for them one tile ahead.
+begin and end two tiles ahead, and copies them one tile ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.ptx_bits import ask_for, bulk_copy, bulk_expect, bulk_wait
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -30,28 +29,28 @@ _LEAST = 64  # entries of a row that its two lanes take, however few the others 
 class OutlierTiles(NamedTuple):
     """Device functions for a whole warp, called in this order; ``kept`` is where outliers of a tile go, ``bar`` theirs.
 
-    ``usual``: how many of a row its two lanes take, for ``count`` outliers in ``tiles``. ``look``: where the outliers
-    of a lane's row begin and end, of the first tile and the second; both need only the weight. ``ask``: the copy of
-    those of the first tile is started, when its barrier is ready. ``add_up``: sums of the tile for row ``lane & 15`` of
-    every vector into ``values``; x is at ``base``, ``xs_bytes`` a vector. Given and returned by all is where the warp
-    stands.
+    ``usual``: how many of a row its two lanes take, for ``count`` outliers in ``tiles``. ``bounds``: where the outliers
+    of a lane's row begin and end, of the first tile and the second; both need only the weight. ``prefetch``: start the
+    copy of those of the first tile, when its barrier is initialised. ``add_up``: sums of the tile for row ``lane & 15``
+    of every vector into ``values``; x is at ``base``, ``xs_bytes`` a vector. Given and returned by all is where the
+    warp stands.
     """
 
     usual: Any
-    look: Any
-    ask: Any
+    bounds: Any
+    prefetch: Any
     add_up: Any
 
 
 def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
     """For ``batch`` vectors of a type and entries of ``size`` bytes."""
-    each, fetch, added_up = 16 // size, _fetcher(size), _summer(kind, size)
+    each, copy_entries, added_up = 16 // size, _entry_copier(size), _summer(kind, size)
     with_rest = _rests(added_up)
 
     def usual_of(count: Any, tiles: Any) -> Any:
         return max(ptx.u32(count // (tiles * (ROWS // 2))), ptx.u32(_LEAST))
 
-    def look(indptr: Any, entries: Any, count: Any, tile: Any, tiles: Any, step: Any, lane: Any) -> Any:
+    def bounds(indptr: Any, entries: Any, count: Any, tile: Any, tiles: Any, step: Any, lane: Any) -> Any:
         begin, end, next_begin, next_end = ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
         after_last = ptx.u32((max(count, ptx.u32(1)) - 1) // each)
         if tile < tiles:
@@ -59,20 +58,20 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
             begin, end = indptr[row], indptr[ptx.u32(row + 1)]
             # where its outliers will be if all tiles have about as many: 4 KB around it, closer than DRAM
             about = ptx.u32(ptx.f32(count) * (ptx.f32(tile) / ptx.f32(tiles)))
-            ask_for(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
+            ptx.prefetch(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
             if ptx.u32(tile + step) < tiles:
                 row = ptx.u32(row + step * ROWS)
                 next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]
         return begin, end, next_begin, next_end
 
-    def ask(entries: Any, count: Any, room: Any, kept: Any, bar: Any, lane: Any, begin: Any, end: Any) -> Any:
+    def prefetch(entries: Any, count: Any, room: Any, kept: Any, bar: Any, lane: Any, begin: Any, end: Any) -> Any:
         begin, end = min(begin, count), min(end, count)
         first, last = ptx.shfl_u32(begin, ptx.u32(0)), ptx.shfl_u32(end, ptx.u32(31))
         if lane == 0 and first < last:
-            fetch(entries, first, last, room, kept, bar)
-        return max(begin, first), end, first  # rows that begin before the first would be read beside what is kept
+            copy_entries(entries, first, last, room, kept, bar)
+        return max(begin, first), end, first  # rows that begin before the first would be read outside of the copy
 
-    asked = inlined(ask)
+    prefetch = inlined(prefetch)
 
     def add_up(
         values: Any, indptr: Any, entries: Any, count: Any, room: Any, base: Any, xs_bytes: Any, columns: Any,
@@ -81,7 +80,7 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
     ) -> Any:  # fmt: skip
         last = ptx.shfl_u32(end, ptx.u32(31))
         if first < last:
-            bulk_wait(bar, parity)
+            ptx.mbarrier_wait(bar, parity)
             parity = ptx.u32(parity ^ 1)
         stop = min(end, ptx.u32(begin + usual))
         long = ptx.ballot(ptx.u32(stop < end))
@@ -100,14 +99,14 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
                     values[one] = value
             xs, b = ptx.u32(xs + xs_bytes), ptx.u32(b + 1)
         # past the last tile there is nothing: both are 0
-        begin, end, first = asked(entries, count, room, kept, bar, lane, next_begin, next_end)
+        begin, end, first = prefetch(entries, count, room, kept, bar, lane, next_begin, next_end)
         after, next_begin, next_end = ptx.u32(tile + step + step), ptx.u32(0), ptx.u32(0)
         if after < tiles:
             row = ptx.u32(after * ROWS + (lane >> 1))
             next_begin, next_end = indptr[row], indptr[ptx.u32(row + 1)]  # looked at a tile later
         return parity, begin, end, first, next_begin, next_end
 
-    return OutlierTiles(inlined(usual_of), inlined(look), asked, inlined(unrolled(add_up)))
+    return OutlierTiles(inlined(usual_of), inlined(bounds), prefetch, inlined(unrolled(add_up)))
 
 
 def _rests(added_up: Any) -> Any:
@@ -137,20 +136,20 @@ def _rests(added_up: Any) -> Any:
     return inlined(unrolled(with_rest))
 
 
-def _fetcher(size: int) -> Any:
-    """A device function: one lane asks for entries ``first`` .. ``last`` (``size`` bytes each) of a warp's rows.
+def _entry_copier(size: int) -> Any:
+    """A device function: one lane copies entries ``first`` .. ``last`` (``size`` bytes each) of a warp's rows.
 
-    At most ``room`` bytes; the copy starts at a multiple of 16 bytes. Nothing is asked for where there is no entry.
+    At most ``room`` bytes; the copy starts at a multiple of 16 bytes. Nothing is copied where there is none.
     """
     each = 16 // size
 
-    def fetch(entries: Any, first: Any, last: Any, room: Any, slot: Any, bar: Any) -> None:
+    def copy_entries(entries: Any, first: Any, last: Any, room: Any, slot: Any, bar: Any) -> None:
         begin = ptx.u32(first // each)
         count = min(ptx.u32((last + (each - 1)) // each - begin), ptx.u32(room >> 4))
-        bulk_expect(bar, ptx.u32(count * 16))
-        bulk_copy(entries, begin, slot, ptx.u32(count * 16), bar)
+        ptx.mbarrier_expect(bar, ptx.u32(count * 16))
+        ptx.bulk_copy(entries, begin, slot, ptx.u32(count * 16), bar)
 
-    return inlined(fetch)
+    return inlined(copy_entries)
 
 
 def _summer(kind: int, size: int) -> Any:
@@ -158,7 +157,7 @@ def _summer(kind: int, size: int) -> Any:
 
     Entries of ``size`` bytes (column and float16 in a word, or column and float32 in two) are in shared memory at
     ``slot``, from entry ``first`` on; those beyond its ``room`` bytes are read where they come from. ``xs``: x in
-    shared memory, in original order. Four entries are on their way at a time: one by one they are all latency.
+    shared memory, in original order. Four entries are in flight at a time: one by one they are all latency.
     """
     element, short = element_at(kind), size == 4
 

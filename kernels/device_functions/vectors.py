@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.mixed_ptx import lds16
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
@@ -17,8 +16,8 @@ __all__ = ["element_at", "vector_loader"]
 def vector_loader(batch: int, kind: int, threads: int, together: int = 2) -> Any:
     """A device function for ``threads`` threads: all vectors to ``base``, ``xs_bytes`` each, zeros after the last.
 
-    Not by a bulk copy: it would stand in line behind those of the weights, which are asked for earlier. ``together``
-    pieces of 16 bytes are asked for before any is waited for.
+    Not by a bulk copy: it would queue behind those of the weights, which start earlier. ``together`` pieces of 16
+    bytes are loaded before any is used.
     """
     each, words = 1 if kind == 0 else 2, 4 * together
     per = 4 * each
@@ -67,6 +66,6 @@ def element_at(kind: int) -> Any:
         return ptx.lds_f32(ptx.u32(address + place * 4), ptx.u32(0))
 
     def half(address: Any, place: Any) -> Any:
-        return widen(lds16(ptx.u32(address + place * 2), ptx.u32(0)))
+        return widen(ptx.lds16(ptx.u32(address + place * 2), ptx.u32(0)))
 
     return inlined(full if kind == 0 else half)

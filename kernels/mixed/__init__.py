@@ -15,23 +15,22 @@ import numpy as np
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.operands.outliers import Entries, arguments, entries_of, needs
+from bcqfmt.kernels.operands.outliers import Entries, OutlierNeeds, arguments, entries_of
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import LIMIT, Kernel, Plans, check_product, check_same_device
-from bcqfmt.kernels.runtime.limits import KINDS, ROWS
+from bcqfmt.kernels.runtime.checks import check_product, check_same_device
+from bcqfmt.kernels.runtime.launch import Kernel, Plans
+from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, ROWS
 from bcqfmt.weight.weight import BcqWeight
 
-from .layout import FOUR_COLUMNS, TWO_COLUMNS, pack_units
-from .numbers import segments_of
+from .layout import FOUR_COLUMNS, TWO_COLUMNS, pack_units, segments_of
 from .shape import MixedShape, MixedSpace, preferred, space_for
 
 __all__ = [
-    "BATCH", "MixedOperand", "MixedStep", "carry_out", "mixed_gemv", "mixed_operand", "plan_of", "shape_for",
-    "takes",
+    "BATCH", "MixedOperand", "MixedStep", "batch_limit", "launch", "mixed_gemv", "mixed_operand", "multiply",
+    "plan_of", "shape_for",
 ]  # fmt: skip
 
 BATCH = 2  # vectors of one launch
-_FLOATS = tuple(KINDS)
 _COLUMNS = 65535  # reordered columns are 16-bit numbers
 
 
@@ -49,8 +48,8 @@ class MixedStep(NamedTuple):
 class MixedOperand:
     """A matrix (out, in) for :func:`mixed_gemv`.
 
-    ``units`` and ``perm`` are flat int32: what `mixed_layout` says, and two 16-bit columns in a word for every padded
-    stored column. ``settled``: as in `bit_gemv.BitOperand`, all work that wrote these tensors has finished.
+    ``units`` and ``perm`` are flat int32: what `layout` says, and two 16-bit columns in a word for every padded stored
+    column. ``settled``: as in `bits.BitOperand`, all work that wrote these tensors has finished.
     """
 
     shape: tuple[int, int]
@@ -61,6 +60,11 @@ class MixedOperand:
     outliers: Entries | None = None
     settled: bool = False
     plans: Plans = field(default_factory=Plans, init=False, repr=False)
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that it is on; None on the host."""
+        return device.gpu_of(self.units)
 
     @property
     def nbytes(self) -> int:
@@ -104,38 +108,42 @@ def mixed_gemv(
 ) -> Any:
     """``x W^T`` for x (batch, in) with batch 1 or 2, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is on its way
+    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is in flight
     while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
     every call.
     """
-    device.require_capability(9, 0, device.gpu_of(operand.units))
-    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=_FLOATS, results=_FLOATS, most=BATCH)
+    device.require_capability(9, 0, operand.gpu)
+    kinds = tuple(KINDS)
+    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=kinds, results=kinds, most=BATCH)
     check_same_device(x=x, out=y, weight=operand.units)
     if shape is None and overlap:
         step = plan_of(operand, batch, dtype, result)
     else:
         found = shape_for(operand, batch, KINDS[dtype], KINDS[result]) if shape is None else shape
         step = _step(operand, batch, found, overlap)
-    carry_out(operand, step, x, y)
+    launch(operand, step, x, y)
     return y
 
 
 def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> MixedStep:
-    """The launch for ``batch`` vectors of type ``dtype`` with a result of type ``result``, found once.
+    """The launch for ``batch`` vectors of type ``dtype`` with a result of type ``result``, computed once.
 
     BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
     """
     key = (batch, dtype, result)
     if key not in operand.plans:
-        device.require_capability(9, 0, device.gpu_of(operand.units))
+        device.require_capability(9, 0, operand.gpu)
         found = shape_for(operand, batch, KINDS[dtype], KINDS[result])
         operand.plans[key] = _step(operand, batch, found, True)
     step: MixedStep = operand.plans[key]
     return step
 
 
-def carry_out(operand: MixedOperand, step: MixedStep, x: Any, y: Any) -> None:
-    """The launch, for arrays that were checked: x and y may have any dimensions of that many elements."""
+def launch(operand: MixedOperand, step: MixedStep, x: Any, y: Any, addend: None = None) -> None:
+    """Start the kernel, for arrays that were checked: x and y may have any dimensions of that many elements.
+
+    No addend: the argument is there for callers that do not know which product they start.
+    """
     rows, columns = operand.shape
     indptr, entries, count = arguments(operand.outliers, operand.perm)
     step.kernel.launch(
@@ -143,6 +151,11 @@ def carry_out(operand: MixedOperand, step: MixedStep, x: Any, y: Any) -> None:
         operand.units, operand.perm, x, indptr, entries, y, rows, -(-rows // ROWS), columns, operand.twos,
         operand.fours, count, step.room, shared=step.shared, early=operand.settled,
     )  # fmt: skip
+
+
+def multiply(operand: MixedOperand, dtype: str, x: Any, y: Any, addend: None = None) -> None:
+    """:func:`mixed_gemv` for arrays of ``dtype`` that were checked, x (batch, in) at any address; no addend."""
+    launch(operand, plan_of(operand, len(x), dtype, dtype), device.aligned(x), y)
 
 
 def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: bool) -> MixedStep:
@@ -155,14 +168,14 @@ def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: 
         raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
     if not overlap:
         shape = shape._replace(overlap=False, stages=1)
-    grid = (min(device.processors(device.gpu_of(operand.units)), -(-rows // ROWS)),)
+    grid = (min(device.processors(operand.gpu), -(-rows // ROWS)),)
     return MixedStep(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
 
 
-def takes(operand: MixedOperand | None, dtype: str) -> int:
-    """How many vectors of this type a launch takes; 0 without an operand, or where not one fits into shared memory."""
+def batch_limit(operand: MixedOperand, dtype: str) -> int:
+    """How many vectors of this type a launch takes; 0 where not one fits into shared memory, or for another type."""
     kind = KINDS.get(dtype)
-    if operand is None or kind is None:
+    if kind is None:
         return 0
     return next((batch for batch in range(BATCH, 0, -1) if shape_for(operand, batch, kind, kind) is not None), 0)
 
@@ -181,4 +194,5 @@ def shape_for(operand: MixedOperand, batch: int, kind: int, out: int) -> MixedSh
 
 
 def _space(operand: MixedOperand, shape: MixedShape) -> MixedSpace | None:
-    return space_for(shape, operand.twos, operand.fours, operand.shape[1], needs(operand.outliers, operand.shape[1]))
+    columns = operand.shape[1]
+    return space_for(shape, operand.twos, operand.fours, columns, OutlierNeeds.of(operand.outliers, columns))

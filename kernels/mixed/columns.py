@@ -1,8 +1,8 @@
-"""x becomes integers for `cuda_mixed_gemv`: reordered, in blocks of 16 columns with a power of two each.
+"""x becomes integers for `kernel`: reordered, in blocks of 16 columns with a power of two each.
 
 A tensor-core instruction takes bytes of x of two groups, a word of each, from every lane; three quarters of the lanes
-give zeros (`mixed_units`). So that one load brings the words for two instructions into the registers where they are
-needed, bytes are stored with the zeros beside them: 16 bytes of a lane are (word, 0, word, 0) or (0, word, 0, word).
+give zeros (`units`). So that one load brings the words for two instructions into the registers where they are
+needed, bytes are stored together with the zeros: 16 bytes of a lane are (word, 0, word, 0) or (0, word, 0, word).
 A 2-bit unit has 2 x 32 of them, for the first and the second 128 columns, a 4-bit unit 32. ``^`` keeps writers off each
 other's banks. Negated sums and powers of two: [group % 4][group // 4] pairs.
 """
@@ -12,17 +12,17 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.mixed_steps import PRECISION, block_integers
+from bcqfmt.kernels.device_functions.numbers import PRECISION, block_integers
 from bcqfmt.kernels.device_functions.vectors import element_at
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["TOGETHER", "column_integers", "order_fetcher"]
+__all__ = ["TOGETHER", "column_integers", "order_loader"]
 
 TOGETHER = 2  # eights of columns that a thread handles side by side
 
 
-def order_fetcher(threads: int) -> Any:
+def order_loader(threads: int) -> Any:
     """A device function: the places of ``TOGETHER`` times eight columns, four words each, from item ``item`` on."""
 
     def ask(perm: Any, order: Any, item: Any, items: Any) -> None:
@@ -44,7 +44,7 @@ def column_integers(batch: int, parts: int, kind: int, threads: int) -> Any:
     to ``planes_at``, negated sums and powers of two to ``info_at``.
     """
     least, words = parts * PRECISION + 12, 4 * TOGETHER
-    element, integers, ask = element_at(kind), block_integers(), order_fetcher(threads)
+    element, integers, ask = element_at(kind), block_integers(), order_loader(threads)
 
     def prepare(
         perm: Any, order: Any, thread: Any, base: Any, xs_bytes: Any, planes_at: Any, info_at: Any, padded: Any,

@@ -9,10 +9,11 @@ exact. What is rounded is x, and the products with scales, in float32.
 
 Zero points take their share of sum(x), an integer too. The 16 rows of a tile share the second-order scale and zero of
 a group: ``scale = unit * (code - zero)`` is made in registers out of the unit's own bytes, while the copies of the
-next ``stages - 1`` blocks are on their way. Without ``overlap`` there are none.
+next ``stages - 1`` blocks are in flight. Without ``overlap`` there are none.
 
-Warps have three trades: for each of ``sides`` tiles one starts copies (`mixed_ring`), one adds up outliers and finishes
-the tile (`mixed_close`), ``slices`` multiply. All sums are added in a fixed order: two runs give the same bits.
+For each of ``sides`` tiles a block has one producer warp that starts copies (`ring`), ``slices`` consumer warps that
+multiply, and one warp that adds up outliers and runs the epilogue (`epilogue`). All sums are added in a fixed order:
+two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.vectors import vector_loader
-from bcqfmt.kernels.ptx.mixed_ptx import lds8, lds16
-from bcqfmt.kernels.ptx.ptx_bits import after_earlier, arrive, barrier_of, begin_next, bulk_wait, meet
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .columns import TOGETHER, column_integers, order_fetcher
-from .finish import closer
+from .columns import TOGETHER, column_integers, order_loader
+from .epilogue import epilogue_warp
 from .layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
-from .ring import fetcher
+from .ring import producer_warp
 from .shape import SHAPES, MixedShape
 from .units import code_words, four_bit_group, four_words, two_bit_group, two_words
 
@@ -56,8 +55,8 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
     slot_bytes, held_bytes, barrier_bytes = shape.slot_bytes, shape.held_bytes, shape.barriers * 8
     vectors, floats, per, workers = batch * parts, 2 * batch * parts, 4 if kind == 0 else 8, 32 * warps
     order_words = 4 * TOGETHER
-    fetch, close, load_x = fetcher(shape), closer(shape), vector_loader(batch, kind, workers)
-    ask_order, to_integers = order_fetcher(workers), column_integers(batch, parts, kind, workers)
+    produce, finish, load_x = producer_warp(shape), epilogue_warp(shape), vector_loader(batch, kind, workers)
+    load_order, to_integers = order_loader(workers), column_integers(batch, parts, kind, workers)
     two_bit, four_bit, load_codes = two_bit_group(), four_bit_group(), code_words()
     load_two, load_four = two_words(), four_words()
     declared = _ARGUMENTS.format(x="u32" if kind == 0 else "u16", y="f32" if out == 0 else "u16")
@@ -72,39 +71,39 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
         base = ptx.shared_address(memory)
         thread = ptx.u32(cuda.threadIdx.x)
         lane, warp = ptx.u32(thread & 31), ptx.u32(thread >> 5)
-        beside = ptx.u32(warp // slices) if warp < warps else ptx.u32((warp - warps) % sides)
-        tile, step = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * beside), ptx.u32(cuda.gridDim.x * sides)
+        side = ptx.u32(warp // slices) if warp < warps else ptx.u32((warp - warps) % sides)
+        tile, step = ptx.u32(cuda.blockIdx.x + cuda.gridDim.x * side), ptx.u32(cuda.gridDim.x * sides)
         chunks = ptx.u32(twos + fours)
         padded = ptx.u32(twos * TWO_COLUMNS + fours * FOUR_COLUMNS)
         blocks = ptx.u32((chunks + (slices - 1)) // slices)
-        turn = ptx.rem_u32(ptx.u32(cuda.blockIdx.x * sides + beside), blocks)  # not all at the same memory channels
+        turn = ptx.rem_u32(ptx.u32(cuda.blockIdx.x * sides + side), blocks)  # not all at the same memory channels
         xs_bytes = ptx.u32((columns + per) // per * 16)
         planes_at = ptx.u32(base + batch * xs_bytes)
         info_at = ptx.u32(planes_at + vectors * padded * 4)
-        held = ptx.u32(info_at + vectors * (padded >> 1) + beside * (2 * held_bytes))
-        kept = ptx.u32(info_at + vectors * (padded >> 1) + sides * (2 * held_bytes) + beside * room)
+        held = ptx.u32(info_at + vectors * (padded >> 1) + side * (2 * held_bytes))
+        kept = ptx.u32(info_at + vectors * (padded >> 1) + sides * (2 * held_bytes) + side * room)
         after_kept = ptx.u32(info_at + vectors * (padded >> 1) + sides * (2 * held_bytes + room))
-        place = ptx.u32(after_kept + beside * (stages * slot_bytes))
-        bars = ptx.u32(after_kept + sides * (stages * slot_bytes) + beside * barrier_bytes)
+        place = ptx.u32(after_kept + side * (stages * slot_bytes))
+        bars = ptx.u32(after_kept + sides * (stages * slot_bytes) + side * barrier_bytes)
         if warp >= warps + sides:
-            close(
+            finish(
                 indptr, entries, y, rows, tiles, columns, count, room, base, xs_bytes, kept, held, bars, tile, step,
                 lane,
             )  # fmt: skip
             return
         if warp >= warps:
             pieces = ptx.u32(twos * (TWO_BYTES // 16) + fours * (FOUR_BYTES // 16))  # of a tile
-            fetch(units, tile, tiles, step, turn, chunks, twos, blocks, pieces, place, bars, lane)
+            produce(units, tile, tiles, step, turn, chunks, twos, blocks, pieces, place, bars, lane)
             return
 
         order = cuda.local.array(order_words, types.uint32)
-        ask_order(perm, order, thread, ptx.u32(padded >> 3))
-        after_earlier()
-        begin_next()
+        load_order(perm, order, thread, ptx.u32(padded >> 3))
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         load_x(x, base, xs_bytes, columns, thread)
-        meet()
+        ptx.sync_block()
         to_integers(perm, order, thread, base, xs_bytes, planes_at, info_at, padded, twos, columns)
-        barrier_of(ptx.u32(1), ptx.u32(workers))
+        ptx.sync_warps(ptx.u32(1), ptx.u32(workers))
 
         # places and constants, by an instruction that the compiler cannot repeat: otherwise it makes them anew for
         # every unit, constants too, because an instruction has room for one
@@ -137,7 +136,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                 slot, bar = ptx.u32(place + spot * slot_bytes), ptx.u32(bars + spot * 8)
                 first = ptx.u32(block * slices)
                 c = ptx.u32(first + mine)
-                bulk_wait(bar, parity)
+                ptx.mbarrier_wait(bar, parity)
                 if c < twos:
                     xa, ia = ptx.u32(xlane + c * 1024), ptx.u32(ilane + c * 128)
                     here = ptx.u32(slot + mine * TWO_BYTES)
@@ -145,13 +144,13 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     a = cuda.local.array(8, types.uint32)
                     load_codes(a, ptx.u32(here + lane * 16))
                     codes = ptx.lds32(ptx.u32(here + lane * 4), ptx.u32(1024))
-                    zeros = lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
+                    zeros = ptx.lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
                     scales = ptx.lds64(ptx.u32(here + t * 8), ptx.u32(1216))
                     lows = ptx.lds32(ptx.u32(here + t * 4), ptx.u32(1248))
                     if overlap:
                         ptx.syncwarp()
                         if lane == 0:
-                            arrive(ptx.u32(bar + stages * 8))
+                            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                     for v in static(vectors):
                         if v > 0:
                             xv, iv = ptx.u32(xa + v * (padded * 4)), ptx.u32(ia + v * (padded >> 1))
@@ -183,11 +182,11 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                         a = cuda.local.array(8, types.uint32)
                         load_codes(a, ptx.u32(here + lane * 16))
                         pair = ptx.lds32(ptx.u32(here + r8 * 4), ptx.u32(1024))
-                        ends = lds8(ptx.u32(here + r8), ptx.u32(1056))
+                        ends = ptx.lds8(ptx.u32(here + r8), ptx.u32(1056))
                         if overlap:
                             ptx.syncwarp()
                             if lane == 0:
-                                arrive(ptx.u32(bar + stages * 8))
+                                ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                         zero, zero8 = ptx.i32(ends & 0x0F), ptx.i32(ends & 0xF0)
                         scale, scale8 = ptx.lo_f16(pair), ptx.f32(ptx.hi_f16(pair) * ptx.f32(0.25))
                         for v in static(vectors):
@@ -210,11 +209,11 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     elif overlap:
                         ptx.syncwarp()
                         if lane == 0:
-                            arrive(ptx.u32(bar + stages * 8))
+                            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                 if not overlap:
                     ptx.syncwarp()
                     if lane == 0:
-                        arrive(ptx.u32(bar + stages * 8))
+                        ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                 block, spot = ptx.u32(block + 1), ptx.u32(spot + 1)
                 if block == blocks:
                     block = ptx.u32(0)
@@ -223,7 +222,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                 left = block != turn
             # the tile is done: sums go to the warp that finishes it, when it has taken those of the last but one
             ended = ptx.u32(bars + (2 * stages + (done & 1)) * 8)
-            bulk_wait(ptx.u32(ended + 16), ptx.u32(done >> 1 & 1 ^ 1))
+            ptx.mbarrier_wait(ptx.u32(ended + 16), ptx.u32(done >> 1 & 1 ^ 1))
             for k in static(2 * batch):
                 value = sums[k % 2 + k // 2 * parts * 2]
                 for e in static(1, parts):
@@ -237,7 +236,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
             for k in static(floats):
                 sums[k] = ptx.f32(0.0)
             if t == 0:
-                arrive(ended)
+                ptx.mbarrier_arrive(ended)
             tile, done = ptx.u32(tile + step), ptx.u32(done + 1)
 
     return mixed_gemv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bcqfmt.kernels.operands.outliers import Beside, x_bytes
+from bcqfmt.kernels.operands.outliers import OutlierNeeds, x_bytes
 from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
@@ -18,7 +18,7 @@ class MixedShape(NamedTuple):
     ``kind`` and ``out``: 0 float32, 1 float16, 2 bfloat16. ``outliers``: bytes of an entry, 0 without outliers, 4 with
     float16 values, 8 with float32 ones. ``slices`` warps share a tile, ``sides`` tiles are handled side by side, each
     warp multiplies a unit at a time. ``stages`` buffers for each tile hold one for all its warps. Without
-    ``overlap`` there is one, and no copy is on its way while its units are multiplied.
+    ``overlap`` there is one, and no copy is in flight while its units are multiplied.
     """
 
     batch: int
@@ -32,12 +32,12 @@ class MixedShape(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Warps that multiply."""
+        """Consumer warps."""
         return self.slices * self.sides
 
     @property
     def threads(self) -> int:
-        """Threads of a block: for each tile there is a warp that fetches and one that finishes it."""
+        """Threads of a block: the consumers, and for each tile a producer warp and one for the epilogue."""
         return 32 * (self.warps + 2 * self.sides)
 
     @property
@@ -71,7 +71,7 @@ class MixedSpace(NamedTuple):
     shared_bytes: int
 
 
-def space_for(shape: MixedShape, twos: int, fours: int, columns: int, outliers: Beside) -> MixedSpace | None:
+def space_for(shape: MixedShape, twos: int, fours: int, columns: int, outliers: OutlierNeeds) -> MixedSpace | None:
     """None where it does not fit."""
     padded = twos * TWO_COLUMNS + fours * FOUR_COLUMNS
     fixed = shape.batch * (x_bytes(columns, shape.kind) + shape.parts * (padded * 4 + padded // 2))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.ptx.mixed_ptx import mma_u8
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
 __all__ = ["code_words", "four_bit_group", "four_words", "two_bit_group", "two_words"]
@@ -69,11 +68,11 @@ def two_bit_group() -> Any:
 
     def sums(w0: Any, w1: Any, w2: Any, w3: Any, b0: Any, b1: Any, b2: Any, b3: Any, odd: Any) -> Any:
         mask, mask8 = (0x30303030, 0xC0C0C0C0) if odd else (0x03030303, 0x0C0C0C0C)
-        d = mma_u8(
+        d = ptx.mma_u8(
             ptx.u32(w0 & mask), ptx.u32(w0 & mask8), ptx.u32(w1 & mask), ptx.u32(w1 & mask8),
             b0, b1, ptx.i32(0), ptx.i32(0), ptx.i32(0), ptx.i32(0),
         )  # fmt: skip
-        return mma_u8(
+        return ptx.mma_u8(
             ptx.u32(w2 & mask), ptx.u32(w2 & mask8), ptx.u32(w3 & mask), ptx.u32(w3 & mask8),
             b2, b3, d[0], d[1], d[2], d[3],
         )  # fmt: skip
@@ -88,11 +87,11 @@ def four_bit_group() -> Any:
     """
 
     def sums(w0: Any, w1: Any, w2: Any, w3: Any, b0: Any, b1: Any, b2: Any, b3: Any) -> Any:
-        d = mma_u8(
+        d = ptx.mma_u8(
             ptx.u32(w0 & 0x0F0F0F0F), ptx.u32(w0 & 0xF0F0F0F0), ptx.u32(w1 & 0x0F0F0F0F), ptx.u32(w1 & 0xF0F0F0F0),
             b0, b1, ptx.i32(0), ptx.i32(0), ptx.i32(0), ptx.i32(0),
         )  # fmt: skip
-        return mma_u8(
+        return ptx.mma_u8(
             ptx.u32(w2 & 0x0F0F0F0F), ptx.u32(w2 & 0xF0F0F0F0), ptx.u32(w3 & 0x0F0F0F0F), ptx.u32(w3 & 0xF0F0F0F0),
             b2, b3, d[0], d[1], d[2], d[3],
         )  # fmt: skip

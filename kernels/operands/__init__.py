@@ -3,7 +3,7 @@
 An operand has two readings of the same planes:
 
 - *exact*: ``formula`` with its numbers ``first`` and ``second``, from which the value of every element follows bit by
-  bit as in section 8 of the specification. `cuda_dequant` uses it.
+  bit as in section 8 of the specification. `dequant` uses it.
 - *linear*: ``alpha`` and ``z`` in float32 with ``E = z + sum of +-alpha``, for products. They are the weight's own
   numbers in bcq segments and in affine ones with first-order F16 or BF16 scales. Everything else is rounded to float32
   once (F32 and second-order scales, offsets). Of float-zero segments the rounding inside the formula is left out:
@@ -27,9 +27,7 @@ from bcqfmt.errors import error
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
 
-from .lut_gemm import LutGemm, from_lut_gemm, to_lut_gemm
-
-__all__ = ["LutGemm", "Operand", "OperandSegment", "Outliers", "from_lut_gemm", "operand", "to_lut_gemm"]
+__all__ = ["Operand", "OperandSegment", "Outliers", "operand"]
 
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]

@@ -22,7 +22,8 @@ import numpy as np
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import LIMIT, check_array, check_same_device
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
+from bcqfmt.kernels.runtime.limits import LIMIT
 
 from . import Operand, OperandSegment
 
@@ -74,6 +75,11 @@ class DeviceOperand:
     values: Any = None
     added: Any = None
     mode: str = "add"
+
+    @property
+    def count(self) -> int:
+        """Number of outliers."""
+        return 0 if self.indices is None else device.describe(self.indices).size
 
     @property
     def rows(self) -> int:

@@ -14,9 +14,9 @@ from bcqfmt.kernels.runtime.limits import ROWS
 
 from . import Outliers
 
-__all__ = ["NONE", "Beside", "Entries", "arguments", "entries_of", "needs", "packed_entries", "x_bytes"]
+__all__ = ["NO_OUTLIERS", "Entries", "OutlierNeeds", "arguments", "entries_of", "packed_entries", "x_bytes"]
 
-ROOM = 8192  # bytes of outliers of a tile that are asked for ahead, at most
+ROOM = 8192  # bytes of outliers of a tile that are prefetched, at most
 _SHORT = 65536  # columns that fit into an entry of four bytes
 
 
@@ -39,7 +39,7 @@ class Entries:
         return 4 * (device.describe(self.indptr).size + device.describe(self.entries).size)
 
 
-class Beside(NamedTuple):
+class OutlierNeeds(NamedTuple):
     """What a product needs for outliers: bytes of an entry (0: there are none), columns, most bytes of a tile."""
 
     size: int = 0
@@ -51,17 +51,17 @@ class Beside(NamedTuple):
         """Bytes for the outliers of a tile."""
         return min(-(-self.most // 16) * 16, ROOM) if self.size else 0
 
-    def bytes(self, batch: int, kind: int, sides: int) -> int:
+    @classmethod
+    def of(cls, entries: Entries | None, columns: int) -> OutlierNeeds:
+        """Those of a product with these outliers."""
+        return NO_OUTLIERS if entries is None else cls(entries.size, columns, entries.most)
+
+    def shared_bytes(self, batch: int, kind: int, sides: int) -> int:
         """Shared memory: all vectors as they come, and room for each of ``sides`` tiles."""
         return batch * x_bytes(self.columns, kind) + sides * self.room if self.size else 0
 
 
-NONE = Beside()
-
-
-def needs(entries: Entries | None, columns: int) -> Beside:
-    """What a product with these outliers needs."""
-    return NONE if entries is None else Beside(entries.size, columns, entries.most)
+NO_OUTLIERS = OutlierNeeds()
 
 
 def arguments(entries: Entries | None, instead: Any) -> tuple[Any, Any, int]:

@@ -1,4 +1,4 @@
-"""The instructions themselves, for the compiler; `ptx` documents them, `simulator_ptx` has their twins."""
+"""The instructions for the compiler; `ptx` documents them, `simulator` has the same in Python."""
 
 from __future__ import annotations
 
@@ -46,6 +46,14 @@ add_f32, sub_f32, mul_f32 = (asm(f"{op}.rn.f32 $0, $1, $2;", F32, F32, F32) for 
 fma_f32 = asm("fma.rn.f32 $0, $1, $2, $3;", F32, F32, F32, F32)
 hadd2, hsub2, hmul2 = (asm(f"{op}.rn.f16x2 $0, $1, $2;", U32, U32, U32) for op in ("add", "sub", "mul"))
 hfma2 = asm("fma.rn.f16x2 $0, $1, $2, $3;", U32, U32, U32, U32)
+mad_i32 = asm("mad.lo.s32 $0, $1, $2, $3;", I32, I32, I32, I32)
+rint_i32 = asm("cvt.rni.s32.f32 $0, $1;", I32, F32)
+div_f32 = asm("div.rn.f32 $0, $1, $2;", F32, F32, F32)
+sqrt_f32 = asm("sqrt.rn.f32 $0, $1;", F32, F32)
+max_f32 = asm("max.f32 $0, $1, $2;", F32, F32, F32)
+min_f32 = asm("min.f32 $0, $1, $2;", F32, F32, F32)
+exp2 = asm("ex2.approx.ftz.f32 $0, $1;", F32, F32)
+log2 = asm("lg2.approx.ftz.f32 $0, $1;", F32, F32)
 
 # global memory
 ldg32 = asm_at("ld.global.nc.L1::no_allocate.u32 $0, [$1];", U32, size=4, effects="load")
@@ -59,6 +67,8 @@ stg64 = asm_at("st.global.v2.u32 [$2], {$0, $1};", NONE, U32, U32, size=8, effec
 stg128 = asm_at("st.global.v4.u32 [$4], {$0, $1, $2, $3};", NONE, *(U32,) * 4, size=16, effects="memory")
 stg128_stream = asm_at("st.global.cs.v4.u32 [$4], {$0, $1, $2, $3};", NONE, *(U32,) * 4, size=16, effects="memory")
 atomic_inc = asm_at("atom.global.inc.u32 $0, [$2], $1;", U32, U32, size=4, effects="memory")
+ldcg128_f32 = asm_at("ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];", F32, size=16, count=4, effects="memory")
+prefetch = asm_at("prefetch.global.L2 [$0];", NONE, size=16, effects="memory")
 
 # shared memory: loads and stores that the compiler knows as such, so it keeps their order around barriers
 shared_address = shared_base()
@@ -66,6 +76,11 @@ lds32, lds64, lds128 = shared_load(U32), shared_load(U32, 2), shared_load(U32, 4
 lds_f32, lds64_f32, lds128_f32 = shared_load(F32), shared_load(F32, 2), shared_load(F32, 4)
 sts32, sts64, sts128 = shared_store(U32), shared_store(U32, 2), shared_store(U32, 4)
 sts_f32, sts64_f32, sts128_f32 = shared_store(F32), shared_store(F32, 2), shared_store(F32, 4)
+_LDS16 = "{ .reg .u32 a; .reg .u16 h; add.u32 a, $1, $2; ld.shared.u16 h, [a]; cvt.u32.u16 $0, h; }"
+lds16 = asm(_LDS16, U32, U32, U32, effects="memory")
+lds8 = asm("{ .reg .u32 a; add.u32 a, $1, $2; ld.shared.u8 $0, [a]; }", U32, U32, U32, effects="memory")
+_STS8 = "{ .reg .u32 a; add.u32 a, $0, $1; st.shared.u8 [a], $2; }"
+sts8 = asm(_STS8, NONE, U32, U32, U32, effects="memory")
 cp_async16 = asm_at("cp.async.cg.shared.global [$0], [$2], 16, $1;", NONE, U32, U32, size=16, effects="memory")
 cp_async_commit = asm("cp.async.commit_group;", NONE, effects="memory")
 cp_async_wait = asm("cp.async.wait_group {0};", NONE, effects="memory", literals=1)
@@ -81,12 +96,38 @@ shfl_f32 = asm(f"shfl.sync.idx.b32 $0, $1, $2, 31, {_ALL};", F32, F32, U32, effe
 shfl_xor_f32 = asm(f"shfl.sync.bfly.b32 $0, $1, $2, 31, {_ALL};", F32, F32, U32, effects="warp")
 shfl_down_f32 = asm(f"shfl.sync.down.b32 $0, $1, $2, 31, {_ALL};", F32, F32, U32, effects="warp")
 ballot = asm(f"{{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, {_ALL}; }}", U32, U32, effects="warp")
+warp_max_u32 = asm(f"redux.sync.max.u32 $0, $1, {_ALL};", U32, U32, effects="warp")
+transpose = asm("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", U32, U32, effects="warp")
 
 # tensor cores
 _MMA = "mma.sync.aligned.%s {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
 mma_s8 = asm(_MMA % "m16n8k32.row.col.s32.s8.s8.s32", I32, *(U32,) * 6, *(I32,) * 4, count=4, effects="warp")
+mma_u8 = asm(_MMA % "m16n8k32.row.col.s32.u8.s8.s32", I32, *(U32,) * 6, *(I32,) * 4, count=4, effects="warp")
 mma_f16 = asm(_MMA % "m16n8k16.row.col.f32.f16.f16.f32", F32, *(U32,) * 6, *(F32,) * 4, count=4, effects="warp")
 mma_bf16 = asm(_MMA % "m16n8k16.row.col.f32.bf16.bf16.f32", F32, *(U32,) * 6, *(F32,) * 4, count=4, effects="warp")
 ldmatrix_x4 = asm(
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", U32, U32, count=4, effects="memory"
 )
+_B1 = "mma.sync.aligned.%s.row.col.s32.b1.b1.s32.and.popc {$0, $1, $2, $3}, %s, {0, 0, 0, 0};"
+mma_b1 = asm(_B1 % ("m16n8k128", "{$4, $5}, {$6}"), I32, U32, U32, U32, count=4, effects="warp")
+mma_b1_wide = asm(_B1 % ("m16n8k256", "{$4, $5, $6, $7}, {$8, $9}"), I32, *(U32,) * 6, count=4, effects="warp")
+
+# sm_90: bulk copies with their barriers, warps with different work, dependent launches
+mbarrier_init = asm("mbarrier.init.shared.b64 [$0], 1;", NONE, U32, effects="memory")
+mbarrier_init_arrivals = asm("mbarrier.init.shared.b64 [$0], $1;", NONE, U32, U32, effects="memory")
+mbarrier_arrive = asm("mbarrier.arrive.shared.b64 _, [$0];", NONE, U32, effects="memory")
+mbarrier_fence = asm("fence.mbarrier_init.release.cluster;", NONE, effects="memory")
+mbarrier_expect = asm("mbarrier.arrive.expect_tx.shared.b64 _, [$0], $1;", NONE, U32, U32, effects="memory")
+bulk_copy = asm_at(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$3], $1, [$2];",
+    NONE, U32, U32, U32, size=16, effects="memory",
+)  # fmt: skip
+mbarrier_wait = asm(
+    "{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [$0], $1; @!p bra W; }",
+    NONE, U32, U32, effects="memory",
+)  # fmt: skip
+# bar.sync promises that all who meet come to the same instruction, barrier.sync does not
+sync_block = asm("barrier.sync 0;", NONE, effects="barrier")
+sync_warps = asm("bar.sync $0, $1;", NONE, U32, U32, effects="barrier")
+wait_previous_kernel = asm("griddepcontrol.wait;", NONE, effects="memory")
+launch_next_kernel = asm("griddepcontrol.launch_dependents;", NONE, effects="memory")

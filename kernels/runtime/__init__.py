@@ -1,1 +1,1 @@
-"""How kernels are declared, compiled, kept and launched; where arrays live."""
+"""How kernels are declared, compiled, cached, checked and launched; where arrays live."""

@@ -1,12 +1,13 @@
-"""Compiled kernels: machine code made once, kept in a folder, loaded and launched through the driver.
+"""Compiled kernels: machine code in a cache folder, loaded and launched through the driver.
 
 Numba compiles a kernel to PTX in seconds, too long to do at every start of a program. What comes out of the linker is
-kept under ``BCQFMT_CACHE`` (by default ``~/.cache/bcqfmt``), named by a digest of the sources it is made of, the
+cached under ``BCQFMT_CACHE`` (by default ``~/.cache/bcqfmt``), named by a digest of the sources it is made of, the
 kernel's variant, the compute capability and the compiler's version; a folder that cannot be written only means that
-nothing is kept. Launching through the driver takes a few microseconds and never synchronises.
+nothing is cached. Launching through the driver takes a few microseconds and never synchronises.
 
 A kernel that is launched *early* may begin while the one in front of it in the stream still runs, and waits for that
-one itself (`ptx.after_earlier`) before it reads or writes anything that others write: it fetches its weight meanwhile.
+one itself (`ptx.wait_previous_kernel`) before it reads or writes anything that others write: it copies its weight
+meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _listeners: list[Callable[[str, Path], None]] = []
 
 @contextlib.contextmanager
 def telling(listener: Callable[[str, Path], None]) -> Iterator[None]:
-    """While this lasts, ``listener(kernel's name, folder where it will be kept)`` hears of every compilation first."""
+    """While this lasts, ``listener(kernel's name, cache folder)`` is called before every compilation."""
     _listeners.append(listener)
     try:
         yield
@@ -47,7 +48,7 @@ def telling(listener: Callable[[str, Path], None]) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
+    """Where compiled kernels are cached."""
     chosen = os.environ.get("BCQFMT_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "bcqfmt"
 

@@ -18,7 +18,7 @@ from bcqfmt.container.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
 __all__ = [
-    "Described", "capability", "capturing", "describe", "empty_like", "gpu_of", "place_of", "processors",
+    "Described", "aligned", "capability", "capturing", "describe", "empty_like", "gpu_of", "place_of", "processors",
     "require_cuda", "settle", "simulated", "stream_of", "torch_name", "upload",
 ]  # fmt: skip
 
@@ -54,9 +54,9 @@ class Described(NamedTuple):
 @functools.cache
 def simulated() -> bool:
     """Whether kernels run in Numba's simulator in this process (``NUMBA_ENABLE_CUDASIM=1``)."""
-    from . import numba_cuda as ptx_numba
+    from . import numba_cuda
 
-    return ptx_numba.simulated()
+    return numba_cuda.simulated()
 
 
 def require_cuda() -> None:
@@ -175,6 +175,11 @@ def empty_like(array: Any, shape: tuple[int, ...], dtype: str | None = None) -> 
     return array.new_empty(shape, dtype=getattr(sys.modules["torch"], _TORCH[dtype]))
 
 
+def aligned(array: Any) -> Any:
+    """The array itself, or a copy that starts at a multiple of 16 bytes."""
+    return array if describe(array).address % 16 == 0 else array + 0
+
+
 def upload(array: Any, device: Any = None) -> Any:
     """A numpy array as a device array: a torch tensor on ``device``, or in the simulator the array itself.
 
@@ -188,7 +193,7 @@ def upload(array: Any, device: Any = None) -> Any:
     except ImportError:
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
     if not plain.flags.writeable or plain.base is not None:
-        plain = plain.copy()  # torch wants memory that nobody else may change
+        plain = plain.copy()  # torch wants memory of its own
     if plain.dtype == np.uint32:
         tensor = torch.from_numpy(plain.view(np.int32))
     elif plain.dtype.name == "bfloat16":

@@ -230,6 +230,46 @@ def fma_f32(a: Any, b: Any, c: Any) -> np.float32:
     return np.float32(_odd_sum(np.float64(a) * np.float64(b), np.float64(c)))
 
 
+def mad_i32(a: Any, b: Any, c: Any) -> Any:
+    """The last 32 bits, signed."""
+    return ((int(a) * int(b) + int(c) + 2**31) % 2**32) - 2**31
+
+
+def rint_i32(x: Any) -> int:
+    """Nearest, ties to even; a NaN is 0."""
+    return 0 if x != x else int(np.clip(np.rint(np.float64(x)), -(2**31), 2**31 - 1))
+
+
+def div_f32(a: Any, b: Any) -> Any:
+    """Correctly rounded."""
+    return np.float32(a) / np.float32(b)
+
+
+def sqrt_f32(a: Any) -> Any:
+    """Correctly rounded."""
+    return np.sqrt(np.float32(a))
+
+
+def max_f32(a: Any, b: Any) -> Any:
+    """The larger; a NaN loses."""
+    return np.fmax(np.float32(a), np.float32(b))
+
+
+def min_f32(a: Any, b: Any) -> Any:
+    """The smaller; a NaN loses."""
+    return np.fmin(np.float32(a), np.float32(b))
+
+
+def exp2(a: Any) -> Any:
+    """2 to the power of a."""
+    return np.exp2(np.float32(a))
+
+
+def log2(a: Any) -> Any:
+    """The binary logarithm."""
+    return np.log2(np.float32(a))
+
+
 def hfma2(a: int, b: int, c: int) -> int:
     """a * b + c of both halves as F16, one rounding each."""
     return _halves(lambda x, y, z: _odd_sum(x * y, z), a, b, c)

@@ -1,4 +1,4 @@
-"""Numba's CUDA simulator, mended: warps, barriers that wake exactly whom they should, shared addresses, jit options.
+"""Numba's CUDA simulator with warps, exact barriers, shared addresses and jit options.
 
 Numba starts one thread per CUDA thread and polls them. Here the threads hand one token around: one runs until it meets
 a barrier or ends, then the next. That is deterministic, needs no locks, is several times faster, and a barrier that
@@ -138,7 +138,7 @@ class Block:
         return barrier.taken
 
     def leave(self, lane: _Lane) -> None:
-        """A thread is at its end; others may have waited for nobody else."""
+        """A thread is at its end; it may have been the last one that others waited for."""
         self.live -= 1
         for barrier in (self.everyone, self.warps[lane.thread_id // WARP]):
             barrier.members -= 1
@@ -194,7 +194,7 @@ def together(value: Any, compute: Callable[[list[Any]], Any]) -> Any:
 
 
 def named_barrier(block: Block, number: int, threads: int) -> Any:
-    """The barrier of that number, for so many threads of the block."""
+    """The barrier of that number, for that many threads of the block."""
     barrier = block.named.setdefault(number, _Barrier())
     barrier.members = threads
     return barrier

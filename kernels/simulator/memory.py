@@ -1,4 +1,4 @@
-"""Twins of the instructions that touch memory or other lanes; they run inside the mended simulator.
+"""The instructions that touch memory or other lanes, in Python; they run inside the simulator of `block`.
 
 Accesses outside of an array, or not aligned as the instruction needs them, raise IndexError.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic as twins
+from . import arithmetic
 from .block import WARP, current, exchange, shared_slot, slot_of, together
 
 Words = tuple[int, ...]
@@ -29,7 +29,7 @@ def _words(view: Any) -> Words:
 
 
 def _put(view: Any, values: Any) -> None:
-    view.view(np.uint32)[:] = [twins.u32(v) for v in values]
+    view.view(np.uint32)[:] = [arithmetic.u32(v) for v in values]
 
 
 def ldg32(pointer: Any, index: Any) -> int:
@@ -53,6 +53,15 @@ ldg64_keep, ldg128_keep, ldcg128 = ldg64, ldg128, ldg128
 def ldcg_f32(pointer: Any, index: Any) -> Any:
     """A number that another block may have written."""
     return _at(pointer, index, 4).view(np.float32)[0]
+
+
+def ldcg128_f32(pointer: Any, index: Any) -> tuple[Any, ...]:
+    """Four numbers that other blocks may have written."""
+    return tuple(np.array(ldg128(pointer, index), np.uint32).view(np.float32))
+
+
+def prefetch(pointer: Any, index: Any) -> None:
+    """Nothing is far away here."""
 
 
 def stg64(pointer: Any, index: Any, *values: Any) -> None:
@@ -141,6 +150,21 @@ def sts128_f32(address: int, offset: int, *values: Any) -> None:
     slot_of(address + offset, 16).view(np.float32)[:] = values
 
 
+def lds8(address: int, offset: int) -> int:
+    """8 bits, the rest is 0."""
+    return int(slot_of(address + offset, 1)[0])
+
+
+def lds16(address: int, offset: int) -> int:
+    """16 bits, the upper half is 0."""
+    return int(slot_of(address + offset, 2).view(np.uint16)[0])
+
+
+def sts8(address: int, offset: int, word: int) -> None:
+    """The lowest byte."""
+    slot_of(address + offset, 1)[0] = word & 0xFF
+
+
 def cp_async16(pointer: Any, index: Any, address: int, count: int) -> None:
     """``count`` bytes and zeros up to 16."""
     target = slot_of(address, 16)
@@ -196,27 +220,72 @@ def ballot(value: Any) -> int:
     return sum(bool(v) << i for i, v in enumerate(exchange(value)))
 
 
+def warp_max_u32(word: Any) -> int:
+    """The largest word of the warp."""
+    return max(int(other) for other in exchange(word))
+
+
+def transpose(word: Any) -> int:
+    """Row r of the 8 x 8 halves of the warp becomes column r."""
+    words, lane = exchange(word), lane_id()
+    row, pair = lane // 4, 2 * (lane % 4)
+    low, high = (int(words[4 * (pair + i) + row // 2]) >> 16 * (row % 2) & 0xFFFF for i in range(2))
+    return high << 16 | low
+
+
 def mma_s8(*operands: Any) -> tuple[int, ...]:
     """The four sums of the calling lane."""
-    mine = multiplied(operands, np.int64, twins.mma_s8_warp)
+    mine = multiplied(operands, np.int64, arithmetic.mma_s8_warp)
     return tuple(int(v) for v in mine)
+
+
+def mma_u8(*operands: Any) -> tuple[int, ...]:
+    """The four sums of the calling lane: twice the upper seven bits, once the lowest."""
+
+    def whole(a: Any, b: Any, sums: Any) -> Any:
+        upper = arithmetic.mma_s8_warp(a >> 1 & 0x7F7F7F7F, b, 0 * sums)
+        return 2 * upper + arithmetic.mma_s8_warp(a & 0x01010101, b, sums)
+
+    return tuple(int(v) for v in multiplied(operands, np.int64, whole))
 
 
 def mma_f16(*operands: Any) -> tuple[Any, ...]:
     """The four sums of the calling lane."""
-    return tuple(multiplied(operands, np.float32, twins.mma_f16_warp))
+    return tuple(multiplied(operands, np.float32, arithmetic.mma_f16_warp))
 
 
 def mma_bf16(*operands: Any) -> tuple[Any, ...]:
     """The four sums of the calling lane."""
-    return tuple(multiplied(operands, np.float32, lambda a, b, c: twins.mma_f16_warp(a, b, c, twins.lo_bf16)))
+    return tuple(multiplied(operands, np.float32, lambda a, b, c: arithmetic.mma_f16_warp(a, b, c, arithmetic.lo_bf16)))
+
+
+def mma_b1(*operands: Any) -> tuple[int, ...]:
+    """The four sums of the calling lane."""
+    return _sums(operands, 2)
+
+
+def mma_b1_wide(*operands: Any) -> tuple[int, ...]:
+    """The four sums of the calling lane."""
+    return _sums(operands, 4)
+
+
+def _sums(operands: Any, words: int) -> tuple[int, ...]:
+    def whole(lanes: list[Any]) -> Any:
+        given = np.array([[int(word) & 0xFFFFFFFF for word in lane] for lane in lanes], np.uint32)
+        rows = given[:, :words].reshape(8, 4, words // 2, 2).transpose(3, 0, 1, 2).reshape(16, -1)
+        columns = given[:, words:].reshape(8, -1)
+        return np.bitwise_count(rows[:, None] & columns[None]).sum(-1, dtype=np.int64)
+
+    sums = together(operands, whole)
+    row, column = lane_id() // 4, 2 * (lane_id() % 4)
+    return tuple(int(sums[row + 8 * (i // 2), column + i % 2]) for i in range(4))
 
 
 def multiplied(operands: Any, kind: Any, compute: Any) -> Any:
     """What ``compute`` makes of the a, b and sums (32 rows each) of a warp, for the calling lane."""
 
     def whole(lanes: list[Any]) -> Any:
-        words = np.array([[twins.u32(v) for v in lane[:6]] for lane in lanes], np.uint32)
+        words = np.array([[arithmetic.u32(v) for v in lane[:6]] for lane in lanes], np.uint32)
         return compute(words[:, :4], words[:, 4:], np.array([lane[6:] for lane in lanes], kind))
 
     return together(operands, whole)[lane_id()]

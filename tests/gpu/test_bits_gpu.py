@@ -12,8 +12,7 @@ import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import bit_gemv, bit_operand
-from bcqfmt.kernels.bits.product_shape import product_shape
-from bcqfmt.kernels.bits.shape import BitShape
+from bcqfmt.kernels.bits.shape import BitShape, product_shape
 from bcqfmt.kernels.operands import operand
 from gpu_arrays import to_gpu, twice
 

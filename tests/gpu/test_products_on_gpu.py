@@ -15,7 +15,7 @@ import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
 from bcqfmt.integrations.torch.ops import lut as torch_ops
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import dequant, lut, matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 from gpu_arrays import guarded, to_gpu, twice
@@ -28,7 +28,7 @@ def gemv(weight: BcqWeight, x: Any, **options: Any) -> Any:
     placed = to_device(operand(weight, planes=options.pop("planes", None)), "lut-gemm")
     on_gpu = to_gpu(x)
     shape = (x.shape[0], weight.spec.out)
-    found = twice(shape, torch.float32, lambda out: matmul.lut_gemv(placed, on_gpu, out=out, **options))
+    found = twice(shape, torch.float32, lambda out: lut.lut_gemv(placed, on_gpu, out=out, **options))
     return found.cpu().numpy()
 
 
@@ -78,7 +78,7 @@ def test_fewer_planes(planes: int) -> None:
 def test_dense_matrices_bit_by_bit(dtype: str, encoding: str, q: int, rows: int, columns: int, g: int) -> None:
     weight = ks.weight(encoding, q, rows, columns, g, numbers="F32" if q == 3 else "F16")
     placed = to_device(operand(weight), "canonical")
-    found = twice(weight.shape, DTYPES[dtype], lambda out: matmul.dequantize(placed, dtype, out=out))
+    found = twice(weight.shape, DTYPES[dtype], lambda out: dequant.dequantize(placed, dtype, out=out))
     expected = weight.dequantize(dtype)
     assert found.view(torch.uint8).cpu().numpy().tobytes() == expected.tobytes()
 
@@ -91,7 +91,7 @@ def test_reordered_dense_matrices_bit_by_bit(dtype: str, q: int, rows: int, colu
     """The last has rows that do not fit into shared memory."""
     weight = ks.weight("bcq", q, rows, columns, g, perm=True, numbers="F32" if q == 3 else "F16")
     placed = to_device(operand(weight), "canonical")
-    found = twice(weight.shape, DTYPES[dtype], lambda out: matmul.dequantize(placed, dtype, out=out))
+    found = twice(weight.shape, DTYPES[dtype], lambda out: dequant.dequantize(placed, dtype, out=out))
     assert found.view(torch.uint8).cpu().numpy().tobytes() == weight.dequantize(dtype).tobytes()
 
 
@@ -101,7 +101,7 @@ def test_reordered_dense_matrices_bit_by_bit(dtype: str, q: int, rows: int, colu
 def test_dense_matrices_with_everything(dtype: str, outliers: str, perm: bool) -> None:
     weight = ks.mixed(300, 1536, 512, outliers=outliers, perm=perm)
     placed = to_device(operand(weight), "canonical")
-    found = twice(weight.shape, DTYPES[dtype], lambda out: matmul.dequantize(placed, dtype, out=out))
+    found = twice(weight.shape, DTYPES[dtype], lambda out: dequant.dequantize(placed, dtype, out=out))
     assert found.view(torch.uint8).cpu().numpy().tobytes() == weight.dequantize(dtype).tobytes()
 
 
@@ -115,7 +115,7 @@ def test_dense_matrices_of_random_patterns() -> None:
         for dtype in DTYPES:
             weight = BcqWeight.from_affine(codes, scale, 7, group_size=32, bits=4).allow_nonfinite()
             placed = to_device(operand(weight), "canonical")
-            found = matmul.dequantize(placed, dtype).view(torch.uint8).cpu().numpy()
+            found = dequant.dequantize(placed, dtype).view(torch.uint8).cpu().numpy()
             assert found.tobytes() == weight.dequantize(dtype).tobytes()
 
 
@@ -155,14 +155,14 @@ def test_launches_follow_the_current_stream() -> None:
     weight = ks.weight("bcq", 4, 4096, 4096, 128)
     placed = to_device(operand(weight), "lut-gemm")
     ones = to_gpu(np.ones((1, 4096), np.float16))
-    expected = matmul.lut_gemv(placed, ones)
+    expected = lut.lut_gemv(placed, ones)
     x = torch.zeros_like(ones)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)  # on any other stream the product would come before the copy
         x.copy_(ones)
-        found = matmul.lut_gemv(placed, x)
+        found = lut.lut_gemv(placed, x)
     stream.synchronize()
     assert torch.equal(found, expected)
 
@@ -179,13 +179,13 @@ def test_refused_before_the_launch() -> None:
     ]
     for x in bad:
         with pytest.raises(BcqError, match="BCQ-E552"):
-            matmul.lut_gemv(placed, x)
+            lut.lut_gemv(placed, x)
     with pytest.raises(BcqError, match="BCQ-E552"):
-        matmul.lut_gemv(placed, good, out=torch.ones(1, 64))
+        lut.lut_gemv(placed, good, out=torch.ones(1, 64))
     exact = to_device(operand(ks.weight("bcq", 2, 64, 128, 32)), "canonical")
     room, _ = guarded((64 * 128 + 8,), torch.float16, 0)
     with pytest.raises(BcqError, match=r"BCQ-E552.*multiple of 16"):
-        matmul.dequantize(exact, out=room[1 : 64 * 128 + 1].reshape(64, 128))
+        dequant.dequantize(exact, out=room[1 : 64 * 128 + 1].reshape(64, 128))
 
 
 def test_wrong_indices_in_device_memory_are_never_followed() -> None:
@@ -202,7 +202,7 @@ def test_wrong_indices_in_device_memory_are_never_followed() -> None:
         {"indices": hostile.repeat(100)[: look_up.indices.numel()]},
         {"indptr": jumps},
     ):
-        matmul.lut_gemv(replace(look_up, **spoiled), x)
+        lut.lut_gemv(replace(look_up, **spoiled), x)
         for dtype in DTYPES:
-            matmul.dequantize(replace(exact, **spoiled), dtype)
+            dequant.dequantize(replace(exact, **spoiled), dtype)
         torch.cuda.synchronize()

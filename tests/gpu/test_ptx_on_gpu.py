@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sim_ptx
-from bcqfmt.kernels.simulator import arithmetic as twins
+from bcqfmt.kernels.simulator import arithmetic
 from gpu_arrays import to_gpu
 
 COUNT = 4096
@@ -45,7 +45,7 @@ def test_twins(name: str) -> None:
         expected = np.zeros(COUNT, sim_ptx.NUMPY[result])
         for i in range(COUNT):
             row = [column[i].item() if column.dtype.kind != "f" else column[i] for column in given]
-            expected[i] = getattr(twins, name)(*row)
+            expected[i] = getattr(arithmetic, name)(*row)
     y = to_gpu(np.zeros(COUNT, sim_ptx.NUMPY[result]))
     sim_ptx.pure_kernel(name).launch((-(-COUNT // 256),), 256, *map(to_gpu, given), y, COUNT)
     found = y.cpu().numpy().view(sim_ptx.NUMPY[result])
@@ -71,20 +71,20 @@ def test_integer_tensor_cores() -> None:
     c = rng.integers(-1000, 1000, (32, 4)).astype(np.int32)
     d = to_gpu(np.zeros((32, 4), np.int32))
     sim_ptx.mma_s8.launch((1,), 32, to_gpu(a), to_gpu(b), to_gpu(c), d)
-    assert np.array_equal(d.cpu().numpy(), twins.mma_s8_warp(a, b, c))
+    assert np.array_equal(d.cpu().numpy(), arithmetic.mma_s8_warp(a, b, c))
 
 
 def test_float_tensor_cores() -> None:
     rng = np.random.default_rng(0)
     c = np.ones((32, 4), np.float32)
-    for convert, kind, which in ((twins.lo_f16, np.float16, 0), (twins.lo_bf16, None, 1)):
+    for convert, kind, which in ((arithmetic.lo_f16, np.float16, 0), (arithmetic.lo_bf16, None, 1)):
         numbers = rng.normal(size=(32, 12)).astype(np.float32)
         bits = numbers.astype(kind).view(np.uint16) if kind else (numbers.view(np.uint32) >> 16).astype(np.uint16)
         words = np.ascontiguousarray(bits).view(np.uint32)
         a, b = np.ascontiguousarray(words[:, :4]), np.ascontiguousarray(words[:, 4:])
         results = [to_gpu(np.zeros((32, 4), np.float32)) for _ in range(2)]
         sim_ptx.mma_float.launch((1,), 32, to_gpu(a), to_gpu(b), to_gpu(c), *results)
-        expected = twins.mma_f16_warp(a, b, c, convert)
+        expected = arithmetic.mma_f16_warp(a, b, c, convert)
         assert np.allclose(results[which].cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+import atom_reference
 import sim_atom
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import operands as ao
-from bcqfmt.kernels.atom import reference as ar
-from bcqfmt.kernels.atom import reference_kv as kr
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import LARGE
 from gpu_arrays import to_gpu, twice
@@ -30,7 +29,7 @@ def back(tensor: Any) -> Any:
 
 
 def quantized(x: Any, perm: Any) -> tuple[Any, Any]:
-    return ar.quantize_activations(x.astype(np.float32), perm)
+    return atom_reference.quantize_activations(x.astype(np.float32), perm)
 
 
 @pytest.mark.parametrize("kind", list(DTYPES))
@@ -44,10 +43,10 @@ def test_activations(kind: str, tokens: int, groups: int) -> None:
     for normed in (False, True):
         if normed:
             found = w4.rmsnorm_reorder_quant(*on_gpu, eps=1e-5)
-            x = ar.rmsnorm(x, gamma, 1e-5)
+            x = atom_reference.rmsnorm(x, gamma, 1e-5)
         else:
             found = w4.quantize_reorder(on_gpu[0], on_gpu[2])
-        words, scale = ao.activation_words(*quantized(x, perm))
+        words, scale = atom_reference.activation_words(*quantized(x, perm))
         assert (back(found.codes).view(np.uint32) == words).all()
         assert (back(found.scale) == scale).all()
     alone = twice(x.shape, DTYPES[kind], lambda out: w4.rmsnorm(on_gpu[0], on_gpu[1], eps=1e-5, out=out))
@@ -68,7 +67,7 @@ def test_products(tokens: int, out: int, groups: int, kind: str) -> None:
     plans = {w4.Plan(plan.tile, slices) for slices in (1, plan.slices, min(3, groups))}
     plans |= {w4.Plan(LARGE, 1), w4.plan_for(tokens, out, groups, held=True)}
     for chosen in plans:
-        wanted = ar.group_gemm(*quantized(x, perm), codes, scale, chosen.slices).astype(numpy_dtype(kind))
+        wanted = atom_reference.group_gemm(*quantized(x, perm), codes, scale, chosen.slices).astype(numpy_dtype(kind))
 
         def run(y: Any, plan: Any = chosen) -> None:
             w4.w4a4(ready, placed, dtype=kind, out=y, plan=plan)
@@ -164,14 +163,14 @@ def test_attention(kind: str, batch: int, heads: int, kv_heads: int, tokens: int
     for part in (cache.keys, cache.values, cache.key_parameters, cache.value_parameters):
         part.fill_(-1)
     kv.quantize_kv(cache, to_gpu(k), to_gpu(v), torch.zeros(batch, dtype=torch.int32, device="cuda"))
-    keys, values = kr.quantize_kv(k), kr.quantize_kv(v)
+    keys, values = atom_reference.quantize_kv(k), atom_reference.quantize_kv(v)
     for part, wanted in zip(
         (cache.keys, cache.key_parameters, cache.values, cache.value_parameters),
-        (*kr.cache_words(*keys), *kr.cache_words(*values)),
+        (*atom_reference.cache_words(*keys), *atom_reference.cache_words(*values)),
         strict=True,
     ):
         assert (back(part).view(np.uint32)[:, :, :tokens] == wanted).all()
-    wanted = kr.decode_attention(q, keys, values, lengths, head_dim**-0.5)
+    wanted = atom_reference.decode_attention(q, keys, values, lengths, head_dim**-0.5)
     for splits in (None, 1, 3):
         found = twice(
             q.shape,

@@ -1,17 +1,17 @@
 """Every CUDA kernel compiled for sm_80 and sm_90 without a GPU: to PTX by Numba, to machine code by ptxas.
 
 ``make kernels-check`` runs it. A kernel that spills registers, uses local memory, or computes in binary64 where it
-should not, fails. A factory of kernels that the table below does not know fails too, unless its module says itself what
-to compile: ``compile_cases()`` gives {name of the factory: [arguments, ...]}.
+should not, fails. A factory of kernels, any public function in kernels/ that returns a Kernel, is named by its module
+(``atom.kernel.w4a4_kernel``). One that the table below does not know fails too, unless its module says itself what to
+compile: ``compile_cases()`` gives {name of the factory: [arguments, ...]}.
 
-    python tests/kernels/compile_check.py [--only cuda_dequant] [--arch 90] [--jobs 2]
+    python tests/kernels/compile_check.py [--only dequant.kernel] [--arch 90] [--jobs 2]
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -24,36 +24,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-
-
-# module.factory -> arguments of the variants to compile; a function gets the module and makes the argument
-def _small_tile(module: Any) -> Any:
-    return module.Tile(32, 8, 2, 1, 8, 2)
-
-
-def _large_tile(module: Any) -> Any:
-    return module.Tile(32, 64, 4, 2, 4)
-
-
+# module.factory -> arguments of the variants to compile
 TABLE: dict[str, list[tuple[Any, ...]]] = {
-    "cuda_lut_gemv.gemv": [
+    "lut.kernel.gemv": [
         (4, 8, 1, 1, True, False), (2, 8, 8, 2, True, True), (8, 8, 2, 0, False, False), (3, 4, 4, 1, True, False),
     ],
-    "cuda_lut_gemv.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
-    "cuda_kv_attention.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
-    "cuda_kv_attention.join_kernel": [("F16",), ("F32",)],
-    "cuda_kv_attention_cache.quantize_kv_kernel": [(64, "BF16"), (128, "F16")],
-    "cuda_rmsnorm.activation_kernel": [("F16", True, True), ("BF16", False, True), ("F32", True, False)],
-    "cuda_w4a4.w4a4_kernel": [(_small_tile, "F16"), (_large_tile, "F32")],
+    "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
+    "atom.attention_kernel.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
+    "atom.attention_kernel.join_kernel": [("F16",), ("F32",)],
+    "atom.cache_kernel.quantize_kv_kernel": [(64, "BF16"), (128, "F16")],
+    "atom.activations.activation_kernel": [("F16", True, True), ("BF16", False, True), ("F32", True, False)],
 }  # fmt: skip
+# not factories of kernels of their own: they pass on what a factory makes, or declare any kernel
+OTHERS = ("bits.kernel_of",)
 # kernels that need more than sm_80: bulk copies
-LEAST = {"cuda_bit_gemv": 90, "cuda_byte_gemv": 90, "cuda_short_gemv": 90, "cuda_mixed_gemv": 90, "cuda_w4a4_held": 90}
+LEAST = dict.fromkeys(
+    ("bits.binary_kernel", "bits.integer_kernel", "bits.short_kernel", "mixed.kernel", "atom.held_kernel"), 90
+)
 # what may not stand in the PTX of a module's kernels, and why
-UNWANTED = {"cuda_lut_gemv": (r"\.f64", "binary64 arithmetic: Numba widened a mixture of signed and unsigned numbers")}
-
-
-# kernels, full of device functions in device functions, that are compiled a second time without haste
-UNHURRIED = ("cuda_short_gemv.short_gemv_kernel", "cuda_w4a4_held.w4a4_held_kernel")
+UNWANTED = {"lut.kernel": (r"\.f64", "binary64 arithmetic: Numba widened a mixture of signed and unsigned numbers")}
 
 
 class Outcome(NamedTuple):
@@ -66,30 +55,41 @@ class Outcome(NamedTuple):
     fault: str = ""
 
 
+def module_of(path: Path) -> str:
+    """``atom.kernel`` for kernels/atom/kernel.py, ``bits`` for kernels/bits/__init__.py."""
+    return ".".join(path.relative_to(KERNELS).with_suffix("").parts).removesuffix(".__init__")
+
+
+@functools.cache
+def functions() -> dict[str, dict[str, ast.expr | None]]:
+    """Module -> its functions with what they say they return."""
+    return {
+        module_of(path): {
+            node.name: node.returns for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+        }
+        for path in sorted(KERNELS.rglob("*.py"))
+    }
+
+
 def factories() -> list[str]:
-    """``module.function`` of every function in kernels/cuda_*.py that returns a Kernel."""
-    found = []
-    for path in sorted(KERNELS.glob("cuda_*.py")):
-        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-        returns = [(node.name, node.returns) for node in functions if not node.name.startswith("_")]
-        found += [f"{path.stem}.{name}" for name, kind in returns if isinstance(kind, ast.Name) and kind.id == "Kernel"]
-    return found
-
-
-def own_cases(stem: str) -> bool:
-    """Whether a module has ``compile_cases``."""
-    tree = ast.parse((KERNELS / f"{stem}.py").read_text())
-    return any(isinstance(node, ast.FunctionDef) and node.name == "compile_cases" for node in tree.body)
+    """``module.function`` of every public function under kernels/ that returns a Kernel."""
+    return [
+        f"{module}.{name}"
+        for module, found in functions().items()
+        for name, kind in found.items()
+        if isinstance(kind, ast.Name) and kind.id == "Kernel" and not name.startswith("_")
+        if f"{module}.{name}" not in OTHERS
+    ]
 
 
 @functools.cache
 def cases() -> dict[str, list[tuple[Any, ...]]]:
     """The table, and what modules say themselves."""
     found = dict(TABLE)
-    for stem in dict.fromkeys(name.split(".")[0] for name in factories()):
-        if own_cases(stem):
-            own = importlib.import_module(f"bcqfmt.kernels.{stem}").compile_cases()
-            found |= {f"{stem}.{factory}": arguments for factory, arguments in own.items()}
+    for module, defined in functions().items():
+        if "compile_cases" in defined:
+            own = importlib.import_module(f"bcqfmt.kernels.{module}").compile_cases()
+            found |= {f"{module}.{factory}": arguments for factory, arguments in own.items()}
     return found
 
 
@@ -118,21 +118,18 @@ def ptxas() -> str:
 
 def kernel_of(name: str, variant: int) -> Any:
     """A kernel of the table."""
-    stem, factory = name.split(".")
-    module = importlib.import_module(f"bcqfmt.kernels.{stem}")
-    values = [argument(module) if callable(argument) else argument for argument in cases()[name][variant]]
-    return getattr(module, factory)(*values)
+    module, _, factory = name.rpartition(".")
+    return getattr(importlib.import_module(f"bcqfmt.kernels.{module}"), factory)(*cases()[name][variant])
 
 
 def compiled(job: tuple[str, int, int]) -> Outcome:
     """One variant for one architecture."""
     name, variant, arch = job
-    stem = name.split(".")[0]
     try:
         text = kernel_of(name, variant).compile(divmod(arch, 10))
     except Exception as fault:  # noqa: BLE001 - reported with the others
         return Outcome(0, 0, 0, 0, f"{type(fault).__name__}: {str(fault).strip().splitlines()[0]}")
-    pattern, reason = UNWANTED.get(stem, (r"$^", ""))
+    pattern, reason = UNWANTED.get(name.rpartition(".")[0], (r"$^", ""))
     if re.search(pattern, text):
         return Outcome(0, 0, 0, 0, reason)
     with tempfile.TemporaryDirectory() as folder:
@@ -146,17 +143,6 @@ def compiled(job: tuple[str, int, int]) -> Outcome:
         if not outcome.fault and not (cubin.exists() and cubin.stat().st_size):
             return outcome._replace(fault="no machine code")
     return outcome
-
-
-def in_no_hurry(name: str) -> bool:
-    """Whether Numba, left alone, makes the same PTX (`runtime.compiling`), but for its own running numbers."""
-    from bcqfmt.kernels.runtime import launch
-
-    kernel, usual, texts = kernel_of(name, 0), launch.hurried, set()
-    for way in (contextlib.nullcontext, usual):
-        launch.hurried = way  # type: ignore[assignment]
-        texts.add(re.sub(r"_ZN\w+|_cudapy_smem_\d+", "name", kernel.compile((9, 0))))
-    return len(texts) == 1
 
 
 def main() -> int:
@@ -174,17 +160,14 @@ def main() -> int:
         if name.startswith(options.only)
         for variant in range(len(variants))
         for arch in options.arch.split(",")
-        if int(arch) >= LEAST.get(name.partition(".")[0], 80)
+        if int(arch) >= LEAST.get(name.rpartition(".")[0], 80)
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
-        patient = {name: pool.submit(in_no_hurry, name) for name in UNHURRIED if name.startswith(options.only)}
         for (name, variant, arch), found in zip(jobs, pool.map(compiled, jobs), strict=True):
-            shown = (getattr(a, "__name__", a) for a in cases()[name][variant])
-            label = f"{name}({', '.join(map(str, shown))}) sm_{arch}"
+            label = f"{name}({', '.join(map(str, cases()[name][variant]))}) sm_{arch}"
             sys.stdout.write(f"{label:<72} {found.registers:>4} registers {found.shared:>6} B shared  {found.fault}\n")
             if found.fault:
                 faults.append(f"{label}: {found.fault}")
-    faults += [f"{name}: Numba, left alone, makes other PTX" for name, same in patient.items() if not same.result()]
     for fault in faults:
         sys.stderr.write(f"compile_check: {fault}\n")
     return 1 if faults else 0

@@ -8,11 +8,9 @@ import pytest
 import kernel_samples as ks
 import product_reference as reference
 import sim_bits
-from bcqfmt.kernels.bits.byte_shape import ByteShape, byte_shape_for
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.product_shape import at_once, product_shape
-from bcqfmt.kernels.bits.shape import BitShape
-from bcqfmt.kernels.operands.outliers import NONE, Beside
+from bcqfmt.kernels.bits.shape import BitShape, ByteShape, at_once, byte_shape_for, product_shape
+from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-byte_gemv")
@@ -114,7 +112,7 @@ def test_which_way_is_taken() -> None:
     assert at_once((narrow,), 0, 0, reordered=False) == 4
     assert byte_shape_for(narrow, 9, 1, 1, reordered=False, added=False) is None
     # outliers need the vectors a second time
-    beside = Beside(4, 8192, 4000)
+    needs = OutlierNeeds(4, 8192, 4000)
     eight = BitLayout(4, 8192, 128, "bcq", "F16")
-    assert [at_once((eight,), 1, 1, reordered=False, beside=b) for b in (NONE, beside)] == [8, 4]
-    assert at_once((eight, narrow), 1, 1, reordered=False, beside=beside) == 8
+    assert [at_once((eight,), 1, 1, reordered=False, needs=b) for b in (NO_OUTLIERS, needs)] == [8, 4]
+    assert at_once((eight, narrow), 1, 1, reordered=False, needs=needs) == 8

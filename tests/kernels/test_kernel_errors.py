@@ -17,10 +17,10 @@ import sim_errors
 import sim_mixed
 import sim_single
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import lut, matmul
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
 from bcqfmt.kernels.operands.device import to_device
-from bcqfmt.kernels.runtime import device, launch
+from bcqfmt.kernels.runtime import checks, device
 from cuda_sim import SimulationError, simulate
 from pretended_gpu import pretend_products
 
@@ -51,7 +51,7 @@ def _no_gpu(code: str) -> str:
 
 def test_no_gpu() -> None:
     said = _no_gpu(
-        "from bcqfmt.kernels import device\n"
+        "from bcqfmt.kernels.runtime import device\n"
         "try:\n    device.require_cuda()\n"
         "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
     )
@@ -82,7 +82,7 @@ def test_no_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
     try:
         with pytest.raises(BcqError, match="BCQ-E306") as caught:
-            matmul.lut_gemv(None, None)  # type: ignore[arg-type]
+            lut.lut_gemv(None, None)  # type: ignore[arg-type]
         assert "pip install 'bcqfmt[cuda]'" in caught.value.hint
     finally:
         device._trouble.cache_clear()
@@ -101,10 +101,10 @@ def test_a_numpy_that_numba_cuda_cannot_use(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_host_tensors_without_the_simulator() -> None:
     with pytest.raises(BcqError, match=r"BCQ-E552.*on the host.*\.to\('cuda'\)") as caught:
-        launch.check_array("x", torch.ones(4), ("F32",), (4,))
+        checks.check_array("x", torch.ones(4), ("F32",), (4,))
     assert "bcqfmt.kernels.cpu" in caught.value.hint
     with pytest.raises(BcqError, match=r"BCQ-E552.*on the host"):
-        launch.check_array("x", np.ones(4, np.float32), ("F32",), (4,))
+        checks.check_array("x", np.ones(4, np.float32), ("F32",), (4,))
     assert device.describe(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == "BF16"
     assert not device.describe(torch.ones(2, 4).T).contiguous
 
@@ -126,7 +126,7 @@ def test_what_to_do_is_said(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "place_of", lambda array: 0)
     array, step = STEPS[case]
     with pytest.raises(BcqError, match="BCQ-E552") as caught:
-        launch.check_array("x", array, ("F16", "F32"), (8, 64), 16)
+        checks.check_array("x", array, ("F16", "F32"), (8, 64), 16)
     assert str(caught.value).endswith(f": {step}")
     assert caught.value.hint == f"call {step}"
 
@@ -134,8 +134,8 @@ def test_what_to_do_is_said(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_else_a_kernel_cannot_take_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "place_of", lambda array: 0)
     for call in (
-        lambda: launch.check_array("x", HALF, ("F16",), (8, 63)),
-        lambda: launch.check_array("x", torch.ones(1).expand(2**31), ("F32",), (None,)),
+        lambda: checks.check_array("x", HALF, ("F16",), (8, 63)),
+        lambda: checks.check_array("x", torch.ones(1).expand(2**31), ("F32",), (None,)),
         lambda: device.dtype_name("float64"),
     ):
         with pytest.raises(BcqError, match=r"BCQ-E55[24]") as caught:
@@ -149,10 +149,10 @@ def test_an_array_may_start_at_any_of_its_elements(kind: str, natural: int, monk
         found = device.Described(kind, (3,), True, 4096 + address, 0)
         monkeypatch.setattr(device, "describe", lambda array, found=found: found)
         if address % natural == 0:
-            assert launch.check_array("y", None, (kind,), (3,)) is found
+            assert checks.check_array("y", None, (kind,), (3,)) is found
         else:
             with pytest.raises(BcqError, match=f"BCQ-E552.*no multiple of {natural}"):
-                launch.check_array("y", None, (kind,), (3,))
+                checks.check_array("y", None, (kind,), (3,))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
@@ -190,14 +190,14 @@ class _On:
 
 def test_arrays_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "place_of", lambda array: array.index)
-    launch.check_same_device(x=_On(1), y=_On(1), z=None)
+    checks.check_same_device(x=_On(1), y=_On(1), z=None)
     with pytest.raises(BcqError, match=r"BCQ-E552.*x on cuda:0, y on the host") as caught:
-        launch.check_same_device(x=_On(0), y=_On(-1))
+        checks.check_same_device(x=_On(0), y=_On(-1))
     assert caught.value.hint == "call y.to('cuda:0')"
     with pytest.raises(BcqError, match=r"x\.to\('cuda:0'\), out\.to\('cuda:0'\)"):
-        launch.check_same_device(x=_On(1), out=_On(-1), weight=_On(0))
+        checks.check_same_device(x=_On(1), out=_On(-1), weight=_On(0))
     with pytest.raises(BcqError, match=r": weight\.to\('cuda:1'\)"):
-        launch.check_same_device(x=_On(1), weight=_On(-1))
+        checks.check_same_device(x=_On(1), weight=_On(-1))
 
 
 @pytest.mark.parametrize("count", [1, 24])
@@ -217,7 +217,7 @@ def test_x_on_the_host_and_the_weight_on_a_gpu(count: int, monkeypatch: pytest.M
 
 def test_uploading_without_a_gpu() -> None:
     said = _no_gpu(
-        "import numpy as np\nfrom bcqfmt.kernels import device\n"
+        "import numpy as np\nfrom bcqfmt.kernels.runtime import device\n"
         "try:\n    device.upload(np.ones(4, np.float32), 'cuda')\n"
         "except Exception as fault:\n    print(fault)\n"
     )
@@ -267,7 +267,7 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert [matmul.path_of(odd, n) for n in (1, 3, 4)] == ["look-up", "look-up", "dequantize"]
     assert [matmul.path_of(odd, n, "F32") for n in (1, 7, 8)] == ["look-up", "look-up", "dequantize"]
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
-    assert [[weight.several(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
+    assert [[weight.at_once(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
     assert [[matmul.path_of(weight, n) for weight in short] for n in (7, 8, 9, 10, 23, 24)] == [
         ["bits"] * 3, *[["dequantize", "bits", "bits"]] * 2, *[["dequantize", "dequantize", "bits"]] * 2,
         ["dequantize"] * 3,

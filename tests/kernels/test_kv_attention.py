@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import atom_reference
 import sim_atom
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.atom import attention as kv
-from bcqfmt.kernels.atom import reference_kv as kr
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-kv")
@@ -25,7 +25,10 @@ def vectors(*shape: int, kind: str = "F16", seed: int = 0) -> Any:
 
 
 def parts_of(k: Any, v: Any) -> tuple[Any, ...]:
-    return (*kr.cache_words(*kr.quantize_kv(k)), *kr.cache_words(*kr.quantize_kv(v)))
+    return (
+        *atom_reference.cache_words(*atom_reference.quantize_kv(k)),
+        *atom_reference.cache_words(*atom_reference.quantize_kv(v)),
+    )
 
 
 @pytest.mark.parametrize(("kind", "head_dim"), [("F16", 128), ("BF16", 64), ("F32", 256)])
@@ -46,7 +49,7 @@ def test_the_cache_to_the_bit(kind: str, head_dim: int) -> None:
 
 def test_values_of_the_cache_are_near() -> None:
     x = vectors(5, 7, 128)
-    codes, scale, offset = kr.quantize_kv(x)
+    codes, scale, offset = atom_reference.quantize_kv(x)
     back = codes * scale.astype(np.float64)[..., None] + offset.astype(np.float64)[..., None]
     assert (np.abs(back - x) <= scale.astype(np.float64)[..., None] * 0.51 + 2e-3).all()
 
@@ -85,7 +88,9 @@ def test_attention(
             part[b, :, length:] = 0xFFFFFFFF
     found = simulate(sim_atom.attend, q, tuple(parts), counts, splits)
     assert found.clean
-    wanted = kr.decode_attention(q, kr.quantize_kv(k), kr.quantize_kv(v), counts, head_dim**-0.5)
+    wanted = atom_reference.decode_attention(
+        q, atom_reference.quantize_kv(k), atom_reference.quantize_kv(v), counts, head_dim**-0.5
+    )
     error = np.linalg.norm(found.value.astype(np.float64) - wanted) / np.linalg.norm(wanted)
     assert error < LIMIT[kind]
     assert (found.value[counts == 0] == 0).all()
@@ -100,19 +105,21 @@ def test_one_loud_token_among_quiet_ones() -> None:
     q = vectors(1, 2, 64, seed=3) * np.float16(4)
     counts = np.full(1, 64, np.int32)
     found = simulate(sim_atom.attend, q, parts_of(k, v), counts, 2, 0.3)
-    wanted = kr.decode_attention(q, kr.quantize_kv(k), kr.quantize_kv(v), counts, 0.3)
+    wanted = atom_reference.decode_attention(
+        q, atom_reference.quantize_kv(k), atom_reference.quantize_kv(v), counts, 0.3
+    )
     assert np.linalg.norm(found.value - wanted) < 1e-3 * np.linalg.norm(wanted)
 
 
 def test_the_oracle_attends() -> None:
     """The same by the textbook, one number at a time."""
     k, v, q = vectors(1, 1, 5, 64, seed=1), vectors(1, 1, 5, 64, seed=2), vectors(1, 2, 64, seed=3)
-    keys, values = kr.quantize_kv(k), kr.quantize_kv(v)
+    keys, values = atom_reference.quantize_kv(k), atom_reference.quantize_kv(v)
 
     def number(part: tuple[Any, Any, Any], t: int, d: int) -> float:
         return float(part[0][0, 0, t, d]) * float(part[1][0, 0, t]) + float(part[2][0, 0, t])
 
-    found = kr.decode_attention(q, keys, values, np.array([4]), 0.125)
+    found = atom_reference.decode_attention(q, keys, values, np.array([4]), 0.125)
     for h in range(2):
         score = [0.125 * sum(float(q[0, h, d]) * number(keys, t, d) for d in range(64)) for t in range(4)]
         weight = [math.exp(s) for s in score]

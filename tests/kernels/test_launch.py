@@ -15,8 +15,7 @@ import pytest
 from cuda.bindings import driver
 
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels.runtime import cubins, device, launch
-from bcqfmt.kernels.runtime import numba_cuda as ptx_numba
+from bcqfmt.kernels.runtime import cubins, device, launch, numba_cuda
 from pretended_gpu import Recorder, pretend
 
 
@@ -248,7 +247,7 @@ def test_gpus_of_several_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(gpus=gpus, get_current_device=lambda: gpus[1])
     monkeypatch.setattr(device, "require_cuda", lambda: None)
     monkeypatch.setattr(device, "simulated", lambda: False)
-    monkeypatch.setattr(ptx_numba, "cuda", now)
+    monkeypatch.setattr(numba_cuda, "cuda", now)
     device._asked.cache_clear()
     try:
         for _ in range(2):
@@ -279,3 +278,25 @@ def test_who_listens_hears_of_a_compilation_before_it_begins(
     assert len(heard) == 2
     cubins.code_of(made, (8, 0))
     assert heard[2:] == ["compiled"]  # nobody listens any more
+
+
+def test_a_change_anywhere_among_the_kernels_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device functions of any folder may be inlined into a kernel: a cached one is for these very sources."""
+    source = tmp_path / "bits" / "ring.py"
+    source.parent.mkdir()
+    monkeypatch.setattr(cubins, "__file__", str(tmp_path / "runtime" / "cubins.py"))
+
+    def digest(text: str) -> bytes:
+        source.write_text(text)
+        cubins._sources.cache_clear()
+        return cubins._sources()
+
+    try:
+        first = digest("a = 1\n")
+        assert digest("a = 2\n") != first
+        assert digest("a = 1\n") == first
+        source.rename(source.with_name("other.py"))
+        cubins._sources.cache_clear()
+        assert cubins._sources() != first
+    finally:
+        cubins._sources.cache_clear()

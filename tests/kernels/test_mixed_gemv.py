@@ -13,7 +13,7 @@ from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.mixed.layout import FourBit, TwoBit, pack_units
 from bcqfmt.kernels.mixed.shape import MixedShape, space_for
-from bcqfmt.kernels.operands.outliers import Beside
+from bcqfmt.kernels.operands.outliers import OutlierNeeds
 from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 from cuda_sim import SimulationError, simulate
 
@@ -219,17 +219,17 @@ def test_units_hold_every_code_where_the_layout_says() -> None:
 
 
 def test_shapes_that_fit() -> None:
-    space = space_for(MixedShape(1, 1, 1, 4, 10, 2, 3), 24, 16, 8192, Beside(4, 8192, 300))
+    space = space_for(MixedShape(1, 1, 1, 4, 10, 2, 3), 24, 16, 8192, OutlierNeeds(4, 8192, 300))
     assert space is not None
     assert space.shared_bytes <= SHARED_LIMIT
-    assert space_for(MixedShape(2, 0, 0, 8), 96, 64, 32768, Beside(8, 32768, 300)) is None
+    assert space_for(MixedShape(2, 0, 0, 8), 96, 64, 32768, OutlierNeeds(8, 32768, 300)) is None
 
 
 @pytest.mark.parametrize(("columns", "vectors"), [(4096, 2), (16384, 2), (22016, 1), (28672, 1), (49152, 0)])
 def test_wide_weights_are_taken_one_vector_at_a_time(columns: int, vectors: int) -> None:
     two, four = columns * 3 // 4 // 256, columns // 4 // 128
     wide = mixed.MixedOperand(shape=(16, columns), twos=two, fours=four, units=None, perm=None)
-    assert mixed.takes(wide, "F16") == vectors
+    assert mixed.batch_limit(wide, "F16") == vectors
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import oracle
 import strategies
 from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels.operands import LutGemm, Operand, from_lut_gemm, operand, to_lut_gemm
+from bcqfmt.kernels.operands import Operand, operand
+from lut_gemm_arrays import LutGemm, from_lut_gemm, to_lut_gemm
 
 examples = hypothesis.settings(strategies.examples(80), deadline=None)
 

@@ -1,4 +1,4 @@
-"""Products with the same weight again and again: what was found out once is used, and nothing passes unchecked."""
+"""Products with the same weight again and again: plans are computed once, and nothing passes unchecked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import product_reference as reference
 import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import bits as bit_gemv
-from bcqfmt.kernels import matmul, matmul_weight, mixed
+from bcqfmt.kernels import bits, matmul, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
 from pretended_gpu import Recorder, pretend_products
@@ -57,7 +56,7 @@ def test_every_product_is_launched_as_by_the_function_for_it(weight: BcqWeight, 
                 mixed.mixed_gemv(found.mixed, flat, y.reshape(-1, 33))
             else:
                 assert found.bits is not None
-                bit_gemv.bit_gemv(found.bits, flat, out=y.reshape(-1, 33))
+                bits.bit_gemv(found.bits, flat, out=y.reshape(-1, 33))
             assert len(quick) == len(recorder.launched) == (2 if weight is SEVERAL else 1)
             for one, other in zip(quick, recorder.launched, strict=True):
                 fixed = [k for k, value in enumerate(other.values) if value < 2**32 or k in (0, 1)]
@@ -69,11 +68,11 @@ def test_every_product_is_launched_as_by_the_function_for_it(weight: BcqWeight, 
 
 
 @WEIGHTS
-def test_found_out_once(weight: BcqWeight, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_computed_once(weight: BcqWeight, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     found = placed(weight)
     matmul.matmul(found, vectors(1))
-    for module, name in ((bit_gemv, "product_shape"), (mixed, "shape_for"), (bit_gemv, "at_once")):
-        monkeypatch.setattr(module, name, None)  # whoever asks again fails
+    for module, name in ((bits, "product_shape"), (mixed, "shape_for"), (bits, "at_once")):
+        monkeypatch.setattr(module, name, None)  # asking again fails
     matmul.matmul(found, vectors(1))
     with pytest.raises(TypeError):
         matmul.matmul(found, vectors(2))
@@ -118,7 +117,7 @@ def test_x_on_another_gpu_and_on_the_host(
     matmul.matmul(found, x)
     recorder.launched.clear()
     monkeypatch.setattr(device, "place_of", lambda array: 1 if array.data_ptr() == x.data_ptr() else 0)
-    with pytest.raises(BcqError, match=r"BCQ-E552.*x on cuda:1, out on cuda:0"):
+    with pytest.raises(BcqError, match=r"BCQ-E552.*x on cuda:1, weight on cuda:0"):
         matmul.matmul(found, x)
     monkeypatch.setattr(device, "place_of", lambda array: -1)
     with pytest.raises(BcqError, match=r"BCQ-E552.*x is on the host"):
@@ -144,10 +143,10 @@ def test_a_gpu_below_9_0_has_another_way(recorder: Recorder, monkeypatch: pytest
     for target in ("cuda:1", torch.device("cuda", 1), 1):
         assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1) != "bits"
     assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), torch.device("cpu")), 1) == "bits"  # the current one's
-    fast = bit_gemv.bit_operand(operand(WEIGHT), "cpu")
+    fast = bits.bit_operand(operand(WEIGHT), "cpu")
     monkeypatch.setattr(device, "place_of", lambda array: 1)
     with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.0"):
-        bit_gemv.bit_gemv(fast, vectors(1))
+        bits.bit_gemv(fast, vectors(1))
     with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.0"):
         mixed.mixed_gemv(mixed.mixed_operand(MIXED, "cpu"), vectors(1))
 
@@ -165,7 +164,7 @@ def test_the_stream_without_an_object_around_it(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("count", [1, 3, 5, 7, 11, 21])
-def test_other_numbers_of_vectors_are_filled_up(
+def test_other_numbers_of_vectors_are_padded(
     count: int, dtype: torch.dtype, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No kernel is compiled for three vectors, or five: four or eight are multiplied, and the results are those asked
@@ -175,27 +174,23 @@ def test_other_numbers_of_vectors_are_filled_up(
     assert found.bits is not None
     x = torch.from_numpy(np.random.default_rng(count).normal(size=(count, 256))).to(dtype)
 
-    def product(
-        weight: Any, vectors: torch.Tensor, *, out: torch.Tensor | None = None, addend: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert (weight, addend) == (found.bits, None)
-        assert vectors.is_contiguous()
-        asked.append(len(vectors))
-        exact = torch.from_numpy(reference.product(WEIGHT, vectors.float().numpy())).to(vectors.dtype)
-        return exact if out is None else out.copy_(exact)
+    def product(operand: Any, plan: Any, batch: int, x: torch.Tensor, y: torch.Tensor, addend: Any = None) -> None:
+        assert (operand, addend) == (found.bits, None)
+        assert (x.is_contiguous(), len(x.reshape(-1, 256))) == (True, batch)
+        asked.append(batch)
+        y.copy_(torch.from_numpy(reference.product(WEIGHT, x.float().numpy())).to(x.dtype))
 
-    monkeypatch.setattr(matmul, "bit_gemv", product)
-    monkeypatch.setattr(found, "ready", lambda *_: None)  # the way of one launch has its own tests
+    monkeypatch.setattr(bits, "launch", product)
     y = matmul.matmul(found, x)
-    most = found.several("F32" if dtype == torch.float32 else "F16")
+    most = found.at_once("F32" if dtype == torch.float32 else "F16")
     assert torch.equal(y, torch.from_numpy(reference.product(WEIGHT, x.float().numpy())).to(dtype))
-    assert set(asked) <= set(matmul_weight.USUAL)
+    assert set(asked) <= set(bits.USUAL)
     assert asked == [most] * (count // most) + [n for n in (1, 2, 4, 8) if n >= count % most][:1] * (count % most > 0)
 
 
-def test_only_usual_numbers_take_the_short_way(recorder: Recorder) -> None:
+def test_only_usual_numbers_are_one_launch(recorder: Recorder) -> None:
     found = placed(WEIGHT)
-    assert [n for n in range(1, 24) if found.ready(n, "F16") is not None] == list(matmul_weight.USUAL)
+    assert [n for n in range(1, 24) if found.product(n, "F16").start is not None] == list(bits.USUAL)
 
 
 @WEIGHTS
@@ -215,3 +210,8 @@ def test_no_weight_is_prepared_while_a_graph_is_captured(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(BcqError, match="BCQ-E552"):
         device.settle(SimpleNamespace(device=SimpleNamespace(type="cuda")))
+
+
+def test_an_unknown_path_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(BcqError, match=r"BCQ-E552.*path 'bit'"):
+        matmul.matmul(placed(WEIGHT), vectors(1), path="bit")

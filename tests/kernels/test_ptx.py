@@ -1,4 +1,4 @@
-"""The twins of the instructions against brute force, and the mended simulator that runs kernels on them."""
+"""The arithmetic of the instructions against brute force, and the mended simulator that runs kernels on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import oracle
 import sim_ptx
-from bcqfmt.kernels.simulator import arithmetic as twins
+from bcqfmt.kernels.simulator import arithmetic
 from cuda_sim import SimulationError, simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-ptx")
@@ -42,20 +42,20 @@ def test_words(a: int, b: int, c: int) -> None:
     pool = struct.pack("<II", a, b)
     picked = [(pool[c >> 4 * i & 7], c >> 4 * i & 8) for i in range(4)]
     expected = bytes((0xFF if byte > 127 else 0) if sign else byte for byte, sign in picked)
-    assert twins.prmt(a, b, c) == int.from_bytes(expected, "little")
+    assert arithmetic.prmt(a, b, c) == int.from_bytes(expected, "little")
     majority = sum(1 << i for i in range(32) if (a >> i & 1) + (b >> i & 1) + (c >> i & 1) >= 2)
-    assert twins.lop3(a, b, c, 0xE8) == majority
-    assert twins.lop3(a, b, c, 0xCA) == sum((b >> i & 1 if a >> i & 1 else c >> i & 1) << i for i in range(32))
-    assert twins.lop3(a, b, c, 0x96) == a ^ b ^ c
+    assert arithmetic.lop3(a, b, c, 0xE8) == majority
+    assert arithmetic.lop3(a, b, c, 0xCA) == sum((b >> i & 1 if a >> i & 1 else c >> i & 1) << i for i in range(32))
+    assert arithmetic.lop3(a, b, c, 0x96) == a ^ b ^ c
     stream = f"{b:032b}{a:032b}"
-    assert twins.funnel_right(a, b, c) == int(stream[32 - c % 32 : 64 - c % 32], 2)
+    assert arithmetic.funnel_right(a, b, c) == int(stream[32 - c % 32 : 64 - c % 32], 2)
     products = sum(
         x * y
         for x, y in zip(
             struct.unpack("4b", struct.pack("<I", a)), struct.unpack("4b", struct.pack("<I", b)), strict=True
         )
     )
-    assert twins.dp4a(a, b, 7) == products + 7
+    assert arithmetic.dp4a(a, b, 7) == products + 7
 
 
 @hypothesis.given(words, words, words)
@@ -68,7 +68,7 @@ def test_pairs_of_halves(a: int, b: int, c: int) -> None:
         "hsub2": lambda x, y, _: Fraction(x) - Fraction(y),
         "hmul2": lambda x, y, _: Fraction(x) * Fraction(y),
     }.items():
-        found = getattr(twins, name)(*((a, b, c) if name == "hfma2" else (a, b)))
+        found = getattr(arithmetic, name)(*((a, b, c) if name == "hfma2" else (a, b)))
         for half in (0, 1):
             value = exact(*(pair[half] for pair in pairs))
             if value:  # the sign of a zero is not a fraction's business
@@ -88,21 +88,21 @@ def _rounded(value: Fraction, dtype: str) -> int:
 
 @hypothesis.given(doubles, singles, singles, singles)
 def test_one_rounding(x: float, a: float, b: float, c: float) -> None:
-    assert twins.f64_to_f16(x) == oracle.rounded(x, "F16")
-    assert twins.f64_to_bf16(x) == oracle.rounded(x, "BF16")
-    assert twins.f32_bits(twins.f64_to_f32(x)) == oracle.rounded(x, "F32")
-    assert twins.pack_bf16(a, b) == oracle.rounded(b, "BF16") << 16 | oracle.rounded(a, "BF16")
-    assert twins.pack_f16(a, b) == oracle.rounded(b, "F16") << 16 | oracle.rounded(a, "F16")
+    assert arithmetic.f64_to_f16(x) == oracle.rounded(x, "F16")
+    assert arithmetic.f64_to_bf16(x) == oracle.rounded(x, "BF16")
+    assert arithmetic.f32_bits(arithmetic.f64_to_f32(x)) == oracle.rounded(x, "F32")
+    assert arithmetic.pack_bf16(a, b) == oracle.rounded(b, "BF16") << 16 | oracle.rounded(a, "BF16")
+    assert arithmetic.pack_f16(a, b) == oracle.rounded(b, "F16") << 16 | oracle.rounded(a, "F16")
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact and abs(exact) < 2**127:
-        assert twins.f32_bits(twins.fma_f32(a, b, c)) == _rounded(exact, "F32")
+        assert arithmetic.f32_bits(arithmetic.fma_f32(a, b, c)) == _rounded(exact, "F32")
 
 
 def test_the_double_rounding_of_the_specification() -> None:
-    assert twins.f64_to_bf16(1 + 2**-8 + 2**-40) == 0x3F81
-    assert twins.f64_to_bf16(math.nan) == twins.f64_to_f16(math.nan) == 0x7FFF
-    assert twins.f64_to_bf16(math.inf) == 0x7F80
-    assert twins.f64_to_bf16(-1e300) == 0xFF80
+    assert arithmetic.f64_to_bf16(1 + 2**-8 + 2**-40) == 0x3F81
+    assert arithmetic.f64_to_bf16(math.nan) == arithmetic.f64_to_f16(math.nan) == 0x7FFF
+    assert arithmetic.f64_to_bf16(math.inf) == 0x7F80
+    assert arithmetic.f64_to_bf16(-1e300) == 0xFF80
 
 
 def test_tensor_cores() -> None:
@@ -124,7 +124,7 @@ def test_tensor_cores() -> None:
             row, column = group + (8 if i >= 2 else 0), member * 2 + (i & 1)
             c[lane, i] = sums[row][column]
             expected[lane, i] = sums[row][column] + sum(left[row][k] * right[k][column] for k in range(32))
-    assert np.array_equal(twins.mma_s8_warp(a.astype(np.uint32), b.astype(np.uint32), c), expected)
+    assert np.array_equal(arithmetic.mma_s8_warp(a.astype(np.uint32), b.astype(np.uint32), c), expected)
     found = simulate(
         sim_ptx.run,
         "mma_s8",
@@ -210,7 +210,7 @@ def test_instructions_inside_a_kernel(name: str) -> None:
     found = simulate(sim_ptx.run_pure, name, *given)
     for i in range(40):
         arguments = [column[i].item() if column.dtype.kind != "f" else column[i] for column in given]
-        expected = sim_ptx.NUMPY[result](getattr(twins, name)(*arguments))
+        expected = sim_ptx.NUMPY[result](getattr(arithmetic, name)(*arguments))
         assert found[i].tobytes() == expected.tobytes()
 
 
@@ -234,12 +234,13 @@ def test_shared_addresses_out_of_bounds_or_unaligned_are_errors(at: int) -> None
     assert simulate(sim_ptx.run, "shared_at", np.zeros(1, np.uint32), 252, threads=32)[0][0] == 7
 
 
-def test_every_instruction_has_a_twin_and_a_line_in_the_table() -> None:
-    folder = Path(twins.__file__).parent
-    device = _assigned(folder / "ptx_device.py")
-    python = _assigned(folder / "ptx_twins.py") | _assigned(folder / "simulator_ptx.py") | {"f32", "f64"}
+def test_every_instruction_is_simulated_and_has_a_line_in_the_table() -> None:
+    simulator = Path(arithmetic.__file__).parent
+    instructions = simulator.with_name("ptx") / "instructions.py"
+    device = _assigned(instructions)
+    python = set.union(*map(_assigned, simulator.glob("[abm]*.py"))) | {"f32", "f64"}
     assert device <= python
-    table = ast.get_docstring(ast.parse((folder / "ptx.py").read_text())) or ""
+    table = ast.get_docstring(ast.parse(instructions.with_name("__init__.py").read_text())) or ""
     for name in device:
         stem = name.removesuffix("_f32").removesuffix("_f64").removesuffix("_u32").removesuffix("_keep")
         assert name in table or f"{stem}_" in table or stem in table, name

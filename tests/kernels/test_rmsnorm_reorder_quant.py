@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import atom_reference
 import sim_atom
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.atom import operands as ao
-from bcqfmt.kernels.atom import reference as ar
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-w4a4")
@@ -25,8 +25,8 @@ def sample(tokens: int, groups: int, kind: str) -> tuple[Any, Any, Any]:
 
 
 def expected(x: Any, perm: Any, clip: float, rule: str) -> tuple[Any, Any]:
-    factors = {"factor": ar.step_factor(4, clip, rule), "outlier_factor": ar.step_factor(8, 1.0, rule)}
-    return ao.activation_words(*ar.quantize_activations(x.astype(np.float32), perm, **factors))
+    factors = {"factor": ao.step_factor(4, clip, rule), "outlier_factor": ao.step_factor(8, 1.0, rule)}
+    return atom_reference.activation_words(*atom_reference.quantize_activations(x.astype(np.float32), perm, **factors))
 
 
 def same(found: tuple[Any, Any], wanted: tuple[Any, Any]) -> bool:
@@ -41,7 +41,7 @@ def test_quantized_to_the_bit(kind: str, tokens: int, groups: int, clip: float, 
     x, _, perm = sample(tokens, groups, kind)
     found = simulate(sim_atom.quantize, x, perm, clip=clip, rule=rule)
     assert same(found, expected(x, perm, clip, rule))
-    codes, scale = ao.unpack_activations(*found, tokens)
+    codes, scale = atom_reference.unpack_activations(*found, tokens)
     assert codes[:, :-128].min() >= -8
     assert codes[:, :-128].max() <= 7
     assert (scale > 0).sum() == scale.size - (perm.reshape(-1, 128) // 128 == 1).all(axis=1).sum()
@@ -52,7 +52,7 @@ def test_normalised_to_the_bit(kind: str) -> None:
     x, gamma, _ = sample(2, 3, kind)
     found = simulate(sim_atom.norm, x, gamma, 1e-5)
     assert found.clean
-    assert found.value.tobytes() == ar.rmsnorm(x, gamma, 1e-5).tobytes()
+    assert found.value.tobytes() == atom_reference.rmsnorm(x, gamma, 1e-5).tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +63,7 @@ def test_fused_equals_the_chain(kind: str, tokens: int, groups: int) -> None:
     fused = simulate(sim_atom.quantize, x, perm, gamma, clip=0.9)
     chain = simulate(sim_atom.quantize, simulate(sim_atom.norm, x, gamma, 1e-5).value, perm, clip=0.9)
     assert same(fused, chain)
-    assert same(fused, expected(ar.rmsnorm(x, gamma, 1e-5), perm, 0.9, "absmax"))
+    assert same(fused, expected(atom_reference.rmsnorm(x, gamma, 1e-5), perm, 0.9, "absmax"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +71,7 @@ def test_the_oracle_normalises(kind: str) -> None:
     x, gamma, _ = sample(4, 20, kind)
     wide = x.astype(np.float64)
     meant = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * gamma.astype(np.float64)
-    error = np.linalg.norm(ar.rmsnorm(x, gamma, 1e-5).astype(np.float64) - meant) / np.linalg.norm(meant)
+    error = np.linalg.norm(atom_reference.rmsnorm(x, gamma, 1e-5).astype(np.float64) - meant) / np.linalg.norm(meant)
     assert error < {"F16": 1e-3, "BF16": 6e-3, "F32": 1e-6}[kind]
 
 

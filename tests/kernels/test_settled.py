@@ -14,8 +14,7 @@ import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
 from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
-from bcqfmt.kernels import bits as bit_gemv
-from bcqfmt.kernels import mixed
+from bcqfmt.kernels import bits, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
 from pretended_gpu import Recorder, pretend_products
@@ -35,7 +34,7 @@ def vectors(weight: BcqWeight) -> Any:
 
 
 def placed(weight: BcqWeight) -> Any:
-    return mixed.mixed_operand(weight, "cpu") if weight is MIXED else bit_gemv.bit_operand(operand(weight), "cpu")
+    return mixed.mixed_operand(weight, "cpu") if weight is MIXED else bits.bit_operand(operand(weight), "cpu")
 
 
 @pytest.mark.parametrize("through", ["function", "operator"])
@@ -50,12 +49,12 @@ def test_products_are_early_where_the_weight_is_settled(
     if through == "operator":
         (torch_ops_fast.mixed_gemv if weight is MIXED else torch_ops_fast.bit_gemv)(x, found)
     else:
-        (mixed.mixed_gemv if weight is MIXED else bit_gemv.bit_gemv)(found, x)
+        (mixed.mixed_gemv if weight is MIXED else bits.bit_gemv)(found, x)
     assert [one.early for one in recorder.launched] == [settled] * (2 if weight is SEVERAL else 1)
 
 
-def test_nobody_is_taken_for_settled_unless_told() -> None:
-    assert not bit_gemv.BitOperand(shape=(1, 1), segments=(), perm=None).settled
+def test_an_operand_is_not_settled_by_default() -> None:
+    assert not bits.BitOperand(shape=(1, 1), segments=(), perm=None).settled
     assert not mixed.MixedOperand(shape=(1, 1), twos=0, fours=1, units=None, perm=None).settled
 
 
@@ -71,7 +70,7 @@ def test_each_way_to_a_weight_waits_once_and_products_never(
         assert prepare().settled
         assert len(waited) == 1
         waited.clear()
-    bit_gemv.bit_gemv(placed(WEIGHT), vectors(WEIGHT))
+    bits.bit_gemv(placed(WEIGHT), vectors(WEIGHT))
     assert len(waited) == 1  # for the preparation
     assert recorder.launched[-1].early
 

@@ -13,9 +13,7 @@ import product_reference as reference
 import sim_bits
 from bcqfmt import BcqWeight
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.product_shape import at_once, product_shape
-from bcqfmt.kernels.bits.shape import BitShape
-from bcqfmt.kernels.bits.short_shape import ShortShape, short_shape_for
+from bcqfmt.kernels.bits.shape import BitShape, ShortShape, at_once, product_shape, short_shape_for
 from cuda_sim import simulate
 
 pytestmark = pytest.mark.xdist_group("simulator-short_gemv")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import atom_reference
 import sim_atom
 import strategies
 from bcqfmt import BcqWeight
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels.atom import operands as ao
-from bcqfmt.kernels.atom import reference as ar
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import Held, Tile
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("simulator-w4a4")
 def test_the_packed_layout_is_a_permutation(out: int, groups: int, bits: int, numbers: str) -> None:
     weight = sim_atom.atom_weight(out, groups, bits=bits, numbers=numbers, seed=out)
     packed = ao.pack_w4(weight)
-    codes, scale = ao.unpack_w4(packed)
+    codes, scale = atom_reference.unpack_w4(packed)
     dense = np.empty(weight.shape)
     dense[:, packed.perm] = codes * np.repeat(scale.astype(np.float64), 128, axis=1)
     assert (dense == weight.dequantize("float64")).all()
@@ -109,7 +109,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @hypothesis.settings(strategies.examples(300), deadline=None)
 def test_fma_rounds_once(a: float, b: float, c: float) -> None:
     exact = Fraction(a) * Fraction(b) + Fraction(c)
-    found = ar.fma32(np.float32([a]), np.float32([b]), np.float32([c]))[0]
+    found = atom_reference.fma32(np.float32([a]), np.float32([b]), np.float32([c]))[0]
     if not np.isfinite(found):
         assert abs(exact) >= Fraction(float(np.finfo(np.float32).max))
         return
@@ -125,8 +125,8 @@ def test_activations_one_by_one() -> None:
     """The quantizer again, scalar by scalar."""
     x = sim_atom.activations(3, 3, "F32")
     perm = np.random.default_rng(1).permutation(384)
-    factor = ar.step_factor(4, 0.9, "paper")
-    codes, scale = ar.quantize_activations(x, perm, factor=factor, outlier_factor=ar.step_factor(8))
+    factor = ao.step_factor(4, 0.9, "paper")
+    codes, scale = atom_reference.quantize_activations(x, perm, factor=factor, outlier_factor=ao.step_factor(8))
     for token in range(3):
         for g in range(3):
             group = [np.float32(x[token, perm[128 * g + i]]) for i in range(128)]
@@ -142,12 +142,12 @@ def test_nothing_bad_passes_in_silence() -> None:
     x = np.ones((4, 256), np.float32)
     x[0, 3], x[1, 200], x[2] = np.nan, np.inf, 1e-42
     x[3, :128] = 1e37
-    codes, scale = ar.quantize_activations(x)
+    codes, scale = atom_reference.quantize_activations(x)
     assert np.isnan(scale[0, 0])
     assert np.isinf(scale[1, 1])
     assert (scale[2] == 0).all()
     assert np.isinf(scale[3, 0])
-    y = ar.group_gemm(codes, scale, np.ones((2, 256), np.int8), np.ones((2, 2), np.float32))
+    y = atom_reference.group_gemm(codes, scale, np.ones((2, 256), np.int8), np.ones((2, 2), np.float32))
     assert np.isnan(y[[0, 1, 3]]).all()
     assert (y[2] == 0).all()
 
@@ -156,10 +156,10 @@ def test_the_oracle_is_the_product_of_what_the_codes_mean() -> None:
     weight = sim_atom.atom_weight(50, 6)
     codes, scale, perm = ao.atom_codes(weight)
     x = sim_atom.activations(5, 6, "F32")
-    a, s = ar.quantize_activations(x, perm)
+    a, s = atom_reference.quantize_activations(x, perm)
     meant = (a * np.repeat(s.astype(np.float64), 128, axis=1)) @ weight.dequantize("float64")[:, perm].T
     for slices in (1, 2, 5):
-        found = ar.group_gemm(a, s, codes, scale, slices)
+        found = atom_reference.group_gemm(a, s, codes, scale, slices)
         assert np.linalg.norm(found - meant) < 1e-6 * np.linalg.norm(meant)
     step = np.repeat(s.astype(np.float64), 128, axis=1)
     assert (np.abs(x[:, perm] - a * step) <= step * (0.5 + 1e-5)).all()
@@ -170,8 +170,8 @@ def test_the_oracle_is_the_product_of_what_the_codes_mean() -> None:
 
 def expected(weight: BcqWeight, x: Any, slices: int) -> Any:
     codes, scale, perm = ao.atom_codes(weight)
-    a, s = ar.quantize_activations(np.asarray(x, np.float32), perm)
-    return ar.group_gemm(a, s, codes, scale, slices)
+    a, s = atom_reference.quantize_activations(np.asarray(x, np.float32), perm)
+    return atom_reference.group_gemm(a, s, codes, scale, slices)
 
 
 @pytest.mark.parametrize(("tokens", "out", "groups", "bits", "kind", "dtype", "tile", "slices"), [

@@ -19,7 +19,7 @@ from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.ops import atom as torch_ops_atom
 from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
 from bcqfmt.integrations.torch.ops import lut as torch_ops
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import dequant, lut
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
@@ -77,7 +77,7 @@ def lut_gemv(target: str, large: bool) -> Sample:
     return Sample(
         "lut_gemv", _vectors(weight, 2, "F16", target),
         lambda x: (torch_ops.lut_gemv(x, placed),),
-        lambda x: (matmul.lut_gemv(placed, x),),
+        lambda x: (lut.lut_gemv(placed, x),),
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def dequantize(target: str, large: bool) -> Sample:
     return Sample(
         "dequantize", segment.planes,
         lambda words: (torch_ops.dequantize(with_planes(words), torch.float16),),
-        lambda words: (matmul.dequantize(with_planes(words), "F16"),),
+        lambda words: (dequant.dequantize(with_planes(words), "F16"),),
     )  # fmt: skip
 
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from bcqfmt import BcqWeight
 from bcqfmt.kernels.bits import bit_gemv, bit_operand
-from bcqfmt.kernels.bits.byte_shape import ByteShape
-from bcqfmt.kernels.bits.shape import BitShape
-from bcqfmt.kernels.bits.short_shape import ShortShape
+from bcqfmt.kernels.bits.shape import BitShape, ByteShape, ShortShape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime.limits import KINDS
 from sim_kernels import Guarded, twice

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import kernel_samples as ks
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import dequant, lut, matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
-from bcqfmt.kernels.runtime import launch
+from bcqfmt.kernels.runtime import checks, launch
 
 
 def refused(case: str) -> str:
@@ -21,33 +21,33 @@ def refused(case: str) -> str:
     room = np.zeros(6 * 64 * 4 + 64, np.uint8)
     half = np.dtype(np.float16)
     calls: dict[str, Any] = {
-        "x of another length": lambda: matmul.lut_gemv(look_up, np.ones((1, 63), np.float16)),
-        "x of three dimensions": lambda: matmul.lut_gemv(look_up, np.ones((1, 1, 64), np.float16)),
-        "x of integers": lambda: matmul.lut_gemv(look_up, np.ones((1, 64), np.int32)),
-        "x in float64": lambda: matmul.lut_gemv(look_up, np.ones((1, 64))),
-        "x with strides": lambda: matmul.lut_gemv(look_up, np.ones((1, 128), np.float16)[:, ::2]),
-        "x at an odd address": lambda: matmul.lut_gemv(look_up, room[1:129].view(half).reshape(1, 64)),
-        "no vector": lambda: matmul.lut_gemv(look_up, np.ones((0, 64), np.float16)),
-        "nine vectors": lambda: matmul.lut_gemv(look_up, np.ones((9, 64), np.float16)),
-        "x that is a list": lambda: matmul.lut_gemv(look_up, [1.0] * 64),
-        "mu of 6": lambda: matmul.lut_gemv(look_up, x, mu=6),
-        "half a warp": lambda: matmul.lut_gemv(look_up, x, threads=48),
-        "too many threads": lambda: matmul.dequantize(exact, threads=512),
-        "the wrong layout": lambda: matmul.lut_gemv(exact, x),
-        "the other wrong layout": lambda: matmul.dequantize(look_up),
+        "x of another length": lambda: lut.lut_gemv(look_up, np.ones((1, 63), np.float16)),
+        "x of three dimensions": lambda: lut.lut_gemv(look_up, np.ones((1, 1, 64), np.float16)),
+        "x of integers": lambda: lut.lut_gemv(look_up, np.ones((1, 64), np.int32)),
+        "x in float64": lambda: lut.lut_gemv(look_up, np.ones((1, 64))),
+        "x with strides": lambda: lut.lut_gemv(look_up, np.ones((1, 128), np.float16)[:, ::2]),
+        "x at an odd address": lambda: lut.lut_gemv(look_up, room[1:129].view(half).reshape(1, 64)),
+        "no vector": lambda: lut.lut_gemv(look_up, np.ones((0, 64), np.float16)),
+        "nine vectors": lambda: lut.lut_gemv(look_up, np.ones((9, 64), np.float16)),
+        "x that is a list": lambda: lut.lut_gemv(look_up, [1.0] * 64),
+        "mu of 6": lambda: lut.lut_gemv(look_up, x, mu=6),
+        "half a warp": lambda: lut.lut_gemv(look_up, x, threads=48),
+        "too many threads": lambda: dequant.dequantize(exact, threads=512),
+        "the wrong layout": lambda: lut.lut_gemv(exact, x),
+        "the other wrong layout": lambda: dequant.dequantize(look_up),
         "an unknown layout": lambda: to_device(weight, "tiles"),
-        "out of another shape": lambda: matmul.lut_gemv(look_up, x, out=np.zeros((1, 7), np.float16)),
-        "out of integers": lambda: matmul.lut_gemv(look_up, x, out=np.zeros((1, 6), np.int16)),
-        "dense in float64": lambda: matmul.dequantize(exact, "float64"),
-        "dense in nonsense": lambda: matmul.dequantize(exact, "float12"),
-        "dense into another shape": lambda: matmul.dequantize(exact, out=np.zeros((6, 63), np.float16)),
-        "dense into another type": lambda: matmul.dequantize(exact, "float16", out=np.zeros((6, 64), np.float32)),
-        "dense at an odd address": lambda: matmul.dequantize(exact, out=room[8:776].view(half).reshape(6, 64)),
+        "out of another shape": lambda: lut.lut_gemv(look_up, x, out=np.zeros((1, 7), np.float16)),
+        "out of integers": lambda: lut.lut_gemv(look_up, x, out=np.zeros((1, 6), np.int16)),
+        "dense in float64": lambda: dequant.dequantize(exact, "float64"),
+        "dense in nonsense": lambda: dequant.dequantize(exact, "float12"),
+        "dense into another shape": lambda: dequant.dequantize(exact, out=np.zeros((6, 63), np.float16)),
+        "dense into another type": lambda: dequant.dequantize(exact, "float16", out=np.zeros((6, 64), np.float32)),
+        "dense at an odd address": lambda: dequant.dequantize(exact, out=room[8:776].view(half).reshape(6, 64)),
         "matmul of another length": lambda: matmul.matmul(matmul.MatmulWeight(weight), np.ones(65, np.float16)),
         "a scalar": lambda: matmul.matmul(matmul.MatmulWeight(weight), np.ones((), np.float16)),
         "a grid too high": lambda: _grid((1, 65536)),
         "a grid too wide": lambda: _grid((2**31, 1)),
-        "too many elements": lambda: launch.check_array("x", _vast(), ("U8",), (None,)),
+        "too many elements": lambda: checks.check_array("x", _vast(), ("U8",), (None,)),
     }
     calls[case]()
     return "nothing was refused"
@@ -107,7 +107,7 @@ def hostile_tensors(which: str) -> Any:
         placed = replace(placed, indices=np.resize(bad, placed.indices.shape))
     else:
         placed = replace(placed, indptr=np.array([-7, 2**30, 5, -(2**31), 2**31 - 1, 0, 2**31 - 1], np.int32))
-    return matmul.lut_gemv(placed, np.ones((1, 64), np.float16), threads=32)
+    return lut.lut_gemv(placed, np.ones((1, 64), np.float16), threads=32)
 
 
 def hostile_dense(which: str) -> Any:
@@ -122,4 +122,4 @@ def hostile_dense(which: str) -> Any:
         placed = replace(placed, indices=np.resize(bad, placed.indices.shape))
     else:
         placed = replace(placed, indptr=np.array([-7, 2**30, 5, -(2**31), 2**31 - 1, 0, 2**31 - 1], np.int32))
-    return matmul.dequantize(placed, threads=32)
+    return dequant.dequantize(placed, threads=32)

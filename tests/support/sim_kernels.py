@@ -8,7 +8,7 @@ import numpy as np
 
 from bcqfmt import BcqWeight
 from bcqfmt.container.dtypes import numpy_dtype
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import dequant, lut, matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
@@ -54,7 +54,7 @@ def lut_gemv(
     placed = to_device(operand(weight, planes=planes, index=index), "lut-gemm")
 
     def run(out: Any) -> None:
-        matmul.lut_gemv(placed, x, out=out, mu=mu, threads=threads)
+        lut.lut_gemv(placed, x, out=out, mu=mu, threads=threads)
 
     return twice((x.shape[0], weight.spec.out), result, run)
 
@@ -67,7 +67,7 @@ def dequantize(
     placed = to_device(operand(weight, planes=planes), "canonical")
 
     def run(out: Any) -> None:
-        matmul.dequantize(placed, out.dtype.name, out=out, threads=threads, twice=by_way_of_the_logical)
+        dequant.dequantize(placed, out.dtype.name, out=out, threads=threads, twice=by_way_of_the_logical)
 
     return [twice(weight.shape, dtype, run) for dtype in dtypes]
 
@@ -75,7 +75,7 @@ def dequantize(
 def fast_segments(weight: BcqWeight, dtype: str) -> list[bool]:
     """Which segments the fast dequantizer takes."""
     placed = to_device(operand(weight), "canonical")
-    return matmul.in_words(placed, dtype)
+    return dequant.in_words(placed, dtype)
 
 
 def product(weight: BcqWeight, x: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import matmul, matmul_weight
+from bcqfmt.kernels import matmul, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
 
@@ -15,9 +15,8 @@ def one_by_one(weight: BcqWeight, x: Any) -> tuple[str, Any]:
     """The path and the product where a launch takes one vector, as with weights whose rows are long."""
     with (
         mock.patch.object(device, "capability", return_value=(9, 0)),
-        mock.patch.object(matmul, "takes", return_value=1),
-        mock.patch.object(matmul_weight, "takes", return_value=1),
-        mock.patch.object(matmul.MatmulWeight, "several", return_value=1),
+        mock.patch.object(mixed, "batch_limit", return_value=1),
+        mock.patch.object(matmul.MatmulWeight, "at_once", return_value=1),
     ):
         placed = matmul.MatmulWeight(operand(weight), None, weight)
         return matmul.path_of(placed, len(x)), matmul.matmul(placed, x)

@@ -26,7 +26,7 @@ from torch.multiprocessing import reductions
 
 from bcqfmt.container.dtypes import logical_name
 from bcqfmt.errors import error
-from bcqfmt.kernels import cpu, matmul
+from bcqfmt.kernels import cpu, dequant, matmul
 
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
@@ -204,7 +204,7 @@ def _addend(tensors: Sequence[Tensor], dtype: torch.dtype, place: int) -> Tensor
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = matmul.dequantize(_cached(parts, _on_gpu, spec, planes, index).exact, logical_name(dtype))
+    found: Tensor = dequant.dequantize(_cached(parts, _on_gpu, spec, planes, index).exact, logical_name(dtype))
     return found
 
 

@@ -240,7 +240,7 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     """Compile the kernel for one shape into the cache; seconds."""
     from bcqfmt.kernels.bits import kernel_of
     from bcqfmt.kernels.bits.layout import BitLayout
-    from bcqfmt.kernels.bits.product_shape import product_shape
+    from bcqfmt.kernels.bits.shape import product_shape
     from bcqfmt.kernels.runtime.cubins import code_of
 
     formula, bits, columns, group, minor = job

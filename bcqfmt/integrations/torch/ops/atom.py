@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from bcqfmt.errors import error
-from bcqfmt.kernels.atom.operands import TOKENS
-from bcqfmt.kernels.atom.reference import GROUP
+from bcqfmt.kernels.atom.operands import GROUP, TOKENS
 from bcqfmt.kernels.runtime import device
 
 if TYPE_CHECKING:  # these need Numba, which the first call asks for with a better message

@@ -26,7 +26,7 @@ from bcqfmt.kernels.mixed import MixedOperand
 from bcqfmt.kernels.mixed.layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 from bcqfmt.kernels.operands.outliers import Entries
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.launch import check_array, check_same_device
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import ROWS
 
 __all__ = ["bit_gemv", "csr_outliers", "mixed_gemv"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bcqfmt.errors import error
-from bcqfmt.kernels import matmul
+from bcqfmt.kernels import dequant, lut
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 
 __all__ = ["dequantize", "lut_gemv"]
@@ -105,7 +105,7 @@ def _lut_gemv(
         added=added,
     )
     check_operand(operand)
-    result: Tensor = matmul.lut_gemv(operand, x)
+    result: Tensor = lut.lut_gemv(operand, x)
     return result
 
 
@@ -154,7 +154,7 @@ def _dequantize(
         mode=mode,
     )
     check_operand(operand)
-    result: Tensor = matmul.dequantize(operand, dtype)
+    result: Tensor = dequant.dequantize(operand, dtype)
     return result
 
 

@@ -1,9 +1,10 @@
-"""What the W4A4 kernels compute, in numpy, to the bit (Atom, arXiv 2310.19102, sections 4.1 to 4.3).
+"""What the kernels of Atom compute, in numpy (arXiv 2310.19102): W4A4 to the bit (sections 4.1 to 4.3), then the INT4
+key-value cache, its content to the bit and attention over it in float64.
 
 A token is a row of x. Its channels are gathered by ``perm`` and cut into groups of 128; the last group holds the
 outlier channels and is quantized to int8, the others to int4::
 
-    scale = trunc22(absmax * factor)          factor: float32, see :func:`step_factor`
+    scale = trunc22(absmax * factor)          factor: float32, see `operands.step_factor`
     code  = clamp(rint(x * (1 / scale)))
 
 Everything is binary32, each operation rounded once. ``trunc22`` clears the two last bits of the significand: an
@@ -28,31 +29,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.errors import error
+from bcqfmt.kernels.atom.operands import GROUP, NORM_THREADS, TOKENS, UNIT, AtomWeight, padded, step_factor
 
-__all__ = [
-    "GROUP", "OUTLIERS", "RULES", "fma32", "group_gemm", "quantize_activations", "rmsnorm", "slice_bounds",
-    "step_factor",
-]  # fmt: skip
-
-GROUP = 128  # columns that share a scale
-OUTLIERS = 128  # channels in int8: the last group
-RULES = ("absmax", "paper")
-NORM_THREADS = 256  # the order of the sum of squares depends on it
 _SMALLEST, _LARGEST = np.float32(2.0**-126), np.float32(2.0**100)
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
-
-
-def step_factor(bits: int, clip: float = 1.0, rule: str = "absmax") -> np.float32:
-    """What the absolute maximum of a group is multiplied with: float32, rounded once.
-
-    ``absmax``: clip / (2^(bits-1) - 1), what Atom's code does; ``paper``: 2 clip / (2^bits - 1), its section 2.
-    """
-    if rule not in RULES or not 0.0 < clip <= 1.0:
-        raise error("BCQ-E552", found=f"rule {rule!r}, clip {clip}", expected=f"one of {RULES}; 0 < clip <= 1")
-    return np.float32(clip / (2 ** (bits - 1) - 1) if rule == "absmax" else 2 * clip / (2**bits - 1))
+F16 = npt.NDArray[np.float16]
+I8 = npt.NDArray[np.int8]
+U32 = npt.NDArray[np.uint32]
 
 
 def quantize_activations(
@@ -153,3 +138,85 @@ def fma32(a: Array, b: Array, c: Array) -> F32:
         nudge = np.isfinite(total) & (lost != 0) & even
         total = np.where(nudge, np.nextafter(total, np.where(lost > 0, np.inf, -np.inf)), total)
         return total.astype(np.float32)
+
+
+def activation_words(codes: I8, scale: F32) -> tuple[U32, F32]:
+    """Codes ``[M, in]`` and scales ``[M, G]`` as the kernels keep them.
+
+    words ``[tiles of 8 tokens, G, 256]`` uint32: bytes ``[h][token][64 columns]``; scales ``[G, 8 * tiles]``; absent
+    tokens are zeros.
+    """
+    m, columns = codes.shape
+    full = np.zeros((padded(m, TOKENS), columns), np.int8)
+    full[:m] = codes
+    placed = full.reshape(-1, TOKENS, columns // GROUP, 2, 64).transpose(0, 2, 3, 1, 4)
+    scales = np.zeros((columns // GROUP, full.shape[0]), np.float32)
+    scales[:, :m] = scale.T
+    return np.ascontiguousarray(placed).reshape(-1, columns // GROUP, 1024).view(np.uint32), scales
+
+
+def unpack_activations(words: U32, scales: F32, tokens: int) -> tuple[I8, F32]:
+    """The inverse of :func:`activation_words`."""
+    tiles, groups = words.shape[0], scales.shape[0]
+    placed = words.reshape(tiles, groups, 256).view(np.int8).reshape(tiles, groups, 2, TOKENS, 64)
+    codes = placed.transpose(0, 3, 1, 2, 4).reshape(tiles * TOKENS, groups * GROUP)
+    return codes[:tokens], scales[:, :tokens].T
+
+
+def unpack_w4(packed: AtomWeight) -> tuple[I8, F32]:
+    """Codes ``[out, in]`` and scales ``[out, G]`` back."""
+    units, groups = packed.words.shape[0] // 2, packed.groups
+    words = packed.words.reshape(units, 2, groups + 1, 256)
+    nibbles = words[:, :, :-2].reshape(units, 2, groups - 1, 2, 8, 4, 2, 2)
+    shifts = (np.arange(4)[None, :] * 8 + np.arange(2)[:, None] * 4).astype(np.uint32)  # [s][b]
+    low = ((nibbles[..., None, None] >> shifts) & np.uint32(15)).astype(np.int8)
+    low = ((low ^ 8) - 8).transpose(0, 4, 1, 7, 2, 3, 5, 6, 8, 9)  # u r t p g h q j s b
+    bytes_ = words[:, :, -2:].reshape(units, 2, 2, 2, 8, 4, 2, 2).view(np.int8).reshape(units, 2, 2, 2, 8, 4, 2, 2, 4)
+    high = bytes_.transpose(0, 4, 1, 7, 2, 5, 3, 6, 8)  # u r t p h q j s b
+    rows = units * UNIT
+    codes = np.concatenate([low.reshape(rows, -1), high.reshape(rows, -1)], axis=1)[: packed.out]
+    factors = np.full(groups, 16, np.float32)
+    factors[-1] = 1
+    return codes, packed.scale[:, : packed.out].T * factors
+
+
+def quantize_kv(x: Array) -> tuple[npt.NDArray[np.uint8], F16, F16]:
+    """x ``[..., D]`` -> codes ``[..., D]`` 0..15, scale, offset ``[...]``; `cache_kernel` has the rule."""
+    wide = np.asarray(x, np.float32)
+    with np.errstate(all="ignore"):
+        bad = ~(np.abs(wide) <= 65504).all(axis=-1)
+        offset = np.fmin.reduce(wide, axis=-1).astype(np.float16)
+        span = np.fmax.reduce(wide, axis=-1) - offset.astype(np.float32)
+        scale = np.fmax((span / np.float32(15)).astype(np.float16), np.float16(2.0**-14))
+        steps = np.rint((wide - offset.astype(np.float32)[..., None]) / scale.astype(np.float32)[..., None])
+    codes = np.clip(np.nan_to_num(steps, nan=0.0, posinf=99.0, neginf=-99.0), 0, 15).astype(np.uint8)
+    scale, offset = np.where(bad, np.float16(np.nan), scale), np.where(bad, np.float16(np.nan), offset)
+    return codes, scale, offset
+
+
+def cache_words(codes: Array, scale: F16, offset: F16) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Codes ``[..., D]`` as words ``[..., D / 8]``, scale and offset as words ``[...]``."""
+    fields = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))
+    low, high = scale.view(np.uint16).astype(np.uint32), offset.view(np.uint16).astype(np.uint32)
+    return np.bitwise_or.reduce(fields, axis=-1), high << np.uint32(16) | low
+
+
+def decode_attention(
+    q: Array, keys: tuple[Array, F16, F16], values: tuple[Array, F16, F16], lengths: Array, scale: float
+) -> npt.NDArray[np.float64]:
+    """q ``[B, H, D]``; keys, values: codes ``[B, H_kv, T, D]``, scale, offset -> ``[B, H, D]``; no tokens: zeros."""
+    query = np.asarray(q, np.float64)
+    batch, heads, _ = query.shape
+    k, v = (
+        c.astype(np.float64) * s.astype(np.float64)[..., None] + o.astype(np.float64)[..., None]
+        for c, s, o in (keys, values)
+    )
+    ratio = heads // k.shape[1]
+    result = np.zeros(query.shape)
+    for b in range(batch):
+        n = int(lengths[b])
+        for h in range(heads if n else 0):
+            score = k[b, h // ratio, :n] @ query[b, h] * scale
+            share = np.exp(score - score.max())
+            result[b, h] = share @ v[b, h // ratio, :n] / share.sum()
+    return result
