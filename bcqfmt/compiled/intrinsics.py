@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic as numba_intrinsic
+from numba.core.registry import cpu_target
 
-__all__ = ["Emit", "intrinsic", "ir"]
+__all__ = ["Emit", "features", "intrinsic", "ir", "vector_type"]
 
 
 class Emit:
@@ -60,24 +60,46 @@ class Emit:
         return self.context.make_tuple(self.builder, self.signature.return_type, entries)
 
 
-def intrinsic(function: Callable[..., Any]) -> Any:
+def intrinsic(function: Callable[..., Any], emit: type[Emit] = Emit) -> Any:
     """A function that only compiled code can call, from one that takes numba's types of the arguments.
 
-    ``function`` gives the type of the result (None: nothing) and a function that writes the IR with an ``Emit``.
+    ``function`` gives the type of the result (None: nothing) and a function that writes the IR with an ``emit``.
     Integers that are constants in the call come as literals.
     """
 
     def wrapped(typing: Any, *kinds: Any) -> Any:
         result, write = function(*kinds)
 
-        def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            made = write(Emit(context, builder, signature, values))
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            made = write(emit(context, builder, signature, values))
             return context.get_dummy_value() if made is None else made
 
-        return (types.void if result is None else result)(*kinds), emit
+        return (types.void if result is None else result)(*kinds), generate
 
     names = ("typing", *inspect.signature(function).parameters)  # numba looks for them
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     shown: Any = wrapped
     shown.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-    return numba_intrinsic(prefer_literal=True)(shown)
+    return extending.intrinsic(prefer_literal=True)(shown)
+
+
+def vector_type(name: str, vector: Any) -> Any:
+    """A type of numba's for values that are a vector of LLVM's."""
+
+    class Vector(types.Type):  # type: ignore[misc]  # numba's classes have no types
+        pass
+
+    class Model(extending.models.PrimitiveModel):  # type: ignore[misc]
+        def __init__(self, manager: Any, kind: Any) -> None:
+            super().__init__(manager, kind, vector)
+
+    extending.register_model(Vector)(Model)
+    return Vector(name)
+
+
+def features() -> set[str]:
+    """Features of the processor that numba compiles for, in LLVM's names (``+avx2``).
+
+    It is the one that the process runs on unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another.
+    """
+    return set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.loops import each_share
-from bcqfmt.compiled.threads import aligned
+from bcqfmt.compiled.threads import aligned, each_share
 
 from . import bit_programs as programs
 from .bit_programs import Container, Program
