@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.loops import aligned, each_share
+from bcqfmt.compiled.threads import aligned, each_share
 
 from . import bit_programs as programs
 from . import tiles
@@ -204,7 +204,7 @@ def _shuffled(source: Side, target: Side, tail: int, threads: int, back: bool) -
     wrong: list[int] = []
 
     def work(first: int, stop: int) -> None:
-        tile = aligned((most + (spare > 0)) * width * depth)
+        tile = aligned((most + (spare > 0)) * width * depth, np.uint32)
         this = 4 * source.lane, 4 * source.block, _table(source, forth.source), _table(source, other.target)
         that = 4 * target.lane, 4 * target.block, _table(target, forth.target), _table(target, other.source)
         steps = forth.steps, other.steps, tile, _chunk(forth), _chunk(other)

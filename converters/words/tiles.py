@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.compiled.loops import aligned, compiled, operation, repeated, types
+from bcqfmt.compiled.loops import compiled, operation, repeated, types
+from bcqfmt.compiled.threads import aligned
 
 __all__ = ["SIDE", "WIDTHS", "tiles"]
 
@@ -231,10 +232,10 @@ def tiles(bits: int, words: Place, planes: Place, size: tuple[int, int], back: b
     next; lanes are neighbours. ``planes``: the first word's, and from a plane and from a lane to the next; blocks are
     neighbours. ``back``: every strip, when it is written and still in the cache, goes back to be compared with words.
     """
-    room = aligned((bits * SIDE + 1) * SIDE)
+    room = aligned((bits * SIDE + 1) * SIDE, np.uint32)
     odd = room[bits * SIDE * SIDE :]  # the bits that differ
     odd[:] = 0
-    strip = aligned(bits * _STRIP * SIDE * size[1] * SIDE)
+    strip = aligned(bits * _STRIP * SIDE * size[1] * SIDE, np.uint32)
     places = room.ctypes.data, odd.ctypes.data, strip.ctypes.data
     numbers = np.array([*words, *planes, *size, back, *places, SIDE, bits], np.uint64)
     _loop(bits)(numbers.ctypes.data)

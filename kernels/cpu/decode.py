@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numba
 import numpy as np
 
-from bcqfmt.compiled import rounding as cpu_scalar
-from bcqfmt.compiled.rounding import nearest, pattern, pattern64
+from bcqfmt.compiled import rounding
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import pattern, pattern64, rounded
 
 from . import lanes as cpu_lanes
 from . import lookup as cpu_lookup
 from .lanes import LANES, Emit, claim, intrinsic, ir, types
-from .lut import compiled, stamp_of
+from .lut import stamp_of
 
 __all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "room"]
 
@@ -71,26 +71,16 @@ def _pick(codes: Any, at: Any, values: Any, first: Any, out: Any, to: Any) -> An
 spread, pick = map(intrinsic, (_spread, _pick))
 
 
-def _rounded(e: Any, logical: Any) -> Any:
-    """A float64 rounded to the logical dtype."""
-    if logical == 0:
-        return nearest(e, np.int64(11), np.int64(-14), np.int64(15))
-    if logical == 1:
-        return nearest(e, np.int64(8), np.int64(-126), np.int64(127))
-    return np.float64(np.float32(e))
-
-
-rounded = numba.njit(error_model="numpy")(_rounded)
-
-
-def _value(code: Any, formula: Any, logical: Any, s: Any, zero: Any) -> Any:
+@inner
+def value(code: Any, formula: Any, logical: Any, s: Any, zero: Any) -> Any:
     """E of a code for the formulas with a scale."""
     if formula == 2:
         return s * code + zero
     return s * (rounded(code - zero, logical) if formula == 1 else code - zero)
 
 
-def _sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
+@inner
+def plane_sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
     """E of a code for bcq: z and then +-alpha_i, plane 0 first."""
     for i in range(bits):
         a = alpha[at + i * plane]
@@ -98,10 +88,8 @@ def _sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
     return z
 
 
-value, plane_sum = (numba.njit(error_model="numpy")(function) for function in (_value, _sum))
-
-
-def _row_values(
+@inner
+def row_values(
     exact: Any, bits: Any, formula: Any, logical: Any, first: Any, second: Any, row: Any, groups: Any, plane: Any
 ) -> None:
     """E of every code of every group of a row: ``exact[(group << bits) + code]``."""
@@ -125,9 +113,6 @@ def _row_values(
                     exact[to + code + code + _1] = before + a
 
 
-row_values = numba.njit(error_model="numpy")(_row_values)
-
-
 def room(bits: int, group_size: int, groups: int) -> int:
     """Values of a row that are worked out beforehand, and sixteen more because so many are read at once."""
     return (groups << bits if 1 << bits <= group_size else 0) + LANES
@@ -145,7 +130,7 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
     (indptr, indices, stored column of every column: int32; values float64); codes uint8 (words * 32), exact
     float64 and final (`room` of each) of the thread's own.
     """
-    stamp = stamp_of(cpu_lanes, cpu_lookup, cpu_scalar)
+    stamp = stamp_of(cpu_lanes, cpu_lookup, rounding)
     which, double = list(PATTERNS).index(kind), kind == "F64"
 
     def loop(
@@ -215,12 +200,12 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
                                 e = rounded(e, logical)
                             out[o, indices[k]] = pattern64(e) if double else pattern(e, which)
 
-    element = numba.from_dtype(np.dtype(PATTERNS[kind]))
+    element = getattr(types, np.dtype(PATTERNS[kind]).name)
     words, numbers, places = (
         types.Array(one, 1, "C", readonly=True) for one in (types.uint32, types.float64, types.int32)
     )
     return compiled(
-        loop, types.uint64[::1], types.uint64[::1], words, numbers, numbers, places, element[:, ::1], element[::1],
-        places, places, places, numbers, types.uint8[::1], types.float64[::1],
+        loop, types.void, types.uint64[::1], types.uint64[::1], words, numbers, numbers, places, element[:, ::1],
+        element[::1], places, places, places, numbers, types.uint8[::1], types.float64[::1],
         (types.uint64 if double else types.uint32)[::1],
     )  # fmt: skip

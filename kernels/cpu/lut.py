@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
+
+from bcqfmt.compiled.loops import compiled
 
 from . import lanes as cpu_lanes
 from . import lookup as cpu_lookup
 from .lanes import LANES, claim, loads, prefetch, stores, transpose, types, zeros
 from .lookup import flush, flush_planes, lookups, table
 
-__all__ = ["WORD_TABLES", "compiled", "sparse_kernel", "stamp_of", "table_kernel", "tile_kernel"]
+__all__ = ["WORD_TABLES", "sparse_kernel", "stamp_of", "table_kernel", "tile_kernel"]
 
 WORD_TABLES = 8 * LANES  # floats in the tables of the 32 columns of a word
 
@@ -33,15 +33,6 @@ _N = types.uint64
 _FLOATS, _ROWS = types.float32[::1], types.float32[:, ::1]
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True)
 _WORDS = types.Array(types.uint32, 1, "C", readonly=True)
-
-
-def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Compiled for argument types, without the GIL; cached on disk where numba finds a folder it can write to."""
-    signature = types.void(*arguments)
-    try:
-        return numba.njit(signature, nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # no such folder
-        return numba.njit(signature, nogil=True, error_model="numpy")(function)
 
 
 def stamp_of(*modules: Any) -> int:
@@ -75,7 +66,7 @@ def table_kernel() -> Any:
                         s3 += x[b, c + _3]
                     sums[b, group] = (s0 + s1) + (s2 + s3)
 
-    return compiled(fill, _ROWS_IN, _ROWS, _ROWS, _N)
+    return compiled(fill, types.void, _ROWS_IN, _ROWS, _ROWS, _N)
 
 
 @functools.cache
@@ -98,7 +89,7 @@ def sparse_kernel() -> Any:
 
     places = types.Array(types.int32, 1, "C", readonly=True)
     numbers = types.Array(types.float32, 1, "C", readonly=True)
-    return compiled(add, types.uint64[::1], places, places, numbers, _ROWS_IN, _ROWS)
+    return compiled(add, types.void, types.uint64[::1], places, places, numbers, _ROWS_IN, _ROWS)
 
 
 @functools.cache
@@ -204,6 +195,6 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
             tile += _1
 
     return compiled(
-        loop, types.uint64[::1], _N, _WORDS, _N, _N, _N, _ROWS, _ROWS, _FLOATS, _ROWS, types.boolean,
+        loop, types.void, types.uint64[::1], _N, _WORDS, _N, _N, _N, _ROWS, _ROWS, _FLOATS, _ROWS, types.boolean,
         types.uint32[::1], _FLOATS,
     )  # fmt: skip
