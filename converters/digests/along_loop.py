@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.compiled.loops import aligned, compiled, operation, types
+from bcqfmt.compiled.loops import compiled, operation, types
+from bcqfmt.compiled.threads import aligned
 
 from . import along_kernel as kernel
 from .along import COMPANY, FIRST
@@ -80,12 +81,12 @@ class Along:
     def __init__(self, room: int) -> None:
         """``room``: bytes of a lane that are read at once, a multiple of COMPANY."""
         self._row, self.most = room, LANES * room // COMPANY
-        self._data = aligned((LANES + FIRST // COMPANY) * room // 4)
-        self.states: npt.NDArray[np.uint32] = aligned(8 * LANES).reshape(8, LANES)
+        self._data = aligned((LANES + FIRST // COMPANY) * room // 4, np.uint32)
+        self.states: npt.NDArray[np.uint32] = aligned(8 * LANES, np.uint32).reshape(8, LANES)
         self.first = np.zeros(8, np.uint32)
         self.files, self.places = np.zeros((2, LANES + 1), np.uint64)
         self._table, self._numbers = np.zeros(LANES + 2, np.uint64), np.zeros(7, np.uint64)
-        self._room = aligned(kernel.ROOM // 4)
+        self._room = aligned(kernel.ROOM // 4, np.uint32)
         self._room.view(np.uint8)[kernel.SWAP : kernel.SWAP + BLOCK] = np.arange(BLOCK) ^ 3
         self.start = START
         self.clear()

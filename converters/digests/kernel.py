@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from bcqfmt.compiled.loops import aligned, compiled, operation, types
+from bcqfmt.compiled.loops import compiled, operation, types
+from bcqfmt.compiled.threads import aligned
 from bcqfmt.converters.words.loop import copy_run, turn
 
 from .constants import CONSTANTS, START
@@ -202,12 +203,12 @@ class Lanes:
 
     def __init__(self, room: int) -> None:
         """``room``: bytes of a stream at once, a multiple of 64."""
-        self.data: npt.NDArray[np.uint8] = aligned(LANES * room // 4).view(np.uint8).reshape(LANES, room)
-        self.states: npt.NDArray[np.uint32] = aligned(8 * LANES).reshape(8, LANES)
+        self.data: npt.NDArray[np.uint8] = aligned(LANES * room // 4, np.uint32).view(np.uint8).reshape(LANES, room)
+        self.states: npt.NDArray[np.uint32] = aligned(8 * LANES, np.uint32).reshape(8, LANES)
         self._numbers = np.zeros((3, LANES), np.uint64)
         self.files, self.places, self.counts = self._numbers
         self.start = START
-        self._room = aligned((16 + 8 + 1) * LANES)
+        self._room = aligned((16 + 8 + 1) * LANES, np.uint32)
 
     def clear(self) -> None:
         """Nothing to hash, no files."""
