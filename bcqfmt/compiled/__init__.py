@@ -1,1 +1,5 @@
-"""The only door to numba's CPU compiler for converters and kernels: loops, rounding, threads."""
+"""The only door to numba's CPU compiler, for converters and kernels.
+
+`loops`: how a function is compiled. `rounding`: the format's rounding inside compiled code. `threads`: threads that
+share work, and their memory. The core never imports this package: numba takes a second to load.
+"""

@@ -1,7 +1,7 @@
 """Threads that share one piece of work, and the memory that a thread works in.
 
-Kernels release the GIL and take the next tile from a counter, so work is spread evenly however late a thread starts;
-which thread did what never shows in the result.
+Compiled loops release the GIL. A thread takes the next part of the work when it is done with one, so work is spread
+evenly however late a thread starts; which thread did what never shows in the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bcqfmt.errors import error
 from bcqfmt.system import after_fork
 
-__all__ = ["aligned", "scratch", "together"]
+__all__ = ["aligned", "each_share", "scratch", "together"]
 
 _LINE = 64  # bytes of a cache line, and of a vector register
 
@@ -56,6 +56,21 @@ def together(work: Callable[[int], None], threads: int) -> None:
         started = [other for other in others if not other.cancel()]
         for other in started:
             other.result()
+
+
+def each_share(work: Callable[[int, int], None], count: int, grain: int, threads: int) -> None:
+    """``work(first, stop)`` over 0..count in at most ``threads`` shares that begin at multiples of ``grain``."""
+    share = -(-count // (grain * max(threads, 1))) * grain
+    if share >= count:
+        work(0, count)
+        return
+    starts = iter(range(0, count, share))
+
+    def take(_: int) -> None:
+        for first in starts:
+            work(first, min(first + share, count))
+
+    together(take, -(-count // share))
 
 
 def _pool(size: int) -> ThreadPoolExecutor:

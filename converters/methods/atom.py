@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.floats_kernels import KINDS
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.rounding import KINDS
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import compiled, inner
-from bcqfmt.compiled.floats_kernels import QUANTA, rounded
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import QUANTA, rounded
 
 __all__ = ["symmetric_scales"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bcqfmt.compiled.compiling import inner
+from bcqfmt.compiled.loops import inner
 
 __all__ = ["fit"]
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import inner
-from bcqfmt.compiled.floats_kernels import rounded
+from bcqfmt.compiled.loops import inner
+from bcqfmt.compiled.rounding import rounded
 
 from .rtn_loops import total
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import inner, lean
-from bcqfmt.compiled.floats_kernels import HALVES, QUANTA, rounded
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import HALVES, QUANTA, rounded
 
 from .bcq_fit_loops import fit
 from .bcq_levels_loops import codes_by, copy, gather, levels_of, measure_nearest, move_levels, place, prefix_sums
@@ -237,7 +237,7 @@ def solve(values: Any, rounds: Any, bias: Any, weighted: Any, kinds: Any, found:
     return error, exact if np.isfinite(exact) else error, origin
 
 
-@lean
+@compiled
 def solve_rows(
     weight: Any, ordered: Any, importance: Any, group_size: Any, rounds: Any, bias: Any, kinds: Any, codes: Any,
     best: Any, errors: Any, uniform_errors: Any, starts: Any, work: Any,

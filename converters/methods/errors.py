@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.converters.words import planes_to_codes
 from bcqfmt.weight.build import wrap
 from bcqfmt.weight.packing import pack_planes

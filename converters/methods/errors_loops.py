@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import compiled
+from bcqfmt.compiled.loops import compiled
 
 __all__ = ["group_errors", "widen"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.floats_kernels import KINDS
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.rounding import KINDS
+from bcqfmt.compiled.threads import each_share
 
 from .assemble import affine_weight
 from .columns import is_identity, largest_first
@@ -61,7 +61,8 @@ class UniformRule:
         scale, zero = np.empty(target.shape[0]), np.empty(target.shape[0])
 
         def share(first: int, stop: int) -> None:
-            grids(target, self.bits, self.symmetric, self.search, self.kind, scale, zero, first, stop)
+            squares = np.empty(target.shape[1])
+            grids(target, self.bits, self.symmetric, self.search, self.kind, scale, zero, squares, first, stop)
 
         each_share(share, target.shape[0], 8, self.threads)
         return scale, zero

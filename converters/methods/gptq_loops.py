@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import compiled
+from bcqfmt.compiled.loops import compiled
 
 from .rtn_loops import best_grid
 
@@ -152,9 +152,12 @@ def round_columns(
 
 @compiled
 def grids(
-    values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, scale: Any, zero: Any, first: Any, stop: Any
-) -> None:
-    """Scale and zero point ``[rows]`` of rows first..stop, each a group of ``values`` float64 ``[rows, width]``."""
-    squares = np.empty(values.shape[1])
+    values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, scale: Any, zero: Any, squares: Any, first: Any,
+    stop: Any,
+) -> None:  # fmt: skip
+    """Scale and zero point ``[rows]`` of rows first..stop, each a group of ``values`` float64 ``[rows, width]``.
+
+    squares: float64 ``[width]``, scratch.
+    """
     for row in range(first, stop):
         scale[row], zero[row] = best_grid(values[row], bits, symmetric, search, kind, squares)

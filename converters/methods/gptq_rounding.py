@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.threads import each_share
 
 from .gptq_loops import accumulate, round_columns
 

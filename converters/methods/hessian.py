@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 
 from .gptq_loops import accumulate, factor_block, invert_block, solve_rows, solve_tile

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.floats_kernels import LARGEST
+from bcqfmt.compiled.rounding import LARGEST
 from bcqfmt.errors import error
 
 from .parameters import ROW

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.floats_kernels import KINDS
+from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 

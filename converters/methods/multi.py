@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.floats_kernels import KINDS
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.rounding import KINDS
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 
 from .assemble import bcq_weight

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import inner
-from bcqfmt.compiled.floats_kernels import rounded
+from bcqfmt.compiled.loops import inner
+from bcqfmt.compiled.rounding import rounded
 
 from .bcq_fit_loops import fit
 from .bcq_levels_loops import by_code, copy, edge

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import inner, lean
-from bcqfmt.compiled.floats_kernels import rounded
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import rounded
 
 from .bcq_fit_loops import fit
 from .bcq_levels_loops import by_code, codes_by, copy, edge, gather, levels_of, measure, place, prefix_sums
@@ -143,7 +143,7 @@ def offer(
     return least
 
 
-@lean
+@compiled
 def extend_rows(
     weight: Any, ordered: Any, group_size: Any, rounds: Any, bias: Any, starts: Any, kinds: Any, seed: Any, codes: Any,
     found: Any, errors: Any, work: Any, bench: Any,

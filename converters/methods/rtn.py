@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.floats_kernels import KINDS
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.rounding import KINDS
+from bcqfmt.compiled.threads import each_share
 
 from .assemble import affine_weight
 from .matrix import checked, groups_of, refuse_overflow
@@ -69,7 +69,8 @@ class Rtn:
         kind, search = KINDS[s.scale_dtype], s.clip == "search"
 
         def work(first: int, stop: int) -> None:
-            quantize_rows(weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, first, stop)
+            squares = np.empty(size)
+            quantize_rows(weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, squares, first, stop)
 
         each_share(work, rows, 1, job.threads)
         refuse_overflow(job, scale, "scale", s.scale_dtype)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import compiled, inner
-from bcqfmt.compiled.floats_kernels import QUANTA, rounded
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import QUANTA, rounded
 
 __all__ = ["best_grid", "grid", "quantize_rows", "total"]
 
@@ -154,21 +154,14 @@ def codes_on(values: Any, scale: Any, zero: Any, bits: Any, codes: Any) -> None:
 
 @compiled
 def quantize_rows(
-    weight: Any,
-    group_size: Any,
-    bits: Any,
-    symmetric: Any,
-    search: Any,
-    kind: Any,
-    codes: Any,
-    scales: Any,
-    zeros: Any,
-    first: Any,
-    stop: Any,
-) -> None:
-    """Rows ``first..stop`` of weight float32 [out, in]; codes uint8 [out, in], scales float32, zeros uint8 [out, G]."""
+    weight: Any, group_size: Any, bits: Any, symmetric: Any, search: Any, kind: Any, codes: Any, scales: Any,
+    zeros: Any, squares: Any, first: Any, stop: Any,
+) -> None:  # fmt: skip
+    """Rows ``first..stop`` of weight float32 [out, in]; codes uint8 [out, in], scales float32, zeros uint8 [out, G].
+
+    squares: float64 [group_size], scratch.
+    """
     columns = weight.shape[1]
-    squares = np.empty(group_size)
     for row in range(first, stop):
         for j in range(scales.shape[1]):
             start = j * group_size

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.floats_kernels import KINDS
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.rounding import KINDS
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import round_to
 from bcqfmt.weight.weight import BcqWeight
 
@@ -51,7 +51,11 @@ class SecondOrderFit:
 
         def share(first: int, stop: int) -> None:
             limit, kind = int(self.limits[group]), KINDS["F16"]
-            fit_rows(target, weights, limit, kind, self._search, self.row_step, units, codes, zeros, first, stop)
+            trial, errors = np.empty((3, codes.size)), np.empty(4)
+            fit_rows(
+                target, weights, limit, kind, self._search, self.row_step, units, codes, zeros, trial, errors, first,
+                stop,
+            )  # fmt: skip
 
         each_share(share, target.shape[0], self.row_step, self._threads)
         start = first_row // self.row_step

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.compiling import compiled, inner
-from bcqfmt.compiled.floats_kernels import QUANTA, rounded
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import QUANTA, rounded
 
 __all__ = ["fit_rows"]
 
@@ -132,14 +132,16 @@ def fit_by_range(
 
 @inner
 def fit_by_error(
-    values: Any, weights: Any, wanted: Any, limit: Any, kind: Any, codes: Any, zeros: Any, first: Any, stop: Any
-) -> Any:
+    values: Any, weights: Any, limit: Any, kind: Any, codes: Any, zeros: Any, trial: Any, errors: Any, first: Any,
+    stop: Any,
+) -> Any:  # fmt: skip
     """scale_scale of the rows first..stop, and their scale codes and zero points: the best of several starts.
 
-    ``wanted``: the scales that the rows would have on their own. Never worse than :func:`fit_by_range`.
+    Never worse than :func:`fit_by_range`.
     """
-    errors = np.empty(4)
-    trial_codes, trial_zeros = np.empty(codes.size), np.empty(codes.size)
+    wanted, trial_codes, trial_zeros = trial[0], trial[1], trial[2]
+    for r in range(first, stop):  # the scales that the rows would have on their own
+        wanted[r] = free_scale(values[r], weights[r], errors)
     largest = 0.0
     for r in range(first, stop):
         largest = max(largest, wanted[r])
@@ -167,20 +169,19 @@ def fit_by_error(
 @compiled
 def fit_rows(
     values: Any, weights: Any, limit: Any, kind: Any, search: Any, row_step: Any, units: Any, codes: Any, zeros: Any,
-    first: Any, stop: Any,
+    trial: Any, errors: Any, first: Any, stop: Any,
 ) -> None:  # fmt: skip
     """A column group, row group after row group from ``first``, a multiple of ``row_step``, to ``stop``.
 
     values, weights: float64 ``[rows, g]``; units ``[ceil(rows / row_step)]``, codes and zeros ``[rows]`` are filled.
     ``limit``: largest scale code; ``kind``: type of the units; ``search``: by error instead of by range.
+    trial: float64 ``[3, rows]``, errors: float64 ``[4]``, scratch.
     """
-    errors = np.empty(4)
-    wanted = np.empty(values.shape[0])
     for start in range(first, stop, row_step):
         end = min(start + row_step, values.shape[0])
         if search:
-            for r in range(start, end):
-                wanted[r] = free_scale(values[r], weights[r], errors)
-            units[start // row_step] = fit_by_error(values, weights, wanted, limit, kind, codes, zeros, start, end)
+            units[start // row_step] = fit_by_error(
+                values, weights, limit, kind, codes, zeros, trial, errors, start, end
+            )
         else:
             units[start // row_step] = fit_by_range(values, weights, limit, kind, codes, zeros, start, end)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.floats_kernels import KINDS
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.rounding import KINDS
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import numpy_dtype, round_to
 
 from .bcq_levels_loops import new_work

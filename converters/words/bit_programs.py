@@ -73,7 +73,7 @@ class Program:
     rows: int
     source: npt.NDArray[np.int64]
     target: npt.NDArray[np.int64]
-    steps: npt.NDArray[np.uint64]
+    steps: npt.NDArray[np.int64]
 
 
 def program(source: Container, target: Container, tail: int = 0) -> Program:
@@ -98,8 +98,7 @@ def program(source: Container, target: Container, tail: int = 0) -> Program:
         count,
         np.arange(source.words),
         np.array([rows[row] for row in range(target.words)], np.int64),
-        # the kernel takes two words at once: a mask for each
-        np.array([(*step[:5], step.mask * 0x1_0000_0001) for step in steps], np.uint64).reshape(-1, 6),
+        np.array(steps, np.int64).reshape(-1, 6),
     )
 
 

@@ -23,7 +23,7 @@ from .arrays import (
     words_in,
 )
 from .bit_programs import Container
-from .expected import new_words
+from .buffers import new_array
 from .runs import Side
 
 __all__ = ["awq_gemm_to_codes", "codes_to_awq_gemm", "codes_to_gemv_fast", "codes_to_planar_columns"]
@@ -86,7 +86,7 @@ def codes_to_slots(codes: Array, bits: int, threads: int = 1) -> Words:
     """The way back of `slots_to_codes`; bits above the slots are zero."""
     codes = codes_in(codes)
     n, k = codes.shape
-    words = new_words(n, -(-k // _per_word(bits)))
+    words = new_array((n, -(-k // _per_word(bits))), np.uint32)
     runs.run(_bytes(padded(codes), bits), _slots(words, bits, k), threads=threads)
     return words
 
@@ -104,7 +104,7 @@ def codes_to_awq_gemm(codes: Array, threads: int = 1) -> Words:
     """The way back of `awq_gemm_to_codes`; N is a multiple of 8."""
     codes = codes_in(codes, rows=8)
     n, k = codes.shape
-    words = new_words(k, n // 8)
+    words = new_array((k, n // 8), np.uint32)
     runs.run(runs.codes(padded(codes)).together(8), runs.rows(words, programs.awq(), blocks_of(k)), threads=threads)
     return words
 
@@ -121,7 +121,7 @@ def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
     """The way back of `gemv_fast_to_codes`; N is a multiple of 4."""
     codes = codes_in(codes, rows=4, columns=64)
     n, k = codes.shape
-    words = new_words(n, k // 8)
+    words = new_array((n, k // 8), np.uint32)
     runs.run(runs.codes(padded(codes)), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
     return gemv_fast_out(words)
 
@@ -134,7 +134,7 @@ def _from_rows(words: Words, container: Container, k: int, threads: int) -> Code
 
 def _to_rows(codes: Codes, bits: int, container: Container, threads: int) -> Words:
     n, k = codes.shape
-    words = new_words(length(k, bits), n)
+    words = new_array((length(k, bits), n), np.uint32)
     runs.run(runs.codes(padded(codes)), runs.rows(words, container, blocks_of(k)), threads=threads)
     return words
 
@@ -147,7 +147,7 @@ def _from_columns(words: Words, container: Container, k: int, threads: int) -> C
 
 def _to_columns(codes: Codes, bits: int, container: Container, threads: int) -> Words:
     n, k = codes.shape
-    words = new_words(n, length(k, bits))
+    words = new_array((n, length(k, bits)), np.uint32)
     runs.run(runs.codes(padded(codes)), runs.columns(words, container, blocks_of(k)), threads=threads)
     return words
 

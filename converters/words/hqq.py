@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bcqfmt.compiled.loops import each_share
+from bcqfmt.compiled.threads import each_share
 
 from .arrays import Array, Codes, codes_in, words_in
 

@@ -31,7 +31,7 @@ from .arrays import (
     whole_blocks,
     words_in,
 )
-from .expected import new_words
+from .buffers import new_array
 from .runs import Side
 
 __all__ = ["anybcq_to_planes", "awq_to_planes", "codes_to_planes", "columns_to_planes", "gemv_fast_to_planes"]
@@ -72,7 +72,7 @@ def planes_to_gptq(
     """The way back of `gptq_to_planes`."""
     planes, k = planes_in(planes, k, bits)
     bits, n, _ = planes.shape
-    words = new_words(length(k, bits), n)
+    words = new_array((length(k, bits), n), np.uint32)
     _run(runs.planes(planes), runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
     return words
 
@@ -95,7 +95,7 @@ def planes_to_columns(
     """The way back of `columns_to_planes`."""
     planes, k = planes_in(planes, k)
     bits, n, _ = planes.shape
-    words = new_words(n, length(k, bits))
+    words = new_array((n, length(k, bits)), np.uint32)
     _run(
         runs.planes(planes),
         runs.columns(words, programs.stream(bits), blocks_of(k)),
@@ -125,7 +125,7 @@ def planes_to_planar(
     """The way back of `planar_to_planes`."""
     planes, k = planes_in(planes, k, bits, multiple=32)
     bits, n, _ = planes.shape
-    words = new_words(length(k, bits), n)
+    words = new_array((length(k, bits), n), np.uint32)
     _run(runs.planes(planes), runs.rows(words, programs.planar(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
     return words
 
@@ -145,7 +145,7 @@ def planes_to_awq(planes: Array, k: int | None = None, threads: int = 1) -> Word
     n = planes.shape[1]
     if n % 8:
         raise ValueError(f"planes of {n} rows; AWQ words hold multiples of 8")
-    words = new_words(k, n // 8)
+    words = new_array((k, n // 8), np.uint32)
     runs.run(runs.planes(planes).together(8), runs.rows(words, programs.awq(), blocks_of(k)), threads=threads)
     return words
 
@@ -165,7 +165,7 @@ def planes_to_gemv_fast(planes: Array, k: int | None = None, threads: int = 1) -
     n = planes.shape[1]
     if n % 4:
         raise ValueError(f"planes of {n} rows; GEMV-fast words hold multiples of 4")
-    words = new_words(n, k // 8)
+    words = new_array((n, k // 8), np.uint32)
     runs.run(runs.planes(planes), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
     return gemv_fast_out(words)
 
@@ -184,7 +184,7 @@ def planes_to_anybcq(planes: Array, threads: int = 1) -> Words:
     """The way back of `anybcq_to_planes`."""
     planes, _ = planes_in(planes, None)
     bits, n, blocks = planes.shape
-    words = new_words(blocks * bits, n)
+    words = new_array((blocks * bits, n), np.uint32)
     runs.run(runs.planes(planes), runs.rows(words, programs.plane_words(bits), blocks), threads=threads)
     return words.reshape(blocks, bits, n)
 

@@ -1,13 +1,13 @@
-"""Products with a weight on the CPU, and its values: the front of the CPU kernels.
+"""Products with a weight on the CPU, and its values.
 
     >>> matrix = cpu.prepare(ckpt["model.layers.0.mlp.up_proj.weight"])
     >>> y = matrix.matmul(x)                     # x (in) or (batch, in) float32 -> (out) or (batch, out) float32
     >>> values = matrix.dequantize("float16")    # bit for bit what the normative decoder gives
 
-Two ways lead to a product. *tables*: look-up tables straight from the planes (`cpu_lut`), for small batches and every
-weight but those that `CpuMatrix.obstacle` names. It works with the linear reading of `operands`: alpha, z in float32,
-float-zero without the rounding inside it. *values*: the elements are decoded to float32, some rows at a time, and
-multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
+A product takes one of two paths. *tables*: look-up tables straight from the planes (`lut`), for small batches and
+every weight but those that `CpuMatrix.obstacle` names. It works with the linear reading of `layout`: alpha and z in
+float32, float-zero without the rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows
+at a time, and multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ import numpy.typing as npt
 from bcqfmt.compiled.threads import scratch, together
 from bcqfmt.container.dtypes import float64_of, logical_name, numpy_dtype
 from bcqfmt.errors import error
-from bcqfmt.kernels import operands as weight_operands
+from bcqfmt.kernels import operands
 from bcqfmt.system import cores
 from bcqfmt.weight.weight import BcqWeight
 
-from . import operands as cpu_operands
-from .operands import LANES
+from .layout import LANES, TableSegment, obstacle, table_segments
 
-__all__ = ["TABLE_WORK", "CpuMatrix", "available", "prepare", "target"]
+__all__ = ["TABLE_WORK", "CpuMatrix", "prepare", "target"]
 
 TABLE_WORK = 192  # vectors times planes up to which tables are faster than decoding
-_AT_ONCE = 8  # vectors that go through the tables together
+_BATCH = 8  # vectors that go through the tables together
 _SMALL = 1 << 23  # elements times planes times vectors below which one thread is faster than two
 _RUN = 16  # tiles that a thread takes at a time, less where there would be too few for all threads
 _BLOCK = 1 << 20  # elements decoded at a time for a product
@@ -41,10 +40,10 @@ Float = npt.NDArray[np.float32]
 
 
 def target() -> str:
-    """How this machine looks up: "avx512", "avx2" or "portable"."""
-    from . import lookup as cpu_lookup
+    """How tables are looked up on this machine: "avx512", "avx2" or "portable"."""
+    from . import lookup
 
-    return cpu_lookup.target()
+    return lookup.target()
 
 
 def prepare(weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> CpuMatrix:
@@ -61,10 +60,10 @@ class CpuMatrix:
     def __init__(self, weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> None:
         """See :func:`prepare`."""
         self._weight, self._planes, self._index = weight, planes, index
-        operand = weight_operands.operand(weight, planes=planes, index=index)
+        operand = operands.operand(weight, planes=planes, index=index)
         self.shape, self.dtype = operand.shape, operand.dtype
-        self.obstacle = cpu_operands.obstacle(operand)
-        self._tables = () if self.obstacle else cpu_operands.table_segments(operand)
+        self.obstacle = obstacle(operand)
+        self._tables = () if self.obstacle else table_segments(operand)
         self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
         self._perm = operand.perm
         self._sparse: tuple[Array, Array, Float] | None = None
@@ -72,12 +71,12 @@ class CpuMatrix:
             self._sparse = operand.outliers.indptr, operand.outliers.indices, operand.outliers.added
 
     @cached_property
-    def _operand(self) -> weight_operands.Operand:
-        """Numbers for decoding; made when first asked for."""
-        return weight_operands.operand(self._weight, planes=self._planes, index=self._index)
+    def _operand(self) -> operands.Operand:
+        """Numbers for decoding, made at the first use."""
+        return operands.operand(self._weight, planes=self._planes, index=self._index)
 
     def path(self, batch: int = 1) -> str:
-        """The way a product of that batch goes: "tables" or "values"."""
+        """The path of a product with that many vectors: "tables" or "values"."""
         return "values" if self.obstacle or batch * self._bits > TABLE_WORK else "tables"
 
     def matmul(self, x: Any, *, threads: int | None = None) -> Float:
@@ -96,10 +95,10 @@ class CpuMatrix:
         count = min(count, 1) if work < _SMALL else count
         if self.path(len(rows)) == "values":
             result = self._by_values(rows, count)
-        elif len(rows) <= _AT_ONCE:
+        elif len(rows) <= _BATCH:
             result = self._by_tables(rows, count)
         else:
-            pieces = [self._by_tables(rows[b : b + _AT_ONCE], count) for b in range(0, len(rows), _AT_ONCE)]
+            pieces = [self._by_tables(rows[b : b + _BATCH], count) for b in range(0, len(rows), _BATCH)]
             result = np.concatenate(pieces)
         return result if vectors.ndim == 2 else result[0]
 
@@ -118,15 +117,15 @@ class CpuMatrix:
     # -- tables -----------------------------------------------------------------------------------------------
 
     def _by_tables(self, x: Float, threads: int) -> Float:
-        from . import lut as cpu_lut
+        from . import lut
 
         batch, out = x.shape[0], self.shape[0]
         y = np.empty((batch, -(-out // LANES) * LANES), np.float32)
         for k, s in enumerate(self._tables):
-            tables = scratch("tables", (batch, s.words * cpu_lut.WORD_TABLES), np.float32)
+            tables = scratch("tables", (batch, s.words * lut.WORD_TABLES), np.float32)
             sums = scratch("sums", (batch, s.groups), np.float32)
-            cpu_lut.table_kernel()(self._inputs(x, s), tables, sums, s.span * 32 // s.pieces)
-            kernel = cpu_lut.tile_kernel(s.bits, s.pieces, s.by_plane, 2 if batch % 2 == 0 else 1)
+            lut.table_kernel()(self._inputs(x, s), tables, sums, s.span * 32 // s.pieces)
+            kernel = lut.tile_kernel(s.bits, s.pieces, s.by_plane, 2 if batch % 2 == 0 else 1)
             counter = np.zeros(1, np.uint64)
             run = max(1, min(_RUN, y.shape[1] // LANES // (4 * max(1, threads))))
             given = (counter, run, s.planes, out, s.words, s.span, tables, sums, s.numbers, y, k > 0)
@@ -139,11 +138,11 @@ class CpuMatrix:
         if self._sparse is not None:
             indptr, indices, added = self._sparse
             counter = np.zeros(1, np.uint64)
-            together(lambda _: cpu_lut.sparse_kernel()(counter, indptr, indices, added, x, y), threads)
+            together(lambda _: lut.sparse_kernel()(counter, indptr, indices, added, x, y), threads)
         return y if y.shape[1] == out else np.ascontiguousarray(y[:, :out])
 
-    def _inputs(self, x: Float, segment: cpu_operands.TableSegment) -> Float:
-        """The columns of a segment in stored order, then zeros up to whole words."""
+    def _inputs(self, x: Float, segment: TableSegment) -> Float:
+        """x of the columns of a segment, in stored order, padded with zeros to whole words."""
         padded = segment.words * 32
         if self._perm is None and segment.width == padded == x.shape[1]:
             return x
@@ -199,10 +198,10 @@ class CpuMatrix:
             counter = np.zeros(1, np.uint64)
 
             def work(
-                _: int, s: weight_operands.OperandSegment = segment, plan: Any = plan, numbers: Any = numbers,
+                _: int, s: operands.OperandSegment = segment, plan: Any = plan, numbers: Any = numbers,
                 counter: Any = counter, codes: int = words * 32,
             ) -> None:  # fmt: skip
-                size = (decode.room(s.bits, s.group_size, s.groups),)
+                size = (decode.row_table_size(s.bits, s.group_size, s.groups),)
                 exact = scratch("exact", size, np.float64)
                 final = scratch("final " + kind, size, np.uint64 if kind == "F64" else np.uint32)
                 kernel(

@@ -1,7 +1,7 @@
 """The normative decoder, compiled: planes and numbers of a segment to values, bit for bit those of `weight.decode`.
 
-What an element is worth depends on its code and its group alone. So where a group has more elements than there are
-codes, all values of the group are worked out once (in binary64, in the order of section 8, rounded once) and picked by
+The value of an element depends on its code and its group alone. So where a group has more elements than there are
+codes, all values of the group are computed once (in binary64, in the order of section 8, rounded once) and looked up by
 code; sixteen at a time while a code has at most four bits.
 """
 
@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numba
 import numpy as np
 
-from bcqfmt.compiled import rounding as cpu_scalar
-from bcqfmt.compiled.rounding import nearest, pattern, pattern64
+from bcqfmt.compiled import intrinsics, rounding
+from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.rounding import pattern, pattern64, rounded
 
-from . import lanes as cpu_lanes
-from . import lookup as cpu_lookup
-from .lanes import LANES, Emit, claim, intrinsic, ir, types
-from .lut import compiled, stamp_of
+from . import lanes, lookup
+from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
+from .lut import stamp_of
 
-__all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "room"]
+__all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "row_table_size"]
 
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
 LOGICAL = {"F16": 0, "BF16": 1, "F32": 2}
@@ -34,15 +33,14 @@ _0, _1, _8, _16, _32 = (np.uint64(i) for i in (0, 1, 8, 16, 32))
 def _spread(planes: Any, at: Any, codes: Any, to: Any) -> Any:
     """``codes[to + j] = codes[to + j] << 1 | bit j of planes[at]`` for j = 0..31."""
 
-    def write(emit: Emit) -> None:
+    def write(emit: LaneEmit) -> None:
         builder = emit.builder
         bytes_ = ir.VectorType(ir.IntType(8), 32)
         word = emit.load(emit.at(0, emit.values[1], emit.i32))
         bits = builder.zext(builder.bitcast(word, ir.VectorType(ir.IntType(1), 32)), bytes_)
         pointer = emit.at(2, emit.values[3], bytes_)
-        before = builder.load(pointer)
-        before.align = 1
-        builder.store(builder.or_(builder.add(before, before), bits), pointer).align = 1
+        before = emit.load(pointer, align=1)
+        emit.store(builder.or_(builder.add(before, before), bits), pointer, align=1)
 
     return None, write
 
@@ -53,17 +51,16 @@ def _pick(codes: Any, at: Any, values: Any, first: Any, out: Any, to: Any) -> An
     Sixteen values are read, patterns of 32 bits; out has 16 or 32.
     """
 
-    def write(emit: Emit) -> None:
+    def write(emit: LaneEmit) -> None:
         builder = emit.builder
         pointer = emit.at(0, emit.values[1], ir.VectorType(ir.IntType(8), LANES))
-        found = builder.load(pointer)
-        found.align = 1
-        table = emit.at(2, emit.values[3])
+        found = emit.load(pointer, align=1)
+        table = emit.at(2, emit.values[3], emit.floats)
         index = builder.zext(found, emit.words)
-        picked = builder.bitcast(cpu_lookup.lookup(emit, emit.load(table), table, index), emit.words)
+        picked = builder.bitcast(lookup.lookup(emit, emit.load(table), table, index), emit.words)
         if out.dtype.bitwidth == 16:
             picked = builder.trunc(picked, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(picked, emit.at(4, emit.values[5], picked.type)).align = out.dtype.bitwidth // 8
+        emit.store(picked, emit.at(4, emit.values[5], picked.type), align=out.dtype.bitwidth // 8)
 
     return None, write
 
@@ -71,26 +68,16 @@ def _pick(codes: Any, at: Any, values: Any, first: Any, out: Any, to: Any) -> An
 spread, pick = map(intrinsic, (_spread, _pick))
 
 
-def _rounded(e: Any, logical: Any) -> Any:
-    """A float64 rounded to the logical dtype."""
-    if logical == 0:
-        return nearest(e, np.int64(11), np.int64(-14), np.int64(15))
-    if logical == 1:
-        return nearest(e, np.int64(8), np.int64(-126), np.int64(127))
-    return np.float64(np.float32(e))
-
-
-rounded = numba.njit(error_model="numpy")(_rounded)
-
-
-def _value(code: Any, formula: Any, logical: Any, s: Any, zero: Any) -> Any:
+@inner
+def value(code: Any, formula: Any, logical: Any, s: Any, zero: Any) -> Any:
     """E of a code for the formulas with a scale."""
     if formula == 2:
         return s * code + zero
     return s * (rounded(code - zero, logical) if formula == 1 else code - zero)
 
 
-def _sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
+@inner
+def plane_sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
     """E of a code for bcq: z and then +-alpha_i, plane 0 first."""
     for i in range(bits):
         a = alpha[at + i * plane]
@@ -98,10 +85,8 @@ def _sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> Any:
     return z
 
 
-value, plane_sum = (numba.njit(error_model="numpy")(function) for function in (_value, _sum))
-
-
-def _row_values(
+@inner
+def row_values(
     exact: Any, bits: Any, formula: Any, logical: Any, first: Any, second: Any, row: Any, groups: Any, plane: Any
 ) -> None:
     """E of every code of every group of a row: ``exact[(group << bits) + code]``."""
@@ -125,11 +110,8 @@ def _row_values(
                     exact[to + code + code + _1] = before + a
 
 
-row_values = numba.njit(error_model="numpy")(_row_values)
-
-
-def room(bits: int, group_size: int, groups: int) -> int:
-    """Values of a row that are worked out beforehand, and sixteen more because so many are read at once."""
+def row_table_size(bits: int, group_size: int, groups: int) -> int:
+    """Values of a row that are computed in advance, and sixteen more because sixteen are read at a time."""
     return (groups << bits if 1 << bits <= group_size else 0) + LANES
 
 
@@ -143,9 +125,9 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
     logical dtype, 1 if outliers replace; planes uint32 (bits * rows * words); first, second float64 (flat); perm int32
     (in, or none); out (rows of it, in) patterns, of whose columns those of the segment are filled; outliers of all rows
     (indptr, indices, stored column of every column: int32; values float64); codes uint8 (words * 32), exact
-    float64 and final (`room` of each) of the thread's own.
+    float64 and final (`row_table_size` of each) of the thread's own.
     """
-    stamp = stamp_of(cpu_lanes, cpu_lookup, cpu_scalar)
+    stamp = stamp_of(intrinsics, lanes, lookup, rounding)
     which, double = list(PATTERNS).index(kind), kind == "F64"
 
     def loop(
@@ -215,12 +197,12 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
                                 e = rounded(e, logical)
                             out[o, indices[k]] = pattern64(e) if double else pattern(e, which)
 
-    element = numba.from_dtype(np.dtype(PATTERNS[kind]))
+    element = getattr(types, np.dtype(PATTERNS[kind]).name)
     words, numbers, places = (
         types.Array(one, 1, "C", readonly=True) for one in (types.uint32, types.float64, types.int32)
     )
     return compiled(
-        loop, types.uint64[::1], types.uint64[::1], words, numbers, numbers, places, element[:, ::1], element[::1],
-        places, places, places, numbers, types.uint8[::1], types.float64[::1],
+        loop, types.void, types.uint64[::1], types.uint64[::1], words, numbers, numbers, places, element[:, ::1],
+        element[::1], places, places, places, numbers, types.uint8[::1], types.float64[::1],
         (types.uint64 if double else types.uint32)[::1],
     )  # fmt: skip

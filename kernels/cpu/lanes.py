@@ -1,69 +1,33 @@
 """Sixteen float32 lanes for compiled CPU code, written in LLVM IR.
 
-Numba has no vector type. Here is one, ``Lanes``: 16 floats, a register on AVX-512, two on AVX2, plain code elsewhere;
-with the functions that move them, which only compiled code can call. Arrays are C-contiguous and addressed by a flat
-unsigned index. ``Emit`` writes the IR, :func:`intrinsic` makes a function of what was written.
+Numba has no vector type. Here is one, ``Lanes``: 16 floats, one register with AVX-512, two with AVX2, four with NEON or
+SSE; with the functions that move them, which only compiled code can call. Arrays are C-contiguous and addressed by a
+flat unsigned index.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
+from functools import partial
 from typing import Any
 
-__all__ = [
-    "LANES", "Emit", "Lanes", "claim", "intrinsic", "ir", "loads", "prefetch", "registry", "stores", "transpose",
-    "types", "zeros",
-]  # fmt: skip
+from bcqfmt.compiled.intrinsics import Emit, ir, vector_type
+from bcqfmt.compiled.intrinsics import intrinsic as plain_intrinsic
+from bcqfmt.compiled.loops import types
 
-ir: Any = importlib.import_module("llvmlite.ir")
-types: Any = importlib.import_module("numba.types")
-extending: Any = importlib.import_module("numba.extending")
-cgutils: Any = importlib.import_module("numba.core.cgutils")
-registry: Any = importlib.import_module("numba.core.registry")
+from .layout import LANES
 
-LANES = 16
+__all__ = ["LANES", "LaneEmit", "Lanes", "claim", "intrinsic", "ir", "loads", "prefetch", "stores", "transpose"]
+__all__ += ["types", "zeros"]
+
 _FUSE = ("contract",)
+_FOUR_WORDS = ir.VectorType(Emit.i32, 4)
 
 
-class _LanesType(types.Type):  # type: ignore[misc]  # numba's classes have no types
-    """Numba's name for 16 float32 numbers."""
+class LaneEmit(Emit):
+    """Writes the IR of a call that works on vectors of 16 lanes."""
 
-    def __init__(self) -> None:
-        super().__init__(name="Lanes")
-
-
-class _LanesModel(extending.models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, Emit.floats)
-
-
-class Emit:
-    """IR for one call: ``kinds`` are the types of its arguments, ``values`` their values."""
-
-    f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-    floats, words, four_words = ir.VectorType(f32, LANES), ir.VectorType(i32, LANES), ir.VectorType(i32, 4)
+    floats, words = ir.VectorType(Emit.f32, LANES), ir.VectorType(Emit.i32, LANES)
     zero = ir.Constant(floats, None)
-
-    def __init__(self, context: Any, builder: Any, signature: Any, values: Any) -> None:
-        self.context, self.builder, self.signature = context, builder, signature
-        self.kinds, self.values = signature.args, values
-
-    def at(self, argument: int, index: Any, element: Any = floats) -> Any:
-        """The address of element ``index`` of the array that is that argument, as a pointer to ``element``."""
-        proxy = cgutils.create_struct_proxy(self.kinds[argument])
-        data = proxy(self.context, self.builder, value=self.values[argument]).data
-        return self.builder.bitcast(self.builder.gep(data, [index]), element.as_pointer())
-
-    def load(self, pointer: Any) -> Any:
-        """What is there; only aligned as its elements are."""
-        found = self.builder.load(pointer)
-        found.align = 4
-        return found
-
-    def store(self, value: Any, pointer: Any) -> None:
-        """The counterpart of ``load``."""
-        self.builder.store(value, pointer).align = 4
 
     def vectors(self, argument: int, index: Any, count: int, element: Any = floats) -> list[Any]:
         """``count`` vectors of an array, one after the other."""
@@ -72,10 +36,6 @@ class Emit:
     def plus(self, index: Any, offset: int) -> Any:
         """index + offset."""
         return self.builder.add(index, ir.Constant(index.type, offset)) if offset else index
-
-    def shuffle(self, a: Any, b: Any, lanes: list[int]) -> Any:
-        """Lanes of ``a``, then of ``b``, by number."""
-        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(self.i32, len(lanes)), lanes))
 
     def splat(self, value: Any) -> Any:
         """One number in every lane."""
@@ -87,45 +47,9 @@ class Emit:
         """a * b + c, fused where the machine can."""
         return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSE), c, flags=_FUSE)
 
-    def call(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """One of LLVM's own functions."""
-        kind = ir.FunctionType(result, [argument.type for argument in arguments])
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
 
-    def unpack(self, argument: int) -> list[Any]:
-        """The entries of a tuple."""
-        return list(cgutils.unpack_tuple(self.builder, self.values[argument]))
-
-    def pack(self, entries: list[Any]) -> Any:
-        """A tuple as the result."""
-        return self.context.make_tuple(self.builder, self.signature.return_type, entries)
-
-
-extending.register_model(_LanesType)(_LanesModel)
-Lanes = _LanesType()
-
-
-def intrinsic(function: Any) -> Any:
-    """A function for compiled code, from one that takes the types of the arguments.
-
-    It gives the type of the result (None: nothing) and a function that writes the IR with an ``Emit``. Integers that
-    are written out in the call come as literals.
-    """
-
-    def wrapped(typing: Any, *kinds: Any) -> Any:
-        result, write = function(*kinds)
-
-        def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            made = write(Emit(context, builder, signature, values))
-            return context.get_dummy_value() if made is None else made
-
-        return (types.void if result is None else result)(*kinds), emit
-
-    names = ("typing", *inspect.signature(function).parameters)  # numba asks for them by looking
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    shown: Any = wrapped
-    shown.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-    return extending.intrinsic(prefer_literal=True)(shown)
+Lanes = vector_type("Lanes", LaneEmit.floats)
+intrinsic = partial(plain_intrinsic, emit=LaneEmit)
 
 
 def _zeros(count: Any) -> Any:
@@ -136,7 +60,7 @@ def _zeros(count: Any) -> Any:
 def _loads(array: Any, at: Any, count: Any) -> Any:
     """``count`` (a literal) times sixteen floats from ``array[at]`` on, a tuple."""
 
-    def write(emit: Emit) -> Any:
+    def write(emit: LaneEmit) -> Any:
         return emit.pack(emit.vectors(0, emit.values[1], count.literal_value))
 
     return types.UniTuple(Lanes, count.literal_value), write
@@ -145,9 +69,9 @@ def _loads(array: Any, at: Any, count: Any) -> Any:
 def _stores(array: Any, at: Any, entries: Any) -> Any:
     """The inverse of ``loads``."""
 
-    def write(emit: Emit) -> None:
+    def write(emit: LaneEmit) -> None:
         for i, vector in enumerate(emit.unpack(2)):
-            emit.store(vector, emit.at(0, emit.plus(emit.values[1], LANES * i)))
+            emit.store(vector, emit.at(0, emit.plus(emit.values[1], LANES * i), emit.floats))
 
     return None, write
 
@@ -158,7 +82,7 @@ def _transpose(planes: Any, at: Any, stride: Any, rows: Any, words: Any, to: Any
     With fewer rows (1..15) the last one stands for those that are missing: nothing beyond it is read.
     """
 
-    def write(emit: Emit) -> None:
+    def write(emit: LaneEmit) -> None:
         _, start, between, count, _, place, gap = emit.values
         builder = emit.builder
         last = builder.sub(count, ir.Constant(count.type, 1))
@@ -170,9 +94,7 @@ def _transpose(planes: Any, at: Any, stride: Any, rows: Any, words: Any, to: Any
         for c in range(0, LANES, 4):  # four words at a time; quarter m of piece j holds row 4m + j
             pieces = []
             for j in range(4):
-                a, b, c_, d = (
-                    emit.load(emit.at(0, emit.plus(starts[4 * m + j], c), emit.four_words)) for m in range(4)
-                )
+                a, b, c_, d = (emit.load(emit.at(0, emit.plus(starts[4 * m + j], c), _FOUR_WORDS)) for m in range(4))
                 half = list(range(8))
                 pieces.append(emit.shuffle(emit.shuffle(a, b, half), emit.shuffle(c_, d, half), list(range(LANES))))
             for w, vector in enumerate(_four_by_four(emit, pieces)):
@@ -182,7 +104,7 @@ def _transpose(planes: Any, at: Any, stride: Any, rows: Any, words: Any, to: Any
     return None, write
 
 
-def _four_by_four(emit: Emit, rows: list[Any]) -> list[Any]:
+def _four_by_four(emit: LaneEmit, rows: list[Any]) -> list[Any]:
     """Four 4x4 blocks side by side, each transposed."""
     quarters = range(0, LANES, 4)
     low = [i for k in quarters for i in (k, 16 + k, k + 1, 17 + k)]
@@ -197,7 +119,7 @@ def _four_by_four(emit: Emit, rows: list[Any]) -> list[Any]:
 def _prefetch(array: Any, at: Any) -> Any:
     """Ask for the cache line of ``array[at]``; any index will do."""
 
-    def write(emit: Emit) -> None:
+    def write(emit: LaneEmit) -> None:
         pointer = emit.at(0, emit.values[1], ir.IntType(8))
         read, level, data = emit.i32(0), emit.i32(2), emit.i32(1)
         emit.call("llvm.prefetch.p0i8", ir.VoidType(), [pointer, read, level, data])
@@ -208,7 +130,7 @@ def _prefetch(array: Any, at: Any) -> Any:
 def _claim(counter: Any) -> Any:
     """``counter[0]`` (uint64) before it is raised by one, atomically: how threads share out work."""
 
-    def write(emit: Emit) -> Any:
+    def write(emit: LaneEmit) -> Any:
         one = ir.Constant(emit.i64, 1)
         return emit.builder.atomic_rmw("add", emit.at(0, ir.Constant(emit.i64, 0), emit.i64), one, "monotonic")
 

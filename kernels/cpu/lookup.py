@@ -1,8 +1,8 @@
 """Products by table: the sums of four inputs under all signs, looked up by the bits of sixteen rows at once.
 
-A table of four columns has 16 entries, one for every pattern of four bits: it fits one register, and "permute" looks up
-16 rows in it with one instruction. What one word of a plane holds for 16 rows takes eight look-ups and eight additions.
-The look-up is the only operation here that depends on the machine.
+A table of four columns has 16 entries, one for every pattern of four bits. With AVX-512 it fits one register, and one
+"permute" looks up 16 rows in it. One word of a plane, for 16 rows, takes eight look-ups and eight additions. The
+look-up is the only operation here that depends on the machine.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .lanes import LANES, Emit, intrinsic, ir, registry
+from bcqfmt.compiled.intrinsics import features, ir
+
+from .lanes import LANES, LaneEmit, intrinsic
 
 __all__ = ["flush", "flush_planes", "lookup", "lookups", "table", "target"]
 
 
 @functools.cache
 def target() -> str:
-    """How look-ups are done on this machine: "avx512", "avx2" or "portable" (NUMBA_CPU_NAME and _FEATURES count)."""
-    features = set(registry.cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+    """How tables are looked up: "avx512", "avx2" or "portable"; `features` says for which processor."""
+    known = features()
     for name, flag in (("avx512", "+avx512f"), ("avx2", "+avx2")):
-        if flag in features:
+        if flag in known:
             return name
     return "portable"
 
 
-def lookup(emit: Emit, entries: Any, pointer: Any, index: Any) -> Any:
+def lookup(emit: LaneEmit, entries: Any, pointer: Any, index: Any) -> Any:
     """``table[index & 15]`` in every lane, for a table in a register (``entries``) and in memory (``pointer``)."""
     builder, how = emit.builder, target()
     if how == "avx512":
@@ -48,14 +50,14 @@ def lookup(emit: Emit, entries: Any, pointer: Any, index: Any) -> Any:
     return result
 
 
-def _mirrored(emit: Emit, word: Any) -> Any:
+def _mirrored(emit: LaneEmit, word: Any) -> Any:
     """A word in which the lower three bits of a nibble are inverted where its upper bit is set."""
     builder = emit.builder
     upper = builder.and_(word, ir.Constant(emit.words, [0x88888888] * LANES))
     return builder.xor(word, builder.sub(upper, builder.lshr(upper, ir.Constant(emit.words, [3] * LANES))))
 
 
-def _lookup_signed(emit: Emit, entries: Any, pointer: Any, word: Any, nibble: int) -> Any:
+def _lookup_signed(emit: LaneEmit, entries: Any, pointer: Any, word: Any, nibble: int) -> Any:
     """``table[nibble of word]``, for a table whose entry 15 - v is minus entry v.
 
     AVX2 permutes eight entries: half the table, and for the other half (of a mirrored word) the sign.
@@ -80,13 +82,13 @@ def _lookup_signed(emit: Emit, entries: Any, pointer: Any, word: Any, nibble: in
 def _table(x: Any, at: Any, tables: Any, to: Any) -> Any:
     """The 16 sums +-x0 +-x1 +-x2 +-x3 of four floats from ``x[at]`` on; bit b of an entry's index set: plus x_b."""
 
-    def write(emit: Emit) -> None:
+    def write(emit: LaneEmit) -> None:
         total = emit.zero
         for b in range(4):
             number = emit.load(emit.at(0, emit.plus(emit.values[1], b), emit.f32))
             signs = ir.Constant(emit.floats, [1.0 if entry >> b & 1 else -1.0 for entry in range(LANES)])
             total = emit.fma(emit.splat(number), signs, total)
-        emit.store(total, emit.at(2, emit.values[3]))
+        emit.store(total, emit.at(2, emit.values[3], emit.floats))
 
     return None, write
 
@@ -102,7 +104,7 @@ def _lookups(
     """
     q = bits.literal_value
 
-    def write(emit: Emit) -> Any:
+    def write(emit: LaneEmit) -> Any:
         totals, builder = emit.unpack(0), emit.builder
         planes = emit.vectors(1, emit.values[2], q, emit.words)
         skipped = emit.splat(builder.trunc(emit.values[3], emit.i32))
@@ -115,7 +117,7 @@ def _lookups(
         waiting: list[Any] = [None] * len(totals)
         for j in range(count.literal_value):
             for b, start in enumerate(starts):
-                pointer = emit.at(4, emit.plus(start, LANES * j))
+                pointer = emit.at(4, emit.plus(start, LANES * j), emit.floats)
                 entries = emit.load(pointer)
                 for k, plane in enumerate(planes, b * q):
                     found = _lookup_signed(emit, entries, pointer, plane, j)
@@ -136,7 +138,7 @@ def _flush(totals: Any, sums: Any, numbers: Any, at: Any, x: Any, to: Any, strid
     """
     q = sums.count // totals.count
 
-    def write(emit: Emit) -> Any:
+    def write(emit: LaneEmit) -> Any:
         scale, z = emit.vectors(2, emit.values[3], 2)
         pieces, made = emit.unpack(1), _with_bias(emit, z)
         for b, total in enumerate(made):
@@ -153,7 +155,7 @@ def _flush_planes(totals: Any, sums: Any, numbers: Any, at: Any, x: Any, to: Any
     """Like ``flush`` with a scale for every plane: alpha_0, alpha_1, ..., z."""
     q = sums.count // totals.count
 
-    def write(emit: Emit) -> Any:
+    def write(emit: LaneEmit) -> Any:
         *alpha, z = emit.vectors(2, emit.values[3], q + 1)
         made = _with_bias(emit, z)
         for k, piece in enumerate(emit.unpack(1)):
@@ -163,7 +165,7 @@ def _flush_planes(totals: Any, sums: Any, numbers: Any, at: Any, x: Any, to: Any
     return totals, write
 
 
-def _with_bias(emit: Emit, z: Any) -> list[Any]:
+def _with_bias(emit: LaneEmit, z: Any) -> list[Any]:
     """totals[b] + z * x[to + stride * b]."""
     made, place = emit.unpack(0), emit.values[5]
     for b, total in enumerate(made):

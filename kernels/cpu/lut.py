@@ -1,8 +1,8 @@
 """y = W x by look-up tables, straight from the canonical planes: 16 rows at a time, 16 words of them at a time.
 
-The loop of a tile of 16 rows: 16 words of every plane are turned so that a vector holds one word of each row, then
-looked up nibble by nibble (`cpu_lookup`); where a group ends, the sums of its planes are weighed and added up. A tile
-depends on no other, so the result does not depend on which thread does it.
+The loop of a tile of 16 rows: 16 words of every plane are transposed so that a vector holds one word of each row, then
+looked up nibble by nibble (`lookup`); where a group ends, the sums of its planes are weighed and added up. A tile
+depends on no other, so the result does not depend on which thread computes it.
 
 Numbers lie as the loop reads them, float32 ``[tile][group][scale, z][16]`` or ``[tile][group][alpha_0 ..., z][16]``.
 """
@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
-from . import lanes as cpu_lanes
-from . import lookup as cpu_lookup
+from bcqfmt.compiled import intrinsics
+from bcqfmt.compiled.loops import compiled
+
+from . import lanes, lookup
 from .lanes import LANES, claim, loads, prefetch, stores, transpose, types, zeros
 from .lookup import flush, flush_planes, lookups, table
 
-__all__ = ["WORD_TABLES", "compiled", "sparse_kernel", "stamp_of", "table_kernel", "tile_kernel"]
+__all__ = ["WORD_TABLES", "sparse_kernel", "stamp_of", "table_kernel", "tile_kernel"]
 
 WORD_TABLES = 8 * LANES  # floats in the tables of the 32 columns of a word
 
@@ -33,15 +33,6 @@ _N = types.uint64
 _FLOATS, _ROWS = types.float32[::1], types.float32[:, ::1]
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True)
 _WORDS = types.Array(types.uint32, 1, "C", readonly=True)
-
-
-def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Compiled for argument types, without the GIL; cached on disk where numba finds a folder it can write to."""
-    signature = types.void(*arguments)
-    try:
-        return numba.njit(signature, nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # no such folder
-        return numba.njit(signature, nogil=True, error_model="numpy")(function)
 
 
 def stamp_of(*modules: Any) -> int:
@@ -58,7 +49,7 @@ def table_kernel() -> Any:
     """``(x, tables, sums, size)``: tables (batch, words * 128) of x (batch, words * 32), and the sums (batch, groups)
     of every ``size`` columns; all float32.
     """
-    stamp = stamp_of(cpu_lanes, cpu_lookup)
+    stamp = stamp_of(intrinsics, lanes, lookup)
 
     def fill(x: Any, tables: Any, sums: Any, size: Any) -> None:
         columns, groups = np.uint64(x.shape[1]), np.uint64(sums.shape[1])
@@ -67,7 +58,7 @@ def table_kernel() -> Any:
                 for c in range(_0, columns, _4):
                     table(x, b * columns + c, tables, (b * columns + c) * _4)
                 for group in range(groups):
-                    s0 = s1 = s2 = s3 = 0.0  # four chains of additions instead of one
+                    s0 = s1 = s2 = s3 = 0.0  # four independent chains of additions
                     for c in range(group * size, min(group * size + size, columns), _4):
                         s0 += x[b, c]
                         s1 += x[b, c + _1]
@@ -75,13 +66,13 @@ def table_kernel() -> Any:
                         s3 += x[b, c + _3]
                     sums[b, group] = (s0 + s1) + (s2 + s3)
 
-    return compiled(fill, _ROWS_IN, _ROWS, _ROWS, _N)
+    return compiled(fill, types.void, _ROWS_IN, _ROWS, _ROWS, _N)
 
 
 @functools.cache
 def sparse_kernel() -> Any:
     """``(counter, indptr, indices, values, x, y)``: add the product with a CSR matrix; int32, float32, (batch, ...)."""
-    stamp = stamp_of(cpu_lanes)
+    stamp = stamp_of(intrinsics, lanes)
 
     def add(counter: Any, indptr: Any, indices: Any, values: Any, x: Any, y: Any) -> None:
         rows = np.uint64(indptr.size) - _1
@@ -98,7 +89,7 @@ def sparse_kernel() -> Any:
 
     places = types.Array(types.int32, 1, "C", readonly=True)
     numbers = types.Array(types.float32, 1, "C", readonly=True)
-    return compiled(add, types.uint64[::1], places, places, numbers, _ROWS_IN, _ROWS)
+    return compiled(add, types.void, types.uint64[::1], places, places, numbers, _ROWS_IN, _ROWS)
 
 
 @functools.cache
@@ -112,7 +103,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
     numbers, y (batch, tiles * 16), all float32; more: add to y;
     held uint32 (bits * 256) and totals float32 (batch * (bits + 1) * 16) of the thread's own.
     """
-    stamp = stamp_of(cpu_lanes, cpu_lookup)
+    stamp = stamp_of(intrinsics, lanes, lookup)
     inner = bits * vectors  # vectors of sums within a group, one per plane and input
     nibbles = 8 // pieces
     planes_, pieces_, each = np.uint64(bits), np.uint64(pieces), np.uint64(vectors)
@@ -129,7 +120,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
         groups, stride, plane = np.uint64(sums.shape[1]), np.uint64(tables.shape[1]), rows * words
         tile = ahead = _0
         while stamp:
-            if tile == ahead:  # some tiles in a row: the next one, which is asked for early, is most often our own
+            if tile == ahead:  # several tiles in a row, so that the tile that is prefetched is mostly this thread's
                 tile = claim(counter) * run
                 ahead = min(tile + run, tiles)
                 if tile >= tiles:
@@ -142,7 +133,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
                 stop = min(first + _16, words)
                 base = _0
                 if words >= _16:
-                    base = min(first, words - _16)  # the last block overlaps the one before: nothing beyond is read
+                    base = min(first, words - _16)  # the last block overlaps the one before: no read past the end
                     for i in range(planes_):
                         transpose(planes, i * plane + top * words + base, words, count, held, i * _16, step)
                 else:
@@ -204,6 +195,6 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
             tile += _1
 
     return compiled(
-        loop, types.uint64[::1], _N, _WORDS, _N, _N, _N, _ROWS, _ROWS, _FLOATS, _ROWS, types.boolean,
+        loop, types.void, types.uint64[::1], _N, _WORDS, _N, _N, _N, _ROWS, _ROWS, _FLOATS, _ROWS, types.boolean,
         types.uint32[::1], _FLOATS,
     )  # fmt: skip

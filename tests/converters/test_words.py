@@ -7,23 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.compiled import loops as words_kernels
+from bcqfmt.compiled.loops import compiled, types
 from bcqfmt.converters import words
-from bcqfmt.converters.words import runs as words_runs
-from bcqfmt.converters.words import tiles
-from bcqfmt.converters.words.expected import expecting, proving
+from bcqfmt.converters.words import runs
 from bcqfmt.weight.packing import pack_planes, unpack_codes
 
 Array = np.ndarray[Any, Any]
@@ -209,31 +204,6 @@ def check(layout: Layout, bits: int, n: int, k: int, seed: int, *threads: int) -
         if layout.to_planes and layout.from_planes:
             assert np.array_equal(layout.to_planes(source, bits, k, count), stored)
             assert np.array_equal(layout.from_planes(dirty, k, count), clean)
-            with proving(source):
-                made = layout.to_planes(source, bits, k, count)
-                with expecting(source) as comparison:
-                    took = comparison.took(layout.from_planes(made, k, count))
-            assert np.array_equal(made, stored)
-            assert took == (source.dtype.itemsize == 4)
-            assert not took or comparison.equal == np.array_equal(source, clean)
-        if layout is not LAYOUTS["planes"]:  # which are compared with nothing
-            check_comparison(partial(layout.pack, got, bits, count), clean, seed)
-        if layout.from_planes:
-            check_comparison(partial(layout.from_planes, dirty, k, count), clean, seed)
-
-
-def check_comparison(pack: Callable[[], Array], right: Array, seed: int) -> None:
-    """Compared in place, words are equal or not, and stay what they are."""
-    wrong = right.copy()
-    wrong.reshape(-1).view(np.uint8)[seed % right.nbytes] ^= 1 << seed % 8
-    for expected in (right.copy(), wrong):
-        kept = expected.copy()
-        with expecting(expected) as comparison:
-            made = pack()
-        assert comparison.took(made) == (right.dtype.itemsize == 4)
-        if comparison.took(made):
-            assert comparison.equal == (expected is not wrong)
-        assert np.array_equal(expected, kept)
 
 
 @given(st.sampled_from(CASES), st.integers(1, 40), st.integers(1, 170), st.integers(0, 2**32), st.booleans())
@@ -252,9 +222,8 @@ def test_any_words_are_read_and_written_back(case: tuple[str, int], n: int, k: i
 @pytest.mark.parametrize(("name", "bits"), CASES)
 def test_many_tiles_and_threads(name: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS[name]
-    monkeypatch.setattr(words_runs, "_TILE", 1 << 12)  # so that small arrays have many tiles
-    monkeypatch.setattr(words_runs, "_TILE_BOTH", 1 << 12)
-    monkeypatch.setattr(words_runs, "_WORTH", 1 << 12)  # and use threads
+    monkeypatch.setattr(runs, "_TILE", 1 << 12)  # so that small arrays have many tiles
+    monkeypatch.setattr(runs, "_WORTH", 1 << 12)  # and use threads
     check(layout, bits, 136, 2531 if layout.multiples[1] == 1 else 2560, 8 * bits + 5, 1, 2, 3)
 
 
@@ -266,121 +235,6 @@ def test_nothing_stays_nothing(n: int, k: int) -> None:
         codes = layout.unpack(source, bits, k, 2)
         assert codes.shape == (n, k)
         assert layout.pack(codes, bits, 2).shape == source.shape
-
-
-@given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([2, 3, 4, 8]))
-@settings(max_examples=40, deadline=None)
-def test_reordered_columns_are_compared_too(n: int, k: int, seed: int, bits: int) -> None:
-    perm = np.random.default_rng(seed).permutation(k)
-    source = random_words((ceil(k * bits, 32), n), np.uint32, seed)
-    planes_ = words.gptq_to_planes(source, bits, k, perm=perm)
-    back = words.planes_to_gptq(planes_, bits, k, perm=perm)
-    check_comparison(lambda: words.planes_to_gptq(planes_, bits, k, perm=perm), back, seed)
-
-
-def test_only_what_can_be_compared_in_place_is() -> None:
-    """Memory that is read-only, of another size or not in order is never taken for the result."""
-    planes_ = np.zeros((4, 8, 2), np.uint32)
-    right = words.planes_to_gptq(planes_)
-    locked = right.copy()
-    locked.flags.writeable = False
-    for expected in (locked, right[:, :4].copy(), np.asfortranarray(right), right.astype(np.uint64)):
-        with expecting(expected) as comparison:
-            made = words.planes_to_gptq(planes_)
-        assert not comparison.took(made)
-        assert np.array_equal(made, right)
-    with expecting(right) as comparison:
-        assert not comparison.took(right.T)
-    with ThreadPoolExecutor(1) as pool, expecting(right) as comparison:
-        assert not comparison.took(pool.submit(words.planes_to_gptq, planes_).result())
-
-
-@pytest.mark.parametrize("bits", [3, 4])
-def test_a_way_back_is_gone_once(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was proved on the way, in tiles or not, is not run again; any other way, from other memory or to it, is."""
-    source = random_words((16 * bits, 48), np.uint32, 1)
-    ran: list[int] = []
-    shuffle, tile = words_runs.shuffle, tiles.tiles
-    monkeypatch.setattr(words_runs, "shuffle", lambda *a: (ran.append(a[-1]), shuffle(*a))[1])
-    monkeypatch.setattr(tiles, "tiles", lambda *a: (ran.append(1 + a[-1]), tile(*a))[1])
-
-    def compared(planes_: Array, expected: Array = source) -> bool:
-        with expecting(expected) as comparison:
-            assert comparison.took(words.planes_to_gptq(planes_, bits))
-        return comparison.equal
-
-    with proving(source):
-        planes_ = words.gptq_to_planes(source, bits)
-        assert compared(planes_)
-        assert ran == [2]
-        other = planes_.copy()
-        other[2, 47, 15] ^= 1
-        assert not compared(other)
-        assert not compared(planes_, source ^ np.uint32(1 << 31))
-        assert ran == [2, 1, 1]
-        words.gptq_to_planes(source.copy(), bits)  # nobody asked about these
-        words.gptq_to_planes(source, bits, perm=np.arange(512)[::-1])
-        assert 2 not in ran[1:]
-    ran.clear()
-    assert compared(planes_)
-    assert ran == [1]
-
-
-def test_a_wrong_way_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a program that does something else, in any of the strips."""
-    monkeypatch.setattr(words_runs, "_TILE_BOTH", 1 << 10)
-    right = words_runs._program
-
-    def wrong(source: Any, target: Any, tail: int) -> Any:
-        program = right(source, target, tail)
-        return program if source is words_runs.programs.stream(3) else replace(program, steps=program.steps[:-1])
-
-    source = random_words((48, 48), np.uint32, 2)
-    for program, equal in ((right, True), (wrong, False)):
-        monkeypatch.setattr(words_runs, "_program", program)
-        assert proved(source, 3) == equal
-
-
-def proved(source: Array, bits: int) -> bool:
-    with proving(source):
-        planes_ = words.gptq_to_planes(source, bits)
-        with expecting(source) as comparison:
-            words.planes_to_gptq(planes_, bits)
-    return comparison.equal
-
-
-# -------------------------------------------------------------------------------------------------------- tiles
-@pytest.mark.parametrize("bits", tiles.WIDTHS)
-@pytest.mark.parametrize(("n", "k"), [(16, 512), (48, 1024), (80, 544), (64, 511), (143, 1055), (17, 8192)])
-def test_whole_tiles_and_what_is_beside_them(bits: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes and blocks that fill tiles, or leave some over, or half a block; strips that are full and not."""
-    monkeypatch.setattr(words_runs, "_WORTH", 1 << 10)  # so that these use threads
-    sizes: list[tuple[int, int]] = []
-    kernel = tiles.tiles
-    monkeypatch.setattr(tiles, "tiles", lambda *a: (sizes.append(a[3]), kernel(*a))[1])
-    check(LAYOUTS["stream_rows"], bits, n, k, 8 * k + bits + 2, 1, 2)
-    assert set(sizes) <= {(lanes, k // 512) for lanes in range(1, n // 16 + 1)}
-    assert bool(sizes) == (k >= 512)
-
-
-def test_a_wrong_way_back_in_tiles_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop whose way back leaves out the last exchange."""
-    exchanges, ends = tiles._PROGRAMS[4]
-    right = tiles._steps
-
-    def wrong(builder: Any, bits: int, rows: list[Any], back: bool) -> list[Any]:
-        monkeypatch.setitem(tiles._PROGRAMS, 4, (exchanges[1:] if back else exchanges, ends))
-        return right(builder, bits, rows, back)
-
-    monkeypatch.setattr(tiles, "_steps", wrong)
-    build = words_kernels.operation(tiles._build_tiles(4))
-    signature = words_kernels.types.void(words_kernels.types.uint64)
-    loop = numba.njit(signature, nogil=True)(lambda numbers: build(numbers))
-    source = random_words((128, 96), np.uint32, 2)
-    assert proved(source, 4)
-    monkeypatch.setattr(tiles, "_loop", lambda _: loop)
-    assert np.array_equal(words.gptq_to_planes(source, 4), pack_planes(words.stream_rows_to_codes(source, 4, 1024), 4))
-    assert not proved(source, 4)
 
 
 # ---------------------------------------------------------------------------------------------------------- HQQ
@@ -595,16 +449,18 @@ PROBE = """
 import sys, bcqfmt
 assert 'numba' not in sys.modules
 import numpy as np
-from bcqfmt.converters import words, words_shuffle
+from bcqfmt.converters import words
+from bcqfmt.converters.words.loop import shuffle
 words.codes_to_planes(np.zeros((2, 64), np.uint8), 4, np.arange(64))
-print(sum(words_shuffle._shuffled.stats.cache_hits.values()))
+print(sum(shuffle.stats.cache_hits.values()))
 """
 
 
-def test_kernels_are_cached_where_there_is_room(tmp_path: Path) -> None:
+def test_the_loop_is_cached_where_there_is_room(tmp_path: Path) -> None:
+    """In the user's cache folder when the folder of the source cannot be written; one loop serves every layout."""
     site = tmp_path / "site"
     shutil.copytree(ROOT / "bcqfmt", site / "bcqfmt", ignore=shutil.ignore_patterns("__pycache__"))
-    (site / "bcqfmt" / "converters" / "__pycache__").write_text("in the way: nothing can be cached beside the code\n")
+    (site / "bcqfmt" / "converters" / "words" / "__pycache__").write_text("in the way of a folder\n")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "PYTHON"))}
     environment |= {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
@@ -615,14 +471,14 @@ def test_kernels_are_cached_where_there_is_room(tmp_path: Path) -> None:
         return int(done.stdout)
 
     assert hits() == 0
-    assert len(list((tmp_path / "cache").rglob("words_shuffle*.nbi"))) == 1
+    assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 1
     assert hits() == 1
 
 
-def test_kernels_run_where_there_is_no_room_at_all() -> None:
+def test_loops_run_where_there_is_no_room_for_a_cache() -> None:
     scope: dict[str, Any] = {}
     exec(compile("def double(x):\n    x[0] *= 2\n", "<nowhere>", "exec"), scope)  # numba cannot place its cache
-    double = words_kernels.compiled(scope["double"], words_kernels.types.void, words_kernels.types.uint32[::1])
+    double = compiled(scope["double"], types.void, types.uint32[::1])
     x = np.array([21], np.uint32)
     double(x)
     assert x[0] == 42

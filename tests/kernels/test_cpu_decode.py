@@ -63,13 +63,13 @@ def test_sixteen_at_a_time_and_one_at_a_time_agree(encoding: str, q: int, g: int
 
 
 @given(st.integers(1, 8), st.integers(8, 600), st.integers(1, 5), st.integers(1, 600))
-def test_the_values_of_a_row_have_room(q: int, g: int, whole: int, rest: int) -> None:
-    """As many as there are codes for every group, the short last one too, and sixteen are read from any of them on."""
-    from bcqfmt.kernels.cpu.decode import room
+def test_the_table_of_a_row_is_large_enough(q: int, g: int, whole: int, rest: int) -> None:
+    """A value for every code of every group, the short last one too; sixteen are read from any of them on."""
+    from bcqfmt.kernels.cpu.decode import row_table_size
 
     groups = -(-(whole * g + min(rest, g)) // g)
     if 2**q <= g:
-        assert room(q, g, groups) >= max(groups * 2**q, (groups - 1) * 2**q + 16)
+        assert row_table_size(q, g, groups) >= max(groups * 2**q, (groups - 1) * 2**q + 16)
 
 
 def test_a_range_of_rows() -> None:

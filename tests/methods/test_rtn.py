@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt import BcqWeight
-from bcqfmt.compiled.floats_kernels import KINDS, rounded
+from bcqfmt.compiled.rounding import KINDS, rounded
 from bcqfmt.container.dtypes import round_to
 from bcqfmt.converters.layouts.uniform import zero_points_of
 from bcqfmt.converters.methods.rtn import Rtn

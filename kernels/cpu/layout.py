@@ -1,6 +1,6 @@
 """A weight laid out for the CPU: planes as they are stored, numbers in the order in which the table kernel reads them.
 
-Planes are used in place, whatever memory holds them. Only the numbers of groups are rearranged, to float32.
+Planes are used where they are. Only the numbers of groups are rearranged, to float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bcqfmt.weight.packing import words_for
 
 __all__ = ["LANES", "TableSegment", "obstacle", "table_segments"]
 
-LANES = 16
+LANES = 16  # rows of a tile
 Array = npt.NDArray[Any]
 
 
@@ -28,8 +28,8 @@ class TableSegment:
     """A segment for the table kernel.
 
     ``planes`` (bits * rows * words) uint32, not copied; ``start`` and ``width`` in stored columns; ``pieces`` groups in
-    a word, ``span`` words in a group (one of the two is 1); ``numbers`` float32, flat, `cpu_lut` says in which order;
-    ``groups`` counts those that only padding belongs to as well.
+    a word, ``span`` words in a group (one of the two is 1); ``numbers`` float32, flat, in the order of `lut`;
+    ``groups`` includes those that only have padding.
     """
 
     planes: npt.NDArray[np.uint32]
