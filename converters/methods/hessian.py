@@ -15,7 +15,7 @@ import numpy.typing as npt
 from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 
-from .gptq_loops import accumulate, factor_block, invert_block, solve_rows, solve_tile
+from .loops.gptq import accumulate, factor_block, invert_block, solve_rows, solve_tile
 from .protocol import InputStats, Job
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +13,13 @@ from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 
 from .assemble import bcq_weight
-from .bcq_levels_loops import new_work
+from .bcq import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
+from .loops.bcq_levels import new_work
+from .loops.multi import extend_rows
+from .loops.multi_joint import new_bench
 from .matrix import checked
-from .multi_joint_loops import new_bench
-from .multi_loops import extend_rows
-from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from .protocol import Job, Parameter, Quantized
-from .solving import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
+from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .protocol import Job, Quantized
 
 __all__ = ["Multi", "MultiSettings"]
 
@@ -42,7 +41,7 @@ class MultiSettings:
     scale_dtype: str = setting("F16", "type of plane scales and biases", choices=("F16", "BF16", "F32"))
 
 
-class Multi:
+class Multi(MethodBase[MultiSettings]):
     """``multi``: the first ``seed`` planes and their scale set are what `bcq` gives for that many bits, bit for bit.
 
     No group's error grows with the precision. Every plane above is found for itself (``multi_kernels``), then together
@@ -51,31 +50,14 @@ class Multi:
     """
 
     name = "multi"
+    settings_type = MultiSettings
 
     def __init__(self, settings: MultiSettings) -> None:
         if settings.seed > settings.bits:
             raise error(
                 "BCQ-E620", found=f"multi: seed = {settings.seed}", expected=f"at most bits, which is {settings.bits}"
             )
-        self._settings = settings
-
-    @classmethod
-    def parameters(cls) -> tuple[Parameter, ...]:
-        """All settings."""
-        return declared(MultiSettings)
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any]) -> Multi:
-        """The method with these settings."""
-        return cls(built(MultiSettings, given, cls.name))
-
-    def needs_stats(self) -> str | None:
-        """It needs none."""
-        return None
-
-    def settings(self) -> dict[str, Any]:
-        """The settings in force."""
-        return as_dict(self._settings)
+        super().__init__(settings)
 
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight with a scale set for each precision from the seed on; notes: the mean squared error of each."""

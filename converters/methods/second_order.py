@@ -11,7 +11,7 @@ from bcqfmt.container.dtypes import round_to
 from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
-from .second_order_loops import fit_rows
+from .loops.second_order import fit_rows
 
 __all__ = ["SecondOrderFit"]
 

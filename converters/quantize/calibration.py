@@ -21,8 +21,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-from .calibration_text import CalibrationText, choose_rows
-from .calibration_work import CalibrationWork
+from .calibration_work import CalibrationText, CalibrationWork, choose_rows
 from .dense import refuse_quantized
 from .stats import StatsFile, fingerprint, stats_tensors
 

@@ -11,7 +11,7 @@ from typing import Any
 from bcqfmt.errors import escape
 from bcqfmt.version import __version__
 
-from . import Report, WeightRow
+from .contents import Report, WeightRow
 from .svg import STYLE, Mark, Series, bars, scatter
 
 __all__ = ["report_html"]

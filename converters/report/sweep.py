@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy.typing as npt
 
+from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.converters.methods.registry import find_method
 from bcqfmt.converters.quantize.choice import Choice, choose
 from bcqfmt.converters.quantize.dense import judge, refuse_quantized
 from bcqfmt.converters.quantize.preflight import LazyStats, check_stats
 from bcqfmt.converters.quantize.stats import StatsFile
-from bcqfmt.converters.quantize.weight import Sums, quantize_tensor
+from bcqfmt.converters.quantize.weight import quantize_tensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .svg import Mark, Series, scatter, standalone

@@ -13,9 +13,9 @@ import numpy as np
 from bcqfmt.compiled.loops import compiled, inner
 from bcqfmt.compiled.rounding import rounded
 
-from .bcq_fit_loops import fit
-from .bcq_levels_loops import by_code, codes_by, copy, edge, gather, levels_of, measure, place, prefix_sums
-from .multi_joint_loops import improve
+from .bcq_fit import fit
+from .bcq_levels import by_code, codes_by, copy, edge, gather, levels_of, measure, place, prefix_sums
+from .multi_joint import improve
 
 __all__ = ["extend_rows"]
 

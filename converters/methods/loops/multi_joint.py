@@ -19,8 +19,8 @@ import numpy as np
 from bcqfmt.compiled.loops import inner
 from bcqfmt.compiled.rounding import rounded
 
-from .bcq_fit_loops import fit
-from .bcq_levels_loops import by_code, copy, edge
+from .bcq_fit import fit
+from .bcq_levels import by_code, copy, edge
 
 __all__ = ["Bench", "improve", "new_bench"]
 

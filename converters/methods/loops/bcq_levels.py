@@ -15,7 +15,7 @@ import numpy as np
 from bcqfmt.compiled.loops import inner
 from bcqfmt.compiled.rounding import rounded
 
-from .rtn_loops import total
+from .rtn import total
 
 __all__ = [
     "Work",

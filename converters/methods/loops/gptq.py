@@ -12,7 +12,7 @@ import numpy as np
 
 from bcqfmt.compiled.loops import compiled
 
-from .rtn_loops import best_grid
+from .rtn import best_grid
 
 __all__ = ["accumulate", "factor_block", "grids", "invert_block", "round_columns", "solve_rows", "solve_tile"]
 
