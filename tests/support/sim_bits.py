@@ -13,7 +13,7 @@ from bcqfmt.kernels.bits.shape import BitShape
 from bcqfmt.kernels.bits.short_shape import ShortShape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime.limits import KINDS
-from sim_kernels import Guarded, twice
+from sim_kernels import Guarded, guarded
 
 
 def bits(
@@ -63,4 +63,4 @@ def _guarded(placed: Any, weight: BcqWeight, x: Any, result: str, addend: Any, s
     def run(out: Any) -> None:
         bit_gemv(placed, held, out=out, addend=addend, shapes=shapes)
 
-    return twice((x.shape[0], weight.spec.out), result, run)
+    return guarded((x.shape[0], weight.spec.out), result, run)
