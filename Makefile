@@ -16,8 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-llm test test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
-    report-page matrix bench soak clean distclean
+.PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
+    report-page matrix bench soak soak-emulated clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,13 @@ demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: quantize, export to GPTQ, convert
 
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
 	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# Tests of code that depends on the processor, and the test that asks every library what it uses of it.
+PORTABLE := tests/format tests/converters tests/methods tests/quantize/test_dense.py \
+    tests/kernels/test_cpu_decode.py tests/kernels/test_cpu_machine.py tests/kernels/test_cpu_matmul.py \
+    tests/architecture/test_portable.py
+portable: $(VENV)/.test  ## format, converters, methods and CPU kernels as if the processor had no extensions
+	@$(BIN)/python tests/install/portable.py -n auto --maxprocesses $(JOBS) --dist loadgroup $(PORTABLE) $(PYTEST_ARGS)
 
 check: lint types imports c-reader kernels-check install-check docs report-page  ## everything that is not a test: linters, types, import rules, wheel, docs
 	@echo "check: all passed"
@@ -86,6 +93,9 @@ bench: $(VENV)/.test  ## measure the figures in docs/benchmarks (BENCH_ARGS=... 
 
 soak: $(VENV)/.soak $(VENV)/signing/.ready  ## the long runs
 	@MODEL_SIGNING=$(CURDIR)/$(VENV)/signing/bin/model_signing $(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+soak-emulated:  ## format and converters on an emulated processor of another architecture (needs qemu-user, mmdebstrap)
+	@tests/soak/emulated.sh
 
 clean:  ## remove what was built, keep the environment
 	rm -rf build dist build.log *.egg-info docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache \

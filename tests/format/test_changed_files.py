@@ -42,7 +42,7 @@ elif how == "rewrite":
         file.seek(-1, 2)
         file.write(b"x")
     os.utime(path, ns=(1, 1))
-actions = weight.dequantize, weight.planes, weight.digest, weight.check, dense.array, dense.tobytes, dense.to_torch
+actions = weight.dequantize, weight.planes, weight.digest, weight.check, dense.array, dense.tobytes
 for action in actions:
     try:
         action()
@@ -63,7 +63,7 @@ def test_a_file_that_changes_underneath(tmp_path: Path, how: str) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     wanted = "BCQ-E101" if how == "remove" else "BCQ-E103"
-    assert ran.stdout.split() == [wanted] * 7
+    assert ran.stdout.split() == [wanted] * 6
 
 
 def test_a_file_that_shrinks_between_header_and_data(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -253,16 +252,12 @@ def test_alpha_and_z_are_refused_where_there_are_none(encoding: str) -> None:
         ("F16", "float16"),
         (np.float16, "float16"),
         (np.dtype("f2"), "float16"),
-        (torch.float16, "float16"),
         ("bfloat16", "bfloat16"),
         (ml_dtypes.bfloat16, "bfloat16"),
-        (torch.bfloat16, "bfloat16"),
         ("float32", "float32"),
-        (torch.float32, "float32"),
         ("F32", "float32"),
         ("float64", "float64"),
         (np.float64, "float64"),
-        (torch.float64, "float64"),
         ("F64", "float64"),
     ],
 )

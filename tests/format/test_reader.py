@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 import bcqfmt
@@ -159,26 +158,8 @@ def test_row_slices_read_in_proportion(tmp_path: Path) -> None:
 # -- dense tensors ---------------------------------------------------------------------------------------------
 
 
-def dense_file(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """One tensor of every type the container knows, with odd names and shapes."""
-    rng = np.random.default_rng(9)
-    tensors = {}
-    for i, dtype in enumerate(BITS):
-        shape = [[2, 4], [8], [1, 2, 4], [0, 3], []][i % 5] if BITS[dtype] >= 8 else [2, 4]
-        count = int(np.prod(shape)) * BITS[dtype] // 8
-        raw = (
-            rng.integers(0, 256, count, np.uint8).tobytes()
-            if dtype != "BOOL"
-            else b"\1\0" * (count // 2) + b"\1" * (count % 2)
-        )
-        tensors[f"x/{dtype} \u00e9\n.weight"] = (dtype, shape, raw)
-    metadata = {"format": "pt", "bcqfmt": oracle.canonical(oracle.descriptor({}))}
-    path.write_bytes(oracle.container(tensors, metadata, BITS))
-    return tensors
-
-
 def test_dense_tensors_byte_for_byte(tmp_path: Path) -> None:
-    tensors = dense_file(tmp_path / "a.safetensors")
+    tensors = samples.dense_file(tmp_path / "a.safetensors")
     assert not bcqfmt.validate(tmp_path / "a.safetensors", deep=True).errors
     with bcqfmt.open(tmp_path / "a.safetensors") as checkpoint:
         assert set(checkpoint) == set(tensors)
@@ -194,7 +175,7 @@ def test_dense_tensors_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_arrays_are_read_only(tmp_path: Path) -> None:
-    tensors = dense_file(tmp_path / "a.safetensors")
+    tensors = samples.dense_file(tmp_path / "a.safetensors")
     with bcqfmt.open(tmp_path / "a.safetensors") as checkpoint:
         for name in tensors:
             assert not checkpoint[name].array().flags.writeable, name
@@ -202,72 +183,10 @@ def test_arrays_are_read_only(tmp_path: Path) -> None:
 
 
 def test_dense_tensors_survive_being_saved_again(tmp_path: Path) -> None:
-    dense_file(tmp_path / "a.safetensors")
+    samples.dense_file(tmp_path / "a.safetensors")
     checkpoint = bcqfmt.open(tmp_path / "a.safetensors")
     bcqfmt.save(tmp_path / "b.safetensors", {name: checkpoint[name] for name in checkpoint})
     assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
-
-
-def test_torch_tensors_of_every_type(tmp_path: Path) -> None:
-    tensors = dense_file(tmp_path / "a.safetensors")
-    kinds = {
-        "BOOL": torch.bool,
-        "U8": torch.uint8,
-        "I8": torch.int8,
-        "I16": torch.int16,
-        "U16": torch.uint16,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
-        "I32": torch.int32,
-        "U32": torch.uint32,
-        "F32": torch.float32,
-        "I64": torch.int64,
-        "U64": torch.uint64,
-        "F64": torch.float64,
-        "C64": torch.complex64,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-        "F8_E8M0": torch.float8_e8m0fnu,
-        "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-        "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-        "F4": torch.uint8,
-        "F6_E2M3": torch.uint8,
-        "F6_E3M2": torch.uint8,
-    }
-    assert set(kinds) == set(BITS)
-    with bcqfmt.open(tmp_path / "a.safetensors") as checkpoint:
-        for name, (dtype, shape, raw) in tensors.items():
-            found = checkpoint[name].to_torch()
-            assert found.dtype == kinds[dtype]
-            if BITS[dtype] >= 8:
-                assert list(found.shape) == shape
-            assert (
-                found.reshape(-1).view(torch.uint8).numpy().tobytes() == raw
-                if dtype != "BOOL"
-                else found.numpy().tobytes() == raw
-            )
-
-
-def test_torch_tensors_of_a_weight(tmp_path: Path) -> None:
-    weight = samples.rich()
-    bcqfmt.save(tmp_path / "a.safetensors", {"w.weight": weight})
-    stored = bcqfmt.open(tmp_path / "a.safetensors").weight("w.weight")
-    for some in (weight, stored):
-        found = some.to_torch()
-        assert set(found) == set(weight.parts())
-        for suffix, part in weight.parts().items():
-            assert found[suffix].numpy().tobytes() == part.tobytes()
-    changed = weight.to_torch()["s1_scale"]
-    changed.zero_()  # a tensor of its own: the weight stays as it is
-    assert weight.dequantize().tobytes() == stored.dequantize().tobytes()
-
-
-def test_torch_tensors_come_without_warnings_and_can_be_written_to(tmp_path: Path) -> None:
-    tensors = dense_file(tmp_path / "a.safetensors")
-    with bcqfmt.open(tmp_path / "a.safetensors") as checkpoint:
-        for name in tensors:
-            checkpoint[name].to_torch().zero_() if "F8" not in name else checkpoint[name].to_torch()
-        assert checkpoint["x/U8 \u00e9\n.weight"].tobytes() == tensors["x/U8 \u00e9\n.weight"][2]
 
 
 def test_parts_say_where_they_lie(tmp_path: Path) -> None:

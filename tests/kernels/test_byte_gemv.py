@@ -34,7 +34,7 @@ def test_every_encoding(encoding: str, q: int, batch: int, rows: int, columns: i
     assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
 
 
-@pytest.mark.parametrize(("batch", "g"), [(1, 32), (3, 32), (3, 64), (8, 128), (1, 8), (2, 8), (3, 16), (4, 16)])
+@pytest.mark.parametrize(("batch", "g"), [(1, 32), (3, 64), (8, 128), (2, 8), (4, 16)])
 def test_several_vectors_tiles_and_slices(batch: int, g: int) -> None:
     weight = ks.weight("affine", 3, 40, 600, g, perm=True)
     x = ks.vectors(batch, 600, "F16")
@@ -66,8 +66,8 @@ OUTLIERS = [(3, 32, "add"), (8, 128, "replace"), (1, 64, "add"), (2, 8, "add"), 
 
 # 200: more tiles for a warp than places for their sums
 @pytest.mark.parametrize(("batch", "g", "mode", "rows"), [
-    *((*case, 40) for case in OUTLIERS), (3, 32, "add", 200), (1, 64, "add", 200),
-    *(pytest.param(*case, 200, marks=SOAK) for case in OUTLIERS if case[1] not in (32, 64)),
+    *((*case, 40) for case in OUTLIERS), (1, 64, "add", 200),
+    *(pytest.param(*case, 200, marks=SOAK) for case in OUTLIERS if case[1] != 64),
 ])  # fmt: skip
 def test_outliers_in_the_same_launch(batch: int, g: int, mode: str, rows: int) -> None:
     weight = ks.weight("bcq", 2, rows, 520, g, perm=True, outliers=mode, share=0.02)

@@ -31,7 +31,7 @@ def check(weight: BcqWeight, dtypes: tuple[str, ...] = DTYPES, **options: Any) -
 @pytest.mark.parametrize("encoding", ks.ENCODINGS)
 @pytest.mark.parametrize("q", [1, 2, 3, 4])
 def test_tables(encoding: str, q: int) -> None:
-    shape = {1: (3, 1064, 32), 2: (9, 96, 64), 3: (1, 2048, 1024), 4: (5, 1160, 96)}[q]
+    shape = {1: (3, 1064, 32), 2: (9, 96, 64), 3: (1, 2048, 1024), 4: (2, 1160, 96)}[q]
     logical = DTYPES[(q + len(encoding)) % 3]
     weight = ks.weight(encoding, q, *shape, seed=q, numbers=DTYPES[q % 3], dtype=logical)
     assert simulate(sim_kernels.fast_segments, weight, "F16") == [True]
@@ -43,7 +43,7 @@ def test_tables(encoding: str, q: int) -> None:
     ("q", "rows", "columns", "g"),
     [
         (5, 3, 64, 32),
-        (8, 5, 1064, 96),
+        (8, 2, 1064, 96),
         (6, 2, 104, 64),
         (3, 9, 72, 8),
         (4, 2, 1064, 16),

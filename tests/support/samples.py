@@ -9,7 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import oracle
 from bcqfmt import BcqWeight
+from bcqfmt.container.dtypes import BITS
 
 VECTORS = Path(__file__).resolve().parents[2] / "spec" / "vectors"
 
@@ -73,6 +75,24 @@ def tensors(seed: int = 0) -> dict[str, Any]:
 
 CONFIG = {"architectures": ["TestModel"], "hidden_size": 8, "rope_theta": 10000.5, "name": "naïve"}
 SIDE = {"tokenizer.json": b'{"a": 1}\n', "docs/card.md": b"# card\n", "empty.txt": b""}
+
+
+def dense_file(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """One tensor of every type the container knows, with odd names and shapes."""
+    rng = np.random.default_rng(9)
+    tensors = {}
+    for i, dtype in enumerate(BITS):
+        shape = [[2, 4], [8], [1, 2, 4], [0, 3], []][i % 5] if BITS[dtype] >= 8 else [2, 4]
+        count = int(np.prod(shape)) * BITS[dtype] // 8
+        raw = (
+            rng.integers(0, 256, count, np.uint8).tobytes()
+            if dtype != "BOOL"
+            else b"\1\0" * (count // 2) + b"\1" * (count % 2)
+        )
+        tensors[f"x/{dtype} \u00e9\n.weight"] = (dtype, shape, raw)
+    metadata = {"format": "pt", "bcqfmt": oracle.canonical(oracle.descriptor({}))}
+    path.write_bytes(oracle.container(tensors, metadata, BITS))
+    return tensors
 
 
 def tree(folder: Path) -> dict[str, bytes]:

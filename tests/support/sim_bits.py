@@ -11,7 +11,7 @@ from bcqfmt.kernels.bits import bit_gemv, bit_operand
 from bcqfmt.kernels.bits.shape import BitShape, ByteShape, ShortShape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime.limits import KINDS
-from sim_kernels import Guarded, twice
+from sim_kernels import Guarded, guarded
 
 
 def bits(
@@ -61,4 +61,4 @@ def _guarded(placed: Any, weight: BcqWeight, x: Any, result: str, addend: Any, s
     def run(out: Any) -> None:
         bit_gemv(placed, held, out=out, addend=addend, shapes=shapes)
 
-    return twice((x.shape[0], weight.spec.out), result, run)
+    return guarded((x.shape[0], weight.spec.out), result, run)

@@ -75,7 +75,7 @@ def product(weight: BcqWeight, x: Any, *, result: str = "F32", overlap: bool = T
     def run(out: Any) -> None:
         mixed.mixed_gemv(placed, x, out, overlap=overlap, shape=chosen)
 
-    return sim_kernels.twice((x.shape[0], weight.spec.out), result, run)
+    return sim_kernels.guarded((x.shape[0], weight.spec.out), result, run)
 
 
 def bytes_per_weight(weight: BcqWeight) -> float:
