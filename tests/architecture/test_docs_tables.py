@@ -1,6 +1,5 @@
 """What the documents list is what there is: verbs, make targets, files, the version."""
 
-import ast
 import re
 from pathlib import Path
 
