@@ -158,7 +158,7 @@ class _Run:
                 known = set(opened.keys())
         except (SafetensorError, OSError) as fault:
             if isinstance(file.source, SourceFile):
-                file.source.check_unchanged()  # a file that changes underneath is another matter
+                file.source.check_unchanged()  # a file that changes while it is read has its own code
             self.sink(Finding("BCQ-E204", file.source.shown, "", escape(str(fault))))
             return
         if known != set(file.header.tensors):
