@@ -4,12 +4,12 @@ A :class:`Finding` says what is wrong: code, place, what was found, what was exp
 a *sink*. The validator's sink collects them; the reader's sink, :func:`refuse`, raises the first one::
 
     BcqError                      code, place, found, expected, hint, exit_code
-    |-- InputError                exit 3   missing, unreadable, changed underneath
+    |-- InputError                exit 3   missing, unreadable, changed while it is read
     |-- FormatError               exit 4   malformed
     |-- UnsupportedError          exit 5   valid, but not for this version
     |-- MismatchError             exit 6   a digest or a comparison fails
     |-- OutputError               exit 7   cannot be written
-    |-- NetworkError              exit 8   the hub, or the way to it
+    |-- NetworkError              exit 8   the hub or the network
     |-- ResourceError             exit 9   refused before it costs memory
     `-- UsageError                exit 2   the caller's arguments (also a ValueError)
 """
@@ -123,7 +123,7 @@ class BcqError(Exception):
 
 
 class InputError(BcqError):
-    """The input is missing, unreadable or changes underneath."""
+    """The input is missing, unreadable or changes while it is read."""
 
 
 class FormatError(BcqError):
@@ -143,7 +143,7 @@ class OutputError(BcqError):
 
 
 class NetworkError(BcqError):
-    """The hub or the way to it fails."""
+    """The hub or the network fails."""
 
 
 class ResourceError(BcqError):

@@ -59,7 +59,7 @@ def read_at(descriptor: int, view: memoryview, offset: int) -> int:
 
 
 def sync_data(descriptor: int) -> None:
-    """Send what was written to the disk, without the metadata that nobody needs to read it back."""
+    """Send what was written to the disk, without metadata such as times."""
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
@@ -88,7 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Take the disk space now, where that is possible: a full disk is told before the work, not after hours."""
+    """Allocate the disk space now, where that is possible: a full disk shows before the work, not after hours."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:

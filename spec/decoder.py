@@ -908,7 +908,7 @@ def is_regular(path: Path) -> bool:
 
 
 def stays_inside(link: Path, root: Path) -> bool:
-    """Section 9.1, V507: inside the folder, or from snapshots/<revision>/ into blobs/ beside snapshots."""
+    """Section 9.1, V507: inside the folder, or from snapshots/<revision>/ into the blobs/ next to snapshots."""
     homes = [root]
     if root.parent.name == "snapshots":
         homes.append(root.parent.parent / "blobs")

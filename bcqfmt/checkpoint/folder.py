@@ -52,7 +52,7 @@ def model_layout(folder: Path, sink: Sink) -> Layout:
         return Layout()
     if not single and not index:
         finished = os.path.lexists(folder / MANIFEST)
-        sink(Finding("BCQ-V503", folder.name, "", f"no {SINGLE}", "the model") if finished else _nothing(folder))
+        sink(Finding("BCQ-V503", folder.name, "", f"no {SINGLE}", "the model") if finished else _no_model(folder))
         return Layout()
     layout = Layout(files=[SINGLE])
     if index:
@@ -150,7 +150,7 @@ def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> lis
     return [name for name in good if name not in missing]
 
 
-def _nothing(folder: Path) -> Finding:
+def _no_model(folder: Path) -> Finding:
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as fault:

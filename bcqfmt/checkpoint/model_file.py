@@ -14,7 +14,7 @@ from bcqfmt.weight.scheme import WeightSpec, part_prefix
 
 from .descriptor import Descriptor, parse_descriptor
 
-__all__ = ["ModelFile", "read_model_file", "refuse_twins"]
+__all__ = ["ModelFile", "read_model_file", "refuse_duplicates"]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def read_model_file(
     file = source.shown
     found = ModelFile(source, header)
     text = header.metadata.get("bcqfmt")
-    if text is not None or fallback is not None:  # a plain safetensors file is told that it is one, nothing more
+    if text is not None or fallback is not None:  # for a plain safetensors file BCQ-V201 says enough
         check_strict(header, file, sink)
     if text is None and fallback is not None:
         sink(Finding("BCQ-E502", file, "", "no key bcqfmt"))
@@ -76,7 +76,7 @@ def read_model_file(
     return found
 
 
-def refuse_twins(seen: dict[str, str], file: str, tensors: Iterable[str]) -> None:
+def refuse_duplicates(seen: dict[str, str], file: str, tensors: Iterable[str]) -> None:
     """BCQ-V505: a tensor in two files has two values; neither is taken. ``seen`` (tensor -> file) grows."""
     for tensor in tensors:
         other = seen.setdefault(tensor, file)

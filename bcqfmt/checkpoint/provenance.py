@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from collections.abc import Collection
@@ -11,6 +10,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, read_small
+from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.header import read_header
 from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, Sink, escape, refuse
@@ -102,15 +102,13 @@ def _check_verbatim(folder: Path, path: str, entry: dict[str, Any], sink: Sink) 
     try:
         inside(folder, place)
         opened = SourceFile(folder / place, place)
-        state = hashlib.sha256()
-        for start in range(0, opened.size, 1 << 22):
-            state.update(opened.read(start, min(1 << 22, opened.size - start)).data)
+        digest = hash_file(opened)
         opened.close()
     except BcqError as fault:
         sink(Finding("BCQ-V702", place, "", fault.finding.found, "the archived file"))
         return
-    if opened.size != entry["size"] or state.hexdigest() != entry["sha256"]:
-        found = f"{opened.size} bytes, sha256 {state.hexdigest()}"
+    if opened.size != entry["size"] or digest != entry["sha256"]:
+        found = f"{opened.size} bytes, sha256 {digest}"
         sink(Finding("BCQ-V702", place, "", found, f"{entry['size']} bytes, sha256 {entry['sha256']}"))
 
 

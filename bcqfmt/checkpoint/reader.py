@@ -18,7 +18,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .folder import MANIFEST, Layout, model_layout
 from .manifest import Manifest, parse_manifest
-from .model_file import ModelFile, read_model_file, refuse_twins
+from .model_file import ModelFile, read_model_file, refuse_duplicates
 
 __all__ = ["Checkpoint", "open"]
 
@@ -157,7 +157,7 @@ class Checkpoint:
             file = read_model_file(source, self._sink, fallback)
             assert file is not None  # the sink has raised otherwise
             if len(self._paths) > 1:
-                refuse_twins(self._seen, name, file.header.tensors)
+                refuse_duplicates(self._seen, name, file.header.tensors)
             self._opened[name] = file
         return self._opened[name]
 

@@ -13,8 +13,8 @@ from .folder import SINGLE
 
 __all__ = ["Unit", "natural", "plan_shards", "shard_names"]
 
-_ENTRY = 120  # bytes of a tensor entry in the header beside its name, rounded up
-_DESCRIBED = 200  # bytes of a weight in the descriptor beside its name; schemes are shared
+_ENTRY = 120  # bytes of a tensor entry in the header without its name, rounded up
+_DESCRIBED = 200  # bytes of a weight in the descriptor without its name; schemes are shared
 
 
 class Unit(NamedTuple):

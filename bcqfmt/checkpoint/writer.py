@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def save(
     if target.suffix == ".safetensors":
         if target.exists() and not overwrite:
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")
-        write_shard(target, units, weights, ignorable, proof=_proved)
+        write_shard(target, units, weights, ignorable, check=_validated)
         return
     extra = dict(files or {})
     _check_paths([*extra, CONFIG, INDEX, MANIFEST])
@@ -83,7 +83,7 @@ def save(
             )
     with folder_in_progress(target, overwrite=overwrite) as work:
         _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
-        _proved(work)
+        _validated(work)
 
 
 def _write_folder(
@@ -132,19 +132,17 @@ def write_shard(
     weights: Mapping[str, BcqWeight],
     ignorable: Mapping[str, Any] | None = None,
     tick: Callable[[int], None] | None = None,
-    proof: Callable[[Path], None] | None = None,
-    look_ahead: bool = True,
+    check: Callable[[Path], None] | None = None,
 ) -> FileRecord:
-    """One BCQ file of some units; ``tick`` is told the bytes written since the last call and may raise to stop.
+    """One BCQ file of some units; ``tick`` gets the bytes written since the last call and may raise to stop.
 
-    ``proof`` is called with the finished temporary file and raises when it must not get its name. ``look_ahead``: a
-    thread makes the next bytes while these are written, which takes memory for both.
+    ``check`` is called with the finished temporary file and raises when it must not get its final name.
     """
     tensors = {name: tensor for unit in units for name, tensor in unit.tensors.items()}
     specs = {unit.name: weights[unit.name].spec for unit in units if unit.is_weight}
     descriptor = Descriptor(weights=specs, ignorable=None if ignorable is None else dict(ignorable))
     text = {"format": "pt", "bcqfmt": descriptor_json(descriptor)}
-    return write_tensors(path, tensors, text, tick, proof, look_ahead)
+    return write_tensors(path, tensors, text, tick, check)
 
 
 def write_tensors(
@@ -152,30 +150,31 @@ def write_tensors(
     tensors: Mapping[str, StoredTensor],
     metadata: Mapping[str, str],
     tick: Callable[[int], None] | None = None,
-    proof: Callable[[Path], None] | None = None,
-    look_ahead: bool = True,
+    check: Callable[[Path], None] | None = None,
 ) -> FileRecord:
-    """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time."""
+    """One safetensors file, canonical: header first, then every tensor in file order, a chunk at a time.
+
+    A thread makes the next chunks while these are hashed and written. ``tick`` and ``check``: see :func:`write_shard`.
+    """
     entries = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
     state = hashlib.sha256(head)
     with OutputFile(path, size) as output:
         output.write(head)
-        pieces = _chunks(tensors, list(entries))
-        with closing(read_ahead(pieces) if look_ahead else pieces) as stream:
+        with closing(read_ahead(_chunks(tensors, entries))) as stream:
             for chunk in stream:
                 state.update(chunk.data)
                 output.write(chunk.data)
                 if tick is not None:
                     tick(chunk.size)
                 del chunk  # the next tensor may need its memory
-        if proof is not None:
-            proof(output.temporary)
+        if check is not None:
+            check(output.temporary)
     return FileRecord(size, state.hexdigest())
 
 
-def _chunks(tensors: Mapping[str, StoredTensor], order: list[str]) -> Generator[npt.NDArray[np.uint8], None, None]:
+def _chunks(tensors: Mapping[str, StoredTensor], order: Iterable[str]) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of every tensor in order."""
     for name in order:
         yield from tensors[name].chunks(_PIECE)
@@ -202,7 +201,7 @@ def _unit(name: Any, tensor: Any) -> Unit:
 
 
 def _check(weights: Mapping[str, BcqWeight]) -> None:
-    """Nothing that a validator would refuse is ever written."""
+    """Refuse weights that the validator would refuse."""
 
     def report(code: str, found: str, expected: str = "", weight: str = "") -> None:
         raise error(code, tensor=weight, found=found, expected=expected)
@@ -216,7 +215,7 @@ def _check(weights: Mapping[str, BcqWeight]) -> None:
 def _check_texts(
     ignorable: Mapping[str, Any] | None, generator: Mapping[str, str] | None, config: Mapping[str, Any] | None
 ) -> None:
-    """JSON that would not come back as it is given is refused before anything is written."""
+    """Refuse JSON that would read back as something else."""
     for what, value in (("ignorable", ignorable), ("generator", generator), ("config", config)):
         if value is None:
             continue
@@ -239,7 +238,7 @@ def _check_texts(
 
 
 def _check_paths(names: list[str]) -> None:
-    """Two files, one of which would have to be the folder of the other, cannot both be written."""
+    """Refuse a file name that is the folder of another file."""
     for name in names:
         if not _encodable(name) or any(other.startswith(f"{name}/") for other in names):
             raise error(
@@ -254,8 +253,8 @@ def _encodable(text: str) -> bool:
         return False
 
 
-def _proved(path: Path) -> None:
-    """What was written passes the validator, or it does not get its name."""
+def _validated(path: Path) -> None:
+    """Raise the first error that the validator finds in what was written."""
     for finding in validate(path).errors[:1]:
         refuse(finding._replace(file="" if finding.file == path.name else finding.file))
 

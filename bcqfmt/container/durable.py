@@ -80,7 +80,7 @@ class OutputFile:
             raise _failed(self.path, fault) from fault
 
     def _sync_behind(self) -> None:
-        """Send large files to the disk while they grow: otherwise all of it waits for the last fsync."""
+        """Sync a large file while it grows, in a thread: otherwise the last fsync writes all of it."""
         if self._unsynced < _SYNC_EVERY:
             return
         self._unsynced = 0
@@ -92,15 +92,15 @@ class OutputFile:
         if not self._syncs:
             self._syncs.append(self._syncer.submit(sync_data, self._descriptor))
 
-    def _settle(self) -> None:
-        """No thread touches the descriptor after this."""
+    def _stop_syncing(self) -> None:
+        """No thread uses the descriptor after this."""
         if self._syncer is not None:
             self._syncer.shutdown()
             self._syncer = None
 
     def commit(self) -> None:
         """Make it durable and give it its name."""
-        self._settle()
+        self._stop_syncing()
         try:
             for job in self._syncs:
                 job.result()
@@ -114,7 +114,7 @@ class OutputFile:
 
     def discard(self) -> None:
         """Remove the temporary file, if it is still there."""
-        self._settle()
+        self._stop_syncing()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -129,7 +129,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """A folder and those above it; each name is on disk before anything is put below it."""
+    """Create a folder and its parents; each one is on disk before anything is put into it."""
     missing = []
     try:
         while not folder.is_dir():
@@ -145,7 +145,7 @@ def make_folders(folder: Path) -> None:
 
 @contextlib.contextmanager
 def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A new folder beside ``target`` that takes its name when the block ends well and vanishes when it does not."""
+    """A new folder next to ``target``: renamed to it when the block ends, removed when the block raises."""
     target = output_path(target)
     if os.path.lexists(target) and not overwrite and not _empty_folder(target):
         raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
@@ -165,7 +165,7 @@ def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def output_path(path: str | Path) -> Path:
-    """The place of an output as an absolute path; one without a name, or the folder we stand in, is refused."""
+    """An output path made absolute; the root and the working folder are refused, as they cannot be replaced."""
     place = Path(os.path.abspath(path))
     if not str(path) or not place.name or place == Path.cwd():
         raise error("BCQ-E402", str(path), found="a folder that cannot be replaced", expected="the path of a new one")
@@ -173,7 +173,7 @@ def output_path(path: str | Path) -> Path:
 
 
 def refuse_other_things(target: Path) -> None:
-    """Only a checkpoint is ever replaced by another one: nobody's other files, links or folders."""
+    """A checkpoint may be replaced by another one; any other file, link or folder is refused (BCQ-E401)."""
     if not os.path.lexists(target) or _empty_folder(target):
         return
     model = target.is_dir() and not target.is_symlink()

@@ -48,7 +48,7 @@ class ByteSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is held; a later read opens the file again."""
+        """Release what is held; a later read opens the file again."""
         ...
 
 
@@ -102,7 +102,7 @@ class SourceFile:
             raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
 
     def close(self) -> None:
-        """Give the descriptor back; a later read opens the file again and checks that it is still the same."""
+        """Close the descriptor; a later read opens the file again and checks that it is still the same."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -132,7 +132,7 @@ class SourceFile:
         except FileNotFoundError:
             raise error("BCQ-E101", self.shown, found="the file does not exist") from None
         except OSError as fault:
-            if fault.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+            if fault.errno == errno.ENXIO:  # a socket, or a pipe without a reader
                 raise error("BCQ-V508", self.shown, found=_kind(self.path.stat().st_mode)) from None
             raise error("BCQ-E102", self.shown, found=fault.strerror or str(fault)) from fault
         try:
@@ -164,7 +164,7 @@ class SourceFile:
 
 
 def _remember(opened: SourceFile) -> None:
-    """Keep at most ``_MAX_OPEN`` descriptors: close the one used longest ago that nobody is reading."""
+    """Keep at most ``_MAX_OPEN`` descriptors: close the one used longest ago that is not being read."""
     with _pool_lock:
         _open_files[id(opened)] = weakref.ref(opened)
         if len(_open_files) <= _MAX_OPEN:
@@ -185,7 +185,7 @@ def _remember(opened: SourceFile) -> None:
 
 
 def named(path: str | os.PathLike[str]) -> Path:
-    """The path, spelled out where it has no name of its own to show (``.``, ``..``)."""
+    """The path, made absolute where it has no name to show in messages (``.``, ``..``)."""
     place = Path(path)
     return place if place.name not in ("", "..") else place.resolve()
 
@@ -202,7 +202,7 @@ def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
 
 
 def cannot_list(fault: OSError) -> NoReturn:
-    """For ``os.walk``, which passes over a folder that cannot be read: what is in it must not go missing unseen."""
+    """``onerror`` of ``os.walk``, which would skip a folder that cannot be read."""
     raise error("BCQ-E102", str(fault.filename or ""), found=fault.strerror or str(fault)) from fault
 
 

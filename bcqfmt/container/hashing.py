@@ -15,7 +15,7 @@ _PIECE = 1 << 19  # read and hashed while it is in the cache
 
 
 def hash_file(source: ByteSource, progress: Callable[[int], object] | None = None) -> str:
-    """SHA-256 of a whole file; ``progress`` is told the bytes done since the last call and may raise to stop."""
+    """SHA-256 of a whole file; ``progress`` gets the bytes done since the last call and may raise to stop."""
     state = hashlib.sha256()
     buffer = np.empty(min(_PIECE, source.size), np.uint8)
     for start in range(0, source.size, _PIECE):

@@ -19,7 +19,7 @@ from .strict_json import canonical
 
 _KEYS = {"dtype", "shape", "data_offsets"}
 _FORM = "dtype, shape and data_offsets, integers in 0..2^53-1"
-_ENOUGH = 100  # malformed entries after which the rest is not looked at
+_MAX_FAULTS = 100  # malformed entries after which the rest is not looked at
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive (a pickled torch file or an npz)"),
     (b"PK\x05\x06", "an empty ZIP archive"),
@@ -66,7 +66,7 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
     if raw is None:
         return None
     tensors: dict[str, TensorEntry] = {}
-    right: dict[tuple[str, tuple[int, ...]], int] = {}  # sizes that were found to follow from type and shape
+    right: dict[tuple[str, tuple[int, ...]], int] = {}  # type and shape -> size, as checked before
     faults = 0
 
     def plain(name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
@@ -81,7 +81,7 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
         if begin > end:
             report("BCQ-V109", f"data_offsets [{begin}, {end}]", _FORM, name)
         faults += 1
-        if faults >= _ENOUGH:
+        if faults >= _MAX_FAULTS:
             raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
 
     def entry(name: str, value: Any) -> None:
@@ -92,7 +92,7 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
             return
         report("BCQ-V109", wrong, _FORM, name)
         faults += 1
-        if faults >= _ENOUGH:
+        if faults >= _MAX_FAULTS:
             raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
 
     try:
@@ -194,7 +194,7 @@ def _other_kind(head: bytes) -> tuple[str, str, str] | None:
 
 @contextlib.contextmanager
 def _without_collector(size: int) -> Iterator[None]:
-    """Hundreds of thousands of new objects, none of them garbage: looking for it would double the time."""
+    """Hundreds of thousands of new objects and no garbage among them: a collection would double the time."""
     if size < 1_000_000 or not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""The header's JSON, read member by member: hostile headers are refused before they are built in memory.
+"""The header's JSON, read entry by entry: a hostile header is refused before it fills memory.
 
 ``json.loads`` would make objects of everything first. Here an entry is decoded from a short window of text, checked
 by the caller, and only what is kept stays.
@@ -21,7 +21,7 @@ __all__ = ["HeaderFault", "scan_header"]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LEVELS = f"at most {limits.MAX_JSON_DEPTH} levels"
 
-# The next entry as nearly every writer spells it. What does not match is read the long way.
+# The next entry as nearly every writer spells it. What does not match is parsed as JSON.
 _INTEGER = "(?:0|[1-9][0-9]{0,14})"
 _OFFSETS = rf'"data_offsets":\[({_INTEGER}),({_INTEGER})\]'
 _DTYPE = '"dtype":"([A-Z0-9_]{1,16})"'
@@ -80,7 +80,7 @@ def scan_header(
 def _plain_run(
     text: str, at: int, names: set[str], plain: Callable[[str, str, tuple[int, ...], int, int], None]
 ) -> int:
-    """Read entries in the usual spelling as far as they go; whatever else comes is left to the long way."""
+    """Read entries in the usual spelling; stop at the first other one."""
     match = _PLAIN.match
     shapes: dict[str, tuple[int, ...]] = {"": ()}  # a model has many tensors and few shapes
     room = limits.MAX_TENSORS + ("__metadata__" in names)

@@ -15,7 +15,7 @@ from bcqfmt.errors import Sink, error, escape, refuse
 __all__ = ["kind_of", "method_of", "model_config", "model_files"]
 
 _BY_NAME = (("qweight", "gptq or awq"), ("weight_packed", "compressed-tensors"), ("W_q", "hqq"))
-_ANYBCQ = re.compile(r"alpha_[1-9][0-9]?")  # beside a qweight: plane scales of a precision, which nobody else has
+_ANYBCQ = re.compile(r"alpha_[1-9][0-9]?")  # plane scales of one precision: only AnyBCQ has them
 _GROUP_NUMBERS = (("bits", "num_bits"), ("group_size", "group_size"))
 _NUMBERS = (("bits", "bits"), ("bits", "w_bit"), ("group_size", "group_size"), ("group_size", "q_group_size"))
 

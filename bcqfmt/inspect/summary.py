@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.checkpoint.folder import MANIFEST, model_layout
 from bcqfmt.checkpoint.manifest import Manifest
-from bcqfmt.checkpoint.model_file import ModelFile, read_model_file, refuse_twins
+from bcqfmt.checkpoint.model_file import ModelFile, read_model_file, refuse_duplicates
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
 from bcqfmt.container.header import Header, read_header
@@ -243,7 +243,7 @@ class _Sum:
         file = read_model_file(source, self._sink, fallback, header)
         assert file is not None  # the sink has refused anything else
         assert file.descriptor is not None
-        refuse_twins(self.seen, source.shown, file.header.tensors)
+        refuse_duplicates(self.seen, source.shown, file.header.tensors)
         self._add(file)
         if fallback is None:
             self.summary.version = file.descriptor.version

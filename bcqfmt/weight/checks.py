@@ -23,7 +23,7 @@ __all__ = ["Place", "check_content", "check_indices", "check_parts", "check_perm
 
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
-_ROWS = 1 << 24  # elements of a part looked at in one go
+_ROWS = 1 << 24  # elements of a part checked at a time
 
 
 class Place:

@@ -3766,7 +3766,7 @@ static int bcq__is_below(const char *path, const char *home, size_t home_bytes)
     return strncmp(path, home, home_bytes) == 0 && (path[home_bytes] == 0 || path[home_bytes] == '/' || home_bytes == 1);
 }
 
-/* V507: inside the folder, or from snapshots/<revision>/ into blobs/ beside snapshots. */
+/* V507: inside the folder, or from snapshots/<revision>/ into the blobs/ next to snapshots. */
 static int bcq__stays_inside(const char *link, const char *root)
 {
     char target[BCQ__PATH], work[BCQ__PATH], home[BCQ__PATH];

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Runs the generator that lies beside this file, whatever the working folder."""
+    """Runs the generator in this folder, from any working folder."""
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from maker.cli import main as run

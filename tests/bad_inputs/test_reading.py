@@ -125,7 +125,7 @@ def test_validate_on_the_command_line(case: Case, scene: Scene) -> None:
     assert case.place in result.output
     if case.code:
         lines = [line for line in result.output.splitlines() if case.code in line]
-        assert any(case.place in line for line in lines), "the place stands beside the code"
+        assert any(case.place in line for line in lines), "the place is shown with the code"
         assert not any(line.startswith("BCQ-V000") for line in result.output.splitlines()), "a name forged a finding"
 
 

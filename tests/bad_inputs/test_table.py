@@ -21,7 +21,7 @@ READING = {*range(1, 38), *range(55, 69)}
 # 37  a file that was replaced under its name stays open and whole: legal
 # 60  the limit is 2^40 bits of planes a weight
 # 61  three dimensions are a stack and legal; other numbers of dimensions are not
-# 62  legal: dense tensors are carried, whoever uses them
+# 62  legal: dense tensors are carried as they are
 # 66  legal: newer minor versions and ignorable keys
 # 68  the files' own headers are the truth; what contradicts them has a code of its own for each kind
 
@@ -44,5 +44,5 @@ def test_names_are_distinct() -> None:
     assert not [name for name, count in Counter(case.name for case in CASES).items() if count > 1]
 
 
-def test_every_code_allowed_beside_is_known() -> None:
+def test_every_additional_code_is_known() -> None:
     assert {code for case in CASES for code in case.also} <= CODES.keys()

@@ -52,7 +52,7 @@ def test_wrong_calls_are_error_codes(runner: Runner) -> None:
 
 
 def test_what_is_no_file(runner: Runner, tmp_path: Path) -> None:
-    """Nothing there, a folder, a pipe that nobody writes to, a file that may not be read."""
+    """Nothing there, a folder, a pipe without a writer, a file that may not be read."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -26,7 +26,7 @@ SEED = 6 if EXPLORE == 1 else random.SystemRandom().randrange(2**32)
 
 
 def load_decoder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bcq_decoder_beside_c", c_reader.ROOT / "spec" / "decoder.py")
+    spec = importlib.util.spec_from_file_location("bcq_decoder_for_c", c_reader.ROOT / "spec" / "decoder.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

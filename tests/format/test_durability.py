@@ -143,7 +143,7 @@ def test_a_failed_overwrite_keeps_the_old_one(tmp_path: Path, target: str, name:
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_file_system_that_cannot_reserve_space_will_do(tmp_path: Path, target: str, number: int) -> None:
-    """posix_fallocate is a courtesy: file systems and C libraries that lack it are written to all the same."""
+    """posix_fallocate is optional: file systems and C libraries that lack it are written to all the same."""
 
     def refuse(*_: Any) -> None:
         raise OSError(number, os.strerror(number))

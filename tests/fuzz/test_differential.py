@@ -1,4 +1,4 @@
-"""Our header reader beside safetensors' and huggingface_hub's: a strict subset, and never another meaning."""
+"""Our header reader compared with those of safetensors and huggingface_hub: a strict subset, never another meaning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strategies import EXPLORE, examples
 
 
 def compare(path: Path) -> bool:
-    """Whether we accept the file; whoever else does must see the same in it."""
+    """Whether we accept the file; any other reader that does must see the same in it."""
     mine = ours(path)
     if mine is None:
         return False

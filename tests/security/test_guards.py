@@ -34,7 +34,7 @@ GUARDS = {
         attacks.pickle_by_another_name, ((header._raw_header, "other = _other_kind(head)", "other = None"),)
     ),
     "a folder of pickles is refused (reader)": Guard(
-        attacks.only_pickles, ((folder._nothing, "if pickles:", "if False:"),)
+        attacks.only_pickles, ((folder._no_model, "if pickles:", "if False:"),)
     ),
     "a folder of pickles is refused (source)": Guard(
         attacks.only_pickles, ((checkpoint._nothing, "if shown:", "if False:"),)

@@ -1,4 +1,4 @@
-"""The decoder beside the specification delivers what the vectors say and refuses what they break, naming the rule."""
+"""The decoder of the specification delivers what the vectors say and refuses what they break, naming the rule."""
 
 import gzip
 import hashlib

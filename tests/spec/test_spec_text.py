@@ -190,7 +190,7 @@ def test_the_dump_is_the_file() -> None:
     assert dumped() == (samples.VECTORS / "valid" / "worked-example.safetensors").read_bytes()
 
 
-def test_the_notes_beside_the_dump_are_true() -> None:
+def test_the_notes_of_the_dump_are_true() -> None:
     """The text column shows the header's characters; the notes name the parts and their numbers."""
     region = TEXT.split("<!-- example:begin -->")[1].split("<!-- example:end -->")[0]
     header, _ = oracle.split(dumped())

@@ -107,7 +107,7 @@ def version_rules() -> list[Invalid]:
         ),
         Invalid("V205", "absent", "no version", made(lambda d: d.pop("version"))),
         Invalid("V205", "not-string", "an integer as version", made(lambda d: d.update(version=1))),
-        Invalid("V206", "unknown", "a feature that nobody knows", made(lambda d: d["features"].append("vector-codes"))),
+        Invalid("V206", "unknown", "an unknown feature", made(lambda d: d["features"].append("vector-codes"))),
         Invalid("V206", "affine", "affine is no feature", made(lambda d: d["features"].append("affine"))),
         Invalid(
             "V206", "newer", "a new feature of 1.7", made(lambda d: d["features"].append("lattice"), version="1.7")

@@ -100,7 +100,7 @@ def vectors() -> list[Invalid]:
         ("outliers-missing-key", "outliers without segments", without(*marks, "segments"), spiked),
         ("outliers-empty", "no segment for outliers", path(*marks, "segments", value=[]), spiked),
         ("outliers-twice", "one segment twice", path(*marks, "segments", value=[0, 0]), spiked),
-        ("zero-object", "an unknown key beside bits", path(*SEGMENT, "zero", "signed", value=True), stored),
+        ("zero-object", "an unknown key next to bits", path(*SEGMENT, "zero", "signed", value=True), stored),
         ("precisions-empty", "no precision", keep, binary()),
         ("precisions-q", "q itself as a precision", keep, binary(1, 3)),
         ("precisions-twice", "a precision twice", path(*sets, value=[1, 1]), binary(1)),

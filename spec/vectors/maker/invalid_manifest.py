@@ -69,7 +69,7 @@ def form_rules() -> list[Invalid]:
         Invalid(
             "V206",
             "manifest",
-            "a feature that nobody knows in the manifest",
+            "an unknown feature in the manifest",
             manifest(lambda m: m["features"].append("lattice")),
         ),
         Invalid("V601", "no-manifest", "an unfinished folder", unfinished),

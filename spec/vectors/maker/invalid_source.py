@@ -118,9 +118,12 @@ def tensor_rules() -> list[Invalid]:
             sourced(tensors(**{"w.words": [2, "v.weight"]})),
         ),
         Invalid(
-            "V703", "copy-names-weight", "a weight beside copy", sourced(tensors(**{"norm.weight": [0, "w.weight"]}))
+            "V703",
+            "copy-names-weight",
+            "a weight with copy",
+            sourced(tensors(**{"norm.weight": [0, "w.weight"]})),
         ),
-        Invalid("V703", "raw-names-weight", "a weight beside raw", sourced(tensors(**{"w.g_idx": [1, "w.weight"]}))),
+        Invalid("V703", "raw-names-weight", "a weight with raw", sourced(tensors(**{"w.g_idx": [1, "w.weight"]}))),
         Invalid("V703", "derived-of-nothing", "a derived rule without a weight", sourced(tensors(**{"w.words": [2]}))),
         Invalid("V704", "raw-missing", "raw.safetensors is missing", sourced(None, **{RAW: None})),
         Invalid("V704", "raw-not-needed", "no tensor has the rule raw", sourced(derived, **{RAW: container({}, meta)})),

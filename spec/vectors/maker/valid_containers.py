@@ -31,7 +31,7 @@ def dense() -> list[Valid]:
     return [
         lone(
             "dense",
-            "a weight beside dense tensors of every type, scalars, empty ones, odd names",
+            "a weight with dense tensors of every type, scalars, empty ones, odd names",
             [worked_example()],
             named,
         ),

@@ -83,7 +83,7 @@ def provenance() -> Folder:
 
 
 def with_sides() -> Folder:
-    """Files of all sorts beside the model."""
+    """Side files of all sorts."""
     folder = single()
     folder.side = {
         "README.md": b"# A model card\n",
