@@ -6,7 +6,9 @@ Fast: headers, descriptors, shapes, index, config, manifest, sizes. Deep: the co
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from .model_file import ModelFile, read_model_file
 from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
+
+Digest = tuple[Future[str], str]  # computed, and as the manifest states it
 
 
 @dataclass(slots=True)
@@ -90,6 +94,7 @@ class _Run:
     def __init__(self, path: Path, report: Report, progress: Callable[[int], object] | None) -> None:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
         self.sink: Sink = report.findings.append
+        self.stop = threading.Event()
 
     def lone_file(self) -> None:
         file = self.model_file(self.path, self.path.name)
@@ -113,10 +118,16 @@ class _Run:
             self.across(files, layout)
             if manifest is not None and not manifest.faulty:
                 self.same_weights(files, manifest)
-        if manifest is not None:
-            self.same_files(manifest, {file.source.shown: file for file in files})
-        for file in files:
-            self.content(file)
+        hasher = ThreadPoolExecutor(1)  # files are hashed while their content is checked
+        try:
+            digests = self.same_files(manifest, files, hasher) if manifest is not None else {}
+            for file in files:
+                self.content(file)
+            for name, (digest, stated) in digests.items():
+                self.same_digest(name, digest, stated)
+        finally:
+            self.stop.set()
+            hasher.shutdown(cancel_futures=True)
         if whole and os.path.lexists(self.path / SOURCE):
             names = None  # a file that cannot be read is one error, not one more for each of its tensors
             if len(files) == len(layout.files):
@@ -166,7 +177,7 @@ class _Run:
             try:
                 checks.check_content(spec, file.parts(name), place)
             except BcqError as fault:
-                self.sink(fault.finding)
+                self.once(fault.finding)
                 return
 
     def manifest(self) -> Manifest | None:
@@ -241,32 +252,51 @@ class _Run:
             elif resolved_json(record.spec) != resolved_json(spec):
                 self.sink(Finding("BCQ-V608", MANIFEST, name, "another description than in the file", "the same"))
 
-    def same_files(self, manifest: Manifest, opened: Mapping[str, ModelFile]) -> None:
-        """BCQ-V604, V605 and, when deep, V606."""
+    def same_files(self, manifest: Manifest, files: list[ModelFile], hasher: Executor) -> dict[str, Digest]:
+        """BCQ-V604, V605. When deep, the digests that are being computed, each with the stated one."""
+        opened = {file.source.shown: file.source for file in files}
+        digests: dict[str, Digest] = {}
         try:
             present = set(file_list(self.path)) - {MANIFEST}
         except BcqError as fault:
             self.sink(fault.finding)
-            return
+            return digests
         for name in sorted(present ^ manifest.files.keys()):
             found = "a file that the manifest does not list" if name in present else "missing"
             self.sink(Finding("BCQ-V604", name, "", found, "exactly the listed files"))
         for name in sorted(present & manifest.files.keys()):
             record = manifest.files[name]
             try:
-                source = opened[name].source if name in opened else SourceFile(inside(self.path, name), name)
-                if source.size != record.size:
-                    self.sink(Finding("BCQ-V605", name, "", f"{source.size} bytes", f"{record.size}"))
-                elif self.deep:
-                    self.report.nbytes += 0 if name in opened else source.size
-                    digest = hash_file(source, self.progress)
-                    if digest != record.sha256:
-                        self.sink(Finding("BCQ-V606", name, "", digest, record.sha256))
-                if name not in opened:
-                    source.close()
+                source = opened[name] if name in opened else SourceFile(inside(self.path, name), name)
             except BcqError as fault:
-                if not any(f.code == fault.code and f.file == fault.finding.file for f in self.report.findings):
-                    self.sink(fault.finding)
+                self.once(fault.finding)
+                continue
+            if source.size != record.size:
+                self.sink(Finding("BCQ-V605", name, "", f"{source.size} bytes", f"{record.size}"))
+            elif self.deep:
+                self.report.nbytes += 0 if name in opened else source.size
+                digests[name] = hasher.submit(hash_file, source, self.hashed), record.sha256
+        return digests
+
+    def same_digest(self, name: str, digest: Future[str], stated: str) -> None:
+        """BCQ-V606."""
+        try:
+            if digest.result() != stated:
+                self.sink(Finding("BCQ-V606", name, "", digest.result(), stated))
+        except BcqError as fault:
+            self.once(fault.finding)
+
+    def hashed(self, count: int) -> None:
+        """Some bytes are hashed; raises when the rest is not wanted."""
+        if self.stop.is_set():
+            raise CancelledError
+        if self.progress is not None:
+            self.progress(count)
+
+    def once(self, finding: Finding) -> None:
+        """A file that cannot be read is one finding, however often it is read."""
+        if not any(f.code == finding.code and f.file == finding.file for f in self.report.findings):
+            self.sink(finding)
 
 
 def _doubled(findings: list[Finding], names: list[str]) -> bool:

@@ -33,12 +33,13 @@ def pack(fields: Array, bits: int) -> Words:
 
 def unpack(words: Array, bits: int, n: int) -> npt.NDArray[np.uint16]:
     """Words (..., w) to the first ``n`` fields (..., n) uint16."""
-    lead = words.shape[:-1]
-    stream = unpack_bits(words, n * bits).reshape(*lead, n, bits)
-    result = np.zeros((*lead, n), np.uint16)
-    for position in range(bits):
-        result |= stream[..., position].astype(np.uint16) << np.uint16(position)
-    return result
+    words = words.view(np.uint32)
+    start = np.arange(n) * bits
+    word, shift = start // 32, (start % 32).astype(np.uint32)
+    fields = words[..., word] >> shift
+    cut = shift + bits > 32  # the rest of these fields is in the next word
+    fields[..., cut] |= words[..., word[cut] + 1] << (32 - shift[cut])
+    return (fields & np.uint32(2**bits - 1)).astype(np.uint16)
 
 
 def pack_planes(codes: Array, bits: int) -> Words:
