@@ -1,4 +1,4 @@
-"""The pipeline beside faults and peers: coverage, memory, warnings, the plan, and that `verify` sees differences."""
+"""Conversions: coverage, memory, warnings, the plan, and that `verify` sees differences."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_foreign_files_are_named_and_left_behind(tmp_path: Path) -> None:
     conversion = convert(source, tmp_path / "bcq")
     (finding,) = conversion.warnings
     assert finding.code == "BCQ-E653"
-    assert "2 beside the model: model.gguf, pytorch_model.bin" in finding.found
+    assert "2 not part of the model: model.gguf, pytorch_model.bin" in finding.found
     assert not [path for path in tree(tmp_path / "bcq") if path.endswith((".bin", ".gguf"))]
 
 

@@ -259,7 +259,7 @@ def test_side_files_go_along_and_what_is_about_bcq_does_not(
         assert (tmp_path / "out" / name).read_bytes() == (bcq / name).read_bytes()
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: bcqfmt" not in card
-    assert "base_model:" not in card  # a folder, of which nobody knows what it is called elsewhere
+    assert "base_model:" not in card  # a folder's name says nothing about the hub
     assert "Exported by bcqfmt" in card
     assert ("- quantized" in card) == (layout != "dense")
 

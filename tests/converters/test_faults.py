@@ -66,7 +66,7 @@ def interrupted(source: Path, target: Path, number: int, at: int, *more: str) ->
 
 
 def resumed(source: Path, target: Path, plain: dict[str, str]) -> None:
-    """Go on, unless it was complete already; the same bytes and nothing beside them."""
+    """Go on, unless it was complete already; the same bytes and no other file."""
     if target.exists():
         assert not target.with_name(f"{target.name}.partial").exists()
     else:
@@ -308,7 +308,7 @@ def test_damaged_shards_are_done_again(source: Path, plain: dict[str, str], tmp_
     resumed(source, tmp_path / "bcq", plain)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
     (tmp_path / "bcq.partial").mkdir()
     (tmp_path / "bcq.partial" / "thesis.txt").write_text("mine")
     for options in ({}, {"resume": True}, {"overwrite": True}):

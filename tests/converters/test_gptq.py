@@ -1,4 +1,4 @@
-"""The GPTQ layout on random words: codes, five zero-point rules, act order, and the way back."""
+"""The GPTQ layout on random words: codes, five zero-point rules, act order, and rebuilding."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def checkpoint(path: Path, files: int) -> int:
-    """So many files of 4-bit weights; the words are random, the same in every file."""
+    """``files`` files of 4-bit weights; the words are random, the same in every file."""
     path.mkdir()
     rng = np.random.default_rng(0)
     layer = {

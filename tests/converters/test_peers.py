@@ -159,7 +159,7 @@ def test_parts_give_the_bytes_of_a_plain_run(plain: dict[str, str], tmp_path: Pa
     assert os.listdir(tmp_path) == ["bcq"]  # noqa: PTH208 - names are what counts
 
 
-def test_parts_run_beside_each_other(plain: dict[str, str], tmp_path: Path) -> None:
+def test_parts_run_at_the_same_time(plain: dict[str, str], tmp_path: Path) -> None:
     size = ("--max-shard-size", "30kB")
     runs = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Whoever converts a source, however and wherever: the same SHA-256 of every file of the result."""
+"""Workers, parts, engines, locale and machine do not show: the same SHA-256 of every file of the result."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_an_interrupt_leaves_it_resumable(ray: FakeRay, source: Path, plain: dic
     assert tree(tmp_path / "bcq") == plain
 
 
-def test_nobody_else_works_there_meanwhile(ray: FakeRay, source: Path, tmp_path: Path) -> None:
+def test_no_other_process_works_there_meanwhile(ray: FakeRay, source: Path, tmp_path: Path) -> None:
     found: list[str] = []
 
     def meddle() -> None:
@@ -241,7 +241,7 @@ def test_too_small_a_cluster(ray: FakeRay, source: Path, tmp_path: Path) -> None
 
 def test_no_cluster(ray: FakeRay, source: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: nothing answers
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         asked = ("convert", source, tmp_path / "bcq", "--executor", "ray", "--ray-address", address)
         result = run(*asked)

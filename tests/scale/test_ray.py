@@ -128,7 +128,7 @@ def at_work() -> list[int]:
 
 
 def wait_for_shards(target: Path, running: subprocess.Popen[bytes], count: int) -> None:
-    """Until so many shards are reported, the driver still being at work."""
+    """Wait until that number of shards is reported while the driver is still at work."""
     end = time.monotonic() + LIMIT
     while f"({count} of {LAYERS})" not in said(target):
         assert running.poll() is None, said(target)[-3000:]

@@ -21,9 +21,9 @@ SCRIPT = ROOT / "docs" / "examples" / "sign_folder.sh"
 
 
 def model_signing() -> str:
-    """The program: from the environment's MODEL_SIGNING, from beside this Python, or from the path."""
-    beside = str(Path(sys.executable).parent)
-    found = os.environ.get("MODEL_SIGNING") or shutil.which("model_signing", path=f"{beside}:{os.environ['PATH']}")
+    """The program: from the environment's MODEL_SIGNING, from the folder of this Python, or from the path."""
+    here = str(Path(sys.executable).parent)
+    found = os.environ.get("MODEL_SIGNING") or shutil.which("model_signing", path=f"{here}:{os.environ['PATH']}")
     assert found, "pip install model-signing pyopenssl, or set MODEL_SIGNING to the program of another environment"
     return found
 
@@ -53,7 +53,7 @@ def verify(work: Path, folder: Path, key: Path | None = None) -> subprocess.Comp
 @pytest.mark.soak
 def test_the_example_signs_and_the_folder_stays_valid(signed: Path) -> None:
     assert verify(signed, signed / "bcq").returncode == 0
-    assert bcqfmt.validate(signed / "bcq", deep=True).valid  # the signature lies beside it
+    assert bcqfmt.validate(signed / "bcq", deep=True).valid  # the signature is not in the folder
     assert (signed / "keys/private.pem").stat().st_mode & 0o077 == 0
 
 

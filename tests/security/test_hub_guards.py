@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 
 
 def another_repository(hub: HubServer) -> None:
-    """An index that names a shard of another repository: nobody is asked for it."""
+    """An index that names a shard of another repository: it is never asked for."""
     (commit,) = hub.repos[OTHER].commits
     for name in (f"../../../../{OTHER}/resolve/{commit}/{FIRST}", f"/{OTHER}/resolve/main/{FIRST}", f"{hub.url}/x"):
         weight_map = {"layer0.qweight": FIRST, "layer1.qweight": name}
