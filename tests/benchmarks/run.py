@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps
 
 import conversion
 import engines as scaling
+import packers as word_packers
 import planning
 import quantizing
-import words
 from benches import BENCHES as CORE
 from benches import Options
 from measure import Result, machine
@@ -30,7 +30,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 
 def packers(options: Options, work: Path) -> list[Result]:
     """The compiled word packers."""
-    return words.compilation() + words.packers(options.quick)
+    return word_packers.compilation() + word_packers.packers(options.quick)
 
 
 def convert(options: Options, work: Path) -> list[Result]:
