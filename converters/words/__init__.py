@@ -3,9 +3,9 @@
 Codes are ``uint8 [N, K]``; planes are ``uint32 [bits, N, ceil(K/32)]``, plane 0 the most significant (specification,
 section 6.2); words are 32-bit integers, signed or not, taken as bit containers. LE(bits) is the stream of section 6.1.
 
-Bits that a layout has and the codes have not (padding after the last code, unused top bits of slots and of HQQ's 3-bit
-words) are dropped on the way in and zero on the way back; bits of a code above ``bits`` are ignored. Everything else
-comes back bit for bit, so ``pack(unpack(words)) == words`` is the test for padding that is not zero.
+Bits that a layout has and the codes do not have (padding after the last code, unused top bits of slots and of HQQ's
+3-bit words) are dropped when words are read and zero when they are written; bits of a code above ``bits`` are ignored.
+Everything else survives the round trip bit for bit, so ``pack(unpack(words)) == words`` tests that the padding is zero.
 
 ============================  =======================================  =====================================
 layout                        codes                                    planes, in one pass
@@ -22,9 +22,11 @@ HQQ                           ``hqq``
 AnyBCQ                                                                 ``anybcq``
 ============================  =======================================  =====================================
 
-Each name stands for two functions, ``NAME_to_codes`` and ``codes_to_NAME`` (or planes). All take ``threads``: they
-split the rows among threads, and the compiled loops release the GIL. Importing this module loads numba; the core
-never does.
+Each name stands for two functions, ``NAME_to_codes`` and ``codes_to_NAME`` (or planes). All take ``threads``: the rows
+are split among them, and the compiled loop releases the GIL. Importing this package loads numba.
+
+From top to bottom: `codes`, `planes` and `hqq` have the functions; `runs` says where the words of a layout lie and calls
+the loop; `bit_programs` says how bits move; `loop` is compiled; `arrays` checks and pads; `buffers` reuses memory.
 """
 
 from __future__ import annotations

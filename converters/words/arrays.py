@@ -1,4 +1,4 @@
-"""The arrays that words functions take and give: checked, aligned, padded to whole words, cut."""
+"""The arrays that the functions of `words` take and return: checked, aligned, padded to whole words, cut."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def length(k: int, bits: int) -> int:
 
 
 def words_in(words: Array, *shape: int | None, itemsize: int = 4) -> Array:
-    """Bit containers as unsigned words, C order, aligned; of this shape (None: any)."""
+    """Words as unsigned integers, C order, aligned; ValueError if they have another shape (None: any)."""
     if words.dtype.kind not in "iu" or words.dtype.itemsize != itemsize or not words.dtype.isnative:
         raise ValueError(f"words of type {words.dtype}; expected {8 * itemsize}-bit integers")
     if words.ndim != len(shape) or any(b is not None and a != b for a, b in zip(words.shape, shape, strict=True)):
@@ -60,7 +60,7 @@ def whole_blocks(words: Array, bits: int, axis: int, k: int | None) -> int:
 
 
 def gemv_fast_in(words: Array) -> Words:
-    """int16 [N/4, K], where four rows take turns, as words [N, K/8], where a row has its own together."""
+    """int16 [N/4, K], four rows interleaved, as words [N, K/8], row after row."""
     words = words_in(words, None, None, itemsize=2)
     quarter, k = words.shape
     if k % 64:
@@ -70,7 +70,7 @@ def gemv_fast_in(words: Array) -> Words:
 
 
 def gemv_fast_out(words: Words) -> npt.NDArray[np.int16]:
-    """The way back of `gemv_fast_in`."""
+    """The inverse of `gemv_fast_in`."""
     n, width = words.shape
     turns = words.view(np.int16).reshape(n // 4, 4, width // 8, 16).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(turns).reshape(n // 4, 8 * width)
@@ -95,13 +95,13 @@ def planes_in(planes: Array, k: int | None, bits: int | None = None, multiple: i
 
 
 def new_planes(bits: int, n: int, k: int) -> Words:
-    """Room for planes."""
+    """Planes uint32 [bits, N, ceil(K/32)] to be filled."""
     length(k, bits)
     return new_array((bits, n, blocks_of(k)), np.uint32)
 
 
 def new_codes(n: int, k: int) -> Codes:
-    """Room for codes, rows padded to whole words; see `cut`."""
+    """Codes uint8 [N, K] to be filled, K padded to whole words; see `cut`."""
     return np.empty((n, -(-k // 4) * 4), np.uint8)
 
 
@@ -119,7 +119,7 @@ def cut(codes: Codes, k: int) -> Codes:
 
 
 def permutation(perm: Array | None, k: int) -> Order | None:
-    """A permutation of 0..k-1, checked: the kernel reads where it says."""
+    """A permutation of 0..k-1, checked: the loop uses it as an index."""
     back = inverse(perm, k)
     return None if perm is None or back is None else np.ascontiguousarray(perm, np.uint32)
 

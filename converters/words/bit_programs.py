@@ -3,8 +3,8 @@
 Most layouts only *permute the bits of an address*. A block of 32 four-bit codes is 128 bits; in the GPTQ layout bit
 t1t0 of code k4k3k2k1k0 has the address [k4 k3 | k2 k1 k0 t1 t0] (word | bit of the word), in planes it has the address
 [t1 t0 | k4 k3 k2 k1 k0]. Exchanging a digit of the word number with a digit of the bit number is a SWAP of two words:
-a shift, a mask and three exclusive-ors. Five exchanges do any such layout; `_exchange` finds them. What is no such
-permutation (streams of 3, 5, 6 and 7 bits) is first moved, code by code, into fields of 4 or 8 bits.
+a shift, a mask and three exclusive-ors. Five exchanges do any such layout; `_exchange` finds them. Streams of 3, 5, 6
+and 7 bits are not such permutations: their codes are first moved, one by one, into fields of 4 or 8 bits.
 
 A `Container` is the program from a layout's words to planes; run backwards it leads from planes to the words.
 """
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     mask: int
 
     def back(self) -> Step:
-        """What undoes it, provided that the row a MOVE goes to is clear."""
+        """The inverse, provided that the row that a MOVE goes to is clear."""
         if self.kind == MOVE:
             return Step(MOVE, self.y, self.x, self.left, self.right, self.mask << self.right >> self.left)
         return self
@@ -68,7 +68,10 @@ class Container:
 
 @dataclass(frozen=True)
 class Program:
-    """For the kernel: load the source's words into the rows ``source``, run the steps, store the rows ``target``."""
+    """For the loop: load the source's words into the rows ``source``, run the steps, store the rows ``target``.
+
+    ``steps`` int64 [any, 6]: the numbers of a `Step` each.
+    """
 
     rows: int
     source: npt.NDArray[np.int64]
@@ -207,7 +210,7 @@ def sheet(bits: int) -> Container:
 
 @cache
 def plane_words(bits: int) -> Container:
-    """Words of planes, the most significant first: nothing to do but to know which is which."""
+    """Words of planes, the most significant first: no steps."""
     return Container(bits, (), {(0, bit): bits - 1 - bit for bit in range(bits)})
 
 

@@ -1,8 +1,8 @@
-"""Large arrays whose memory is used again: fresh pages from the system cost as much as the work that is done on them.
+"""Large arrays whose memory is reused: fresh pages from the system cost as much as the work that is done on them.
 
-Inside ``with reused():`` an array of :func:`new_array` gives its memory back to a common store when the last view of
-it is gone, and the next one of about that size takes it from there. The store keeps no more than arrays have needed at
-once, and nothing when the last ``with`` ends. Outside, an array is a plain new one.
+Inside ``with reused():`` the memory of an array from :func:`new_array` goes to a common store when its last view is
+deleted, and the next array of about that size takes it from there. The store keeps no more than arrays have needed at
+the same time, and nothing after the last ``with``. Outside, an array is a plain new one.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ import numpy.typing as npt
 from bcqfmt.container.dtypes import BITS, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 
-__all__ = ["Turns", "give_back", "new_array", "read_array", "reused", "wait_for_room"]
+__all__ = ["Turns", "new_array", "read_array", "reused", "wait_for_room"]
 
 Array = npt.NDArray[Any]
 Block = npt.NDArray[np.uint8]
-_LARGE = 1 << 20  # bytes; smaller arrays are not worth the care
-_LINE = 64  # of the cache, where arrays begin
-_PATIENCE = 600  # tenths of a second
-_WASTE = 4  # a block is at most this many times as large as what is asked for
+_LARGE = 1 << 20  # bytes; smaller arrays are plain ones
+_LINE = 64  # bytes of a cache line, where arrays begin
+_LONGEST_WAIT = 600  # tenths of a second
+_OVERSIZE = 4  # a block is at most this many times as large as the array in it
 
 
 class _Store:
-    """Blocks that are free, and how many bytes are out."""
+    """Free blocks, and the bytes of those in use, now (``used``) and at most (``most``)."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a lease may end at any allocation, in this very thread too
+        self.lock = threading.RLock()  # garbage collection may give a block back in a thread that holds the lock
         self.returned = threading.Condition(self.lock)
         self.users = 0
         self.free: list[Block] = []
-        self.out = 0
+        self.used = 0
         self.most = 0
 
     def take(self, size: int) -> Block:
-        """The smallest free block that fits, of several the one that was used last, else a new one."""
+        """The smallest free block that is large enough, of several the last one given back, else a new one."""
         with self.lock:
-            self.most = max(self.most, self.out + size)
-            fitting = [block for block in self.free if size <= block.size <= _WASTE * size]
+            self.most = max(self.most, self.used + size)
+            fitting = [block for block in self.free if size <= block.size <= _OVERSIZE * size]
             if fitting:
-                chosen = min(reversed(fitting), key=lambda block: block.size)  # the last one given back is in the cache
+                chosen = min(reversed(fitting), key=lambda block: block.size)  # the last one is in the cache
                 self.free = [block for block in self.free if block is not chosen]
             else:
-                self._keep(self.most - self.out - size)
+                self._shrink(self.most - self.used - size)
                 chosen = np.empty(size, np.uint8)
-            self.out += chosen.size
+            self.used += chosen.size
             return chosen
 
     def give(self, block: Block) -> None:
-        """A block that nobody views any more."""
+        """A block that has no views any more."""
         with self.lock:
-            self.out -= block.size
+            self.used -= block.size
             if self.users:
                 self.free.append(block)
             self.returned.notify_all()
@@ -68,14 +68,14 @@ class _Store:
             self.users += 1
 
     def leave(self) -> None:
-        """The last user turns off the light."""
+        """One user less; after the last one no block is kept."""
         with self.lock:
             self.users -= 1
             if not self.users:
                 self.free, self.most = [], 0
 
-    def _keep(self, room: int) -> None:
-        """Let go of free blocks, the largest first, until they take at most ``room``."""
+    def _shrink(self, room: int) -> None:
+        """Drop free blocks, the largest first, until they take at most ``room`` bytes."""
         self.free.sort(key=lambda block: block.size)
         while self.free and sum(block.size for block in self.free) > room:
             self.free.pop()
@@ -84,8 +84,8 @@ class _Store:
 _store = _Store()
 
 
-class _Lease:
-    """Owner of a block while arrays view it."""
+class _Owner:
+    """Owns a block while arrays view it."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -97,7 +97,7 @@ class _Lease:
 
 @contextlib.contextmanager
 def reused() -> Iterator[None]:
-    """Keep the memory of large arrays for the next ones."""
+    """Keep the memory of large arrays for the next ones, inside the ``with``."""
     _store.enter()
     try:
         yield
@@ -105,29 +105,23 @@ def reused() -> Iterator[None]:
         _store.leave()
 
 
-def give_back() -> None:
-    """No memory is kept that nobody uses: there are few large arrays to come, or none."""
-    with _store.lock:
-        _store.free, _store.most = [], _store.out
+def wait_for_room(size: int, limit: int, check_stop: Callable[[], None]) -> None:
+    """Wait until ``size`` more bytes of arrays stay within ``limit``, or no array is in use.
 
-
-def wait_for_room(size: int, limit: int, heed: Callable[[], None]) -> None:
-    """Wait until the arrays that are alive leave ``size`` bytes below ``limit``, or none is alive.
-
-    ``heed`` is called meanwhile and may raise to stop. When nothing is given back for long, memory is taken all the
-    same: a slow disk is no reason to stand still.
+    ``check_stop`` is called while waiting and may raise. When no memory is given back for a minute the wait ends: a
+    slow disk delays the work, it does not stop it.
     """
     waited = 0
     with _store.returned:
-        while _store.out and _store.out + size > limit and waited < _PATIENCE:
-            before = _store.out
+        while _store.used and _store.used + size > limit and waited < _LONGEST_WAIT:
+            before = _store.used
             _store.returned.wait(0.1)
-            waited = waited + 1 if _store.out == before else 0
-            heed()
+            waited = waited + 1 if _store.used == before else 0
+            check_stop()
 
 
 class Turns:
-    """A lock that is given in the order in which it was asked for: a plain one can go to the same thread many times."""
+    """A lock that threads get in the order in which they asked: a plain one can go to the same thread many times."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -146,12 +140,12 @@ class Turns:
 
 
 def new_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """An array of any content, C order."""
+    """An array with any content, C order; inside :func:`reused` a large one takes the memory of an earlier one."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     if size < _LARGE or not _store.users:
         return np.empty(shape, kind)
-    flat = np.asarray(_Lease(_store.take(size + _LINE)))
+    flat = np.asarray(_Owner(_store.take(size + _LINE)))
     start = -flat.ctypes.data % _LINE
     return flat[start : start + size].view(kind).reshape(shape)
 

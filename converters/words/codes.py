@@ -38,7 +38,7 @@ def stream_rows_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> C
 
 
 def codes_to_stream_rows(codes: Array, bits: int, threads: int = 1) -> Words:
-    """The way back of `stream_rows_to_codes`."""
+    """The inverse of `stream_rows_to_codes`."""
     return _to_rows(codes_in(codes), bits, programs.stream(bits), threads)
 
 
@@ -48,7 +48,7 @@ def stream_columns_to_codes(words: Array, bits: int, k: int, threads: int = 1) -
 
 
 def codes_to_stream_columns(codes: Array, bits: int, threads: int = 1) -> Words:
-    """The way back of `stream_columns_to_codes`."""
+    """The inverse of `stream_columns_to_codes`."""
     return _to_columns(codes_in(codes), bits, programs.stream(bits), threads)
 
 
@@ -59,7 +59,7 @@ def planar_rows_to_codes(words: Array, bits: int, k: int | None = None, threads:
 
 
 def codes_to_planar_rows(codes: Array, bits: int, threads: int = 1) -> Words:
-    """The way back of `planar_rows_to_codes`."""
+    """The inverse of `planar_rows_to_codes`."""
     return _to_rows(codes_in(codes, columns=32), bits, programs.planar(bits), threads)
 
 
@@ -70,7 +70,7 @@ def planar_columns_to_codes(words: Array, bits: int, k: int | None = None, threa
 
 
 def codes_to_planar_columns(codes: Array, bits: int, threads: int = 1) -> Words:
-    """The way back of `planar_columns_to_codes`."""
+    """The inverse of `planar_columns_to_codes`."""
     return _to_columns(codes_in(codes, columns=32), bits, programs.planar(bits), threads)
 
 
@@ -83,7 +83,7 @@ def slots_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
 
 
 def codes_to_slots(codes: Array, bits: int, threads: int = 1) -> Words:
-    """The way back of `slots_to_codes`; bits above the slots are zero."""
+    """The inverse of `slots_to_codes`; bits above the slots are zero."""
     codes = codes_in(codes)
     n, k = codes.shape
     words = new_array((n, -(-k // _per_word(bits))), np.uint32)
@@ -101,7 +101,7 @@ def awq_gemm_to_codes(words: Array, threads: int = 1) -> Codes:
 
 
 def codes_to_awq_gemm(codes: Array, threads: int = 1) -> Words:
-    """The way back of `awq_gemm_to_codes`; N is a multiple of 8."""
+    """The inverse of `awq_gemm_to_codes`; N is a multiple of 8."""
     codes = codes_in(codes, rows=8)
     n, k = codes.shape
     words = new_array((k, n // 8), np.uint32)
@@ -118,7 +118,7 @@ def gemv_fast_to_codes(words: Array, threads: int = 1) -> Codes:
 
 
 def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
-    """The way back of `gemv_fast_to_codes`; N is a multiple of 4."""
+    """The inverse of `gemv_fast_to_codes`; N is a multiple of 4."""
     codes = codes_in(codes, rows=4, columns=64)
     n, k = codes.shape
     words = new_array((n, k // 8), np.uint32)

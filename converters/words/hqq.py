@@ -1,7 +1,7 @@
 """HQQ words to codes and back. The codes, row after row, are cut into equal slabs, one above the other in a word.
 
 The fields of a word are far apart in the matrix and a slab is one shift of many words: numpy does that as fast as
-memory allows, so that there is no kernel here.
+memory allows, so there is no compiled loop here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def hqq_to_codes(packed: Array, bits: int, n: int, k: int, threads: int = 1) -> 
 
 
 def codes_to_hqq(codes: Array, bits: int, group: int, threads: int = 1) -> Array:
-    """The way back of `hqq_to_codes`: uint8, for 3 bits int32 with zero padding; ``group`` is the length of a line."""
+    """The inverse of `hqq_to_codes`: uint8, for 3 bits int32 with zero padding; ``group`` is the length of a line."""
     flat = codes_in(codes).reshape(-1)
     slabs = _slabs(bits)
     lines, over = divmod(flat.size, group)

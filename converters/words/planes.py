@@ -1,7 +1,7 @@
 """Words and codes to planes ``uint32 [bits, N, ceil(K/32)]`` and back, in one pass (see `words`).
 
-``perm``: stored column j is the original column ``perm[j]``. ``k``: K, by default as many codes as the words have room
-for; bits after the last code are zero in what is given back. ``bits`` on the way back is only checked.
+``perm``: stored column j is the original column ``perm[j]``. ``k``: K, by default as many codes as fit in the words;
+bits after the last code are zero in the result. Where planes are given, ``bits`` is only checked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def codes_to_planes(codes: Array, bits: int, perm: Array | None = None, threads:
 
 
 def planes_to_codes(planes: Array, k: int, perm: Array | None = None, threads: int = 1) -> Codes:
-    """The way back of `codes_to_planes`: columns in their original order."""
+    """The inverse of `codes_to_planes`: columns in their original order."""
     planes, k = planes_in(planes, k)
     codes = new_codes(planes.shape[1], k)
     _run(runs.planes(planes), runs.codes(codes), len(planes), k, inverse(perm, k), threads)
@@ -69,7 +69,7 @@ def gptq_to_planes(words: Array, bits: int, k: int | None = None, threads: int =
 def planes_to_gptq(
     planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
 ) -> Words:
-    """The way back of `gptq_to_planes`."""
+    """The inverse of `gptq_to_planes`."""
     planes, k = planes_in(planes, k, bits)
     bits, n, _ = planes.shape
     words = new_array((length(k, bits), n), np.uint32)
@@ -92,7 +92,7 @@ def columns_to_planes(
 def planes_to_columns(
     planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
 ) -> Words:
-    """The way back of `columns_to_planes`."""
+    """The inverse of `columns_to_planes`."""
     planes, k = planes_in(planes, k)
     bits, n, _ = planes.shape
     words = new_array((n, length(k, bits)), np.uint32)
@@ -122,7 +122,7 @@ def planar_to_planes(
 def planes_to_planar(
     planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
 ) -> Words:
-    """The way back of `planar_to_planes`."""
+    """The inverse of `planar_to_planes`."""
     planes, k = planes_in(planes, k, bits, multiple=32)
     bits, n, _ = planes.shape
     words = new_array((length(k, bits), n), np.uint32)
@@ -140,7 +140,7 @@ def awq_to_planes(words: Array, threads: int = 1) -> Words:
 
 
 def planes_to_awq(planes: Array, k: int | None = None, threads: int = 1) -> Words:
-    """The way back of `awq_to_planes`; N is a multiple of 8."""
+    """The inverse of `awq_to_planes`; N is a multiple of 8."""
     planes, k = planes_in(planes, k, 4)
     n = planes.shape[1]
     if n % 8:
@@ -160,7 +160,7 @@ def gemv_fast_to_planes(words: Array, threads: int = 1) -> Words:
 
 
 def planes_to_gemv_fast(planes: Array, k: int | None = None, threads: int = 1) -> npt.NDArray[np.int16]:
-    """The way back of `gemv_fast_to_planes`; N is a multiple of 4."""
+    """The inverse of `gemv_fast_to_planes`; N is a multiple of 4."""
     planes, k = planes_in(planes, k, 4, multiple=64)
     n = planes.shape[1]
     if n % 4:
@@ -181,7 +181,7 @@ def anybcq_to_planes(words: Array, threads: int = 1) -> Words:
 
 
 def planes_to_anybcq(planes: Array, threads: int = 1) -> Words:
-    """The way back of `anybcq_to_planes`."""
+    """The inverse of `anybcq_to_planes`."""
     planes, _ = planes_in(planes, None)
     bits, n, blocks = planes.shape
     words = new_array((blocks * bits, n), np.uint32)

@@ -23,9 +23,9 @@ __all__ = ["Side", "codes", "columns", "planes", "rows", "run", "run_in_order"]
 
 Array = npt.NDArray[Any]
 
-_TILE = 1 << 17  # words of a tile: it stays in the second cache
+_TILE = 1 << 16  # words of a tile: it stays in the second cache
 _CHUNK = 1 << 13  # words that a program runs through at once: they stay in the first cache
-_DEPTH = 64  # blocks of a tile: 256 bytes of a plane, so that stores fill cache lines
+_DEPTH = 128  # blocks of a tile: 512 bytes of a plane, so that stores fill cache lines
 _GRAIN = 16  # lanes, or blocks: a cache line of words
 _WORTH = 1 << 16  # words that are worth a thread
 _SHEET = 256  # lanes whose columns are put in order at once

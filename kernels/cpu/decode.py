@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from bcqfmt.compiled import intrinsics, rounding
-from bcqfmt.compiled.loops import compiled, inner
+from bcqfmt.compiled.loops import compiled, inner, stamp_of
 from bcqfmt.compiled.rounding import pattern, pattern64, rounded
 
 from . import lanes, lookup
 from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
-from .lut import stamp_of
 
 __all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "row_table_size"]
 

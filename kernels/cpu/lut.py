@@ -10,20 +10,18 @@ Numbers lie as the loop reads them, float32 ``[tile][group][scale, z][16]`` or `
 from __future__ import annotations
 
 import functools
-import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bcqfmt.compiled import intrinsics
-from bcqfmt.compiled.loops import compiled
+from bcqfmt.compiled.loops import compiled, stamp_of
 
 from . import lanes, lookup
 from .lanes import LANES, claim, loads, prefetch, stores, transpose, types, zeros
 from .lookup import flush, flush_planes, lookups, table
 
-__all__ = ["WORD_TABLES", "sparse_kernel", "stamp_of", "table_kernel", "tile_kernel"]
+__all__ = ["WORD_TABLES", "sparse_kernel", "table_kernel", "tile_kernel"]
 
 WORD_TABLES = 8 * LANES  # floats in the tables of the 32 columns of a word
 
@@ -33,15 +31,6 @@ _N = types.uint64
 _FLOATS, _ROWS = types.float32[::1], types.float32[:, ::1]
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True)
 _WORDS = types.Array(types.uint32, 1, "C", readonly=True)
-
-
-def stamp_of(*modules: Any) -> int:
-    """Not zero, and another number when these files change: numba's cache looks only at a function's own file.
-
-    A kernel mentions it, so that it belongs to what the cache knows a kernel by: its code and its closure, in which
-    there may be numbers only (functions of numba have another identity in every process).
-    """
-    return zlib.crc32(b"".join(Path(module.__file__).read_bytes() for module in modules)) | 1
 
 
 @functools.cache

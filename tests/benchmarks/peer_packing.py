@@ -1,4 +1,4 @@
-"""Other projects' packers of one 4-bit layer, timed in a Python of their own (`words.py` starts it).
+"""Other projects' packers of one 4-bit layer, timed in a Python of their own (`packers.py` starts it).
 
     PYTHON tests/benchmarks/peer_packing.py ROWS COLUMNS
 
@@ -53,8 +53,8 @@ def main() -> None:
             found[name] = make(rows, columns)
             found[name]()
             versions[name] = importlib.metadata.version(name)
-        except Exception as fault:  # noqa: BLE001 - whatever keeps a foreign package from working is told, not raised
-            versions[name] = f"not here: {type(fault).__name__}: {fault}"[:200]
+        except Exception as fault:  # noqa: BLE001 - what keeps a foreign package from working is reported
+            versions[name] = f"not usable: {type(fault).__name__}: {fault}"[:200]
             found.pop(name, None)
     print(json.dumps({"packers": sorted(found), "versions": versions}), file=answers, flush=True)
     for line in sys.stdin:

@@ -174,8 +174,8 @@ def test_a_fault_in_one_thread_reaches_the_caller() -> None:
 
 
 def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
+    from bcqfmt.compiled.loops import stamp_of
     from bcqfmt.kernels.cpu import lanes, lookup
-    from bcqfmt.kernels.cpu.lut import stamp_of
 
     assert stamp_of(lanes) == stamp_of(lanes) != stamp_of(lookup)
 
