@@ -142,7 +142,7 @@ class Atom(MethodBase[AtomSettings]):
 
 
 class _Rule:
-    """Scales of the groups of all segments, as :class:`gptq_rounding.GroupRule`."""
+    """Scales of the groups of all segments, as :class:`gptq.GroupRule`."""
 
     def __init__(self, s: AtomSettings, runs: list[_Run], threads: int) -> None:
         self._s, self._threads = s, threads
@@ -188,7 +188,7 @@ def _runs(job: Job, s: AtomSettings) -> list[_Run]:
         raise error(
             "BCQ-E621",
             tensor=job.name,
-            found=f"{columns} columns: {max(normal, 0)} beside {s.outliers} outlier channels",
+            found=f"{columns} columns: {max(normal, 0)} besides {s.outliers} outlier channels",
             expected=f"at least 8, and in groups of {s.group_size} a last one of at least 8",
         )
     runs = [_Run(0, normal - rest, size, s.bits)]

@@ -41,7 +41,7 @@ class BcqSettings:
 
     bits: int = setting(3, "planes per weight", low=1, high=8)
     group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
-    bias: bool = setting(True, "a number z per group beside the plane scales")
+    bias: bool = setting(True, "a number z per group, next to the plane scales")
     rounds: int = setting(15, "turns of refinement at most, fewer when the error no longer falls", low=0, high=1000)
     scale_dtype: str = setting("F16", "type of plane scales and bias", choices=("F16", "BF16", "F32"))
     weighting: str = setting(
@@ -50,7 +50,7 @@ class BcqSettings:
 
 
 class Bcq(MethodBase[BcqSettings]):
-    """``bcq``; how alpha and z are found is in ``bcq_kernels``.
+    """``bcq``; how alpha and z are found is in ``loops.bcq``.
 
     After rounding, no group has a larger squared error than greedy's (and, with a bias, than that of `rtn`'s grid in
     the same types), and with F16 or BF16 numbers and a bias no matrix has a larger one than `rtn` gives it. With

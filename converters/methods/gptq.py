@@ -89,7 +89,7 @@ class GptqSettings:
 
 @dataclass(frozen=True, slots=True)
 class UniformRule:
-    """The grid of round-to-nearest for a group, as :class:`GroupRule`: see ``rtn_kernels``."""
+    """The grid of round-to-nearest for a group, as :class:`GroupRule`: see ``loops.rtn``."""
 
     bits: int
     symmetric: bool
@@ -178,7 +178,7 @@ def compensated_codes(
     order: the original column at every rounding position. factor: :func:`hessian.compensation` of the damped Hessian
     in the order ``order[::-1]``. groups: group of every position, a run each unless ``rule`` is a :class:`FixedGrid`.
     tops: largest code of every group. exact: elements ``[out, in]``, original columns, that are stored elsewhere and
-    have no error. ``rule`` is asked for rows in multiples of ``row_step``.
+    have no error. ``rule`` is called with rows in multiples of ``row_step``.
     """
     out, n = weight.shape
     largest = np.asarray(tops, np.float64)
@@ -200,7 +200,7 @@ def compensated_codes(
 
 
 class _Chunk:
-    """Some rows on their way; columns in the reverse of the rounding order, as the factor has them.
+    """Some rows while they are rounded; columns in the reverse of the rounding order, as the factor has them.
 
     ``weight`` holds the weights as given, and as compensated once a column is rounded; ``missed`` what it then lacks.
     """

@@ -31,7 +31,7 @@ def method_names() -> list[str]:
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method; BCQ-E620 for a name that no method has."""
+    """The class of a method; BCQ-E620 for an unknown name."""
     known = method_names()
     if name in known:
         found: type[Method] = _REGISTRY.load(name)

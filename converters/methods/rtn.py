@@ -32,13 +32,13 @@ class RtnSettings:
 
 
 class Rtn(MethodBase[RtnSettings]):
-    """``rtn``; the rules for scales and zero points are in ``rtn_kernels``."""
+    """``rtn``; the rules for scales and zero points are in ``loops.rtn``."""
 
     name = "rtn"
     settings_type = RtnSettings
 
     def quantize(self, job: Job) -> Quantized:
-        """An affine weight; groups of zeros and groups of one value have the results that ``rtn_kernels`` names."""
+        """An affine weight; groups of zeros and groups of one value have the results that ``loops.rtn`` names."""
         weight, s = checked(job), self._settings
         rows, columns = weight.shape
         size, count = groups_of(columns, s.group_size)

@@ -37,7 +37,7 @@ class Measured(NamedTuple):
     sums: Sums
 
     def record(self) -> dict[str, Any]:
-        """What is kept of it beside its parts (JSON values); ten digits, which do not depend on how sums are taken."""
+        """What is recorded about it (JSON values); ten digits, which do not depend on how sums are taken."""
         numbers = {**self.sums.figures(), "power": self.sums.power, "noise": self.sums.noise}
         found = {
             "shape": list(self.weight.shape),

@@ -225,7 +225,7 @@ def _kinds(weights: list[WeightRow], measured: Mapping[str, Sums]) -> list[dict[
 
 
 def _figures(rows: Iterable[WeightRow], measured: Mapping[str, Sums]) -> dict[str, Any]:
-    """Of several weights together; a weight whose error is infinite is told apart and does not drown the others."""
+    """Of several weights together; those whose error is infinite are left out."""
     sums = Sums(0.0, 0.0, 0)
     for row in rows:
         own = measured.get(row.name)

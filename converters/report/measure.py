@@ -27,7 +27,7 @@ def measure(
 ) -> dict[str, Sums]:
     """Sums of w^2 and of the squared error of every weight whose dense tensor, by name and shape, is in ``dense``.
 
-    ``tick`` is told the bytes of every weight that is done. BCQ-E301 when not a single weight has a counterpart. A
+    ``tick`` gets the bytes of every weight that is done. BCQ-E301 when not a single weight has a counterpart. A
     weight with values that are not finite has an infinite error.
     """
     found: dict[str, Sums] = {}

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps
 
 import conversion
 import engines as scaling
-import packers as word_packers
 import planning
 import quantizing
 from benches import BENCHES as CORE
