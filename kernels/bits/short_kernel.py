@@ -218,7 +218,6 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
         for q, columns, g, formula, batch, more, needs in (
             (3, 4096, 8, "bcq", 1, False, NO_OUTLIERS),
             (3, 4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),
-            (3, 8192, 16, "affine", 2, False, NO_OUTLIERS),
             (3, 8192, 16, "affine", 4, True, NO_OUTLIERS),
             (2, 4096, 16, "bcq", 1, False, OutlierNeeds(4, 4096, 512)),
         )

@@ -96,7 +96,6 @@ def preferred(vectors: int, outliers: float) -> list[tuple[int, int, int]]:
 
 SHAPES = (  # what the compile check looks at
     MixedShape(1, 1, 1, 4, 6, 3, 3),
-    MixedShape(1, 1, 1, 4, 5, 3, 4),
     MixedShape(1, 1, 1, 0, 8, 2, 4),
     MixedShape(1, 1, 1, 4, 8, 2, 1, overlap=False),
     MixedShape(2, 2, 0, 8, 8, 1, 3),

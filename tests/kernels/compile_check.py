@@ -122,16 +122,24 @@ def kernel_of(name: str, variant: int) -> Any:
     return getattr(importlib.import_module(f"bcqfmt.kernels.{module}"), factory)(*cases()[name][variant])
 
 
-def compiled(job: tuple[str, int, int]) -> Outcome:
-    """One variant for one architecture."""
-    name, variant, arch = job
+def compiled(job: tuple[str, int, tuple[int, ...]]) -> list[Outcome]:
+    """One variant, for each of these architectures.
+
+    Numba compiles for the least of them, which is most of the time: for others its PTX differs in the target alone.
+    """
+    name, variant, archs = job
     try:
-        text = kernel_of(name, variant).compile(divmod(arch, 10))
+        text = kernel_of(name, variant).compile(divmod(archs[0], 10))
     except Exception as fault:  # noqa: BLE001 - reported with the others
-        return Outcome(0, 0, 0, 0, f"{type(fault).__name__}: {str(fault).strip().splitlines()[0]}")
+        return [Outcome(0, 0, 0, 0, f"{type(fault).__name__}: {str(fault).strip().splitlines()[0]}")] * len(archs)
     pattern, reason = UNWANTED.get(name.rpartition(".")[0], (r"$^", ""))
     if re.search(pattern, text):
-        return Outcome(0, 0, 0, 0, reason)
+        return [Outcome(0, 0, 0, 0, reason)] * len(archs)
+    return [assembled(text.replace(f".target sm_{archs[0]}", f".target sm_{arch}"), arch) for arch in archs]
+
+
+def assembled(text: str, arch: int) -> Outcome:
+    """What ptxas makes of PTX."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text)
@@ -154,20 +162,23 @@ def main() -> int:
     options = parser.parse_args()
     ptxas()
     faults = [f"{name}: not in the table of compile_check.py" for name in factories() if name not in cases()]
+    archs = sorted(map(int, options.arch.split(",")))
     jobs = [
-        (name, variant, int(arch))
+        (name, variant, fitting)
         for name, variants in cases().items()
         if name.startswith(options.only)
         for variant in range(len(variants))
-        for arch in options.arch.split(",")
-        if int(arch) >= LEAST.get(name.rpartition(".")[0], 80)
+        if (fitting := tuple(arch for arch in archs if arch >= LEAST.get(name.rpartition(".")[0], 80)))
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
-        for (name, variant, arch), found in zip(jobs, pool.map(compiled, jobs), strict=True):
-            label = f"{name}({', '.join(map(str, cases()[name][variant]))}) sm_{arch}"
-            sys.stdout.write(f"{label:<72} {found.registers:>4} registers {found.shared:>6} B shared  {found.fault}\n")
-            if found.fault:
-                faults.append(f"{label}: {found.fault}")
+        for (name, variant, fitting), outcomes in zip(jobs, pool.map(compiled, jobs), strict=True):
+            for arch, found in zip(fitting, outcomes, strict=True):
+                label = f"{name}({', '.join(map(str, cases()[name][variant]))}) sm_{arch}"
+                sys.stdout.write(
+                    f"{label:<72} {found.registers:>4} registers {found.shared:>6} B shared  {found.fault}\n"
+                )
+                if found.fault:
+                    faults.append(f"{label}: {found.fault}")
     for fault in faults:
         sys.stderr.write(f"compile_check: {fault}\n")
     return 1 if faults else 0

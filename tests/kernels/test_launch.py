@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -300,3 +301,22 @@ def test_a_change_anywhere_among_the_kernels_compiles_anew(tmp_path: Path, monke
         assert cubins._sources() != first
     finally:
         cubins._sources.cache_clear()
+
+
+@pytest.mark.parametrize("threshold", [700, 0, 100_000])
+def test_the_collector_is_set_back_after_a_compilation(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = gc.get_threshold(), list[int]()
+
+    def compile_ptx(*_: Any, **__: Any) -> Any:
+        seen.append(gc.get_threshold()[0])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(numba_cuda, "cuda", SimpleNamespace(compile_ptx=compile_ptx))
+    gc.set_threshold(threshold, *before[1:])
+    try:
+        with pytest.raises(ZeroDivisionError):
+            launch.kernel("f32* y", threads=32)(scale).compile((9, 0))
+        assert gc.get_threshold()[0] == threshold
+        assert seen == [max(threshold, 50_000) if threshold else 0]  # switched off stays off
+    finally:
+        gc.set_threshold(*before)
