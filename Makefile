@@ -7,7 +7,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Build backend and packages come from the pins; nothing is resolved freely. Twice quiet: errors only.
 INSTALL := $(PIP) install --quiet --quiet --no-build-isolation --constraint constraints.txt
-# Test processes: one per core, at most this many (each may load torch).
+# Test processes: one per core, at most this many (each may load torch). A file is run by one of them: its tests share
+# what they compile and build. (pytest-xdist 3.8 ignores its marker xdist_group under pytest 9.2, silently.)
 JOBS   ?= 8
 
 # converters/ and kernels/ lie in the root: with this, Python never takes them for top-level packages.
@@ -29,14 +30,14 @@ demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: quantize, export to GPTQ, convert
 	@$(BIN)/python docs/examples/demo_llm.py
 
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
-	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # Tests of code that depends on the processor, and the test that asks every library what it uses of it.
 PORTABLE := tests/format tests/converters tests/methods tests/quantize/test_dense.py \
     tests/kernels/test_cpu_decode.py tests/kernels/test_cpu_machine.py tests/kernels/test_cpu_matmul.py \
     tests/architecture/test_portable.py
 portable: $(VENV)/.test  ## format, converters, methods and CPU kernels as if the processor had no extensions
-	@$(BIN)/python tests/install/portable.py -n auto --maxprocesses $(JOBS) --dist loadgroup $(PORTABLE) $(PYTEST_ARGS)
+	@$(BIN)/python tests/install/portable.py -n auto --maxprocesses $(JOBS) --dist loadfile $(PORTABLE) $(PYTEST_ARGS)
 
 check: lint types imports c-reader kernels-check install-check docs report-page  ## everything that is not a test: linters, types, import rules, wheel, docs
 	@echo "check: all passed"
@@ -52,7 +53,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 c-reader: $(VENV)/.test  ## the C reader under sanitizers, on all vectors (needs a C compiler)
-	@$(BIN)/pytest -m cc tests/c_reader -n auto --maxprocesses $(JOBS) --dist loadgroup -q
+	@$(BIN)/pytest -m cc tests/c_reader -n auto --maxprocesses $(JOBS) --dist loadfile -q
 
 kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU; registers and spills
 	@$(BIN)/python tests/kernels/compile_check.py

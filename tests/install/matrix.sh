@@ -11,9 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 versions=(3.11 3.12 3.13)
 core_tests=(tests/spec tests/format tests/docs/test_pages.py tests/cli/test_program.py tests/cli/test_convert.py
-    --ignore=tests/format/test_decode.py --ignore=tests/format/test_reader.py
-    --ignore=tests/format/test_changed_files.py
-    --deselect=tests/format/test_writer.py::test_the_reference_library_reads_the_same_bytes)  # these need torch
+    --ignore=tests/format/test_torch.py)  # the core has no torch
 full=false
 [ "${1:-}" = --full ] && full=true
 
