@@ -36,7 +36,7 @@ def with_outliers(speed: float) -> Iterator[Row]:
     """Affine weights of 4 bits in groups of 128 with outliers of 0, 0.2, 0.5 and 1.5 %, and one vector.
 
     Then 0.5 % of which half are in one row of a hundred; then two, four and eight vectors. "Two launches" is what
-    `bit_gemv` does by itself with eight, which do not fit beside outliers; with fewer, outliers as plain CSR.
+    `bit_gemv` does by itself with eight, which do not fit together with outliers; with fewer, outliers as plain CSR.
     """
     yield from for_all_shares(partial(_product, speed))
     for rows, columns in SHAPES:

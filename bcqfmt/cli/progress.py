@@ -24,7 +24,7 @@ _LARGE = 1 << 20
 
 
 class Progress:
-    """``tick(bytes)`` and ``done(file, bytes)`` from any thread, told on stderr; use it as a context.
+    """``tick(bytes)`` and ``done(file, bytes)`` from any thread, shown on stderr; use it as a context.
 
     A bar on a terminal, one line per file elsewhere.
     """

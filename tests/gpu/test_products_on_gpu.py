@@ -14,7 +14,7 @@ import kernel_samples as ks
 import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.integrations.torch.ops import lut as torch_ops
+from bcqfmt.integrations.torch.ops import lut
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
@@ -132,16 +132,16 @@ def test_a_cuda_graph_without_synchronising(without_waiting: Callable[[], Abstra
     weight = ks.mixed(512, 768, 256)
     look_up, exact = to_device(operand(weight), "lut-gemm"), to_device(operand(weight), "canonical")
     x = to_gpu(ks.vectors(2, 1024, "F16"))
-    expected, dense = torch_ops.lut_gemv(x, look_up), torch_ops.dequantize(exact)  # compiles
+    expected, dense = lut.lut_gemv(x, look_up), lut.dequantize(exact)  # compiles
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch_ops.lut_gemv(x, look_up)
-        torch_ops.dequantize(exact)
+        lut.lut_gemv(x, look_up)
+        lut.dequantize(exact)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), without_waiting():
-        y, matrix = torch_ops.lut_gemv(x, look_up), torch_ops.dequantize(exact)
+        y, matrix = lut.lut_gemv(x, look_up), lut.dequantize(exact)
     for _ in range(3):
         y.zero_()
         matrix.zero_()

@@ -16,9 +16,7 @@ import kernel_samples as ks
 import sim_atom
 import sim_mixed
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.torch.ops import atom as torch_ops_atom
-from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
-from bcqfmt.integrations.torch.ops import lut as torch_ops
+from bcqfmt.integrations.torch.ops import atom, fast, lut
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import operands as ao
@@ -76,7 +74,7 @@ def lut_gemv(target: str, large: bool) -> Sample:
     placed = to_device(operand(weight), "lut-gemm", target)
     return Sample(
         "lut_gemv", _vectors(weight, 2, "F16", target),
-        lambda x: (torch_ops.lut_gemv(x, placed),),
+        lambda x: (lut.lut_gemv(x, placed),),
         lambda x: (matmul.lut_gemv(placed, x),),
     )  # fmt: skip
 
@@ -92,7 +90,7 @@ def dequantize(target: str, large: bool) -> Sample:
 
     return Sample(
         "dequantize", segment.planes,
-        lambda words: (torch_ops.dequantize(with_planes(words), torch.float16),),
+        lambda words: (lut.dequantize(with_planes(words), torch.float16),),
         lambda words: (matmul.dequantize(with_planes(words), "F16"),),
     )  # fmt: skip
 
@@ -103,7 +101,7 @@ def bit_gemv_plain(target: str, large: bool) -> Sample:
     placed = bit_operand(operand(weight), target)
     return Sample(
         "bit_gemv", _vectors(weight, 1, "F16", target),
-        lambda x: (torch_ops_fast.bit_gemv(x, placed),),
+        lambda x: (fast.bit_gemv(x, placed),),
         lambda x: (bit_gemv(placed, x),),
     )  # fmt: skip
 
@@ -116,7 +114,7 @@ def bit_gemv_everything(target: str, large: bool) -> Sample:
     addend = device.upload(ks.vectors(2, weight.spec.out), target)
     return Sample(
         "bit_gemv", x,
-        lambda x: (torch_ops_fast.bit_gemv(x, placed, addend),),
+        lambda x: (fast.bit_gemv(x, placed, addend),),
         lambda x: (bit_gemv(placed, x, addend=addend),),
     )  # fmt: skip
 
@@ -136,7 +134,7 @@ def _mixed(weight: BcqWeight, batch: int, kind: str, target: str) -> Sample:
     placed = mixed_operand(weight, target)
     return Sample(
         "mixed_gemv", _vectors(weight, batch, kind, target),
-        lambda x: (torch_ops_fast.mixed_gemv(x, placed),),
+        lambda x: (fast.mixed_gemv(x, placed),),
         lambda x: (mixed_gemv(placed, x),),
     )  # fmt: skip
 
@@ -151,7 +149,7 @@ def outliers(target: str, large: bool) -> Sample:
     before = device.upload(ks.vectors(2, rows, "F16", seed=1), target)
     return Sample(
         "csr_outliers", _vectors(weight, 2, "F16", target),
-        lambda x: (torch_ops_fast.csr_outliers(before.clone(), *csr, x),),
+        lambda x: (fast.csr_outliers(before.clone(), *csr, x),),
         lambda x: (csr_outliers(before.clone(), *csr, x),),
     )  # fmt: skip
 
@@ -165,7 +163,7 @@ def quantize_reorder(target: str, large: bool) -> Sample:
         return made.codes, made.scale
 
     def operator(x: Tensor) -> Results:
-        made = torch_ops_atom.quantize_reorder(x, perm, clip=0.9)
+        made = atom.quantize_reorder(x, perm, clip=0.9)
         assert (made.tokens, made.columns) == tuple(x.shape)
         return made.codes, made.scale
 
@@ -181,7 +179,7 @@ def rmsnorm_reorder_quant(target: str, large: bool) -> Sample:
         return made.codes, made.scale
 
     def operator(x: Tensor) -> Results:
-        made = torch_ops_atom.rmsnorm_reorder_quant(x, gamma, perm, eps=1e-5)
+        made = atom.rmsnorm_reorder_quant(x, gamma, perm, eps=1e-5)
         return made.codes, made.scale
 
     return Sample("rmsnorm_reorder_quant", x, operator, direct)
@@ -194,7 +192,7 @@ def w4a4(target: str, large: bool) -> Sample:
     ready = w4.quantize_reorder(device.upload(sim_atom.activations(tokens, groups, "F16"), target), weight.perm)
 
     def operator(codes: Tensor) -> Results:
-        return (torch_ops_atom.w4a4(replace(ready, codes=codes), weight, dtype=torch.bfloat16),)
+        return (atom.w4a4(replace(ready, codes=codes), weight, dtype=torch.bfloat16),)
 
     def direct(codes: Tensor) -> Results:
         return (w4.w4a4(replace(ready, codes=codes), weight, dtype="BF16"),)
@@ -215,7 +213,7 @@ def quantize_kv(target: str, large: bool) -> Sample:
 
         return run
 
-    return Sample("quantize_kv", k, through(torch_ops_atom.quantize_kv), through(kv.quantize_kv))
+    return Sample("quantize_kv", k, through(atom.quantize_kv), through(kv.quantize_kv))
 
 
 def decode_attention(target: str, large: bool) -> Sample:
@@ -227,7 +225,7 @@ def decode_attention(target: str, large: bool) -> Sample:
     lengths = torch.full((batch,), tokens - 1, dtype=torch.int32, device=k.device)
     return Sample(
         "decode_attention", q,
-        lambda q: (torch_ops_atom.decode_attention(q, cache, lengths, scale=0.1, splits=2),),
+        lambda q: (atom.decode_attention(q, cache, lengths, scale=0.1, splits=2),),
         lambda q: (kv.decode_attention(q, cache, lengths, scale=0.1, splits=2),),
     )  # fmt: skip
 

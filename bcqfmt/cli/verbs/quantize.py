@@ -37,9 +37,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
 @click.option("--overwrite", is_flag=True, help="Replace DST and the report, and drop an unfinished run.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
-)
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
 @hub_options
 @json_option
 def command(
@@ -101,7 +99,7 @@ def command(
 
 def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
     if asked["resume"] and asked["overwrite"]:
-        raise usage_error("--resume goes on, --overwrite starts anew: choose one.")
+        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
     if asked["method"] is None and rules is None:
         raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
 
@@ -122,7 +120,7 @@ def _planned(
     from bcqfmt.converters.quantize.stats import open_stats
 
     if asked["method"] is not None:
-        build_method(asked["method"], settings)  # a wrong setting is told before anything is downloaded
+        build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
     seen = None if stats is None else open_stats(stats)
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
