@@ -1,4 +1,4 @@
-"""Times of Atom's kernels beside torch's: the W4A4 product, norm with reordering and quantization, INT4 attention."""
+"""Times of Atom's kernels and torch's: the W4A4 product, norm with reordering and quantization, INT4 attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Times of the CUDA kernels beside those of torch, on the GPU at hand: what `bcqfmt bench kernels` measures.
+"""Times of the CUDA kernels and of torch's on this machine's GPU: what `bcqfmt bench kernels` measures.
 
 Every product is captured in a CUDA graph many times over, with weights that follow one another through more memory than
-the L2 cache holds; the median of several replays counts. Beside each time stand the bytes that have to move at the
+the L2 cache holds; the median of several replays counts. With each time go the bytes that have to move at the
 bandwidth measured in the same run (the floor), and torch's float16 product (cuBLAS). A case has one random weight, with
 which all multiply the same x (`weights`): what follow one another are copies of it, and every result is compared
 with that of float64.

@@ -1,4 +1,4 @@
-"""The command line: `main` holds the group and the exit codes, then one file per verb.
+"""The command line: `main` is the program with its exit codes, `verbs` has one file per verb, the rest is shared.
 
-This is the only room that imports click, and the only one that prints.
+Nothing else in the package imports click or prints.
 """

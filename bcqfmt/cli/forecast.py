@@ -1,4 +1,4 @@
-"""What `convert` would do with a source: its quantized modules, what the result takes, whether there is room for it."""
+"""What `convert` would do with a source: its quantized modules, the size of the result, whether the disk has space."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Terminated(BaseException):
 
 
 class Group(click.Group):
-    """Loads verbs on demand and turns whatever goes wrong into a message and an exit code."""
+    """Loads verbs on demand and turns every failure into a message and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs in the order in which one needs them."""
@@ -92,7 +92,7 @@ class _Outcome:
         try:
             code = verb()
             render.flush()
-        except SystemExit:  # click's own way out when nobody reads the help or the version it prints
+        except SystemExit:  # click exits when the reader of its help or version has gone
             return 0
         except click.exceptions.Abort:  # click's word for an interrupt
             return self.fault(error("BCQ-E901", found="stopped from the keyboard"), 130)

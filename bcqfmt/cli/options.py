@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from bcqfmt.system import cores
 
 from .command import usage_error
 
@@ -94,7 +95,7 @@ def model_options(command: _F) -> _F:
 
 def default_workers() -> int:
     """Threads where ``--workers`` is not given: one per core that this process may use, at most four."""
-    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(4, cores())
 
 
 class WithSettings(click.Command):

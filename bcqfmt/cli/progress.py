@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -17,14 +16,14 @@ from bcqfmt.errors import escape
 
 from . import render
 
-__all__ = ["Progress", "announce_kernels", "bar", "peak_memory", "return_large_blocks"]
+__all__ = ["Progress", "announce_kernels", "bar", "return_large_blocks"]
 
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 _LARGE = 1 << 20
 
 
 class Progress:
-    """``tick(bytes)`` and ``done(file, bytes)`` from any thread, told on stderr; use it as a context.
+    """``tick(bytes)`` and ``done(file, bytes)`` from any thread, shown on stderr; use it as a context.
 
     A bar on a terminal, one line per file elsewhere.
     """
@@ -99,9 +98,3 @@ def return_large_blocks() -> None:
     """Give arrays back to the system when they are freed: glibc would keep blocks of whole weights, per thread."""
     with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
-
-
-def peak_memory() -> int:
-    """The most bytes that this process has held at once."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -31,7 +31,7 @@ def safe(line: str) -> str:
 
 
 def echo(lines: str | Iterable[str] = "") -> None:
-    """Write to stdout. When nobody reads any more the rest is dropped, and the verb goes on to its exit code."""
+    """Write to stdout. When the reader has gone the rest is dropped, and the verb keeps its exit code."""
     _write(sys.stdout, lines)
 
 
@@ -52,7 +52,7 @@ def flush() -> None:
 
 
 def discard() -> None:
-    """Give up on stdout: it cannot take what is buffered, and must not fail again at exit."""
+    """Give up on stdout: it cannot take what is buffered, and must not fail a second time at exit."""
     if sys.stdout is not None:
         _silence(sys.stdout)
 
@@ -84,13 +84,13 @@ def fields(pairs: Iterable[tuple[str, str]]) -> list[str]:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Aligned columns; those in ``left`` start left, the others end right.
 
-    On a terminal that is too narrow the first column gives way, in its middle; a file or a pipe gets all of it.
+    On a terminal that is too narrow the first column is cut in its middle; a file or a pipe gets all of it.
     """
     cells = [[safe(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-    room = _room()
-    if room is not None and sum(widths) + 2 * len(widths) > room:
-        widths[0] = max(_NARROWEST, room - sum(widths[1:]) - 2 * len(widths))
+    space = _terminal_width()
+    if space is not None and sum(widths) + 2 * len(widths) > space:
+        widths[0] = max(_NARROWEST, space - sum(widths[1:]) - 2 * len(widths))
         for row in cells:
             row[0] = _shorten(row[0], widths[0])
     lines = []
@@ -145,7 +145,7 @@ def _silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def _room() -> int | None:
+def _terminal_width() -> int | None:
     """Columns of the terminal; None when the output is no terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None

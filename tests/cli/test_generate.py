@@ -26,13 +26,13 @@ def test_it_prints_the_prompt_and_what_follows(run: Run, model: Path) -> None:
 
 
 def test_exact_text_is_the_text_of_the_dense_export(run: Run, model: Path) -> None:
-    from bcqfmt.integrations.transformers import run as transformers_run
+    from bcqfmt.integrations.transformers import run as models
 
     result = run("generate", model, "--prompt", PROMPT, "--max-new-tokens", "12", "--exact", "--json")
     value = json.loads(result.stdout)
     assert result.exit_code == 0
-    dense = transformers_run.load(model.parent / "dense")
-    text, tokens, _ = transformers_run.generate(dense, PROMPT, most=12)
+    dense = models.load(model.parent / "dense")
+    text, tokens, _ = models.generate(dense, PROMPT, most=12)
     assert (value["text"], value["tokens"]) == (text, tokens)
     assert value["prompt"] == PROMPT
 
@@ -102,19 +102,19 @@ def test_it_says_that_a_kernel_is_compiled(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Which takes a minute in which nothing else is to be seen; on stdout there is the text alone."""
-    from bcqfmt.integrations.transformers import run as transformers_run
+    from bcqfmt.integrations.transformers import run as models
     from bcqfmt.kernels.runtime import cubins, launch
 
     monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(cubins, "_linked", lambda text, capability: b"code")
     monkeypatch.setattr(launch.Kernel, "compile", lambda kernel, capability: ".entry some(")
-    real = transformers_run.load
+    real = models.load
 
     def load(*arguments: Any, **options: Any) -> Any:
         cubins.code_of(launch.kernel("u32* x", threads=32)(load), (9, 0))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(transformers_run, "load", load)
+    monkeypatch.setattr(models, "load", load)
     (tmp_path / "text.txt").write_text("abc abc abc abc")
     text = ["--text", tmp_path / "text.txt", "--context", "8"]
     result = run(name, model, *(["--prompt", PROMPT, "--max-new-tokens", "2"] if name == "generate" else text))

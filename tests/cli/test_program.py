@@ -277,12 +277,12 @@ def test_output_in_a_file_has_no_colour_and_is_not_cut(folder: Path) -> None:
 
 
 def test_table_gives_way_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_room", lambda: 60)
+    monkeypatch.setattr(render, "_terminal_width", lambda: 60)
     lines = render.table(("name", "size"), [("model.layers.0." + "重" * 60 + ".weight", "123"), ("b", "4")])
     assert max(map(render._width, lines)) <= 60
     assert "..." in lines[1]
     assert lines[1].endswith("123")
-    monkeypatch.setattr(render, "_room", lambda: None)
+    monkeypatch.setattr(render, "_terminal_width", lambda: None)
     assert "..." not in render.table(("name", "size"), [("x" * 300, "1")])[1]
 
 

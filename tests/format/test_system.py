@@ -17,7 +17,7 @@ from bcqfmt import BcqError, system
 
 ROOT = Path(__file__).resolve().parents[2]
 READS = ("preadv", "pread")
-LINUX_ONLY = ("fdatasync", "posix_fallocate", "posix_fadvise", "preadv", "sched_getaffinity", "O_TMPFILE", "O_DIRECT")
+LINUX_ONLY = ("fdatasync", "posix_fallocate", "posix_fadvise", "preadv", "sched_getaffinity", "O_DIRECT")
 POSIX_ONLY = (*LINUX_ONLY, "pread", "fork", "register_at_fork", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC")
 
 

@@ -13,7 +13,7 @@ import kernel_samples as ks
 import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
-from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
+from bcqfmt.integrations.torch.ops import fast
 from bcqfmt.kernels import bits, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
@@ -47,7 +47,7 @@ def test_products_are_early_where_the_weight_is_settled(
     assert found.settled
     found, x = replace(found, settled=settled), vectors(weight)
     if through == "operator":
-        (torch_ops_fast.mixed_gemv if weight is MIXED else torch_ops_fast.bit_gemv)(x, found)
+        (fast.mixed_gemv if weight is MIXED else fast.bit_gemv)(x, found)
     else:
         (mixed.mixed_gemv if weight is MIXED else bits.bit_gemv)(found, x)
     assert [one.early for one in recorder.launched] == [settled] * (2 if weight is SEVERAL else 1)

@@ -42,9 +42,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def attack(folder: Path) -> None:
-    from bcqfmt.integrations.transformers import run as transformers_run
+    from bcqfmt.integrations.transformers import run as models
 
-    refused(lambda: transformers_run.load(folder), "BCQ-E102")
+    refused(lambda: models.load(folder), "BCQ-E102")
     assert not (folder.parent / "mark").exists(), "code of the checkpoint was run"
 
 
@@ -53,9 +53,9 @@ def test_it_is_not_imported(folder: Path) -> None:
 
 
 def test_without_the_guard_it_would_be(folder: Path) -> None:
-    from bcqfmt.integrations.transformers import run as transformers_run
+    from bcqfmt.integrations.transformers import run as models
 
     said = "folder, dtype=dtype, local_files_only=True, trust_remote_code=False"
-    edit = (transformers_run.load, said, said.replace("False", "True"))
+    edit = (models.load, said, said.replace("False", "True"))
     with without(edit), pytest.raises(AssertionError):
         attack(folder)

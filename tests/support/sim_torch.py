@@ -9,7 +9,7 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.torch.ops import lut as torch_ops
+from bcqfmt.integrations.torch.ops import lut
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
@@ -19,8 +19,8 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 def products(weight: BcqWeight, dtype: str) -> tuple[Any, Any, Any]:
     """x, ``lut_gemv`` and ``dequantize`` as float32 arrays, through the operators."""
     x = torch.from_numpy(ks.vectors(3, weight.spec.columns)).to(DTYPES[dtype])
-    y = torch_ops.lut_gemv(x, to_device(operand(weight), "lut-gemm", "cpu"))
-    dense = torch_ops.dequantize(to_device(operand(weight), "canonical", "cpu"), DTYPES[dtype])
+    y = lut.lut_gemv(x, to_device(operand(weight), "lut-gemm", "cpu"))
+    dense = lut.dequantize(to_device(operand(weight), "canonical", "cpu"), DTYPES[dtype])
     assert (y.dtype, dense.dtype) == (x.dtype, x.dtype)
     return x.float().numpy(), y.float().numpy(), dense.float().numpy()
 
@@ -53,7 +53,7 @@ def traced(weight: BcqWeight) -> tuple[Any, Any]:
 
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch_ops.lut_gemv(x * 2, placed) + 1
+            return lut.lut_gemv(x * 2, placed) + 1
 
     x = torch.ones(2, weight.spec.columns)
     program = torch.export.export(Layer(), (x,))

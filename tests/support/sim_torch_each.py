@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 import op_samples
-from bcqfmt.integrations.torch.ops import atom as torch_ops_atom
-from bcqfmt.integrations.torch.ops import fast as torch_ops_fast
+from bcqfmt.integrations.torch.ops import atom, fast
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from op_samples import Results
@@ -56,7 +55,7 @@ def fused_outliers() -> tuple[list[bytes], list[bytes]]:
 
     def product(x: torch.Tensor) -> Results:
         y = torch.ops.bcqfmt.bit_gemv(**{**weight, "x": x})
-        return (torch_ops_fast.csr_outliers(y, indptr, indices, values, x) * 2,)
+        return (fast.csr_outliers(y, indptr, indices, values, x) * 2,)
 
     x = torch.ones(1, 40, dtype=torch.float16)
     found = torch.compile(product, backend="aot_eager", fullgraph=True)(x)
@@ -74,7 +73,7 @@ def any_number_of_tokens() -> tuple[list[bytes], list[bytes]]:
 
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch_ops_atom.w4a4(torch_ops_atom.quantize_reorder(x, weight.perm), weight)
+            return atom.w4a4(atom.quantize_reorder(x, weight.perm), weight)
 
     first, second = (torch.from_numpy(activations(tokens, 2, "F16")) for tokens in (9, 10))
     dynamic = ({0: torch.export.Dim("tokens", min=9, max=1000)},)

@@ -31,18 +31,16 @@ if TYPE_CHECKING:
     multiple=True,
     help="Measure only this; may be repeated. By default all but crossover.",
 )
-@click.option("--lut-gemm", type=click.Path(exists=True), help="A library with the published kernel, to time beside.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Write the figures to this JSON file, and a plot beside it."
-)
+@click.option("--lut-gemm", type=click.Path(exists=True), help="A library with the published kernel, to be timed too.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the figures to this JSON file, and a plot (.svg).")
 @json_option
 def command(
     what: str, device: str, sweep: bool, only: tuple[str, ...], lut_gemm: str | None, out: Path | None, as_json: bool
 ) -> None:
     """Measure the kernels on this machine's GPU.
 
-    Products with random weights, captured in a CUDA graph, weights rotated past the cache, medians; beside each the
-    time that its bytes take at the bandwidth measured in the same run, and torch's float16 product. Where a weight
+    Products with random weights, captured in a CUDA graph, weights rotated past the cache, medians; with each
+    the time that its bytes take at the bandwidth measured in the same run, and torch's float16 product. Where a weight
     has no fast product, the name of the kernel says what is used instead ("look-up", "dequantize").
 
     \b
@@ -95,21 +93,19 @@ def _measured(only: tuple[str, ...], speed: float, lut_gemm: str | None) -> Iter
 
 def table(rows: list[Row]) -> list[str]:
     """The rows as a table in Markdown."""
-    head = "| kernel | rows x columns | q | g | batch | us | of the floor | beside |"
+    head = "| kernel | rows x columns | q | g | batch | us | of the floor | compared with |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        beside = "; ".join(
-            f"{name} {taken:.1f} us: {taken / row.microseconds:.2f}x" for name, taken in row.peers.items()
-        )
+        notes = [f"{name} {taken:.1f} us: {taken / row.microseconds:.2f}x" for name, taken in row.peers.items()]
         if row.alone is not None:
-            beside = "; ".join(filter(None, (f"launched alone {row.alone:.2f} us", beside)))
+            notes.insert(0, f"launched alone {row.alone:.2f} us")
         if row.joules is not None:
-            beside = f"{row.joules * 1e3:.1f} mJ"
+            notes = [f"{row.joules * 1e3:.1f} mJ"]
         if row.error is not None:
-            beside = "; ".join(filter(None, (beside, f"error {row.error:.1e}")))
+            notes.append(f"error {row.error:.1e}")
         lines.append(
             f"| {row.kernel} | {row.rows} x {row.columns} | {row.bits:g} | {row.group_size} | {row.batch} "
-            f"| {row.microseconds:.2f} | {100 * row.floor / row.microseconds:.0f} % | {beside} |"
+            f"| {row.microseconds:.2f} | {100 * row.floor / row.microseconds:.0f} % | {'; '.join(notes)} |"
         )
     return lines
 

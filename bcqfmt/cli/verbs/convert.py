@@ -12,10 +12,11 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
 from bcqfmt.cli.options import PART, SIZE, default_workers
-from bcqfmt.cli.progress import Progress, peak_memory, return_large_blocks
+from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.reports import check_report_path, write_report
 from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.system import peak_memory
 
 if TYPE_CHECKING:
     from bcqfmt.cli.forecast import Forecast
@@ -46,9 +47,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option("--overwrite", is_flag=True, help="Replace DST, and drop an unfinished conversion.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
 @click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
-)
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
 @hub_options
 @click.option("--push", metavar="REPO", help="Upload the result to this repository on the hub.")
 @click.option("--private", is_flag=True, help="Make that repository private.")
@@ -129,7 +128,7 @@ def _check_usage(
 ) -> None:
     """Options that contradict each other, before anything is looked at."""
     wrong = [
-        (resume and overwrite, "--resume goes on, --overwrite starts anew: choose one."),
+        (resume and overwrite, "--resume continues a run, --overwrite starts a new one: choose one."),
         (overwrite and part is not None, "--part never overwrites; `bcqfmt finalize --overwrite` does."),
         (push is not None and (dry_run or part is not None), "--push needs a complete conversion."),
         (pushing and push is None, "--private and --create-pr go with --push."),

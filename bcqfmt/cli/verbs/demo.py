@@ -34,7 +34,7 @@ _MULTI = "layers.0.down_proj.weight"
 def command(keep: Path | None) -> None:
     """Take a short tour: convert, prove, write, read, break.
 
-    Converts a small GPTQ checkpoint that comes with the package, proves the way back byte for byte and multiplies with
+    Converts a small GPTQ checkpoint that comes with the package, restores its source byte for byte and multiplies with
     it. Then makes two small weights, saves them as a BCQ folder, reads them back, proves every value, reads half of the
     planes, multiplies, flips one bit and lets the validator find it. Needs no network and no GPU.
 

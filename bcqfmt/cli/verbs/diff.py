@@ -19,7 +19,7 @@ DIFFERENT = 6
 @click.argument("a")
 @click.argument("b")
 @click.option("--values", is_flag=True, help="Compare decoded values also where two descriptions differ.")
-@click.option("--max-rows", type=click.IntRange(min=0), default=100, show_default=True, help="Print at most so many.")
+@click.option("--max-rows", type=click.IntRange(min=0), default=100, show_default=True, help="Lines to print, at most.")
 @json_option
 def command(a: str, b: str, values: bool, max_rows: int, as_json: bool) -> int:
     """Compare two checkpoints, tensor by tensor.

@@ -22,7 +22,7 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
     """Close a conversion that was done in parts.
 
     After `bcqfmt convert SRC DST --part i/N` has run for every i: checks that all shards are there and intact, writes
-    what belongs beside them and gives the folder its name. The result has the same bytes as that of one plain run.
+    the other files of the folder and gives it its name. The result has the same bytes as that of one plain run.
 
     \b
     Example:

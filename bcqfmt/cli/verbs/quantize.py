@@ -11,10 +11,11 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
-from bcqfmt.cli.progress import Progress, peak_memory, return_large_blocks
+from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
 from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, escape
+from bcqfmt.system import peak_memory
 
 if TYPE_CHECKING:
     from bcqfmt.converters.quantize.quantization import Quantization
@@ -37,9 +38,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
 @click.option("--overwrite", is_flag=True, help="Replace DST and the report, and drop an unfinished run.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it."
-)
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
 @hub_options
 @json_option
 def command(
@@ -101,7 +100,7 @@ def command(
 
 def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
     if asked["resume"] and asked["overwrite"]:
-        raise usage_error("--resume goes on, --overwrite starts anew: choose one.")
+        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
     if asked["method"] is None and rules is None:
         raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
 
@@ -122,7 +121,7 @@ def _planned(
     from bcqfmt.converters.quantize.stats import open_stats
 
     if asked["method"] is not None:
-        build_method(asked["method"], settings)  # a wrong setting is told before anything is downloaded
+        build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
     seen = None if stats is None else open_stats(stats)
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @verb("report")
 @click.argument("bcq", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and JSON beside it.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
 @click.option("--against", metavar="MODEL", help="Measure errors against this dense model, a folder or a hub id.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the N weights that are furthest off.")
@@ -32,7 +32,7 @@ def command(bcq: Path, out: Path | None, against: str | None, overwrite: bool, t
 
     BCQ is a folder or a file. Sizes and bits of every weight, and where it came from; errors too, worst first, if
     `bcqfmt quantize` wrote it or if --against names the dense model that was quantized. The page needs no network and
-    no script, and the JSON file beside it has the same numbers.
+    no script; a JSON file of the same name has the same numbers.
 
     \b
     Example:
@@ -57,7 +57,7 @@ def command(bcq: Path, out: Path | None, against: str | None, overwrite: bool, t
 
 
 def _measured(checkpoint: Checkpoint, against: str) -> Report:
-    """The report with errors against a dense model; what has no counterpart there is told."""
+    """The report with errors against a dense model; weights without a counterpart there are named on stderr."""
     from bcqfmt.converters.report import make_report
     from bcqfmt.converters.report.measure import measure
 

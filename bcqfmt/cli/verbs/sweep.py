@@ -56,7 +56,7 @@ class _List(ParamType[tuple[str, ...]]):
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Also measure perplexity on this text.")
 @click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a window.")
-@click.option("--tokens", type=click.IntRange(2), help="Use only so many tokens of the text.")
+@click.option("--tokens", type=click.IntRange(2), help="Use the first tokens of the text only, this many.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="Write all numbers.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them, with the Pareto front.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")

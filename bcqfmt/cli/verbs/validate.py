@@ -17,7 +17,7 @@ from bcqfmt.errors import escape
 @click.argument("path")
 @click.option("--deep", is_flag=True, help="Read all content: numbers, padding and digests.")
 @click.option(
-    "--max-findings", type=click.IntRange(min=0), default=50, show_default=True, help="Print at most so many."
+    "--max-findings", type=click.IntRange(min=0), default=50, show_default=True, help="Findings to print, at most."
 )
 @json_option
 def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:

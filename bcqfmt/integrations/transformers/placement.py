@@ -48,7 +48,7 @@ class _Expert(NamedTuple):
 def place_weights(model: Any, weights: Mapping[str, BcqWeight], conversions: Sequence[Any]) -> list[tuple[str, str]]:
     """Put empty BCQ modules into a model on the meta device; ``conversions``: how transformers renames its tensors.
 
-    Returns what has to be renamed besides, (pattern, replacement), so that parts find their buffers.
+    Returns further renamings, (pattern, replacement), by which parts find their buffers.
     """
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]

@@ -100,7 +100,7 @@ def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> An
 def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None = None) -> tuple[str, int, float]:
     """The likeliest continuation, one token after the other; text of the new tokens, their number, seconds.
 
-    ``tick`` is told the tokens made since the last call.
+    ``tick`` gets the number of tokens made since the last call.
     """
     import torch
 

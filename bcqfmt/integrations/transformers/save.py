@@ -26,7 +26,7 @@ from bcqfmt.integrations.torch.layers import BcqModule
 from bcqfmt.integrations.torch.parts import stored_of
 from bcqfmt.weight.weight import BcqWeight
 
-from .side_files import beside, kept
+from .side_files import kept_files, side_files
 
 __all__ = ["forget", "remember", "take_over"]
 
@@ -91,9 +91,9 @@ def _save(
     tokenizer: Any = None,
     **others: Any,
 ) -> None:
-    """Write a model as a BCQ folder; what it may replace, `transformers_beside.kept` says.
+    """Write a model as a BCQ folder; what it may replace, `side_files.kept_files` says.
 
-    Files beside the model (tokenizer, templates) come from the folder that is replaced if it holds this model, or from
+    Side files (tokenizer, templates) come from the folder that is replaced if it holds this model, or from
     the one that the model was loaded from, or from ``tokenizer``, anything that has a ``save_pretrained``.
     """
     wrong = "state_dict" if state_dict is not None else "push_to_hub" if push_to_hub else ""
@@ -106,11 +106,11 @@ def _save(
         return
     target, size = output_path(save_directory), _bytes(max_shard_size)
     weights, rest = _tensors(model)
-    files = kept(target, weights)
+    files = kept_files(target, weights)
     if tokenizer is not None:
         files.update(_saved(tokenizer))
     elif origin.source is not None and origin.source.is_dir():
-        files = {**beside(origin.source), **files}
+        files = {**side_files(origin.source), **files}
     config, texts = _texts(model)
     files.update(texts)
     save(target, {**weights, **rest}, config=config, files=files, max_shard_size=size, overwrite=target.exists())

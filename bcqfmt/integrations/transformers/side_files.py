@@ -1,4 +1,4 @@
-"""Files beside a model: those that go with it when it is saved, and those that saving must not lose."""
+"""Side files of a model (tokenizer, templates): those that are saved with it, and those that saving must not lose."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.limits import MAX_JSON_FILE_BYTES
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["GENERATION", "beside", "kept"]
+__all__ = ["GENERATION", "kept_files", "side_files"]
 
 GENERATION = "generation_config.json"
 _WRITTEN = {CONFIG, INDEX, MANIFEST, GENERATION}
-_MOST = 64_000_000  # a side file that is larger is none
+_MOST = 64_000_000  # larger files are not side files
 _SHOWN = 6
 
 
-def beside(folder: Path) -> dict[str, bytes]:
+def side_files(folder: Path) -> dict[str, bytes]:
     """Small files of a folder that are neither model nor about it, path -> content: the tokenizer, for one."""
     names = [n for n in file_list(folder) if n not in _WRITTEN | {"README.md"} and not n.endswith(".safetensors")]
     small = [n for n in names if not n.startswith(f"{SOURCE}/") and (folder / n).stat().st_size <= _MOST]
     return {name: (folder / name).read_bytes() for name in small}
 
 
-def kept(target: Path, weights: Mapping[str, BcqWeight]) -> dict[str, bytes]:
-    """What lies beside the model in a folder that is about to be replaced, path -> content.
+def kept_files(target: Path, weights: Mapping[str, BcqWeight]) -> dict[str, bytes]:
+    """Side files of a folder that is about to be replaced, path -> content.
 
     Where the folder holds these very weights, saved before, all of it stays; of another model's folder nothing does.
-    BCQ-E401, naming them, for files that would be lost: of other people, or too large to be kept.
+    BCQ-E401, naming them, for files that would be lost: not written by bcqfmt, or too large to be kept.
     """
     if target.is_symlink() or not target.is_dir():
         return {}  # new; or the writer refuses it
@@ -53,7 +53,7 @@ def kept(target: Path, weights: Mapping[str, BcqWeight]) -> dict[str, bytes]:
         more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
         raise error(
             "BCQ-E401", str(target), found=f"files that saving would delete: {escape(', '.join(lost[:_SHOWN]))}{more}",
-            expected="a new or empty folder, or a BCQ folder without files of others",
+            expected="a new or empty folder, or a BCQ folder with its own files only",
             hint="save into a new folder, or move these files away; save_pretrained(..., tokenizer=) takes a tokenizer",
         )  # fmt: skip
     return {name: (target / name).read_bytes() for name in found}

@@ -53,7 +53,7 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """None besides config.json."""
+        """None but config.json."""
         return []
 
     @classmethod

@@ -138,7 +138,7 @@ class BcqLinearMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
         return y if bias is None else y + bias.to(y.dtype)
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
-        """A head that is quantized stands in the file by itself, whatever config.json says about the embedding."""
+        """A quantized head has a weight of its own in the file, even where config.json ties it to the embedding."""
         return layer
 
     def dequantize_weight(self, layer: nn.Module) -> Tensor:

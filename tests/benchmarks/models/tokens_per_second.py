@@ -222,7 +222,7 @@ def check(shape: Shape, kind: str, device: str) -> tuple[float, str]:
     """Relative error of one layer against the product with its decoded values, and the kernel that was used."""
     import torch
 
-    from bcqfmt.integrations.torch import linear_op as torch_cpu_ops
+    from bcqfmt.integrations.torch import linear_op
     from bcqfmt.kernels import matmul
 
     layer = layer_of(kind, shape.inner, shape.hidden, shape.group, device)
@@ -232,7 +232,7 @@ def check(shape: Shape, kind: str, device: str) -> tuple[float, str]:
     error = float((y - wanted).norm() / wanted.norm())
     if device == "cpu":
         return error, "CPU"
-    made = torch_cpu_ops._prepared(layer.parts(), layer.text, 0, 0, torch_cpu_ops._on_gpu)
+    made = linear_op._cached(layer.parts(), linear_op._on_gpu, layer.text, 0, 0)
     return error, f"{type(made).__name__}, {matmul.path_of(made, 1)}"
 
 
