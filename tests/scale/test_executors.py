@@ -320,7 +320,7 @@ def test_a_lock_left_behind_is_waited_for(
 ) -> None:
     """A task that was taken for lost may still be running: its successor waits for the lock of the part."""
     work = conversion(source)
-    tasks = tasks_of(work, tmp_path / "bcq")
+    planned = tasks_of(work, tmp_path / "bcq")
     folder = tmp_path / "bcq.partial" / ".bcq_work"
     folder.mkdir(parents=True)
     held = (folder / "part-1-of-4.lock").open("w")
@@ -334,7 +334,7 @@ def test_a_lock_left_behind_is_waited_for(
         held.close()
 
     monkeypatch.setattr(tasks.time, "sleep", sleep)
-    assert all(fault_of(run_task(task)) is None for task in tasks)
+    assert all(fault_of(run_task(task)) is None for task in planned)
     assert naps == [1.0]
     conversion(source).close(tmp_path / "bcq")
     assert tree(tmp_path / "bcq") == plain
