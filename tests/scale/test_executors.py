@@ -319,7 +319,8 @@ def test_a_lock_left_behind_is_waited_for(
     source: Path, plain: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that was taken for lost may still be running: its successor waits for the lock of the part."""
-    left = tasks_of(conversion(source), tmp_path / "bcq")
+    work = conversion(source)
+    planned = tasks_of(work, tmp_path / "bcq")
     folder = tmp_path / "bcq.partial" / ".bcq_work"
     folder.mkdir(parents=True)
     held = (folder / "part-1-of-4.lock").open("w")
@@ -333,7 +334,7 @@ def test_a_lock_left_behind_is_waited_for(
         held.close()
 
     monkeypatch.setattr(tasks.time, "sleep", sleep)
-    assert all(fault_of(run_task(task)) is None for task in left)
+    assert all(fault_of(run_task(task)) is None for task in planned)
     assert naps == [1.0]
     conversion(source).close(tmp_path / "bcq")
     assert tree(tmp_path / "bcq") == plain
