@@ -80,8 +80,11 @@ def test_three_tiles_side_by_side(g: int) -> None:
     assert reference.relative_error(found.value, reference.product(weight, x)) < LIMIT
 
 
-@pytest.mark.parametrize("scale", [0.0, 2.0**-24, 65120.0])
-@pytest.mark.parametrize(("encoding", "q", "g"), [("affine", 8, 16), ("bcq", 4, 8), ("bcq", 1, 16), ("offset", 8, 8)])
+@pytest.mark.parametrize(("encoding", "q", "g", "scale"), [
+    *((*case, scale) for case in (("affine", 8, 16), ("bcq", 4, 8), ("bcq", 1, 16), ("offset", 8, 8))
+      for scale in (2.0**-24, 65120.0)),
+    ("bcq", 4, 8, 0.0),
+])  # fmt: skip
 def test_vectors_of_any_size(encoding: str, q: int, g: int, scale: float) -> None:
     """The largest sums that there can be: all columns as large as the largest, of both signs and of one."""
     weight = ks.weight(encoding, q, 16, 256, g)

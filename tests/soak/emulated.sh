@@ -67,7 +67,7 @@ END
     touch "$place/.ready"
 fi
 
-export PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 failed=()
 for cpu in "${cpus[@]}"; do
     export EMULATED_CPU=$cpu NUMBA_CACHE_DIR=$place/numba-$cpu
