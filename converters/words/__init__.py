@@ -25,7 +25,7 @@ AnyBCQ                                                                 ``anybcq`
 Each name stands for two functions, ``NAME_to_codes`` and ``codes_to_NAME`` (or planes). All take ``threads``: the rows
 are split among them, and the compiled loop releases the GIL. Importing this package loads numba.
 
-From top to bottom: `codes`, `planes` and `hqq` have the functions; `runs` says where the words of a layout lie and calls
+From top to bottom: `codes`, `planes` and `hqq` have the functions; `runs` says where the words of a layout lie and runs
 the loop; `bit_programs` says how bits move; `loop` is compiled; `arrays` checks and pads; `buffers` reuses memory.
 """
 
