@@ -21,6 +21,7 @@ __all__ = [
     "affine",
     "bcq",
     "concatenate",
+    "declared_zero",
     "float_zero",
     "minimal_zeros",
     "offset",
@@ -234,18 +235,21 @@ def _float(array: Array, what: str) -> str:
     return name
 
 
-def _zeros(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZero, Arrays]:
-    """The declared zero and its part, if it needs one."""
-    values = np.asarray(zero)
+def declared_zero(zeros: int | Array, bits: int) -> tuple[int | PackedZero, Array]:
+    """How zero points are stored: one number in the scheme, or the fewest bits that hold them; and their array."""
+    values = np.asarray(zeros)
     if values.dtype.kind not in "iu":
         raise error("BCQ-E302", found=f"zero points of type {values.dtype}", expected="integers")
     low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 2**q:
-        raise error("BCQ-V404", found=f"zero points {low}..{high}", expected=f"0..{2**q}")
-    if low == high:
-        return low, {}
-    bits = high.bit_length()
-    return PackedZero(bits), {f"s{k}_zero": pack(values, bits)}
+    if low < 0 or high > 2**bits:
+        raise error("BCQ-V404", found=f"zero points {low}..{high}", expected=f"0..{2**bits}")
+    return (low, values) if low == high else (PackedZero(high.bit_length()), values)
+
+
+def _zeros(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZero, Arrays]:
+    """The declared zero and its part, if it needs one."""
+    declared, values = declared_zero(zero, q)
+    return declared, {f"s{k}_zero": pack(values, declared.bits)} if isinstance(declared, PackedZero) else {}
 
 
 def _pack_bits(signs: Array) -> Array:

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
+from bcqfmt.weight.build import declared_zero
 from bcqfmt.weight.packing import pack, unpack, words_for
 from bcqfmt.weight.scheme import PackedZero, Scheme, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Module, Options
 
-__all__ = ["affine_weight", "declared_zero", "segment_weight", "zero_points_of"]
+__all__ = ["affine_weight", "segment_weight", "zero_points_of"]
 
 Array = npt.NDArray[Any]
 _EXPONENT = {"F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80), "F32": (np.uint32, 0x7F800000)}
@@ -79,15 +80,6 @@ def segment_weight(
             part, tensor.dtype, wanted[part].shape, make=_turned(tensor, transposed, wanted[part].shape)
         )
     return BcqWeight(module.weight_name, spec, parts)
-
-
-def declared_zero(zeros: int | Array, bits: int) -> tuple[int | PackedZero, Array]:
-    """How zero points are stored: one number in the scheme, or the fewest bits that hold them."""
-    values = np.asarray(zeros)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 2**bits:
-        raise error("BCQ-V404", found=f"zero points {low}..{high}", expected=f"0..{2**bits}")
-    return (low, values) if low == high else (PackedZero(high.bit_length()), values)
 
 
 def zero_points_of(weight: BcqWeight) -> Array:

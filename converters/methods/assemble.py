@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.container.dtypes import name_of, numpy_dtype
-from bcqfmt.converters.layouts.uniform import declared_zero
 from bcqfmt.converters.words import codes_to_planes
-from bcqfmt.weight.build import wrap
+from bcqfmt.weight.build import declared_zero, wrap
 from bcqfmt.weight.packing import pack
 from bcqfmt.weight.scheme import PackedZero, Scheme, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight

@@ -6,7 +6,6 @@ so projections that read the same input have the same. What the kernel has to do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,14 +18,13 @@ from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
-from .atom_kernels import symmetric_scales
 from .columns import is_identity, largest_last, moved_last
-from .gptq import DAMPENING
-from .gptq_rounding import compensated_codes
+from .gptq import DAMPENING, compensated_codes
 from .hessian import compensation, damped, hessian_of, stats_of
+from .loops.atom import symmetric_scales
 from .matrix import checked, refuse_overflow
-from .parameters import as_dict, built, declared, setting
-from .protocol import Job, Parameter, Quantized
+from .parameters import MethodBase, setting
+from .protocol import Job, Quantized
 
 __all__ = ["Atom", "AtomSettings"]
 
@@ -69,23 +67,11 @@ class _Run(NamedTuple):
     bits: int
 
 
-class Atom:
+class Atom(MethodBase[AtomSettings]):
     """``atom``."""
 
     name = "atom"
-
-    def __init__(self, settings: AtomSettings) -> None:
-        self._settings = settings
-
-    @classmethod
-    def parameters(cls) -> tuple[Parameter, ...]:
-        """All settings."""
-        return declared(AtomSettings)
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any]) -> Atom:
-        """The method with these settings."""
-        return cls(built(AtomSettings, given, cls.name))
+    settings_type = AtomSettings
 
     def needs_stats(self) -> str | None:
         """Square sums of the inputs, for rounding = gptq the Hessian too."""
@@ -93,7 +79,7 @@ class Atom:
 
     def settings(self) -> dict[str, Any]:
         """The settings in force."""
-        return {**as_dict(self._settings), "clip": self._settings.clip or "search"}
+        return {**super().settings(), "clip": self._settings.clip or "search"}
 
     def quantize(self, job: Job) -> Quantized:
         """Symmetric segments of `bits` bits and, last, the 8-bit group of outlier channels."""
@@ -156,7 +142,7 @@ class Atom:
 
 
 class _Rule:
-    """Scales of the groups of all segments, as :class:`gptq_rounding.GroupRule`."""
+    """Scales of the groups of all segments, as :class:`gptq.GroupRule`."""
 
     def __init__(self, s: AtomSettings, runs: list[_Run], threads: int) -> None:
         self._s, self._threads = s, threads
@@ -202,7 +188,7 @@ def _runs(job: Job, s: AtomSettings) -> list[_Run]:
         raise error(
             "BCQ-E621",
             tensor=job.name,
-            found=f"{columns} columns: {max(normal, 0)} beside {s.outliers} outlier channels",
+            found=f"{columns} columns: {max(normal, 0)} besides {s.outliers} outlier channels",
             expected=f"at least 8, and in groups of {s.group_size} a last one of at least 8",
         )
     runs = [_Run(0, normal - rest, size, s.bits)]

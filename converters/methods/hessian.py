@@ -15,20 +15,13 @@ import numpy.typing as npt
 from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 
-from .gptq_loops import accumulate, factor_block, invert_block, solve_rows, solve_tile
+from .loops.gptq import accumulate, factor_block, invert_block, solve_rows, solve_tile
 from .protocol import InputStats, Job
 
 __all__ = [
-    "compensation",
-    "damped",
-    "dead_columns",
-    "factored",
-    "hessian_of",
-    "importance_of",
-    "inverse_diagonal",
-    "inverse_factor",
-    "stats_of",
-]
+    "compensation", "damped", "dead_columns", "factored", "hessian_of", "importance_of", "inverse_diagonal",
+    "inverse_factor", "stats_of",
+]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
@@ -83,7 +76,7 @@ def dead_columns(matrix: npt.NDArray[Any]) -> int:
 
 
 def damped(matrix: npt.NDArray[Any], dampening: float, order: Indices | None = None, name: str = "") -> F64:
-    """2 X X^T + lambda I as a new float64 matrix; ``order[i]`` is the column that stands at i.
+    """2 X X^T + lambda I as a new float64 matrix; ``order[i]`` is the column at position i.
 
     lambda is ``dampening`` times the mean diagonal. A channel that calibration never saw has no influence on others
     and gets the mean diagonal itself, so that nothing is divided by zero where lambda is 0.
@@ -166,7 +159,7 @@ def compensation(matrix: F64, threads: int = 1, name: str = "") -> F64:
     """How a rounding error at column i is taken back at column j < i: ``[i, j]`` of a lower triangle of unit diagonal.
 
     ``matrix`` (overwritten) is the damped Hessian with its columns in the *reverse* of the rounding order: rounding
-    then runs from the last column to the first, and what it reads lies in rows.
+    then runs from the last column to the first, and what it reads is contiguous.
     """
     factor = inverse_factor(matrix, threads, name)
     factor /= np.diagonal(factor).copy()[:, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,19 +13,19 @@ from bcqfmt.compiled.threads import each_share
 from bcqfmt.errors import error
 
 from .assemble import bcq_weight
-from .bcq_levels_loops import new_work
+from .bcq import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
+from .loops.bcq_levels import new_work
+from .loops.multi import extend_rows
+from .loops.multi_joint import new_joint_work
 from .matrix import checked
-from .multi_joint_loops import new_bench
-from .multi_loops import extend_rows
-from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from .protocol import Job, Parameter, Quantized
-from .solving import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
+from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .protocol import Job, Quantized
 
 __all__ = ["Multi", "MultiSettings"]
 
 _NEXT = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 _NEAR = 1.485  # times the error of planes of its own; the goal is 1.5, and a sample decides
-_GROUPS, _PART = 512, 64  # of the sample: at least so many groups, and one of so many
+_GROUPS, _PART = 512, 64  # the sample: at least this many groups, and one group in this many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,46 +35,29 @@ class MultiSettings:
     bits: int = setting(4, "planes per weight, the highest precision", low=1, high=8)
     seed: int = setting(2, "the lowest precision, whose planes are those of `bcq`", low=1, high=8)
     group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
-    bias: bool = setting(True, "a number z per group and precision beside the plane scales")
+    bias: bool = setting(True, "a number z per group and precision, next to the plane scales")
     rounds: int = setting(15, "turns of refinement per precision at most", low=0, high=1000)
     starts: int = setting(16, "starts of the joint search for all precisions; 0: plane by plane only", low=0, high=1000)
     scale_dtype: str = setting("F16", "type of plane scales and biases", choices=("F16", "BF16", "F32"))
 
 
-class Multi:
+class Multi(MethodBase[MultiSettings]):
     """``multi``: the first ``seed`` planes and their scale set are what `bcq` gives for that many bits, bit for bit.
 
-    No group's error grows with the precision. Every plane above is found for itself (``multi_kernels``), then together
-    with those before it (``joint_kernels``), where the precision next to the seed counts as much as it can while the
-    one after it is near planes of its own (``_weights``).
+    No group's error grows with the precision. Every plane above is found for itself (``loops.multi``), then together
+    with those before it (``loops.multi_joint``), where the precision after the seed counts as much as it can while the
+    one after that is near planes of its own (``_weights``).
     """
 
     name = "multi"
+    settings_type = MultiSettings
 
     def __init__(self, settings: MultiSettings) -> None:
         if settings.seed > settings.bits:
             raise error(
                 "BCQ-E620", found=f"multi: seed = {settings.seed}", expected=f"at most bits, which is {settings.bits}"
             )
-        self._settings = settings
-
-    @classmethod
-    def parameters(cls) -> tuple[Parameter, ...]:
-        """All settings."""
-        return declared(MultiSettings)
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any]) -> Multi:
-        """The method with these settings."""
-        return cls(built(MultiSettings, given, cls.name))
-
-    def needs_stats(self) -> str | None:
-        """It needs none."""
-        return None
-
-    def settings(self) -> dict[str, Any]:
-        """The settings in force."""
-        return as_dict(self._settings)
+        super().__init__(settings)
 
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight with a scale set for each precision from the seed on; notes: the mean squared error of each."""
@@ -129,7 +111,7 @@ class Multi:
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
 
         def work(first: int, stop: int) -> None:
-            scratch, bench = new_work(size, s.bits), new_bench(s.seed, s.bits, weights)
+            scratch, joint = new_work(size, s.bits), new_joint_work(s.seed, s.bits, weights)
             for block, ordered in sorted_blocks(weight, size, first, stop):
                 found = np.zeros((len(ordered), groups, more + 1, s.bits + 1))
                 for i in range(s.seed):
@@ -138,7 +120,7 @@ class Multi:
                 own = np.zeros((len(ordered), groups, more + 1))
                 extend_rows(
                     weight[block], ordered, size, s.rounds, s.bias, s.starts, kinds, s.seed, codes[block], found, own,
-                    scratch, bench,
+                    scratch, joint,
                 )  # fmt: skip
                 for i, one in enumerate(precisions, 1):
                     one.fill(job, block, found[:, :, i], seed.stored)

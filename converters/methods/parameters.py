@@ -1,11 +1,14 @@
-"""Settings of a method: declared once as a frozen dataclass, checked when it is built.
+"""Settings of a method: declared once as a frozen dataclass, checked when the method is built.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Settings:
         bits: int = setting(4, "bits per weight", low=1, high=8)
         clip: str = setting("none", "how ranges are chosen", choices=("none", "search"))
 
-    settings = built(Settings, {"bits": 3}, "rtn")
+    class Rtn(MethodBase[Settings]):
+        name, settings_type = "rtn", Settings
+
+    Rtn.build({"bits": 3})
 
 A value may be of the declared type or its text: rule files are typed, command lines are not.
 """
@@ -17,13 +20,13 @@ import difflib
 import math
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from bcqfmt.errors import BcqError, error, escape
 
 from .protocol import Parameter
 
-__all__ = ["GROUP_SIZE", "ROW", "as_dict", "built", "declared", "setting"]
+__all__ = ["GROUP_SIZE", "ROW", "MethodBase", "built", "declared", "setting"]
 
 ROW = -1  # the group size that makes each row one group
 GROUP_SIZE = "columns that share their numbers: 8 or more, or `row`"
@@ -72,9 +75,32 @@ def built(settings: type[T], given: Mapping[str, Any], method: str) -> T:
     return settings(**values)
 
 
-def as_dict(settings: Any) -> dict[str, Any]:
-    """All values by name, as plan and report record them."""
-    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+class MethodBase(Generic[T]):
+    """What the :class:`Method` protocol asks for, from a dataclass of settings; a method adds ``quantize``."""
+
+    name: str
+    settings_type: type[T]  # the dataclass
+
+    def __init__(self, settings: T) -> None:
+        self._settings = settings
+
+    @classmethod
+    def parameters(cls) -> tuple[Parameter, ...]:
+        """All settings with defaults."""
+        return declared(cls.settings_type)
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any]) -> Self:
+        """The method with these settings; BCQ-E620 names a setting that is unknown or out of range."""
+        return cls(built(cls.settings_type, given, cls.name))
+
+    def needs_stats(self) -> str | None:
+        """None: works without calibration."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings in force, as plan and report record them."""
+        return dataclasses.asdict(self._settings)  # type: ignore[call-overload, no-any-return]
 
 
 def _unknown(method: str, name: str, known: list[str]) -> BcqError:

@@ -33,7 +33,7 @@ def method_names() -> list[str]:
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method; BCQ-E620 for a name that nobody has."""
+    """The class of a method; BCQ-E620 for an unknown name."""
     if name in METHODS:
         module, attribute = METHODS[name]
         found: type[Method] = getattr(importlib.import_module(module), attribute)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +10,10 @@ from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.compiled.threads import each_share
 
 from .assemble import affine_weight
+from .loops.rtn import quantize_rows
 from .matrix import checked, groups_of, refuse_overflow
-from .parameters import GROUP_SIZE, ROW, as_dict, built, declared, setting
-from .protocol import Job, Parameter, Quantized
-from .rtn_loops import quantize_rows
+from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .protocol import Job, Quantized
 
 __all__ = ["Rtn", "RtnSettings"]
 
@@ -33,34 +31,14 @@ class RtnSettings:
     scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
 
 
-class Rtn:
-    """``rtn``; the rules for scales and zero points are in ``rtn_kernels``."""
+class Rtn(MethodBase[RtnSettings]):
+    """``rtn``; the rules for scales and zero points are in ``loops.rtn``."""
 
     name = "rtn"
-
-    def __init__(self, settings: RtnSettings) -> None:
-        self._settings = settings
-
-    @classmethod
-    def parameters(cls) -> tuple[Parameter, ...]:
-        """All settings."""
-        return declared(RtnSettings)
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any]) -> Rtn:
-        """The method with these settings."""
-        return cls(built(RtnSettings, given, cls.name))
-
-    def needs_stats(self) -> str | None:
-        """It needs none."""
-        return None
-
-    def settings(self) -> dict[str, Any]:
-        """The settings in force."""
-        return as_dict(self._settings)
+    settings_type = RtnSettings
 
     def quantize(self, job: Job) -> Quantized:
-        """An affine weight; groups of zeros and groups of one value have the results that ``rtn_kernels`` names."""
+        """An affine weight; groups of zeros and groups of one value have the results that ``loops.rtn`` names."""
         weight, s = checked(job), self._settings
         rows, columns = weight.shape
         size, count = groups_of(columns, s.group_size)

@@ -11,7 +11,7 @@ from bcqfmt.container.dtypes import round_to
 from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
-from .second_order_loops import fit_rows
+from .loops.second_order import fit_rows
 
 __all__ = ["SecondOrderFit"]
 
@@ -19,7 +19,7 @@ F64 = npt.NDArray[np.float64]
 
 
 class SecondOrderFit:
-    """Fits group after group, and holds the numbers: a :class:`gptq_rounding.GroupRule`.
+    """Fits group after group, and holds the numbers: a :class:`gptq.GroupRule`.
 
     ``units`` float64 ``[ceil(out / row_step), G]`` are the scale_scales (F16 numbers), ``codes`` uint8 ``[out, G]`` the
     scale codes, ``zeros`` uint8 ``[out, G]`` the zero points 0..3; the scale of a group is unit * code.

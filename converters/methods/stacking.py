@@ -28,7 +28,7 @@ _OUTLIERS = ("outlier_indptr", "outlier_indices", "outlier_values")
 def stack(weights: Sequence[BcqWeight]) -> BcqWeight:
     """One weight ``[E, out, in]`` out of E weights ``[out, in]`` of equal shape, dtype and scheme, in their order.
 
-    Two things may differ, because they depend on the numbers, and are brought to what holds them all: the width of
+    Two details may differ, because they depend on the numbers, and are widened to what holds them all: the width of
     stored zero points (constant ones count as stored), and the types of plane scales and biases. Anything else is
     refused with BCQ-E305. Every value stays what it was.
     """
@@ -55,11 +55,11 @@ def _shared(lists: list[tuple[Segment, ...]]) -> tuple[Segment, ...]:
     """Segments that hold the numbers of all; those of the first where the others differ in more than that."""
     found = []
     for k, segment in enumerate(lists[0]):
-        beside = [segments[k] for segments in lists if k < len(segments)]
-        zeros = [one.zero for one in beside]
+        peers = [segments[k] for segments in lists if k < len(segments)]
+        zeros = [one.zero for one in peers]
         if all(isinstance(zero, int | PackedZero) for zero in zeros) and len(set(zeros)) > 1:
             segment = replace(segment, zero=PackedZero(max(_width(zero) for zero in zeros)))
-        alpha, bias = _widest([one.alpha for one in beside]), _widest([one.bias for one in beside])
+        alpha, bias = _widest([one.alpha for one in peers]), _widest([one.bias for one in peers])
         found.append(replace(segment, alpha=alpha, bias=bias))
     return tuple(found)
 

@@ -1,6 +1,6 @@
 """Calibration: run a dense model on text and keep, for every linear layer's input, sums of x^2 and of x x^T.
 
-The model is run one decoder layer at a time: what enters a layer lies on disk, so memory holds one layer, its
+The model is run one decoder layer at a time: what enters a layer is kept on disk, so memory holds one layer, its
 statistics, and a row of text. Everything is computed in float32; the products x^T x of a row are float32 matrices that
 are added up in float64. Imported on demand only: it needs torch and transformers.
 """
@@ -21,8 +21,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-from .calibration_text import CalibrationText, choose_rows
-from .calibration_work import CalibrationWork
+from .calibration_work import CalibrationText, CalibrationWork, choose_rows
 from .dense import refuse_quantized
 from .stats import StatsFile, fingerprint, stats_tensors
 
@@ -38,7 +37,7 @@ def calibrate(
     """Statistics of a model's linear layers on ``rows`` pieces of ``seq`` tokens, written to ``target``.
 
     ``device``: ``cpu``, ``cuda`` or ``auto``. A run that was interrupted goes on at the layer where it stopped; the
-    result is the same. ``say`` is told the progress.
+    result is the same. ``say`` gets a line for every layer.
     """
     refuse_quantized(source)
     quiet: Any = transformers.utils.logging  # a verb's own messages are to be seen
@@ -208,7 +207,7 @@ class _Recorder(torch.nn.Module):
 
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()
-        object.__setattr__(self, "_layer", layer)  # not a submodule: its weights are nobody's business here
+        object.__setattr__(self, "_layer", layer)  # not a submodule: its weights stay out of the model
         self.positional: tuple[Any, ...] = ()
         self.named: dict[str, Any] = {}
         self.entered = torch.empty(0)
@@ -313,9 +312,9 @@ def _unusable(source: SourceCheckpoint, found: str, fault: Exception) -> BcqErro
     return error("BCQ-E601", source.folder.name, found=f"{found}: {reason}", expected="a causal language model")
 
 
-def _device(asked: str) -> str:
-    if asked == "auto":
+def _device(wanted: str) -> str:
+    if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and not torch.cuda.is_available():
+    if wanted == "cuda" and not torch.cuda.is_available():
         raise error("BCQ-E551", found="torch sees no CUDA device", expected="--device cpu")
-    return asked
+    return wanted

@@ -1,21 +1,26 @@
-"""The folder in which a calibration grows: ``OUT.partial``, locked, resumed layer by layer, removed when it is done.
+"""The files of a calibration but for its result: the text that it reads, and the folder in which it grows.
+
+The folder is ``OUT.partial``: locked, resumed layer by layer, removed when the calibration is done.
 
 OUT.partial/lock                       held while a process works here
 OUT.partial/plan.json                  model, text and options; an unfinished run goes on only with the same ones
 OUT.partial/hidden-00003.bin           what enters layer 3, float32 [rows, seq, hidden], row after row
 OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so its being there means it is done
+
+Nothing here needs torch, so a wrong text or target is refused before torch is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +33,48 @@ from bcqfmt.errors import BcqError, error
 
 from .stats import StatsFile, open_stats, write_stats
 
-__all__ = ["CalibrationWork"]
+__all__ = ["CalibrationText", "CalibrationWork", "choose_rows", "read_text"]
 
 Row = npt.NDArray[np.float32]
+
+
+class CalibrationText(NamedTuple):
+    """A text and the SHA-256 of its bytes."""
+
+    text: str
+    sha256: str
+    shown: str
+
+
+def read_text(path: Path) -> CalibrationText:
+    """A UTF-8 file; BCQ-E302 when it is not."""
+    source = SourceFile(path)
+    raw = source.read(0, source.size).tobytes()
+    source.close()
+    try:
+        return CalibrationText(raw.decode("utf-8"), hashlib.sha256(raw).hexdigest(), path.name)
+    except UnicodeDecodeError as fault:
+        raise error("BCQ-E302", path.name, found=f"byte {fault.start} is not UTF-8", expected="a text file") from None
+
+
+def choose_rows(
+    given: CalibrationText, tokenize: Callable[[str], Sequence[int]], rows: int, seq: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """``rows`` runs of ``seq`` tokens, ``[rows, seq]``: drawn with ``seed`` from those the text is cut into, in order.
+
+    No token is used twice; BCQ-E630 where the text has too few.
+    """
+    tokens = np.asarray(tokenize(given.text), np.int64)
+    count = tokens.size // seq
+    if count < rows:
+        raise error(
+            "BCQ-E630",
+            given.shown,
+            found=f"{tokens.size} tokens, enough for {count} rows of {seq}",
+            expected=f"{rows * seq} tokens for {rows} rows",
+        )
+    chosen = np.sort(np.random.default_rng(seed).choice(count, rows, replace=False))
+    return np.asarray(tokens[: count * seq].reshape(count, seq)[chosen])
 
 
 class CalibrationWork:

@@ -1,4 +1,4 @@
-"""Who gets what: verdicts on a source, the user's patterns and rules, and the recipe of every weight."""
+"""Which weight gets which method: verdicts on a source, the user's patterns and rules, the recipe of every weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bcqfmt.converters.methods.registry import build_method
 from bcqfmt.errors import BcqError, error, escape
 
 from .dense import Verdict
-from .rules import Rule, RuleFile, compiled
+from .rules import Rule, RuleFile, pattern_of
 
 __all__ = ["Choice", "Recipe", "choose"]
 
@@ -66,8 +66,8 @@ def choose(
     file = rules or RuleFile()
     default = method or file.method
     base = {**(file.settings if file.method in (None, default) else {}), **settings}
-    wanted = [compiled(text, "--include") for text in include]
-    unwanted = [compiled(text, "--exclude") for text in exclude]
+    wanted = [pattern_of(text, "--include") for text in include]
+    unwanted = [pattern_of(text, "--exclude") for text in exclude]
     _check_patterns(verdicts, wanted, unwanted)
     maker = _Maker(default, base)
     found = Choice(recipes=maker.recipes)

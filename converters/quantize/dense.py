@@ -23,7 +23,7 @@ import numpy.typing as npt
 from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.layouts.registry import refuse_by_name
-from bcqfmt.converters.methods.errors_loops import widen
+from bcqfmt.converters.methods.loops.halves import widen
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import read_settings
 from bcqfmt.errors import error, escape

@@ -1,4 +1,4 @@
-"""What is asked of a dense source and of calibration statistics before the first weight is quantized."""
+"""What is checked of a dense source and of calibration statistics before the first weight is quantized."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_source(
 ) -> None:
     """Digests of the source files, and no NaN in any weight: found now, not hours later."""
 
-    def heed(_: int = 0) -> None:
+    def check_stop(_: int = 0) -> None:
         if stop.is_set():
             raise Stopped
 
@@ -88,11 +88,11 @@ def check_source(
         step = f"source-{index:05d}"
         if space.done(step, plan) is None:
             file = source.models[path].source
-            record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, heed)}
+            record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, check_stop)}
             space.finish(step, plan, record)
 
     def finite(name: str) -> None:
-        heed()
+        check_stop()
         check_finite(source.tensors[name], source.home[name])
 
     jobs: list[Callable[[], None]] = [partial(digest, i, path) for i, path in enumerate(source.models)]
@@ -112,7 +112,7 @@ def source_state(source: SourceCheckpoint) -> dict[str, Any]:
 
 
 def check_unchanged(source: SourceCheckpoint) -> None:
-    """BCQ-E103 when a model file was replaced behind the back of its open descriptor."""
+    """BCQ-E103 when a model file was replaced while it was open."""
     for model in source.models.values():
         if isinstance(model.source, SourceFile):
             model.source.check_unchanged()

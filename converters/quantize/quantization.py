@@ -1,6 +1,6 @@
 """Quantizing a dense checkpoint: choose, plan, quantize weight by weight, put shards together, finalize.
 
-The same house as a conversion (`pipeline`): the plan is decided first, every step leaves a record when its bytes are
+It works as a conversion does (`jobs`): the plan is decided first, every step leaves a record when its bytes are
 safely on disk, nothing appears under the target's name before all of it is there. A run can be killed and resumed; how
 many threads take part changes no byte.
 """
@@ -103,7 +103,7 @@ class Quantization:
         self.warnings: list[Finding] = source.warnings
         self._stop = threading.Event()
         largest = max(_matrix(module) for module in self.modules.values())
-        self._gate = Gate(largest, self._heed)
+        self._gate = Gate(largest, self._check_stop)
 
     def run(self, target: Path, tick: Tick = None, shard_done: ShardDone = None) -> None:
         """Quantize into ``target``; what stops half-way can be resumed, unless it can never succeed."""
@@ -158,7 +158,7 @@ class Quantization:
     # -- the work -----------------------------------------------------------------------------------------------
 
     def _work(self, space: Workspace, tick: Callable[[int], None], shard_done: Callable[[str, int], None]) -> None:
-        """Batch after batch; whoever finishes the last one of a shard puts the shard together."""
+        """Batch after batch; the thread that finishes the last one of a shard assembles the shard."""
         jobs: list[Callable[[], None]] = []
         for shard in self.plan.shards:
             record = space.done(shard.file, self.plan)
@@ -196,7 +196,7 @@ class Quantization:
         names = work.batches[key]
         if space.done(key, self.plan) is None:
             made = [self._quantized(name) for name in names]
-            written = write_spool(space.work / f"{key}.safetensors", made, lambda _: self._heed())
+            written = write_spool(space.work / f"{key}.safetensors", made, lambda _: self._check_stop())
             notes = {one.weight.name: one.record() for one in made}
             file = f"{WORK}/{key}.safetensors"
             space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
@@ -206,11 +206,11 @@ class Quantization:
             self._shard(space, work, tick, shard_done)
 
     def _quantized(self, name: str) -> Measured:
-        self._heed()
+        self._check_stop()
         module = self.modules[name]
         size = _matrix(module)
         with self._gate.hold(size):
-            self._heed()
+            self._check_stop()
             threads = self._gate.share(size, self.options.workers)
             stats = LazyStats.of(self.options.stats, name)
             return quantize_tensor(module.tensors["weight"], self.choice.method_of(name), stats, threads)
@@ -231,7 +231,7 @@ class Quantization:
             notes.update(record["notes"])
         units = [Unit(n, {part.name: part for part in w.parts().values()}, True) for n, w in weights.items()]
         units += [Unit(name, {name: self.source.tensors[name]}, False) for name in work.shard.dense]
-        written = write_shard(space.folder / work.shard.file, units, weights, tick=lambda _: self._heed())
+        written = write_shard(space.folder / work.shard.file, units, weights, tick=lambda _: self._check_stop())
         digests = {}
         for name, weight in weights.items():
             prefix = part_prefix(name)
@@ -256,7 +256,7 @@ class Quantization:
             found.update(record["notes"] if record is not None else {})
         return found
 
-    def _heed(self) -> None:
+    def _check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
 
@@ -269,7 +269,7 @@ class _ShardWork:
         self._left, self._lock = len(batches), threading.Lock()
 
     def one_less(self) -> bool:
-        """True for whoever brings the last one."""
+        """True for the last one."""
         with self._lock:
             self._left -= 1
             return self._left == 0

@@ -24,11 +24,11 @@ from bcqfmt.container.files import inside, read_small
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.converters.jobs.model_card import quantized_card
 from bcqfmt.converters.jobs.plan import Plan
+from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
 from .choice import Choice
-from .weight import Sums
 
 __all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same_record"]
 

@@ -13,7 +13,7 @@
     match = 'layers\\.0\\.'
     dense = true                       # leave alone
 
-The first rule that matches a weight wins. Keys of a rule beside settings: ``match``, ``method``, ``dense``, ``include``
+The first rule that matches a weight wins. Keys that are no settings: ``match``, ``method``, ``dense``, ``include``
 (take tensors that are left dense by default, a head for example) and ``optional`` (may match nothing).
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 from bcqfmt.container.files import read_small
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["Rule", "RuleFile", "compiled", "read_rules"]
+__all__ = ["Rule", "RuleFile", "pattern_of", "read_rules"]
 
 MAX_BYTES = 1_000_000
 _FLAGS = ("dense", "include", "optional")
@@ -75,7 +75,7 @@ def read_rules(path: Path) -> RuleFile:
     return _Reader(path, text, value).read()
 
 
-def compiled(pattern: Any, place: str) -> re.Pattern[str]:
+def pattern_of(pattern: Any, place: str) -> re.Pattern[str]:
     """The regular expression; BCQ-E626 when it is none."""
     if not isinstance(pattern, str) or not pattern:
         raise error("BCQ-E626", place, found=f"match = {escape(repr(pattern), 60)}", expected="a regular expression")
@@ -119,7 +119,7 @@ class _Reader:
         if "match" not in table:
             raise self.fault(start, "a rule without `match`", 'match = "regular expression"')
         try:
-            pattern = compiled(table["match"], "")
+            pattern = pattern_of(table["match"], "")
         except BcqError as fault:
             raise self.fault(self.line_of("match", start), fault.finding.found, fault.finding.expected) from None
         flags: dict[str, bool] = {}

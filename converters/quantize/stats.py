@@ -91,7 +91,7 @@ def stats_tensors(leader: str, square_sum: Any, hessian: Any) -> dict[str, Store
 
 
 def write_stats(path: Path, tensors: Mapping[str, StoredTensor], record: Mapping[str, Any]) -> FileRecord:
-    """Write the file, whole or not at all; tensors are streamed from wherever they lie."""
+    """Write the file, whole or not at all; tensors are streamed."""
     return write_tensors(path, tensors, {"format": "pt", KEY: canonical({"version": 1, **record})}).record
 
 

@@ -18,7 +18,7 @@ from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import write_shard
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.methods.errors import square_sums
+from bcqfmt.converters.methods.errors import Sums, square_sums
 from bcqfmt.converters.methods.protocol import InputStats, Job, Method
 from bcqfmt.converters.methods.stacking import stack
 from bcqfmt.errors import error, refuse
@@ -26,25 +26,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .dense import read_matrix
 
-__all__ = ["Measured", "Sums", "finite", "quantize_tensor", "read_spool", "write_spool"]
-
-
-class Sums(NamedTuple):
-    """Sum of w^2 and of the squared error, and how many elements there are."""
-
-    power: float
-    noise: float
-    size: int
-
-    def figures(self) -> dict[str, float | None]:
-        """``mse``, ``relative`` error (of the Frobenius norms) and ``sqnr_db``; None where it is infinite."""
-        relative = math.sqrt(self.noise / self.power) if self.power else (math.inf if self.noise else 0.0)
-        sqnr = 10 * math.log10(self.power / self.noise) if self.noise and self.power else math.inf
-        found = {"mse": self.noise / self.size, "relative": relative, "sqnr_db": sqnr}
-        return {name: value if math.isfinite(value) else None for name, value in found.items()}
-
-    def __add__(self, other: Any) -> Sums:
-        return Sums(self.power + other.power, self.noise + other.noise, self.size + other.size)
+__all__ = ["Measured", "finite", "quantize_tensor", "read_spool", "write_spool"]
 
 
 class Measured(NamedTuple):
@@ -55,7 +37,7 @@ class Measured(NamedTuple):
     sums: Sums
 
     def record(self) -> dict[str, Any]:
-        """What is kept of it beside its parts (JSON values); ten digits, which do not depend on how sums are taken."""
+        """What is recorded about it (JSON values); ten digits, which do not depend on how sums are taken."""
         numbers = {**self.sums.figures(), "power": self.sums.power, "noise": self.sums.noise}
         found = {
             "shape": list(self.weight.shape),

@@ -11,12 +11,12 @@ from typing import Any
 from bcqfmt.errors import escape
 from bcqfmt.version import __version__
 
-from . import Report, WeightRow
+from .contents import Report, WeightRow
 from .svg import STYLE, Mark, Series, bars, scatter
 
 __all__ = ["report_html"]
 
-_ROWS = 1000  # of the table; the JSON beside the page has all of them
+_ROWS = 1000  # of the table; the JSON report has all of them
 _POINTS = 4000  # of a plot; those furthest off are always among them
 _SERIES = 8
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -135,8 +135,8 @@ def _error_plot(report: Report) -> list[str]:
     labels = ("layer" if numbered else "weight", "SQNR (dB)")
     series = [Series(kind, marks) for kind, marks in grouped.items()]
     plot = scatter("Signal to quantization noise of every weight", series, labels)
-    beside = f" Measured against the dense model <code>{_text(report.against)}</code>." if report.against else ""
-    text = f"<p>Higher is better; a bit is worth about 6 dB.{beside}</p>"
+    note = f" Measured against the dense model <code>{_text(report.against)}</code>." if report.against else ""
+    text = f"<p>Higher is better; a bit is worth about 6 dB.{note}</p>"
     return _section("Error of every weight", f"{text}<div class=wide>{plot}</div>")
 
 

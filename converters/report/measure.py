@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from bcqfmt.checkpoint.reader import Checkpoint
+from bcqfmt.container.dtypes import float64_of
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.methods.errors import square_sums
+from bcqfmt.converters.methods.errors import Sums, square_sums
 from bcqfmt.converters.quantize.dense import read_matrix
-from bcqfmt.converters.quantize.weight import Sums
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
@@ -27,7 +27,7 @@ def measure(
 ) -> dict[str, Sums]:
     """Sums of w^2 and of the squared error of every weight whose dense tensor, by name and shape, is in ``dense``.
 
-    ``tick`` is told the bytes of every weight that is done. BCQ-E301 when not a single weight has a counterpart. A
+    ``tick`` gets the bytes of every weight that is done. BCQ-E301 when not a single weight has a counterpart. A
     weight with values that are not finite has an infinite error.
     """
     found: dict[str, Sums] = {}
@@ -64,8 +64,8 @@ def _stack_sums(weight: BcqWeight, tensor: StoredTensor) -> tuple[float, float]:
     step = max(1, _BLOCK // (experts * columns))
     for start in range(0, out, step):
         stop = min(start + step, out)
-        dense = np.stack([tensor.read((e, e + 1), (start, stop))[0].astype(np.float64) for e in range(experts)])
-        off = weight.dequantize(rows=(start, stop)).astype(np.float64) - dense
+        dense = np.stack([float64_of(tensor.read((e, e + 1), (start, stop))[0]) for e in range(experts)])
+        off = float64_of(weight.dequantize(rows=(start, stop))) - dense
         power.append(float(np.square(dense).sum()))
         noise.append(float(np.square(off, out=off).sum()))
     return math.fsum(power), math.fsum(noise)

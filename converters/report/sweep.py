@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy.typing as npt
 
+from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.converters.methods.registry import find_method
 from bcqfmt.converters.quantize.choice import Choice, choose
 from bcqfmt.converters.quantize.dense import judge, refuse_quantized
 from bcqfmt.converters.quantize.preflight import LazyStats, check_stats
 from bcqfmt.converters.quantize.stats import StatsFile
-from bcqfmt.converters.quantize.weight import Sums, quantize_tensor
+from bcqfmt.converters.quantize.weight import quantize_tensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .svg import Mark, Series, scatter, standalone
@@ -27,7 +28,7 @@ Evaluate = Callable[[Tensors], float]
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One thing to try; ``group_size`` as users write it, a number or ``row``."""
+    """One combination to try; ``group_size`` as users write it, a number or ``row``."""
 
     method: str
     bits: int
@@ -84,11 +85,11 @@ class Sweep:
         verdicts = judge(source)
         self._tries: list[tuple[Combination, Choice]] = []
         known = {one.method: {setting.name for setting in find_method(one.method).parameters()} for one in combinations}
-        everybodys = set().union(*known.values())
-        nobodys = {name: value for name, value in settings.items() if name not in everybodys}
+        known_settings = set().union(*known.values())
+        unknown = {name: value for name, value in settings.items() if name not in known_settings}
         for one in combinations:
             own = {name: value for name, value in settings.items() if name in known[one.method]}
-            given = {**own, **nobodys, "bits": one.bits, "group_size": one.group_size}
+            given = {**own, **unknown, "bits": one.bits, "group_size": one.group_size}
             choice = choose(verdicts, one.method, given, None, include, exclude)
             check_stats(source, choice, stats)
             self._tries.append((one, choice))
@@ -101,7 +102,7 @@ class Sweep:
         return len(self._tries)
 
     def run(self, evaluate: Evaluate | None = None, tick: Callable[[int], None] | None = None) -> Iterator[Point]:
-        """A point per combination, in order; ``tick`` is told the source bytes quantized since the last call.
+        """A point per combination, in order; ``tick`` gets the source bytes quantized since the last call.
 
         ``evaluate`` gets the dequantized weights of a combination, one at a time, and returns a perplexity.
         """

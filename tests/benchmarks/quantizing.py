@@ -185,9 +185,9 @@ def _compilation() -> list[Result]:
 
 
 def _mse(weight: Any, made: Any, planes: int | None = None) -> float:
-    from bcqfmt.converters.methods.figures import figures
+    from bcqfmt.converters.methods.errors import decoded_square_sums
 
-    return figures(weight, made, planes)["mse"]
+    return decoded_square_sums(weight, made, planes)[1] / weight.size
 
 
 def main() -> int:

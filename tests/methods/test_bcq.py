@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import bcq_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
-from bcqfmt.converters.methods.bcq_fit_loops import fit
-from bcqfmt.converters.methods.bcq_levels_loops import (
+from bcqfmt.converters.methods.errors import decoded_square_sums
+from bcqfmt.converters.methods.loops.bcq_fit import fit
+from bcqfmt.converters.methods.loops.bcq_levels import (
     edge,
     gather,
     levels_of,
@@ -25,7 +26,6 @@ from bcqfmt.converters.methods.bcq_levels_loops import (
     place,
     prefix_sums,
 )
-from bcqfmt.converters.methods.figures import square_sums
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
 from method_samples import KINDS, as_dtype, calibration, digest, group_errors, groups, job, matrix
@@ -70,11 +70,11 @@ def test_no_group_is_worse_than_greedy(sample: tuple[Any, str], bits: int, group
 def test_no_matrix_is_worse_than_with_rtn(sample: tuple[Any, str], bits: int, group_size: Any, scale_dtype: str):
     weight, dtype = sample
     common = {"bits": bits, "group_size": group_size, "scale_dtype": scale_dtype}
-    _, found = square_sums(weight, quantized(weight, dtype, **common))
+    _, found = decoded_square_sums(weight, quantized(weight, dtype, **common))
     for symmetric in (False, True):
         for clip in ("none", "search"):
             method = Rtn.build({**common, "symmetric": symmetric, "clip": clip})
-            _, limit = square_sums(weight, method.quantize(job(weight, dtype)).weight)
+            _, limit = decoded_square_sums(weight, method.quantize(job(weight, dtype)).weight)
             assert found <= limit * ALMOST
 
 
@@ -86,7 +86,7 @@ def test_a_matrix_that_was_quantized_before_is_not_worse_than_with_rtn(bits: int
     for clip in ("none", "search"):
         again = Rtn.build({"bits": bits, "group_size": 32, "clip": clip}).quantize(job(weight, dtype)).weight
         found = quantized(weight, dtype, bits=bits, group_size=32)
-        assert square_sums(weight, found)[1] <= square_sums(weight, again)[1] * ALMOST
+        assert decoded_square_sums(weight, found)[1] <= decoded_square_sums(weight, again)[1] * ALMOST
 
 
 def test_the_bias_gets_more_bits_only_where_it_needs_them():
@@ -111,7 +111,7 @@ def test_the_bias_gets_more_bits_only_where_it_needs_them():
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_the_published_alternation_does_not_get_further(kind: str, bias: bool, bits: int):
     weight = matrix(8, 512, kind)
-    _, found = square_sums(weight, quantized(weight, bits=bits, bias=bias))
+    _, found = decoded_square_sums(weight, quantized(weight, bits=bits, bias=bias))
     (piece,) = bcq_oracle.grouped(weight, 128)
     limit = bcq_oracle.alternated(piece, bits, bias).sum()  # nothing rounded, but one start only
     assert found <= limit * 1.01
@@ -119,10 +119,10 @@ def test_the_published_alternation_does_not_get_further(kind: str, bias: bool, b
 
 def test_more_rounds_and_more_planes_never_hurt():
     weight = matrix(8, 512, "heavy")
-    errors = [square_sums(weight, quantized(weight, bits=3, rounds=rounds))[1] for rounds in (0, 1, 3, 15, 60)]
+    errors = [decoded_square_sums(weight, quantized(weight, bits=3, rounds=rounds))[1] for rounds in (0, 1, 3, 15, 60)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.9 * errors[0]
-    errors = [square_sums(weight, quantized(weight, bits=bits))[1] for bits in range(1, 7)]
+    errors = [decoded_square_sums(weight, quantized(weight, bits=bits))[1] for bits in range(1, 7)]
     assert all(after < 0.5 * before for before, after in itertools.pairwise(errors))
 
 

@@ -15,7 +15,7 @@ import nested_bound
 import nested_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
-from bcqfmt.converters.methods.figures import figures, square_sums
+from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.multi import Multi
 from bcqfmt.errors import BcqError
 from method_samples import as_dtype, group_errors, groups, job, matrix
@@ -126,12 +126,12 @@ def test_close_to_planes_of_their_own(bias: bool, group_size: int):
     made = quantized(weight, bits=4, bias=bias, group_size=group_size)
     (pieces,) = bcq_oracle.grouped(weight, group_size)
     for p, limit in ((3, 1.15), (4, 1.5)):
-        _, found = square_sums(weight, made, p)
+        _, found = decoded_square_sums(weight, made, p)
         assert found <= limit * bcq_oracle.alternated(pieces, p, bias).sum()
         alone = Bcq.build({"bits": p, "bias": bias, "group_size": group_size}).quantize(job(weight)).weight
         if (p, bias, group_size) == (3, True, 128):
             limit = 1.2  # the best third plane there is has 1.16: see the next test
-        assert found <= limit * square_sums(weight, alone)[1]
+        assert found <= limit * decoded_square_sums(weight, alone)[1]
 
 
 def third_planes(weight: Any, bias: bool) -> tuple[Any, Any, Any]:
@@ -227,13 +227,13 @@ def test_the_next_precision_keeps_near_planes_of_its_own_where_it_can(bias: bool
     paid = made.notes["mse_by_precision"]["3"] / plain.notes["mse_by_precision"]["3"]
     assert 1.0 <= paid < (1.04 if bias else 1.005)
     alone = Bcq.build({"bits": 4, "bias": bias}).quantize(job(weight)).weight
-    assert made.notes["mse_by_precision"]["4"] <= 1.5 * figures(weight, alone)["mse"]
+    assert made.notes["mse_by_precision"]["4"] <= 1.5 * decoded_square_sums(weight, alone)[1] / weight.size
 
 
 def test_all_precisions_together_get_further_than_plane_by_plane():
     weight = matrix(16, 512, "heavy")
     single, joint = (quantized(weight, bits=5, starts=starts) for starts in (0, 8))
-    ratios = [square_sums(weight, joint, p)[1] / square_sums(weight, single, p)[1] for p in (3, 4, 5)]
+    ratios = [decoded_square_sums(weight, joint, p)[1] / decoded_square_sums(weight, single, p)[1] for p in (3, 4, 5)]
     assert ratios[0] < 1.1  # what the others gain is paid here
     assert ratios[1] < 0.95
     assert ratios[2] < 0.85
@@ -244,7 +244,7 @@ def test_notes_are_the_errors_of_every_precision():
     result = Multi.build({"bits": 5, "group_size": 48}).quantize(job(weight))
     assert list(result.notes["mse_by_precision"]) == ["2", "3", "4", "5"]
     for p, noted in result.notes["mse_by_precision"].items():
-        assert noted == pytest.approx(figures(weight, result.weight, int(p))["mse"], rel=1e-12)
+        assert noted == pytest.approx(decoded_square_sums(weight, result.weight, int(p))[1] / weight.size, rel=1e-12)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -269,7 +269,7 @@ def test_threads_do_not_matter_and_neither_does_the_constructor():
 def test_eight_planes():
     weight = matrix(1, 64)
     made = quantized(weight, bits=8, group_size=64, starts=2)
-    errors = [square_sums(weight, made, p)[1] for p in range(2, 9)]
+    errors = [decoded_square_sums(weight, made, p)[1] for p in range(2, 9)]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < errors[0] / 100
 

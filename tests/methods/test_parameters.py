@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
 
 from bcqfmt.converters.methods.bcq import Bcq
 from bcqfmt.converters.methods.multi import Multi
-from bcqfmt.converters.methods.parameters import as_dict, built, declared, setting
+from bcqfmt.converters.methods.parameters import built, declared, setting
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
 
@@ -24,7 +24,7 @@ class Sample:
 
 
 def test_defaults_and_the_order_of_declaration():
-    assert as_dict(built(Sample, {}, "m")) == {
+    assert asdict(built(Sample, {}, "m")) == {
         "bits": 4, "group_size": 128, "ratio": 0.25, "bias": True, "clip": "none",
     }  # fmt: skip
     assert [(p.name, p.kind, p.default, p.choices) for p in declared(Sample)] == [
@@ -55,7 +55,7 @@ def test_defaults_and_the_order_of_declaration():
     ],
 )
 def test_values_and_their_texts(given: dict[str, Any], name: str, value: Any):
-    found = as_dict(built(Sample, given, "m"))[name]
+    found = asdict(built(Sample, given, "m"))[name]
     assert found == value
     assert type(found) is type(value)
 

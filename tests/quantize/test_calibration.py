@@ -19,7 +19,7 @@ import verbs
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.quantize import calibration, calibration_work
 from bcqfmt.converters.quantize.calibration import calibrate
-from bcqfmt.converters.quantize.calibration_text import choose_rows, read_text
+from bcqfmt.converters.quantize.calibration_work import choose_rows, read_text
 from bcqfmt.converters.quantize.stats import open_stats, stats_tensors, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError

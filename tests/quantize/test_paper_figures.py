@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import paper_figures as paper
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.methods.mixed24_bits import equation_6, equation_10, outlier_bits
+from bcqfmt.converters.methods.mixed24 import equation_6, equation_10, outlier_bits
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 from strategies import examples

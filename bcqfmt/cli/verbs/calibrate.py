@@ -46,7 +46,7 @@ def command(
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     start = time.perf_counter()
-    from bcqfmt.converters.quantize.calibration_text import read_text
+    from bcqfmt.converters.quantize.calibration_work import read_text
 
     given = read_text(text)
     source = find_source(model, revision, offline)

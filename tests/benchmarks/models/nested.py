@@ -32,7 +32,7 @@ from nested_page import page
 from safetensors import safe_open
 
 from bcqfmt.converters.methods.bcq import Bcq
-from bcqfmt.converters.methods.figures import figures
+from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.multi import Multi
 from bcqfmt.converters.methods.protocol import Job
 from bcqfmt.version import __version__
@@ -125,7 +125,7 @@ def measured(weight: Any, dtype: str, group: int, bias: bool) -> dict[str, Any]:
     planes = {}
     for p, goal in GOALS.items():
         alone = made(Bcq, p)
-        ratio = figures(weight, nested, p)["mse"] / figures(weight, alone)["mse"]
+        ratio = decoded_square_sums(weight, nested, p)[1] / decoded_square_sums(weight, alone)[1]
         found: dict[str, Any] = {"ratio": round(ratio, 4), "verdict": "met"}
         if ratio > goal:
             squares = [

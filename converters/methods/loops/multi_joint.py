@@ -1,10 +1,10 @@
 """The compiled search for nested planes of all precisions at once, on one group whose numbers are sorted.
 
-Plane by plane (`multi_kernels`) a precision gets the bits that are best for itself, and the next one has to live with
-them. Here all bits beyond the seed's are chosen together: a number x takes those for which the sum over precisions p of
+Plane by plane (`multi`) a precision gets the bits that are best for it alone, and they are fixed for the next one. Here
+all bits beyond the seed's are chosen together: a number x takes those for which the sum over precisions p of
 weight_p * (x - level_p)^2 is least; then the scales of every precision follow by least squares; and so on while it
 falls. Weights are the same for all groups, so that a matrix has the least weighted sum of its errors. The first start
-is what there is, each other one the best so far with its scales disturbed in a fixed way.
+is the result so far, each later one the best so far with its scales disturbed by fixed shares.
 
 For given bits the sum is a parabola in x whose x^2 has the same factor for all bits. So where one choice is better than
 another is a matter of one bound, and the numbers of one choice are a run, as everywhere in these loops.
@@ -19,17 +19,17 @@ import numpy as np
 from bcqfmt.compiled.loops import inner
 from bcqfmt.compiled.rounding import rounded
 
-from .bcq_fit_loops import fit
-from .bcq_levels_loops import by_code, copy, edge
+from .bcq_fit import fit
+from .bcq_levels import by_code, copy, edge
 
-__all__ = ["Bench", "improve", "new_bench"]
+__all__ = ["JointWork", "improve", "new_joint_work"]
 
 _FALL = 1e-4  # a smaller share of the weighted error is no fall
 _GOLDEN = 0.6180339887498949
 _FAR = 0.4  # the largest share by which a start disturbs a scale; every other start twice as much
 
 
-class Bench(NamedTuple):
+class JointWork(NamedTuple):
     """Scratch of one thread; ``[precisions]`` are counted from seed + 1."""
 
     tables: Any  # float64 [precisions, 2^q]: levels by code
@@ -51,38 +51,28 @@ class Bench(NamedTuple):
     final_labels: Any  # int64 [2^q]
 
 
-def new_bench(seed: int, q: int, weights: Any) -> Bench:
+def new_joint_work(seed: int, q: int, weights: Any) -> JointWork:
     """Empty scratch; weights: float64 [q - seed]."""
-    planes, size = q - seed, 1 << q
-    return Bench(
-        np.zeros((planes, size)),
-        weights,
-        np.zeros(1 << planes),
-        np.zeros(1 << planes),
-        np.zeros(1 << planes, np.int64),
-        np.zeros(size, np.int64),
-        np.zeros(size + 1, np.int64),
-        np.zeros(size, np.int64),
-        np.zeros(size),
-        np.zeros(size),
-        np.zeros((planes, q + 1)),
-        np.zeros((planes, q + 1)),
-        np.zeros(planes),
-        np.zeros((1 << seed) + 1, np.int64),
-        np.zeros(1 << seed, np.int64),
-        np.zeros(size + 1, np.int64),
-        np.zeros(size, np.int64),
-    )
+    planes, size, choices, i64 = q - seed, 1 << q, 1 << (q - seed), np.int64
+    return JointWork(
+        tables=np.zeros((planes, size)), weights=weights,
+        slopes=np.zeros(choices), heights=np.zeros(choices), order=np.zeros(choices, i64),
+        hints=np.zeros(size, i64), edges=np.zeros(size + 1, i64), labels=np.zeros(size, i64),
+        counts=np.zeros(size), sums=np.zeros(size),
+        trial=np.zeros((planes, q + 1)), kept=np.zeros((planes, q + 1)), errors=np.zeros(planes),
+        seed_edges=np.zeros((1 << seed) + 1, i64), seed_labels=np.zeros(1 << seed, i64),
+        final_edges=np.zeros(size + 1, i64), final_labels=np.zeros(size, i64),
+    )  # fmt: skip
 
 
 @inner
-def tables_of(bench: Any, seed: Any, planes: Any, kind: Any) -> Any:
+def tables_of(joint: Any, seed: Any, planes: Any, kind: Any) -> Any:
     """Levels of every precision for the scales in ``trial``, rounded to ``kind``; False when one is infinite."""
-    q = bench.trial.shape[1] - 1
+    q = joint.trial.shape[1] - 1
     for t in range(planes):
         p = seed + 1 + t
-        table = bench.tables[t]
-        by_code(bench.trial[t, :p], bench.trial[t, q], table)
+        table = joint.tables[t]
+        by_code(joint.trial[t, :p], joint.trial[t, q], table)
         if kind != 3:
             for code in range(1 << p):
                 table[code] = rounded(table[code], kind)
@@ -92,13 +82,13 @@ def tables_of(bench: Any, seed: Any, planes: Any, kind: Any) -> Any:
 
 
 @inner
-def weigh(code: Any, planes: Any, bench: Any) -> None:
+def weigh(code: Any, planes: Any, joint: Any) -> None:
     """Slope, height and rising order of slopes of every choice of bits under a seed's code."""
-    slopes, heights, order = bench.slopes, bench.heights, bench.order
+    slopes, heights, order = joint.slopes, joint.heights, joint.order
     slopes[0] = 0.0
     heights[0] = 0.0
     for t in range(planes):
-        table, weight = bench.tables[t], bench.weights[t]
+        table, weight = joint.tables[t], joint.weights[t]
         base = code << (t + 1)
         for node in range((1 << t) - 1, -1, -1):
             slope, height = slopes[node], heights[node]
@@ -118,28 +108,28 @@ def weigh(code: Any, planes: Any, bench: Any) -> None:
 
 
 @inner
-def bound(bench: Any, low: Any, high: Any) -> Any:
+def bound(joint: Any, low: Any, high: Any) -> Any:
     """Where choice ``high``, of the larger slope, becomes the better one."""
-    return 0.5 * (bench.heights[high] - bench.heights[low]) / (bench.slopes[high] - bench.slopes[low])
+    return 0.5 * (joint.heights[high] - joint.heights[low]) / (joint.slopes[high] - joint.slopes[low])
 
 
 @inner
-def cut(values: Any, prefix: Any, planes: Any, bench: Any) -> Any:
+def cut(values: Any, prefix: Any, planes: Any, joint: Any) -> Any:
     """Cut the seed's runs by the best choices; returns their number and the weighted error less a constant."""
-    order, edges, labels = bench.order, bench.seed_edges, bench.seed_labels
+    order, edges, labels = joint.order, joint.seed_edges, joint.seed_labels
     done = 0
     cost = 0.0
     for k in range(labels.size):
         at, last = edges[k], edges[k + 1]
         if at == last:
             continue
-        weigh(labels[k], planes, bench)
+        weigh(labels[k], planes, joint)
         size = 0  # of the lower envelope, kept in the front of ``order``
         for i in range(1 << planes):
             leaf = order[i]
-            if size > 0 and bench.slopes[leaf] == bench.slopes[order[size - 1]]:
+            if size > 0 and joint.slopes[leaf] == joint.slopes[order[size - 1]]:
                 continue
-            while size > 1 and bound(bench, order[size - 2], order[size - 1]) >= bound(bench, order[size - 1], leaf):
+            while size > 1 and bound(joint, order[size - 2], order[size - 1]) >= bound(joint, order[size - 1], leaf):
                 size -= 1
             order[size] = leaf
             size += 1
@@ -148,93 +138,93 @@ def cut(values: Any, prefix: Any, planes: Any, bench: Any) -> Any:
             code = labels[k] << planes | leaf
             end = last
             if i + 1 < size:
-                end = edge(values, last, bound(bench, leaf, order[i + 1]), at, bench.hints[code])
-                bench.hints[code] = end
+                end = edge(values, last, bound(joint, leaf, order[i + 1]), at, joint.hints[code])
+                joint.hints[code] = end
             if end > at:
-                bench.edges[done] = at
-                bench.labels[done] = code
+                joint.edges[done] = at
+                joint.labels[done] = code
                 done += 1
                 added = prefix[end] - prefix[at]
-                cost += (end - at) * bench.heights[leaf] - 2.0 * added * bench.slopes[leaf]
+                cost += (end - at) * joint.heights[leaf] - 2.0 * added * joint.slopes[leaf]
                 at = end
-    bench.edges[done] = values.size
+    joint.edges[done] = values.size
     return done, cost
 
 
 @inner
-def refit(prefix: Any, runs: Any, seed: Any, planes: Any, bias: Any, bench: Any, work: Any) -> None:
+def refit(prefix: Any, runs: Any, seed: Any, planes: Any, bias: Any, joint: Any, work: Any) -> None:
     """Scales of every precision in ``trial`` by least squares."""
-    z, q = bench.trial.shape[1] - 1, seed + planes
+    z, q = joint.trial.shape[1] - 1, seed + planes
     for code in range(1 << q):
-        bench.counts[code] = 0.0
-        bench.sums[code] = 0.0
+        joint.counts[code] = 0.0
+        joint.sums[code] = 0.0
     for k in range(runs):
-        code = bench.labels[k]
-        bench.counts[code] = np.float64(bench.edges[k + 1] - bench.edges[k])
-        bench.sums[code] = prefix[bench.edges[k + 1]] - prefix[bench.edges[k]]
+        code = joint.labels[k]
+        joint.counts[code] = np.float64(joint.edges[k + 1] - joint.edges[k])
+        joint.sums[code] = prefix[joint.edges[k + 1]] - prefix[joint.edges[k]]
     for p in range(q, seed, -1):
         size = 1 << p
         if p < q:  # codes without their last bit
             for code in range(size):
-                bench.counts[code] = bench.counts[2 * code] + bench.counts[2 * code + 1]
-                bench.sums[code] = bench.sums[2 * code] + bench.sums[2 * code + 1]
-        copy(bench.counts, work.counts, size)
-        copy(bench.sums, work.sums, size)
-        row = bench.trial[p - seed - 1]
+                joint.counts[code] = joint.counts[2 * code] + joint.counts[2 * code + 1]
+                joint.sums[code] = joint.sums[2 * code] + joint.sums[2 * code + 1]
+        copy(joint.counts, work.counts, size)
+        copy(joint.sums, work.sums, size)
+        row = joint.trial[p - seed - 1]
         row[z] = fit(row[:p], row[z], bias, work)
 
 
 @inner
-def disturb(found: Any, seed: Any, planes: Any, start: Any, bench: Any) -> None:
+def disturb(found: Any, seed: Any, planes: Any, start: Any, joint: Any) -> None:
     """``trial``: the scales found so far, each but in the first start moved by a share of its own."""
-    q = bench.trial.shape[1] - 1
+    q = joint.trial.shape[1] - 1
     for t in range(planes):
         p = seed + 1 + t
-        copy(found[t + 1], bench.trial[t], q + 1)
+        copy(found[t + 1], joint.trial[t], q + 1)
         for i in range(p):
             turn = start * (_GOLDEN * (1 + i) + 0.37 * p)
             share = 2.0 * (turn - np.floor(turn)) - 1.0
-            bench.trial[t, i] *= 1.0 + share * (0.0 if start == 0 else _FAR * (1 + (start & 1)))
+            joint.trial[t, i] *= 1.0 + share * (0.0 if start == 0 else _FAR * (1 + (start & 1)))
 
 
 @inner
-def round_kept(bench: Any, planes: Any, kinds: Any) -> Any:
+def round_kept(joint: Any, planes: Any, kinds: Any) -> Any:
     """The kept scales, rounded, in ``trial``; False when one does not fit its type."""
-    q = bench.trial.shape[1] - 1
+    q = joint.trial.shape[1] - 1
     for t in range(planes):
         for i in range(q + 1):
-            number = rounded(bench.kept[t, i], kinds[1] if i == q else kinds[0]) + 0.0  # no negative zero
+            number = rounded(joint.kept[t, i], kinds[1] if i == q else kinds[0]) + 0.0  # no negative zero
             if not np.isfinite(number):
                 return False
-            bench.trial[t, i] = number
+            joint.trial[t, i] = number
     return True
 
 
 @inner
-def errors_of(values: Any, runs: Any, planes: Any, bench: Any) -> Any:
+def errors_of(values: Any, runs: Any, planes: Any, joint: Any) -> Any:
     """Fill ``errors`` with the squared error of every precision, number by number; returns the weighted sum."""
     total = 0.0
     for t in range(planes):
         error = 0.0
         for k in range(runs):
-            level = bench.tables[t, bench.labels[k] >> (planes - 1 - t)]
-            for i in range(bench.edges[k], bench.edges[k + 1]):
+            level = joint.tables[t, joint.labels[k] >> (planes - 1 - t)]
+            for i in range(joint.edges[k], joint.edges[k + 1]):
                 distance = np.float64(values[i]) - level
                 error += distance * distance
-        bench.errors[t] = error
-        total += bench.weights[t] * error
+        joint.errors[t] = error
+        total += joint.weights[t] * error
     return total
 
 
 @inner
-def keep_runs(runs: Any, size: Any, n: Any, bench: Any) -> None:
+def keep_runs(runs: Any, size: Any, n: Any, joint: Any) -> None:
     """The runs become the final ones; codes that no number has follow as empty runs."""
-    edges, labels, seen = bench.final_edges, bench.final_labels, bench.counts
+    edges, labels, seen = joint.final_edges, joint.final_labels, joint.counts
     for code in range(size):
         seen[code] = 0.0
     for k in range(runs):
-        edges[k] = bench.edges[k]
-        labels[k] = bench.labels[k]
+        edges[k] = joint.edges[k]
+        labels[k] = joint.labels[k]
         seen[labels[k]] = 1.0
     for code in range(size):
         if seen[code] == 0.0:
@@ -247,7 +237,7 @@ def keep_runs(runs: Any, size: Any, n: Any, bench: Any) -> None:
 @inner
 def improve(
     values: Any, found: Any, errors: Any, rounds: Any, bias: Any, starts: Any, kinds: Any, seed: Any, planes: Any,
-    bench: Any, work: Any,
+    joint: Any, work: Any,
 ) -> None:  # fmt: skip
     """Replace found, errors (rows 1 to ``planes``) and the final runs of ``planes`` precisions by better ones, if any.
 
@@ -257,30 +247,30 @@ def improve(
     for t in range(planes):
         if errors[t + 1] == 0.0:
             return  # nothing to gain at this precision, and it could be lost
-        least += bench.weights[t] * errors[t + 1]
+        least += joint.weights[t] * errors[t + 1]
     for start in range(starts):
-        disturb(found, seed, planes, start, bench)
+        disturb(found, seed, planes, start, joint)
         lowest = np.inf
         for turn in range(rounds + 1):
-            tables_of(bench, seed, planes, kinds[3])
-            runs, cost = cut(values, work.prefix, planes, bench)
+            tables_of(joint, seed, planes, kinds[3])
+            runs, cost = cut(values, work.prefix, planes, joint)
             if not cost < lowest - _FALL * least:
                 break
             lowest = cost
             for t in range(planes):
-                copy(bench.trial[t], bench.kept[t], found.shape[1])
+                copy(joint.trial[t], joint.kept[t], found.shape[1])
             if turn < rounds:
-                refit(work.prefix, runs, seed, planes, bias, bench, work)
-        if not (round_kept(bench, planes, kinds) and tables_of(bench, seed, planes, kinds[2])):
+                refit(work.prefix, runs, seed, planes, bias, joint, work)
+        if not (round_kept(joint, planes, kinds) and tables_of(joint, seed, planes, kinds[2])):
             continue
-        runs, cost = cut(values, work.prefix, planes, bench)
-        cost = errors_of(values, runs, planes, bench)
-        falls = bench.errors[0] <= errors[0]
+        runs, cost = cut(values, work.prefix, planes, joint)
+        cost = errors_of(values, runs, planes, joint)
+        falls = joint.errors[0] <= errors[0]
         for t in range(1, planes):
-            falls = falls and bench.errors[t] <= bench.errors[t - 1]
+            falls = falls and joint.errors[t] <= joint.errors[t - 1]
         if falls and cost < least:
             least = cost
             for t in range(planes):
-                copy(bench.trial[t], found[t + 1], found.shape[1])
-                errors[t + 1] = bench.errors[t]
-            keep_runs(runs, 1 << (seed + planes), values.size, bench)
+                copy(joint.trial[t], found[t + 1], found.shape[1])
+                errors[t + 1] = joint.errors[t]
+            keep_runs(runs, 1 << (seed + planes), values.size, joint)

@@ -24,9 +24,9 @@ import numpy as np
 from bcqfmt.compiled.loops import compiled, inner
 from bcqfmt.compiled.rounding import HALVES, QUANTA, rounded
 
-from .bcq_fit_loops import fit
-from .bcq_levels_loops import codes_by, copy, gather, levels_of, measure_nearest, move_levels, place, prefix_sums
-from .rtn_loops import best_grid, total
+from .bcq_fit import fit
+from .bcq_levels import codes_by, copy, gather, levels_of, measure_nearest, move_levels, place, prefix_sums
+from .rtn import best_grid, total
 
 __all__ = ["STARTS", "solve_rows"]
 

@@ -22,7 +22,9 @@ from bcqfmt.compiled.rounding import QUANTA, rounded
 
 __all__ = ["best_grid", "grid", "quantize_rows", "total"]
 
-_COARSE = 9  # the clipping search tries 1, 0.9, ... 0.2 of the group's range, then 0.05 and 0.025 beside the best
+_COARSE = (
+    9  # the clipping search tries 1, 0.9, ... 0.2 of the group's range, then near the best in steps of 0.05, 0.025
+)
 _TRIES = 13
 _HALF = 6755399441055744.0  # 1.5 * 2^52: adding and subtracting it rounds a small float64 to an integer, ties to even
 

@@ -13,9 +13,9 @@ import numpy as np
 from bcqfmt.compiled.loops import compiled, inner
 from bcqfmt.compiled.rounding import rounded
 
-from .bcq_fit_loops import fit
-from .bcq_levels_loops import by_code, codes_by, copy, edge, gather, levels_of, measure, place, prefix_sums
-from .multi_joint_loops import improve
+from .bcq_fit import fit
+from .bcq_levels import by_code, codes_by, copy, edge, gather, levels_of, measure, place, prefix_sums
+from .multi_joint import improve
 
 __all__ = ["extend_rows"]
 
@@ -146,7 +146,7 @@ def offer(
 @compiled
 def extend_rows(
     weight: Any, ordered: Any, group_size: Any, rounds: Any, bias: Any, starts: Any, kinds: Any, seed: Any, codes: Any,
-    found: Any, errors: Any, work: Any, bench: Any,
+    found: Any, errors: Any, work: Any, joint: Any,
 ) -> None:  # fmt: skip
     """Some rows of a matrix, weight float32 [rows, in]; ``ordered``: the same with every group sorted.
 
@@ -154,11 +154,11 @@ def extend_rows(
     codes: uint8 [rows, in], filled with q bits. errors: float64 [rows, G, q - seed + 1], squared.
     starts: of the search for all precisions at once, and after each plane before the last half as many of that for
     those so far; none if 0.
-    work, bench: scratch for this group size, seed and q.
+    work, joint: scratch of this thread for this group size, seed and q.
     """
     columns = weight.shape[1]
     q = found.shape[3] - 1
-    edges, labels = bench.final_edges, bench.final_labels
+    edges, labels = joint.final_edges, joint.final_labels
     for row in range(weight.shape[0]):
         for j in range(found.shape[1]):
             begin = j * group_size
@@ -169,8 +169,8 @@ def extend_rows(
             levels_of(group[0, :seed], group[0, q], kinds[2], work)
             place(values, work, 1 << seed)
             errors[row, j, 0] = measure(values, work, 1 << seed)
-            copy(work.edges, bench.seed_edges, (1 << seed) + 1)
-            copy(work.labels, bench.seed_labels, 1 << seed)
+            copy(work.edges, joint.seed_edges, (1 << seed) + 1)
+            copy(work.labels, joint.seed_labels, 1 << seed)
             for p in range(seed, q + 1):
                 t = p - seed
                 if t > 0:
@@ -179,7 +179,7 @@ def extend_rows(
                 copy(work.labels, labels, 1 << p)
                 if t > 0:
                     tried = starts if p == q else (starts + 1) >> 1
-                    improve(values, group, errors[row, j], rounds, bias, tried, kinds, seed, t, bench, work)
+                    improve(values, group, errors[row, j], rounds, bias, tried, kinds, seed, t, joint, work)
             for k in range(1, 1 << q):
                 work.spare[k - 1] = np.float64(values[edges[k] - 1]) if edges[k] > 0 else -np.inf
             codes_by(weight[row, begin:end], work.spare, labels, q, codes[row, begin:end])

@@ -1,8 +1,9 @@
-"""Errors by looking values up equal errors by decoding every value, whatever the scheme."""
+"""Squared errors against exact sums, and by looking values up as by decoding every value, whatever the scheme."""
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.methods import errors as measuring
-from bcqfmt.converters.methods import figures
-from bcqfmt.converters.methods.errors_loops import widen
+from bcqfmt.converters.methods import errors
+from bcqfmt.converters.methods.errors import Sums, decoded_square_sums, square_sums
 from bcqfmt.weight.weight import BcqWeight
+from method_samples import DTYPES, matrix
 from peers import any_words
 from samples import affine, planes, rich
 
@@ -28,15 +29,15 @@ def exact(weight: np.ndarray[Any, Any], quantized: BcqWeight) -> tuple[float, fl
 
 def check(quantized: BcqWeight, monkeypatch: pytest.MonkeyPatch, *, quick: bool = True, threads: int = 1) -> None:
     slow: list[int] = []
-    real = figures.square_sums
+    real = decoded_square_sums
 
     def watched(weight: Any, weights: BcqWeight, planes: int | None = None) -> tuple[float, float]:
         slow.append(1)
         return real(weight, weights, planes)
 
-    monkeypatch.setattr(figures, "square_sums", watched)
+    monkeypatch.setattr(errors, "decoded_square_sums", watched)
     weight = np.random.default_rng(3).normal(size=quantized.shape).astype(np.float32)
-    power, noise = measuring.square_sums(weight, quantized, threads)
+    power, noise = square_sums(weight, quantized, threads)
     assert (power, noise) == (pytest.approx(exact(weight, quantized)[0]), pytest.approx(exact(weight, quantized)[1]))
     assert bool(slow) != quick
 
@@ -90,18 +91,61 @@ def test_any_affine_weight(seed: int, bits: int, rows: int, columns: int, dtype:
     codes = rng.integers(0, 2**bits, (rows, columns))
     quantized = BcqWeight.from_affine(codes, scale, zeros, group_size=32, bits=bits)
     weight = rng.normal(size=(rows, columns)).astype(np.float32)
-    found, want = measuring.square_sums(weight, quantized), figures.square_sums(weight, quantized)
+    found, want = square_sums(weight, quantized), decoded_square_sums(weight, quantized)
     assert found == (pytest.approx(want[0], rel=1e-12), pytest.approx(want[1], rel=1e-12))
 
 
 def test_threads_change_nothing() -> None:
     quantized = pieces(3, 256, 64, 0, rows=100)
     weight = np.random.default_rng(3).normal(size=quantized.shape).astype(np.float32)
-    assert len({measuring.square_sums(weight, quantized, threads) for threads in (1, 2, 5)}) == 1
+    assert len({square_sums(weight, quantized, threads) for threads in (1, 2, 5)}) == 1
 
 
-def test_every_half_becomes_the_same_single() -> None:
-    halves = np.arange(65536, dtype=np.uint16)
-    found = np.empty(65536, np.float32)
-    widen(halves, found)
-    assert np.array_equal(found.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
+def weight_of(rows: int = 5, columns: int = 40, dtype: str = "F16") -> BcqWeight:
+    rng = np.random.default_rng(1)
+    bits, groups = rng.integers(0, 2, (3, rows, columns)), -(-columns // 16)
+    alpha = (np.abs(rng.normal(size=(3, rows, groups))) * 0.02).astype(np.float16)
+    return BcqWeight.from_bcq(bits, alpha, alpha[0], group_size=16, dtype=DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("planes", [None, 2])
+def test_sums_are_those_of_the_decoded_values(dtype: str, planes: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(errors, "_BLOCK", 80)  # two rows at a time
+    weight, quantized = matrix(5, 40), weight_of(dtype=dtype)
+    decoded = quantized.dequantize(planes=planes)
+    power = sum(Fraction(float(w)) ** 2 for w in weight.flat)
+    noise = sum((Fraction(float(w)) - Fraction(float(d))) ** 2 for w, d in zip(weight.flat, decoded.flat, strict=True))
+    found = decoded_square_sums(weight, quantized, planes)
+    assert found == pytest.approx((float(power), float(noise)), rel=1e-14)
+    numbers = Sums(*found, weight.size).figures()
+    assert numbers["mse"] == pytest.approx(float(noise / 200), rel=1e-14)
+    assert numbers["relative"] == pytest.approx(math.sqrt(noise / power), rel=1e-14)
+    assert numbers["sqnr_db"] == pytest.approx(-10 * math.log10(noise / power), rel=1e-12)
+
+
+def test_no_error_and_no_weight():
+    quantized = weight_of()
+    exact_sums = decoded_square_sums(quantized.dequantize().astype(np.float32), quantized)
+    assert Sums(*exact_sums, 200).figures() == {"mse": 0.0, "relative": 0.0, "sqnr_db": None}
+    of_zeros = Sums(*decoded_square_sums(np.zeros((5, 40), np.float32), quantized), 200).figures()
+    assert of_zeros == {
+        "mse": pytest.approx(exact(np.zeros(200), quantized)[1] / 200),
+        "relative": None,
+        "sqnr_db": None,
+    }
+    assert Sums(0.0, 0.0, 16).figures() == {"mse": 0.0, "relative": 0.0, "sqnr_db": None}
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ValueError, match=r"\[4, 40\] compared with one of \[5, 40\]"):
+        decoded_square_sums(matrix(4, 40), weight_of())
+
+
+def test_a_signalling_nan_is_measured_without_a_warning():
+    """Some processors set a flag when one is converted, and numpy then warns."""
+    weight = matrix(5, 40)
+    weight.view(np.uint32)[0, 0] = 0x7F800001
+    power, noise = decoded_square_sums(weight, weight_of())
+    assert math.isnan(power)
+    assert math.isnan(noise)

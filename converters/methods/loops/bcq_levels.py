@@ -15,22 +15,12 @@ import numpy as np
 from bcqfmt.compiled.loops import inner
 from bcqfmt.compiled.rounding import rounded
 
-from .rtn_loops import total
+from .rtn import total
 
 __all__ = [
-    "Work",
-    "by_code",
-    "codes_by",
-    "edge",
-    "gather",
-    "levels_of",
-    "measure",
-    "measure_nearest",
-    "move_levels",
-    "new_work",
-    "place",
-    "prefix_sums",
-]
+    "Work", "by_code", "codes_by", "copy", "edge", "gather", "levels_of", "measure", "measure_nearest", "move_levels",
+    "new_work", "place", "prefix_sums",
+]  # fmt: skip
 
 _FEW = 4  # planes up to which it pays to compare every number with every level, in vector code
 
@@ -59,26 +49,14 @@ class Work(NamedTuple):
 
 def new_work(n: int, q: int) -> Work:
     """Empty scratch."""
-    size = 1 << q
+    size, i64 = 1 << q, np.int64
     return Work(
-        np.zeros(n + 1),
-        np.zeros(n + 1),
-        np.ones(n),
-        np.zeros(n),
-        np.zeros(n),
-        np.zeros(size),
-        np.zeros(size, np.int64),
-        np.zeros(size + 1, np.int64),
-        np.zeros(size),
-        np.zeros(size),
-        np.zeros(size),
-        np.zeros(size, np.int64),
-        np.zeros((q + 1, q + 2)),
-        np.zeros(q + 1),
-        np.zeros(q),
-        np.zeros(q),
-        np.zeros(q),
-    )
+        prefix=np.zeros(n + 1), mass=np.zeros(n + 1), weights=np.ones(n), squares=np.zeros(n), rest=np.zeros(n),
+        levels=np.zeros(size), labels=np.zeros(size, i64), edges=np.zeros(size + 1, i64),
+        counts=np.zeros(size), sums=np.zeros(size), spare=np.zeros(size), spare_labels=np.zeros(size, i64),
+        equations=np.zeros((q + 1, q + 2)), stored=np.zeros(q + 1),
+        alpha=np.zeros(q), trial=np.zeros(q), start=np.zeros(q),
+    )  # fmt: skip
 
 
 @inner
@@ -91,19 +69,17 @@ def copy(source: Any, target: Any, count: Any) -> None:
 @inner
 def prefix_sums(values: Any, work: Any) -> Any:
     """Fill ``prefix`` and ``mass`` for sorted float32 numbers; returns the weighted sum of their squares."""
-    running = 0.0
-    heavy = 0.0
-    power = 0.0
+    running = mass = power = 0.0
     work.prefix[0] = 0.0
     work.mass[0] = 0.0
     for i in range(values.size):
         value = np.float64(values[i])
         weighted = work.weights[i] * value
-        heavy += work.weights[i]
+        mass += work.weights[i]
         running += weighted
         power += weighted * value
         work.prefix[i + 1] = running
-        work.mass[i + 1] = heavy
+        work.mass[i + 1] = mass
     return power
 
 
@@ -278,7 +254,7 @@ def codes_by(values: Any, bounds: Any, labels: Any, q: Any, codes: Any) -> None:
     """The code of every number in its own order: ``labels`` of the number of rising ``bounds`` that it is above."""
     size = 1 << q
     none = np.uint8(0)
-    if q <= _FEW:  # as many passes as there are bounds, each changing the bits in which the labels beside it differ
+    if q <= _FEW:  # as many passes as there are bounds, each changing the bits in which two neighbouring labels differ
         first = np.uint8(labels[0])
         for i in range(values.size):
             codes[i] = first

@@ -12,11 +12,11 @@ import numpy as np
 
 from bcqfmt.compiled.loops import compiled
 
-from .rtn_loops import best_grid
+from .rtn import best_grid
 
 __all__ = ["accumulate", "factor_block", "grids", "invert_block", "round_columns", "solve_rows", "solve_tile"]
 
-_TILE = 256  # columns and rows of P used at a time: they lie in the second cache, a row of the sum in the first
+_TILE = 256  # columns and rows of P used at a time: they fit the second-level cache, a row of the sum the first
 _DEPTH = 128
 
 
