@@ -5,16 +5,18 @@ LLVM's vectors fit any processor: a vector that is longer than its registers tak
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import extending, types
-from numba.core import cgutils
-from numba.core.registry import cpu_target
+__all__ = ["Emit", "features", "intrinsic", "ir", "types", "vector_type"]
 
-__all__ = ["Emit", "features", "intrinsic", "ir", "vector_type"]
+ir: Any = importlib.import_module("llvmlite.ir")  # like this, as these modules have no types
+types: Any = importlib.import_module("numba.types")
+extending: Any = importlib.import_module("numba.extending")
+cgutils: Any = importlib.import_module("numba.core.cgutils")
+registry: Any = importlib.import_module("numba.core.registry")
 
 
 class Emit:
@@ -102,4 +104,4 @@ def features() -> set[str]:
 
     It is the one that the process runs on unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another.
     """
-    return set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+    return set(registry.cpu_target.target_context.codegen().magic_tuple()[2].split(","))

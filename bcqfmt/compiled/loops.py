@@ -35,11 +35,11 @@ def compiled(function: F, result: Any = None, *arguments: Any) -> F:
     first called with arguments of some types. A division by zero gives infinity or NaN, as in numpy. The function makes
     no arrays: it works in those that it is given.
     """
-    signature = [] if result is None else [result(*arguments)]
+    signature: Any = None if result is None else result(*arguments)
     try:
-        made: F = numba.njit(*signature, cache=True, **_OPTIONS)(function)
+        made: F = numba.njit(signature, cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba finds no folder that it could write a cache to
-        made = numba.njit(*signature, **_OPTIONS)(function)
+        made = numba.njit(signature, **_OPTIONS)(function)
     return made
 
 

@@ -25,8 +25,8 @@ AnyBCQ                                                                 ``anybcq`
 Each name stands for two functions, ``NAME_to_codes`` and ``codes_to_NAME`` (or planes). All take ``threads``: the rows
 are split among them, and the compiled loop releases the GIL. Importing this package loads numba.
 
-From top to bottom: `codes`, `planes` and `hqq` have the functions; `runs` says where the words of a layout are and
-calls the loop; `bit_programs` says how bits move; `loop` is compiled; `arrays` checks and pads; `buffers` recycles.
+From top to bottom: `codes`, `planes` and `hqq` have the functions; `runs` says where the words of a layout lie and runs
+the loop; `bit_programs` says how bits move; `loop` is compiled; `arrays` checks and pads; `buffers` reuses memory.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from bcqfmt.compiled.intrinsics import Emit, ir, vector_type
+from bcqfmt.compiled.intrinsics import Emit, ir, types, vector_type
 from bcqfmt.compiled.intrinsics import intrinsic as plain_intrinsic
-from bcqfmt.compiled.loops import types
 
 from .layout import LANES
 
