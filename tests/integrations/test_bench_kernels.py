@@ -25,6 +25,7 @@ from bcqfmt.kernels import matmul, operands
 from bcqfmt.kernels.bits import layout as bit_layout
 from bcqfmt.weight.packing import unpack_bits
 from cuda_sim import simulate
+from lut_gemm_arrays import to_lut_gemm
 
 FORMS = [
     ("bcq", 3, 33, 512, 128), ("bcq", 8, 16, 256, 8), ("bcq", 1, 16, 768, 768), ("affine", 4, 48, 512, 32),
@@ -79,7 +80,7 @@ def test_the_product_that_counts_is_exact_in_pieces(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("case", [case for case in FORMS if case[0] == "bcq"], ids=str)
 def test_the_published_kernel_gets_its_arrays(case: tuple[Any, ...]) -> None:
     weight, expected = made(case)
-    arrays = operands.to_lut_gemm(expected)
+    arrays = to_lut_gemm(expected)
     assert arrays.bias is not None
     words, alpha, bias = weight.lut_gemm()
     assert np.array_equal(words.numpy().view(np.uint32), arrays.words)
