@@ -7,7 +7,7 @@
 # Needed: qemu-user and mmdebstrap (apt install qemu-user mmdebstrap), pip, and the network once. A Debian of the other
 # architecture with its Python is unpacked, the pinned wheels for it are installed beside it, and nothing of either is
 # run but by QEMU: no root, no chroot, no registration with the kernel. torch is left out (hundreds of megabytes of
-# wheels, hours of emulation), and with it the one file of these folders that needs it.
+# wheels), and with it the one file of these folders that needs it. Compiling is slow there: count on hours for all.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$PWD
