@@ -48,10 +48,7 @@ class Forecast:
         """BCQ-E802 when the output does not fit."""
         if self.needed > self.free:
             raise error(
-                "BCQ-E802",
-                str(self.target),
-                found=f"{self.free:,} bytes free",
-                expected=f"{self.needed:,} bytes",
+                "BCQ-E802", str(self.target), found=f"{self.free:,} bytes free", expected=f"{self.needed:,} bytes"
             )
 
     def kinds(self) -> list[tuple[str, str, int, int]]:

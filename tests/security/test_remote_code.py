@@ -55,7 +55,7 @@ def test_it_is_not_imported(folder: Path) -> None:
 def test_without_the_guard_it_would_be(folder: Path) -> None:
     from bcqfmt.integrations.transformers import run as models
 
-    said = "folder, dtype=dtype, local_files_only=True, trust_remote_code=False"
-    edit = (models.load, said, said.replace("False", "True"))
+    said = "folder, local_files_only=True, trust_remote_code=False"
+    edit = (models._loaded, said, said.replace("False", "True"))
     with without(edit), pytest.raises(AssertionError):
         attack(folder)

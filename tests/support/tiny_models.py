@@ -14,6 +14,7 @@ import transformers
 import bcqfmt
 import bcqfmt.integrations.transformers  # registers quant_method bcq
 from bcqfmt.converters.export import export
+from bcqfmt.integrations.torch.processor import dense_products
 from dense_samples import quantize
 
 VOCABULARY = 96
@@ -75,7 +76,7 @@ def load(folder: Path, **options: Any) -> Any:
 def logits(model: Any, length: int = 24, rows: int = 2) -> torch.Tensor:
     """What it says about some tokens."""
     ids = torch.arange(rows * length).reshape(rows, length) * 7 % model.config.vocab_size
-    with torch.inference_mode():
+    with torch.inference_mode(), dense_products(model.dtype):
         found: torch.Tensor = model(input_ids=ids).logits
     return found
 

@@ -52,10 +52,10 @@ def command(
 
     require_cuda()
     try:
-        from bcqfmt.bench import products
+        from bcqfmt.bench import products, timing
     except ImportError:
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
-    speed = products.bandwidth()
+    speed = timing.bandwidth()
     rows: list[Row] = []
     with ExitStack() as stack:
         announce_kernels(stack)

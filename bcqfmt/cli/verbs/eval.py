@@ -24,13 +24,7 @@ from bcqfmt.errors import error, escape
 @model_options
 @json_option
 def command(
-    bcq: Path,
-    file: Path,
-    reference: Path | None,
-    context: int,
-    max_tokens: int | None,
-    as_json: bool,
-    **options: Any,
+    bcq: Path, file: Path, reference: Path | None, context: int, max_tokens: int | None, as_json: bool, **options: Any
 ) -> None:
     """Measure a BCQ checkpoint on a text: perplexity, speed.
 
