@@ -55,15 +55,6 @@ class _Lane(threading.Thread):
     def syncthreads(self) -> None:
         self.block.wait(self, self.block.everyone)
 
-    def syncthreads_count(self, value: Any) -> int:
-        return sum(bool(v) for v in self.block.gather(self, self.block.everyone, value).values())
-
-    def syncthreads_and(self, value: Any) -> int:
-        return int(all(self.block.gather(self, self.block.everyone, value).values()))
-
-    def syncthreads_or(self, value: Any) -> int:
-        return int(any(self.block.gather(self, self.block.everyone, value).values()))
-
 
 class _Barrier:
     """Threads that wait for one another: of a warp, or of the block."""
@@ -177,10 +168,8 @@ def current() -> Any:
 
 def exchange(value: Any) -> list[Any]:
     """The values that the 32 lanes of the calling warp give; None for lanes that have ended."""
-    lane = current()
-    warp = lane.thread_id // WARP
-    found = lane.block.gather(lane, lane.block.warps[warp], value)
-    return [found.get(warp * WARP + i) for i in range(WARP)]
+    found: list[Any] = together(value, lambda values: values)
+    return found
 
 
 def together(value: Any, compute: Callable[[list[Any]], Any]) -> Any:
@@ -276,29 +265,10 @@ def _slots() -> list[Any]:
 
 
 def install() -> None:
-    """Replace Numba's block manager and add the warp functions that its simulated ``cuda`` module lacks."""
+    """Replace Numba's block manager."""
     _numba("kernel").BlockManager = Block
-    added = {
-        "syncwarp": lambda self, mask=0: _none(exchange(None)),
-        "shfl_sync": lambda self, mask, value, lane: exchange(value)[lane % WARP],
-        "shfl_xor_sync": lambda self, mask, value, other: exchange(value)[current().thread_id % WARP ^ other],
-        "shfl_down_sync": lambda self, mask, value, by: _down(exchange(value), by),
-        "shfl_up_sync": lambda self, mask, value, by: _down(exchange(value), -by),
-        "ballot_sync": lambda self, mask, value: sum(bool(v) << i for i, v in enumerate(exchange(value))),
-    }
-    for name, function in added.items():
-        setattr(_numba("kernelapi").FakeCUDAModule, name, function)
-
-
-def _down(values: list[Any], by: int) -> Any:
-    lane = current().thread_id % WARP
-    return values[lane + by] if 0 <= lane + by < WARP else values[lane]
 
 
 def _numba(name: str) -> Any:
     """A module of Numba's simulator."""
     return importlib.import_module(f"numba.cuda.simulator.{name}")
-
-
-def _none(_: Any) -> None:
-    return None

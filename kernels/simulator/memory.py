@@ -47,12 +47,7 @@ def ldg128(pointer: Any, index: Any) -> Words:
     return _words(_at(pointer, index, 16))
 
 
-ldg64_keep, ldg128_keep, ldcg128 = ldg64, ldg128, ldg128
-
-
-def ldcg_f32(pointer: Any, index: Any) -> Any:
-    """A number that another block may have written."""
-    return _at(pointer, index, 4).view(np.float32)[0]
+ldg128_keep = ldcg128 = ldg128
 
 
 def ldcg128_f32(pointer: Any, index: Any) -> tuple[Any, ...]:
@@ -90,64 +85,31 @@ def shared_address(array: Any) -> int:
     return shared_slot(array)
 
 
-def lds32(address: int, offset: int) -> int:
-    """A word."""
-    return _words(slot_of(address + offset, 4))[0]
+def _shared_load(kind: Any, count: int) -> Any:
+    """``f(address, offset)``: ``count`` elements of 4 bytes, a tuple if there are several; words as Python integers."""
+
+    def load(address: int, offset: int) -> Any:
+        view = slot_of(address + offset, 4 * count)
+        found = _words(view) if kind is np.uint32 else tuple(view.view(kind))
+        return found if count > 1 else found[0]
+
+    return load
 
 
-def lds64(address: int, offset: int) -> Words:
-    """Two words."""
-    return _words(slot_of(address + offset, 8))
+def _shared_store(kind: Any, count: int) -> Any:
+    """``f(address, offset, *values)``, the counterpart of :func:`_shared_load`."""
+
+    def store(address: int, offset: int, *values: Any) -> None:
+        view = slot_of(address + offset, 4 * count).view(kind)
+        view[:] = [arithmetic.u32(v) for v in values] if kind is np.uint32 else values
+
+    return store
 
 
-def lds128(address: int, offset: int) -> Words:
-    """Four words."""
-    return _words(slot_of(address + offset, 16))
-
-
-def lds_f32(address: int, offset: int) -> Any:
-    """A number."""
-    return slot_of(address + offset, 4).view(np.float32)[0]
-
-
-def lds64_f32(address: int, offset: int) -> tuple[Any, ...]:
-    """Two numbers."""
-    return tuple(slot_of(address + offset, 8).view(np.float32))
-
-
-def lds128_f32(address: int, offset: int) -> tuple[Any, ...]:
-    """Four numbers."""
-    return tuple(slot_of(address + offset, 16).view(np.float32))
-
-
-def sts32(address: int, offset: int, *values: Any) -> None:
-    """A word."""
-    _put(slot_of(address + offset, 4), values)
-
-
-def sts64(address: int, offset: int, *values: Any) -> None:
-    """Two words."""
-    _put(slot_of(address + offset, 8), values)
-
-
-def sts128(address: int, offset: int, *values: Any) -> None:
-    """Four words."""
-    _put(slot_of(address + offset, 16), values)
-
-
-def sts_f32(address: int, offset: int, *values: Any) -> None:
-    """A number."""
-    slot_of(address + offset, 4).view(np.float32)[:] = values
-
-
-def sts64_f32(address: int, offset: int, *values: Any) -> None:
-    """Two numbers."""
-    slot_of(address + offset, 8).view(np.float32)[:] = values
-
-
-def sts128_f32(address: int, offset: int, *values: Any) -> None:
-    """Four numbers."""
-    slot_of(address + offset, 16).view(np.float32)[:] = values
+lds32, lds64, lds128 = (_shared_load(np.uint32, count) for count in (1, 2, 4))
+lds_f32, lds64_f32, lds128_f32 = (_shared_load(np.float32, count) for count in (1, 2, 4))
+sts32, sts64, sts128 = (_shared_store(np.uint32, count) for count in (1, 2, 4))
+sts_f32, sts64_f32, sts128_f32 = (_shared_store(np.float32, count) for count in (1, 2, 4))
 
 
 def lds8(address: int, offset: int) -> int:
@@ -205,14 +167,7 @@ def shfl_xor_u32(value: Any, mask: int) -> Any:
     return exchange(value)[lane_id() ^ mask]
 
 
-def shfl_down_u32(value: Any, by: int) -> Any:
-    """The value of a higher lane; the own one past the end."""
-    values = exchange(value)
-    lane = lane_id()
-    return values[lane + by if lane + by < WARP else lane]
-
-
-shfl_f32, shfl_xor_f32, shfl_down_f32 = shfl_u32, shfl_xor_u32, shfl_down_u32
+shfl_f32, shfl_xor_f32 = shfl_u32, shfl_xor_u32
 
 
 def ballot(value: Any) -> int:
