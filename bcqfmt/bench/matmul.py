@@ -141,10 +141,7 @@ def _paths(
         for path in paths:
             if path == "look-up" and batch not in few:
                 continue
-            taken, floor = _timed(placed.weight, x, path), nbytes / speed * 1e6
+            taken = replayed(lambda _, x=x, path=path: matmul.matmul(placed.weight, x, path=path), 8)
+            floor = nbytes / speed * 1e6
             name = f"matmul, {path}{suffix}"
             yield Row(name, rows, columns, placed.bits, placed.group_size, batch, taken, floor, peers, nbytes)
-
-
-def _timed(weight: matmul.MatmulWeight, x: torch.Tensor, path: str) -> float:
-    return replayed(lambda _: matmul.matmul(weight, x, path=path), 8)

@@ -21,20 +21,11 @@ from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits.layout import BitLayout
 from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
 
-from .peers import Peer, cublas, cublas_of, published, tinygemm
+from .peers import Peer, cublas_of, published, tinygemm
 from .timing import AROUND, Row, bandwidth, early_and_alone, energy, relative_error, replayed
 from .weights import Weight, copies, random_vectors, random_weight
 
-__all__ = [
-    "AROUND",
-    "Row",
-    "bandwidth",
-    "cublas",
-    "early_and_alone",
-    "products",
-    "replayed",
-    "sweep",
-]
+__all__ = ["bandwidth", "products", "sweep"]
 
 LARGE, SMALL = ((28672, 8192), (49152, 12288)), ((4096, 4096), (11008, 4096))
 SWEEP = [(q, g) for q in range(1, 9) for g in (8, 16, 32, 64, 128, 512, 12288)]

@@ -103,16 +103,6 @@ class OperandSegment:
         short = np.concatenate([numbers.reshape(-1) for numbers in self._linear])
         return np.array_equal(full, short.astype(np.float64), equal_nan=True)
 
-    @cached_property
-    def scale_dtype(self) -> str:
-        """The narrowest of F16, BF16 and F32 that holds ``alpha`` and ``z`` without loss: what a kernel may store."""
-        numbers = np.concatenate([self.alpha.reshape(-1), self.z.reshape(-1)])
-        for name in ("F16", "BF16"):
-            rounded = round_to(numbers.astype(np.float64), name).astype(np.float32)
-            if np.array_equal(rounded, numbers, equal_nan=True):
-                return name
-        return "F32"
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outliers:

@@ -23,12 +23,11 @@ from bcqfmt.integrations.torch.layers import BcqLinear
 from bcqfmt.integrations.torch.parts import TORCH_DTYPES, weight_of
 from bcqfmt.weight.scheme import WeightSpec
 
-from .slices import slices_of
+from .slices import QKV, slices_of
 
 __all__ = ["BcqLinearMethod"]
 
 _PREFIX = "bcq_"
-_QKV = {"q": 0, "k": 1, "v": 2}
 
 
 class _Arriving:
@@ -87,7 +86,7 @@ class BcqLinearMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
     def _weight_for(self, shard: Any) -> tuple[str, WeightSpec]:
         if len(self.weights) == 1:
             return self.weights[0]
-        number = _QKV.get(shard, shard)
+        number = QKV.get(shard, shard)
         if not isinstance(number, int) or not 0 <= number < len(self.weights):
             names = ", ".join(name for name, _ in self.weights)
             raise error("BCQ-E305", tensor=names, found=f"piece {shard!r}", expected=f"one of {len(self.weights)}")
