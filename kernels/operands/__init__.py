@@ -112,7 +112,7 @@ class Outliers:
     indices: npt.NDArray[np.int32]
     values: Float
     mode: str
-    beneath: Callable[[], Array]  # what the linear reading has at their places, float64
+    beneath: Callable[[], Array]  # the linear reading of the same elements, float64
 
     @property
     def count(self) -> int:
@@ -123,7 +123,7 @@ class Outliers:
     def added(self) -> Float:
         """What a product has to add to the linear reading (nnz) float32.
 
-        The values themselves, or in mode "replace" their distance from what stands there.
+        The values themselves, or in mode "replace" their difference from the linear reading.
         """
         if self.mode == "add":
             return self.values

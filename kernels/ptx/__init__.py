@@ -37,7 +37,7 @@ bulk copies, sm_90          bulk_copy(p, i, address, bytes, barrier): 16-byte pi
 barriers in memory, sm_90   mbarrier_init(barrier): for bulk copies; mbarrier_init_arrivals(barrier, count) and
                             mbarrier_arrive(barrier): `count` arrivals end a phase; mbarrier_fence() after
                             initialising; mbarrier_wait(barrier, parity)
-warps with different work   sync_block(): all threads of the block, from whichever instruction each warp comes;
+warps with different work   sync_block(): all threads of the block, each warp from any instruction;
                             sync_warps(id, threads): some warps, all at the same instruction
 dependent launch, sm_90     wait_previous_kernel(): until all that was launched before is done and visible;
                             launch_next_kernel(): the next kernel may start, up to where it waits for this one

@@ -119,7 +119,7 @@ mbarrier_wait = asm(
     "{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [$0], $1; @!p bra W; }",
     NONE, U32, U32, effects="memory",
 )  # fmt: skip
-# bar.sync promises that all who meet come to the same instruction, barrier.sync does not
+# bar.sync requires all its warps to arrive at the same instruction, barrier.sync does not
 sync_block = asm("barrier.sync 0;", NONE, effects="barrier")
 sync_warps = asm("bar.sync $0, $1;", NONE, U32, U32, effects="barrier")
 wait_previous_kernel = asm("griddepcontrol.wait;", NONE, effects="memory")

@@ -1,7 +1,7 @@
 """Numba's CUDA simulator with warps, exact barriers, shared addresses and jit options.
 
-Numba starts one thread per CUDA thread and polls them. Here the threads hand one token around: one runs until it meets
-a barrier or ends, then the next. That is deterministic, needs no locks, is several times faster, and a barrier that
+Numba starts one thread per CUDA thread and polls them. Here only one thread runs at a time, until it reaches a barrier
+or ends; then the next one runs. That is deterministic, needs no locks, is several times faster, and a barrier that
 not all threads reach is an error instead of a hang. :func:`install` puts it in place of Numba's own.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 __all__ = ["Pointer", "exchange", "install", "pause", "shared_slot", "slot_of", "together", "wake"]
 
 WARP = 32
-_RESULT = -1  # where threads leave what they share
+_RESULT = -1  # key of the result that the lanes of a warp share
 
 
 class _Stop(BaseException):
@@ -26,7 +26,7 @@ class _Stop(BaseException):
 
 
 class _Lane(threading.Thread):
-    """A simulated CUDA thread; kept for the next block when it is done. Numba reads its indices from here."""
+    """A simulated CUDA thread; reused for the next block when it has ended. Numba reads its indices from here."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -48,7 +48,7 @@ class _Lane(threading.Thread):
                     self.task()
                 except _Stop:
                     pass
-                except Exception as fault:  # noqa: BLE001 - whatever it is, the launch reports it
+                except Exception as fault:  # noqa: BLE001 - the launch reports any fault of a kernel
                     self.block.fail(self, fault)
             self.block.leave(self)
 
@@ -57,7 +57,7 @@ class _Lane(threading.Thread):
 
 
 class _Barrier:
-    """Threads that wait for one another: of a warp, or of the block."""
+    """A barrier of a warp, of the block, or of some warps."""
 
     def __init__(self) -> None:
         self.members = 0
@@ -105,7 +105,7 @@ class Block:
             raise self.error
 
     def next(self) -> None:
-        """Hand the token on."""
+        """Let the next thread run."""
         if not self.ready and self.live:
             self._abort(RuntimeError("a barrier that some threads never reach"))
         if self.ready:
@@ -123,13 +123,13 @@ class Block:
         self.check()
 
     def gather(self, lane: _Lane, barrier: _Barrier, value: Any) -> dict[int, Any]:
-        """What every member brought, by thread."""
+        """The values of all members of the barrier, by thread number."""
         barrier.brought[lane.thread_id] = value
         self.wait(lane, barrier)
         return barrier.taken
 
     def leave(self, lane: _Lane) -> None:
-        """A thread is at its end; it may have been the last one that others waited for."""
+        """A thread has ended; others may have waited only for this one."""
         self.live -= 1
         for barrier in (self.everyone, self.warps[lane.thread_id // WARP]):
             barrier.members -= 1
@@ -162,7 +162,7 @@ class Block:
 
 
 def current() -> Any:
-    """The thread that asks."""
+    """The calling thread."""
     return threading.current_thread()
 
 
@@ -190,7 +190,7 @@ def named_barrier(block: Block, number: int, threads: int) -> Any:
 
 
 def pause(lane: Any, place: int) -> None:
-    """The calling thread rests until :func:`wake` is called for that shared address."""
+    """The calling thread waits until :func:`wake` is called for that shared address."""
     block = lane.block
     block.check()
     block.named.setdefault(place, _Barrier()).waiting.append(lane)
@@ -200,7 +200,7 @@ def pause(lane: Any, place: int) -> None:
 
 
 def wake(block: Block, place: int) -> None:
-    """All who rest there go on."""
+    """Resume all threads that wait there."""
     if place in block.named:
         block.ready.extend(block.named[place].waiting)
         block.named[place].waiting = []

@@ -56,7 +56,7 @@ def ldcg128_f32(pointer: Any, index: Any) -> tuple[Any, ...]:
 
 
 def prefetch(pointer: Any, index: Any) -> None:
-    """Nothing is far away here."""
+    """No effect in the simulator."""
 
 
 def stg64(pointer: Any, index: Any, *values: Any) -> None:
