@@ -8,7 +8,7 @@ and the same x (`weights`), and every result is compared with that of float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ def _fast(weight: Weight, x: Tensor, count: int, layout: BitLayout, shape: AnySh
         bit_gemv.bit_gemv(operand, x, out=y, shapes=(shape,))
 
     taken, alone = early_and_alone(product, weights)
-    joules = _joules(lambda i: product(weights[i % count]), taken, measure_energy)
+    joules = energy(lambda i: product(weights[i % count]), taken) if measure_energy else None
     way = "bits" if isinstance(shape, BitShape) else "bytes"
     return _Timed(f"{way}, {weight.formula}", y, taken, alone, joules)
 
@@ -130,8 +130,5 @@ def _usual(weight: Weight, x: Tensor, count: int, measure_energy: bool) -> _Time
         matmul.matmul(placed[i % count], x)
 
     taken = replayed(product, 2 * count)
-    return _Timed(f"{path}, {weight.formula}", results[0], taken, None, _joules(product, taken, measure_energy))
-
-
-def _joules(call: Callable[[int], object], taken: float, wanted: bool) -> float | None:
-    return energy(call, taken) if wanted else None
+    joules = energy(product, taken) if measure_energy else None
+    return _Timed(f"{path}, {weight.formula}", results[0], taken, None, joules)

@@ -24,52 +24,53 @@ def _at(pointer: Any, index: Any, size: int) -> Any:
     return found
 
 
+def _shared(address: int, offset: int, size: int) -> Any:
+    """``size`` bytes of shared memory, as a view."""
+    return slot_of(address + offset, size)
+
+
 def _words(view: Any) -> Words:
     return tuple(view.view(np.uint32).tolist())
 
 
-def _put(view: Any, values: Any) -> None:
-    view.view(np.uint32)[:] = [arithmetic.u32(v) for v in values]
+def _load(place: Any, kind: Any, count: int) -> Any:
+    """``f(a, b)``: ``count`` elements of 4 bytes at ``place(a, b, bytes)``, as a tuple if there are several.
+
+    Words are Python integers.
+    """
+
+    def load(a: Any, b: Any) -> Any:
+        view = place(a, b, 4 * count)
+        found = _words(view) if kind is np.uint32 else tuple(view.view(kind))
+        return found if count > 1 else found[0]
+
+    return load
 
 
-def ldg32(pointer: Any, index: Any) -> int:
-    """A word."""
-    return _words(_at(pointer, index, 4))[0]
+def _store(place: Any, kind: Any, count: int) -> Any:
+    """``f(a, b, *values)``, the counterpart of :func:`_load`."""
+
+    def store(a: Any, b: Any, *values: Any) -> None:
+        view = place(a, b, 4 * count).view(kind)
+        view[:] = [arithmetic.u32(v) for v in values] if kind is np.uint32 else values
+
+    return store
 
 
-def ldg64(pointer: Any, index: Any) -> Words:
-    """Two words."""
-    return _words(_at(pointer, index, 8))
-
-
-def ldg128(pointer: Any, index: Any) -> Words:
-    """Four words."""
-    return _words(_at(pointer, index, 16))
-
-
+ldg32, ldg64, ldg128 = (_load(_at, np.uint32, count) for count in (1, 2, 4))
 ldg128_keep = ldcg128 = ldg128
+ldcg128_f32 = _load(_at, np.float32, 4)
+stg64, stg128 = (_store(_at, np.uint32, count) for count in (2, 4))
+stg128_stream = stg128
 
-
-def ldcg128_f32(pointer: Any, index: Any) -> tuple[Any, ...]:
-    """Four numbers that other blocks may have written."""
-    return tuple(np.array(ldg128(pointer, index), np.uint32).view(np.float32))
+lds32, lds64, lds128 = (_load(_shared, np.uint32, count) for count in (1, 2, 4))
+lds_f32, lds64_f32, lds128_f32 = (_load(_shared, np.float32, count) for count in (1, 2, 4))
+sts32, sts64, sts128 = (_store(_shared, np.uint32, count) for count in (1, 2, 4))
+sts_f32, sts64_f32, sts128_f32 = (_store(_shared, np.float32, count) for count in (1, 2, 4))
 
 
 def prefetch(pointer: Any, index: Any) -> None:
     """No effect in the simulator."""
-
-
-def stg64(pointer: Any, index: Any, *values: Any) -> None:
-    """Two words."""
-    _put(_at(pointer, index, 8), values)
-
-
-def stg128(pointer: Any, index: Any, *values: Any) -> None:
-    """Four words."""
-    _put(_at(pointer, index, 16), values)
-
-
-stg128_stream = stg128
 
 
 def atomic_inc(pointer: Any, index: Any, limit: int) -> int:
@@ -83,33 +84,6 @@ def atomic_inc(pointer: Any, index: Any, limit: int) -> int:
 def shared_address(array: Any) -> int:
     """Where a shared array begins."""
     return shared_slot(array)
-
-
-def _shared_load(kind: Any, count: int) -> Any:
-    """``f(address, offset)``: ``count`` elements of 4 bytes, a tuple if there are several; words as Python integers."""
-
-    def load(address: int, offset: int) -> Any:
-        view = slot_of(address + offset, 4 * count)
-        found = _words(view) if kind is np.uint32 else tuple(view.view(kind))
-        return found if count > 1 else found[0]
-
-    return load
-
-
-def _shared_store(kind: Any, count: int) -> Any:
-    """``f(address, offset, *values)``, the counterpart of :func:`_shared_load`."""
-
-    def store(address: int, offset: int, *values: Any) -> None:
-        view = slot_of(address + offset, 4 * count).view(kind)
-        view[:] = [arithmetic.u32(v) for v in values] if kind is np.uint32 else values
-
-    return store
-
-
-lds32, lds64, lds128 = (_shared_load(np.uint32, count) for count in (1, 2, 4))
-lds_f32, lds64_f32, lds128_f32 = (_shared_load(np.float32, count) for count in (1, 2, 4))
-sts32, sts64, sts128 = (_shared_store(np.uint32, count) for count in (1, 2, 4))
-sts_f32, sts64_f32, sts128_f32 = (_shared_store(np.float32, count) for count in (1, 2, 4))
 
 
 def lds8(address: int, offset: int) -> int:
