@@ -2,8 +2,8 @@
 
 Installed as `bcqfmt.kernels`. What a weight means is defined by the normative decoder in `weight.decode`; every kernel
 is measured against it. Code here works on weights in memory, never on files, and never imports `bcqfmt.converters`.
-Importing the package costs nothing: functions and modules are imported when they are first asked for, those that need
-Numba, a GPU or its simulator only when something is launched.
+Importing the package is cheap: functions and modules are imported at their first use, and Numba, a GPU or the simulator
+is needed only when something is launched.
 
 ::
 
@@ -17,10 +17,10 @@ Numba, a GPU or its simulator only when something is launched.
 `bits`                the fast product, on binary or integer tensor cores
 `mixed`               the product with 2/4-bit weights, second-order scales and outliers
 `lut`                 the product by look-up, for any weight
-`dequant`             the dense matrix of any weight, bit by bit what the normative decoder gives
+`dequant`             the dense matrix of any weight, the same bits as the normative decoder
 `atom`                W4A4 products, quantized activations, attention over an INT4 cache
 `cpu`                 products and the normative decoder, compiled for the CPU
-`outliers`            ``y += S x`` for CSR outliers, a launch of its own
+`outliers`            ``y += S x`` for CSR outliers, as a separate launch
 `device_functions`    what several kernels inline: numbers, vectors, outliers, the ring of buffers
 `operands`            a checked weight as arrays, ``operand(weight)``, and those arrays on a device
 `ptx`                 instructions that Numba lacks

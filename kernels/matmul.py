@@ -1,4 +1,4 @@
-"""``x W^T`` on a GPU for any number of vectors: checks and launches; which kernel does it, `matmul_weight` says."""
+"""``x W^T`` on a GPU for any number of vectors: checks and launches; `matmul_weight` chooses the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bcqfmt.kernels.runtime.limits import KINDS
 
 from .matmul_weight import BATCH_LIMIT, MatmulWeight, Product, path_of
 
-__all__ = ["BATCH_LIMIT", "MatmulWeight", "dense_copy", "matmul", "path_of", "takes_addend"]
+__all__ = ["BATCH_LIMIT", "MatmulWeight", "dense_copy", "matmul", "path_of"]
 
 
 def matmul(
@@ -21,7 +21,7 @@ def matmul(
     """``x W^T`` for x (..., in) float16, bfloat16 or float32 on a GPU; the result (..., out) has the dtype of x.
 
     ``path``: by default what :func:`path_of` says. ``addend`` (8, out) float32, eight times the same row, is added
-    before the sum is rounded; only where :func:`takes_addend` says so. ``result``: another dtype for the result, only
+    before the sum is rounded; only where :func:`path_of` gives "bits". ``result``: another dtype for the result, only
     on the path "look-up".
     """
     found = device.describe(x)
@@ -31,7 +31,7 @@ def matmul(
     count, result = found.size // columns, result or found.dtype
     product = weight.product(count, found.dtype, path, addend is not None)
     if addend is not None and (path is not None or product.path != "bits"):
-        raise error("BCQ-E552", found=f"an addend for {count} vectors", expected="a product that takes_addend")
+        raise error("BCQ-E552", found=f"an addend for {count} vectors", expected="a product on the path bits")
     if addend is not None:
         check_array("addend", addend, ("F32",), (BATCH_LIMIT, rows))
         check_same_device(x=x, addend=addend)
@@ -47,21 +47,16 @@ def matmul(
     return _in_parts(weight, product, x.reshape(-1, columns), addend, result).reshape(*found.shape[:-1], rows)
 
 
-def takes_addend(weight: MatmulWeight, vectors: int, dtype: str) -> bool:
-    """Whether :func:`matmul` takes an addend with that many vectors of ``dtype``: on the path "bits"."""
-    return weight.path(vectors, dtype) == "bits"
-
-
 def dense_copy(weight: MatmulWeight, dtype: str) -> Any:
-    """The matrix (out, in) that many vectors of ``dtype`` are multiplied with.
+    """The dense matrix (out, in) for products of many vectors of ``dtype``.
 
-    Of 16 bits: what a dense copy has when it is loaded in this type.
+    Values of 16-bit types are rounded to the logical dtype first, as in a dense copy that is loaded in this type.
     """
     return dequantize(weight.exact, dtype, twice=dtype != "F32")
 
 
 def _in_parts(weight: MatmulWeight, product: Product, x: Any, addend: Any, result: str) -> Any:
-    """The product of x (count, in), some vectors at a time."""
+    """The product of x (count, in), at most ``product.step`` vectors in one launch."""
     if product.multiply is None:
         check_same_device(x=x, weight=product.array)
         return x @ dense_copy(weight, device.describe(x).dtype).T

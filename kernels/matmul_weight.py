@@ -1,4 +1,4 @@
-"""A weight on a GPU in the orders that products need, and how a number of vectors is multiplied with it."""
+"""A weight on a GPU in the layouts of the kernels, and the choice of the kernel for a number of vectors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from bcqfmt.weight.weight import BcqWeight
 __all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
 
 # From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md). Key: whether of float32, how it is decoded (:func:`_decoded`); then how many vectors the
-# fast product takes at once. Guessed: two and one in "words", one of 16 bits and four of float32 in the others.
+# (docs/benchmarks/kernels.md). Key: whether x is float32, how the weight is decoded (`_path`); then how many vectors
+# the fast product takes at once. Estimated, not measured: 2 and 1 in "words"; 1 of 16 bits and 4 of float32 elsewhere.
 _LONGER = {4: 28, 2: 5, 1: 3}
 CROSSOVER = {
     (False, "words"): {8: 24, 4: 12, 2: 8, 1: 5},
@@ -34,18 +34,18 @@ CROSSOVER = {
     (True, "longer"): _LONGER,
     (True, "elements"): _LONGER,
 }
-PAIRS = 20  # the same for 2/4 bits
-MOST = 36  # whatever the weight; 2/4 bits of float32, guessed
-# Look-ups are faster below: of float32; where decoding takes element by element; at 2 planes, else never.
+PAIRS = 20  # the same limit for 2/4-bit weights
+MOST = 36  # for any weight; an estimate for 2/4 bits with float32
+# Look-ups are faster for fewer vectors than this: float32; weights decoded element by element; at most 2 planes.
 LOOK_UP = (8, 4, 2)
 
 
 class Product(NamedTuple):
     """How a number of vectors of one dtype is multiplied.
 
-    ``path``: "mixed", "bits", "look-up" or "dequantize"; ``array``: a tensor of the weight in the order for it, which
-    is on GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out); not for
-    "dequantize". ``start(x, y, addend)``: for all of them, in any dimensions, where one launch a segment does it.
+    ``path``: "mixed", "bits", "look-up" or "dequantize"; ``array``: a tensor of the weight in the layout for it, on
+    GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out); not for
+    "dequantize". ``start(x, y, addend)``: for all vectors, in any dimensions, where one launch per segment is enough.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Product(NamedTuple):
 
 
 class MatmulWeight:
-    """A weight on a device in the orders that products need; each is uploaded when it is first used."""
+    """A weight on a device in the layouts of the kernels; each is uploaded when it is first used."""
 
     def __init__(self, operand: Operand, target: Any = None, weight: BcqWeight | None = None) -> None:
         """``target``: torch's device, by default the current GPU. ``weight``: what the operand was made of; without it
@@ -71,7 +71,7 @@ class MatmulWeight:
 
     @cached_property
     def linear(self) -> bool:
-        """Whether float32 can hold the numbers that look-ups need; if not, only dequantizing is left."""
+        """Whether float32 can hold ``alpha`` and ``z``; if not, the only path is "dequantize"."""
         try:
             return all(segment.alpha.size and segment.z.size for segment in self.operand.segments) and (
                 self.operand.outliers is None or self.operand.outliers.added is not None
@@ -81,7 +81,7 @@ class MatmulWeight:
 
     @cached_property
     def mixed(self) -> mixed_of.MixedOperand | None:
-        """For :func:`mixed_gemv`; None unless it takes the weight (2/4 bits, second-order scales) and the GPU."""
+        """For :func:`mixed_gemv`; None unless the weight (2/4 bits, second-order scales) and the GPU are supported."""
         second = any(isinstance(s.scale, SecondOrder) for s in self._weight.scheme.segments) if self._weight else False
         if self._weight is None or not second or not self.linear or device.capability(self._place) < (9, 0):
             return None
@@ -94,7 +94,7 @@ class MatmulWeight:
 
     @cached_property
     def bits(self) -> bits_of.BitOperand | None:
-        """For :func:`bit_gemv`; None where the GPU or a group size does not allow it."""
+        """For :func:`bit_gemv`; None where the GPU or a group size is not supported."""
         known = self.linear and device.capability(self._place) >= (9, 0)
         if not known or any(layout_of(segment) is None for segment in self.operand.segments):
             return None
@@ -121,14 +121,14 @@ class MatmulWeight:
         return 0 if self.bits is None or dtype not in KINDS else bits_of.batch_limit(self.bits, dtype, dtype)
 
     def path(self, vectors: int, dtype: str) -> str:
-        """What :func:`path_of` says, computed once."""
+        """The result of :func:`path_of`, cached."""
         key = (min(vectors, MOST), dtype)
         if key not in self._paths:
             self._paths[key] = _path(self, vectors, dtype)
         return self._paths[key]
 
     def product(self, vectors: int, dtype: str, path: str | None = None, added: bool = False) -> Product:
-        """How that many vectors are multiplied, ``added`` with an addend; computed once, as it takes longer than they.
+        """How that many vectors are multiplied, ``added`` with an addend; cached: choosing takes longer than a product.
 
         ``path``: by default the one of :meth:`path`.
         """

@@ -1,4 +1,4 @@
-"""y += S x for CSR outliers, a launch of its own: for products of many vectors, which it serves better, and to compare.
+"""y += S x for CSR outliers, as a separate launch: faster than a fused product for many vectors, and for comparison.
 
 A warp per row: its lanes take the entries of the row in turn, and shuffles add them up in a fixed order.
 """
@@ -34,7 +34,8 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
 def csr_outliers_kernel(kind: int, values_kind: int, out: int, packed: int = 0) -> Kernel:
     """``kind``, ``values_kind``, ``out``: types of x, of the values and of y; 0 float32, 1 float16, 2 bfloat16.
 
-    ``packed``: bytes of an entry where columns and values lie together (`operands.outliers`), both arguments the same.
+    ``packed``: bytes of an entry if columns and values are interleaved (`operands.outliers`), as one array that is both
+    arguments; else 0.
     """
     widen_x, entry = WIDEN[kind] if kind else ptx.f32, _entry(values_kind, packed)
     widen_y = WIDEN[out] if out else ptx.f32
@@ -117,7 +118,7 @@ def csr_outliers(y: Any, indptr: Any, indices: Any, values: Any, x: Any) -> Any:
 
 
 def add_entries(y: Any, outliers: Entries, x: Any) -> None:
-    """``y += S x`` for y (batch, out) and x (batch, in) that were checked, S as fused products have it."""
+    """``y += S x`` for y (batch, out) and x (batch, in) that were checked, S packed as for fused products."""
     (batch, rows), columns = device.describe(y).shape, device.describe(x).shape[1]
     kind, out = KINDS[device.describe(x).dtype], KINDS[device.describe(y).dtype]
     csr_outliers_kernel(kind, 0, out, outliers.size).launch(

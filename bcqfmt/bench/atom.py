@@ -9,7 +9,7 @@ import torch
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import w4a4 as w4
 
-from .timing import AROUND, Row, early_and_alone, replayed
+from .timing import CYCLED, Row, early_and_alone, replayed
 
 __all__ = ["attention", "norms", "w4a4_products"]
 
@@ -22,7 +22,7 @@ _HIDDEN = 4096
 def w4a4_products(speed: float) -> Iterator[Row]:
     """One to 512 tokens, float16 results, activations quantized beforehand, as `w4a4` shares them out by itself."""
     for rows, columns in SHAPES:
-        weights = [_weight(rows, columns) for _ in range(AROUND * 2 // (rows * columns) + 1)]
+        weights = [_weight(rows, columns) for _ in range(CYCLED * 2 // (rows * columns) + 1)]
         dense = [torch.randn(rows, columns, device="cuda", dtype=torch.float16) for _ in range(8)]
         for tokens in TOKENS:
             yield _product(weights, dense, tokens, speed)
@@ -81,7 +81,7 @@ def _attention(heads: int, few: int, batch: int, speed: float) -> Row:
     q = torch.randn(batch, heads, HEAD, device="cuda", dtype=torch.float16)
     lengths = torch.full((batch,), CONTEXT, device="cuda", dtype=torch.int32)
     nbytes = 2 * batch * few * CONTEXT * (HEAD // 2 + 4)
-    caches = [_cache(batch, few, q) for _ in range(max(1, min(60, AROUND // nbytes + 1)))]
+    caches = [_cache(batch, few, q) for _ in range(max(1, min(60, CYCLED // nbytes + 1)))]
     y = torch.empty_like(q)
     taken = replayed(
         lambda i: kv.decode_attention(q, caches[i % len(caches)], lengths, out=y), max(8, len(caches))
@@ -114,7 +114,7 @@ def _cache(batch: int, heads: int, like: torch.Tensor) -> kv.KvCache:
 
 def _sdpa(q: torch.Tensor, few: int) -> float:
     batch, heads, _ = q.shape
-    count = max(1, min(16, AROUND // (4 * batch * few * CONTEXT * HEAD) + 1))
+    count = max(1, min(16, CYCLED // (4 * batch * few * CONTEXT * HEAD) + 1))
     pairs = [torch.randn(2, batch, few, CONTEXT, HEAD, device="cuda", dtype=torch.float16) for _ in range(count)]
 
     keys, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -1,4 +1,4 @@
-"""Times of `dequantize`, and of products of several vectors by every way that `matmul` has: which wins from where."""
+"""Times of `dequantize`, and of products on every path of `matmul`: which is fastest for how many vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["crossover", "dequantized"]
 
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
 SHAPES = ((4096, 4096), (11008, 4096))
-SQUARE, LONG = (8192, 8192), (4096, 11008)  # of what is decoded only
+SQUARE, LONG = (8192, 8192), (4096, 11008)  # of weights that are only decoded
 DECODED = ((4, 128), (8, 128), (4, 16), (4, 8), (2, 16))  # planes, group size
 REORDERED = ((4, 128), (8, 128), (4, 32))  # the same, with a perm
 SHORT = (8, 16)  # group sizes with a fast product for fewer vectors at once

@@ -19,7 +19,7 @@ from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
 from .outliers import for_all_shares, random_outliers
-from .timing import AROUND, Row, early_and_alone, replayed
+from .timing import CYCLED, Row, early_and_alone, replayed
 
 __all__ = ["mixed_products", "random_weight"]
 
@@ -30,7 +30,7 @@ def mixed_products(speed: float) -> Iterator[Row]:
 
 
 def _with_outliers(speed: float, rows: int, columns: int, share: float, peers: dict[str, float]) -> Iterator[Row]:
-    count = max(2, int(AROUND / (rows * columns * 0.36)) + 1)
+    count = max(2, int(CYCLED / (rows * columns * 0.36)) + 1)
     made = [random_weight(rows, columns, share) for _ in range(count)]
     weights, apart = [weight for weight, _ in made], [csr for _, csr in made]
     x = torch.randn(1, columns, device="cuda", dtype=torch.float16)

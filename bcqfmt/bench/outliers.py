@@ -18,7 +18,7 @@ from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
 from .peers import cublas
-from .timing import AROUND, Row, early_and_alone, relative_error, replayed
+from .timing import CYCLED, Row, early_and_alone, relative_error, replayed
 from .weights import copies, random_vectors, random_weight
 
 __all__ = ["for_all_shares", "random_outliers", "with_outliers"]
@@ -71,7 +71,7 @@ def _product(
 ) -> Iterator[Row]:  # fmt: skip
     weight, x = random_weight("affine", _BITS, rows, columns, _GROUP), random_vectors(batch, columns)
     y = torch.empty(batch, rows, device="cuda", dtype=torch.float16)
-    count = max(2, min(60, AROUND * 8 // (rows * columns * _BITS) + 1))
+    count = max(2, min(60, CYCLED * 8 // (rows * columns * _BITS) + 1))
     outliers = [random_outliers(rows, columns, share, skewed=skewed) for _ in range(count)]
     bare, apart = copies(weight.operand(_layout(columns)), count), [csr for _, csr in outliers]
     weights = [replace(one, outliers=entries) for one, (entries, _) in zip(bare, outliers, strict=True)]

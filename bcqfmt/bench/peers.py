@@ -1,4 +1,4 @@
-"""Times of what others have for the same product: torch's float16 (cuBLAS), tinygemm, the published LUT-GEMM kernel.
+"""Times of other kernels for the same product: torch's float16 (cuBLAS), tinygemm, the published LUT-GEMM kernel.
 
 Each gives median microseconds and its result (batch, rows).
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .timing import AROUND, replayed
+from .timing import CYCLED, replayed
 from .weights import Weight
 
 __all__ = ["Peer", "cublas", "cublas_of", "published", "tinygemm"]
@@ -32,7 +32,7 @@ def cublas(rows: int, columns: int, batch: int, dtype: torch.dtype = torch.float
 
 def cublas_of(dense: Tensor, x: Tensor) -> Peer:
     """torch's product with this matrix (rows, columns), x (batch, columns)."""
-    count = max(2, min(16, AROUND // (dense.numel() * dense.element_size()) + 1))
+    count = max(2, min(16, CYCLED // (dense.numel() * dense.element_size()) + 1))
     weights = [dense, *(dense.clone() for _ in range(count - 1))]
     vectors = x[0] if len(x) == 1 else x.T.contiguous()
     taken = replayed(lambda i: torch.matmul(weights[i % count], vectors), 2 * count)
@@ -42,7 +42,7 @@ def cublas_of(dense: Tensor, x: Tensor) -> Peer:
 def tinygemm(weight: Weight, x: Tensor) -> Peer:
     """torch's own product with 4 bits, in bfloat16; one vector."""
     rows, columns = weight.shape
-    count = max(2, min(32, AROUND * 2 // (rows * columns) + 1))
+    count = max(2, min(32, CYCLED * 2 // (rows * columns) + 1))
     codes, pairs = weight.tinygemm()
     first = torch.ops.aten._convert_weight_to_int4pack(codes, 8)
     packed, g = [first, *(first.clone() for _ in range(count - 1))], weight.group_size
@@ -60,7 +60,7 @@ def published(library: str, weight: Weight, x: Tensor) -> Peer:
     """The published kernel with its own defaults: tiles of 32 columns, results cleared before; one vector."""
     function = ctypes.CDLL(library).lutgemm_bias
     (rows, columns), q = weight.shape, weight.bits
-    count = max(2, min(40, AROUND * 8 // (rows * columns * q) + 1))
+    count = max(2, min(40, CYCLED * 8 // (rows * columns * q) + 1))
     words, alpha, bias = weight.lut_gemm()
     planes = [words, *(words.clone() for _ in range(count - 1))]
     y = torch.empty(1, rows, device="cuda", dtype=torch.float16)

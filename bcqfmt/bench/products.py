@@ -1,15 +1,14 @@
 """Times of the CUDA kernels and of torch's on this machine's GPU: what `bcqfmt bench kernels` measures.
 
-Every product is captured in a CUDA graph many times over, with weights that follow one another through more memory than
-the L2 cache holds; the median of several replays counts. With each time go the bytes that have to move at the
-bandwidth measured in the same run (the floor), and torch's float16 product (cuBLAS). A case has one random weight, with
-which all multiply the same x (`weights`): what follow one another are copies of it, and every result is compared
-with that of float64.
+Every product is captured in a CUDA graph many times, with copies of its weight that together exceed the L2 cache; the
+result is the median of several replays. It is compared with the time that its bytes take at the bandwidth measured in
+the same run (the floor), and with torch's float16 product (cuBLAS). All products of a case have the same random weight
+and the same x (`weights`), and every result is compared with that of float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from bcqfmt.kernels.bits.layout import BitLayout
 from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
 
 from .peers import Peer, cublas_of, published, tinygemm
-from .timing import AROUND, Row, early_and_alone, energy, relative_error, replayed
+from .timing import CYCLED, Row, early_and_alone, energy, relative_error, replayed
 from .weights import Weight, copies, random_vectors, random_weight
 
 __all__ = ["products", "sweep"]
@@ -82,7 +81,7 @@ def _product(
     (rows, columns), q, g, batch = weight.shape, weight.bits, weight.group_size, len(x)
     numbers = 2 * (q + 1) if weight.formula == "bcq" else 2 + q / 8
     nbytes = int(rows * columns * q / 8 + rows * (columns // g) * numbers + 2 * batch * (rows + columns))
-    count = max(2, min(60, AROUND * 8 // (rows * columns * q) + 1))
+    count = max(2, min(60, CYCLED * 8 // (rows * columns * q) + 1))
     layout = _layout(q, columns, g, weight.formula)
     shape = product_shape(layout, batch, 1, 1, reordered=False, added=False)
     if shape is None:
@@ -115,7 +114,7 @@ def _fast(weight: Weight, x: Tensor, count: int, layout: BitLayout, shape: AnySh
         bit_gemv.bit_gemv(operand, x, out=y, shapes=(shape,))
 
     taken, alone = early_and_alone(product, weights)
-    joules = _joules(lambda i: product(weights[i % count]), taken, measure_energy)
+    joules = energy(lambda i: product(weights[i % count]), taken) if measure_energy else None
     way = "bits" if isinstance(shape, BitShape) else "bytes"
     return _Timed(f"{way}, {weight.formula}", y, taken, alone, joules)
 
@@ -125,14 +124,11 @@ def _usual(weight: Weight, x: Tensor, count: int, measure_energy: bool) -> _Time
     kept = [weight, *(replace(weight, planes=weight.planes.clone()) for _ in range(count - 1))]
     placed = [one.placed() for one in kept]
     path = matmul.path_of(placed[0], len(x))
-    results = [matmul.matmul(one, x) for one in placed]  # of all: what a path needs of a weight is made at its first
+    results = [matmul.matmul(one, x) for one in placed]  # of all: the first product of a weight prepares it
 
     def product(i: int) -> None:
         matmul.matmul(placed[i % count], x)
 
     taken = replayed(product, 2 * count)
-    return _Timed(f"{path}, {weight.formula}", results[0], taken, None, _joules(product, taken, measure_energy))
-
-
-def _joules(call: Callable[[int], object], taken: float, wanted: bool) -> float | None:
-    return energy(call, taken) if wanted else None
+    joules = energy(product, taken) if measure_energy else None
+    return _Timed(f"{path}, {weight.formula}", results[0], taken, None, joules)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["AROUND", "Row", "bandwidth", "early_and_alone", "energy", "relative_error", "replayed"]
+__all__ = ["CYCLED", "Row", "bandwidth", "early_and_alone", "energy", "relative_error", "replayed"]
 
-AROUND = 260_000_000  # bytes of weights that follow one another
+CYCLED = 260_000_000  # bytes of weights that are used in turn: more than the L2 cache holds
 
 
 class Row(NamedTuple):

@@ -62,14 +62,14 @@ class Weight:
         return made
 
     def lut_gemm(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Words (columns / 32, q, rows), alpha (G, q, rows) and bias (G, rows) of a bcq weight: `operands_lut_gemm`."""
+        """Words (columns / 32, q, rows), alpha (G, q, rows) and bias (G, rows) of a bcq weight, for LUT-GEMM."""
         alpha = self.first.permute(2, 0, 1).contiguous()
         return self.planes.permute(2, 0, 1).contiguous(), alpha, self.second.T.contiguous()
 
     def tinygemm(self) -> tuple[Tensor, Tensor]:
         """Codes (rows, columns / 2) uint8, two in a byte, and (scale, offset) pairs (G, rows, 2) bfloat16.
 
-        An element is ``scale * (code - 8) + offset``. Of a bcq weight, which is no such matrix, only the codes count.
+        An element is ``scale * (code - 8) + offset``. A bcq weight has no such form: only its codes are used.
         """
         codes = self.codes(0, self.shape[0]).to(torch.uint8)
         scale, zero = (self.first if self.formula == "affine" else self.first[0]).float(), self.second.float()

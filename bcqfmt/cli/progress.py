@@ -85,13 +85,13 @@ def announce_kernels(stack: ExitStack) -> None:
     """A line on stderr for every CUDA kernel that is compiled until the stack is left: it can take a minute."""
     from tqdm import tqdm
 
-    from bcqfmt.kernels.runtime.cubins import telling
+    from bcqfmt.kernels.runtime.cubins import compile_listener
 
     def tell(name: str, folder: Path) -> None:
         with tqdm.external_write_mode(file=sys.stderr):  # a bar makes way for it
             render.say(f"compiling {name} for this GPU, once, up to a minute, to {escape(str(folder))}")
 
-    stack.enter_context(telling(tell))
+    stack.enter_context(compile_listener(tell))
 
 
 def return_large_blocks() -> None:

@@ -1,4 +1,4 @@
-"""Bridges to other libraries: torch, transformers, vLLM; a bridge is imported by those who want it.
+"""Adapters for torch, transformers and vLLM, each a package of its own that is imported by name.
 
-Importing this package costs nothing and needs nothing beyond the core.
+Importing this package needs none of them.
 """

@@ -1,9 +1,9 @@
 """Activations for a W4A4 product: RMSNorm, reordering and quantization, fused or one by one.
 
-One source, two switches. Quantizing, a warp takes one group of one token and each lane four of its columns, so that
-even a few tokens keep many processors busy; normalising as well, every block that works on a token adds up the squares
-of the whole row for itself, which costs less than passing the sum around. The fused
-kernel rounds to the type of x where the two kernels would, so its codes equal theirs.
+One source with two options. To quantize, a warp takes one group of one token and each lane four of its columns, so
+that even a few tokens keep many processors busy. To normalise as well, every block that works on a token adds up the
+squares of the whole row, which costs less than sharing the sum. The fused kernel rounds to the type of x where the two
+kernels would, so its codes equal theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The INT4 key-value cache from outside: make it, write tokens into it, attend over it::
+"""The interface of the INT4 key-value cache: make it, write tokens into it, attend over it::
 
 cache = KvCache.empty(batch, kv_heads, 4096, 128, like=q)
 quantize_kv(cache, k, v, starts)             # k, v [B, H_kv, new, D], starts [B] int32: where they go
-y = decode_attention(q, cache, lengths)      # q [B, H, D], lengths [B] int32, this step's token counted in
+y = decode_attention(q, cache, lengths)      # q [B, H, D], lengths [B] int32, including this step's token
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A token of a head is D codes of 4 bits and a word of two F16, ``scale * code + o
 
 so scales and offsets never touch the codes. A warp takes 32 tokens at a time and up to 8 query heads that share the
 key-value head: scores are a product (tokens x D)(D x heads), outputs one of (D x tokens)(tokens x heads); between them
-stands the running softmax, in the base 2. The scale of a value is part of its token's exponent there, so that what is
+is the running softmax, in base 2. The scale of a value is part of its token's exponent there, so that what is
 rounded to F16 for the second product is at most 1.
 
 Each lane of a warp loads whole rows' quarters (keys) or eighths (values), so nothing passes through shared memory
@@ -29,10 +29,10 @@ __all__ = ["ATTENTION_WARPS", "HEADS", "TILE", "attention_kernel", "join_kernel"
 ATTENTION_WARPS = 4
 HEADS = 8  # query heads of a block
 TILE = 32  # tokens that a warp takes at a time
-_LOWEST = -1.0e30  # a maximum of nothing
+_LOWEST = -1.0e30  # the maximum of an empty set
 # A code c in bits 0..3 or 4..7 of a half is the subnormal F16 c * 2^-24 or c * 2^-20.
 _LOW, _HIGH = 0x000F000F, 0x00F000F0
-_FOUR, _QUARTER = 0x44004400, 0x34003400  # queries meet the one with a 4, the other with a quarter: c * q * 2^-22
+_FOUR, _QUARTER = 0x44004400, 0x34003400  # queries are multiplied by 4 for the first, 1/4 for the second: c * q * 2^-22
 
 
 def shared_bytes(head_dim: int) -> int:
@@ -115,7 +115,7 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
         max0 = max1 = ptx.f32(_LOWEST)
         den0 = den1 = off0 = off1 = ptx.f32(0)
 
-        # Turn j loads keys j, adds up values j - 1, loads values j, scores keys j: every load has work to hide behind.
+        # Turn j loads keys j, adds up values j - 1, loads values j, scores keys j: every load overlaps with work.
         start = ptx.u32(begin + warp * TILE)
         pending = False
         while start < end or pending:

@@ -1,11 +1,11 @@
-"""W4A4 from outside: weights and activations on a device, the choice of a tile, every check before a launch::
+"""W4A4 products: weights and activations on a device, the choice of a tile, every check before a launch::
 
     weight = atom_to_device(pack_w4(bcq_weight))
     x_q = rmsnorm_reorder_quant(x, gamma, weight.perm, eps=1e-5)         # or quantize_reorder(x, weight.perm)
     y = w4a4(x_q, weight)                                                # [tokens, out]
 
-Products that split their sum count who is done on tickets. Those that may run at the same time never share any, so one
-weight can be used on several streams and in several CUDA graphs at once: see :func:`_tickets`.
+Products that split their sum count finished blocks with tickets. Products that may run at the same time never share
+any, so one weight can be used on several streams and in several CUDA graphs at once: see :func:`_tickets`.
 """
 
 from __future__ import annotations

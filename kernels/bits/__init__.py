@@ -7,39 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, Entries, OutlierNeeds, arguments, entries_of
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_product, check_same_device
-from bcqfmt.kernels.runtime.launch import Kernel, Plans
+from bcqfmt.kernels.runtime.launch import Kernel, Plans, Step
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 
 from .layout import BitLayout, layout_of, pack_numbers, pack_planes
 from .shape import BATCH, AnyShape, BitShape, ByteShape, ShortShape, at_once, product_shape
 
 __all__ = [
-    "BATCH", "FUSED", "USUAL", "BitOperand", "BitSegment", "Step", "batch_limit", "bit_gemv", "bit_operand",
+    "BATCH", "FUSED", "USUAL", "BitOperand", "BitSegment", "batch_limit", "bit_gemv", "bit_operand",
     "fused_limit", "kernel_of", "launch", "multiply", "multiply_padded", "plan_of",
 ]  # fmt: skip
 
 _ROTATION = 3  # blocks start at different places of their rows
-# Kernels are compiled for these numbers of vectors only, which takes seconds for each: a prompt of another length is
-# padded with zeros, and the first one of every length does not have to wait for a compiler.
+# Kernels are compiled for these numbers of vectors only, because each takes seconds to compile; other numbers are
+# padded with zero vectors.
 USUAL = (1, 2, 4, 8)
 FUSED = 4  # vectors that outliers are added to in the same launch; for more, a launch for outliers alone is faster
-
-
-class Step(NamedTuple):
-    """The launch for one segment: what is the same whenever as many vectors of the same types are multiplied."""
-
-    kernel: Kernel
-    grid: tuple[int]
-    threads: int
-    shared: int
-    room: int = 0  # bytes for the outliers of a tile, where the step adds them up
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -56,8 +46,8 @@ class BitSegment:
 class BitOperand:
     """A matrix (out, in) for :func:`bit_gemv`.
 
-    ``settled``: all work that wrote these tensors has finished. Only then may a product fetch them while the kernel in
-    front of it still runs, for that kernel could be the one that writes them.
+    ``settled``: all work that wrote these tensors has finished. Only then may a product fetch them while the
+    previous kernel of the stream still runs, because that kernel could be the one that writes them.
     """
 
     shape: tuple[int, int]
@@ -137,7 +127,7 @@ def multiply(operand: BitOperand, x: Any, y: Any, addend: Any, *, batch: int, dt
         multiply(_bare(operand), x, y, addend, batch=batch, dtype=dtype, result=result)
         add_entries(y, operand.outliers, x)
         return
-    step = min(batch, batch_limit(operand, dtype, result) or batch)  # where not one fits, the plan says so
+    step = min(batch, batch_limit(operand, dtype, result) or batch)  # if not even one fits, `plan_of` raises
     for begin in range(0, batch, step):
         part = slice(begin, begin + step)
         count, plus = min(step, batch - begin), None if addend is None else addend[part]
@@ -186,7 +176,7 @@ def _limits(operand: BitOperand, dtype: str, result: str) -> tuple[int, int]:
 
 
 def _bare(operand: BitOperand) -> BitOperand:
-    """The operand without its outliers, made once, because it keeps its own plans."""
+    """The operand without its outliers; made once, so that its plans are computed once."""
     if () not in operand.plans:
         operand.plans[()] = replace(operand, outliers=None)
     found: BitOperand = operand.plans[()]
@@ -248,7 +238,7 @@ def kernel_of(shape: AnyShape) -> Kernel:
 def launch(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y: Any, addend: Any = None) -> None:
     """Start the kernels of a plan, for arrays that were checked: x and y may have any dimensions of that many elements.
 
-    Of several segments each adds its product to that of the one before, the last in the type of y.
+    Each segment adds its product to that of the previous one; only the last result has the type of y.
     """
     (rows, columns), total, tiles = operand.shape, addend, -(-operand.shape[0] // 16)
     left = len(plan)

@@ -16,7 +16,7 @@ A block holds x as bits for all columns in shared memory, made by its consumer w
 weights are in flight; copies of weights may start before the previous kernel has ended, loads of x may not. Consumers
 take the chunks of a tile in turn (``slices`` warps, with ``tiles`` side by side), through a ring of ``stages`` buffers
 that a producer warp fills (`ring`). Slices are added in a fixed order, so two runs give the same bits. Blocks of
-threads start at different places of their rows: equal strides would meet on the same memory channels.
+threads start at different places of their rows: equal strides would use the same memory channels.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         top = ptx.i32(sign << (2 * pairs - 1))
         factor = ptx.bits_f32(ptx.u32((127 + (t % sharers) * held) << 23))
         keep = ptx.u32(ONES) if t // sharers == (r8 >> 1) // sharers else ptx.u32(0)
-        # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
+        # addresses, passed through a shuffle: the compiler would otherwise recompute them for every chunk
         xlane = ptx.u32(base + (((r8 >> 1) % sharers * 2 + (r8 & 1)) * 4 + t) * 4 + mine * (2 * stride))
         xlane = ptx.shfl_u32(xlane, lane)
         tlane = ptx.shfl_u32(ptx.u32(base + t_base + t * 16 + mine * (halves * passes * 64)), lane)
@@ -108,7 +108,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         adding, buffer, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             block, left = turn, ptx.u32(blocks)
-            while left > 0:  # counted in 32 bits, as everything that is done for every chunk
+            while left > 0:  # counted in 32 bits, as everything in this loop
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
                 ptx.mbarrier_wait(bar, parity)
@@ -116,7 +116,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                     xc, tc = ptx.u32(xlane + c * (2 * stride)), ptx.u32(tlane + c * (halves * passes * 64))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
                     h = ptx.u32(0)
-                    while h < halves:  # rolled up: written out, Numba takes minutes
+                    while h < halves:  # not unrolled: Numba would take minutes
                         part = cuda.local.array(floats, types.float32)
                         units = cuda.local.array(batch, types.float32)
                         nh = nc
@@ -176,7 +176,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
                                         if m < pairs - 1:
                                             count[2 * b] = ptx.i32(count[2 * b] + (d[0] << one) + (d[1] << two))
                                             count[2 * b + 1] = ptx.i32(count[2 * b + 1] + (d[2] << one) + (d[3] << two))
-                                        else:  # the sign's plane counts backwards
+                                        else:  # the plane of the sign has a negative weight
                                             weight = ptx.i32(top << more)
                                             sum8 = ptx.i32(count[2 * b + 1] + (d[2] << one))
                                             sum0 = ptx.i32(count[2 * b] + (d[0] << one))

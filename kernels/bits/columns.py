@@ -17,12 +17,12 @@ __all__ = ["column_walker"]
 def column_walker(layout: BitLayout, batch: int, kind: int, threads: int, reordered: bool, put: Any) -> Any:
     """A device function for ``threads`` threads: ``put(v, b, column, base, lane)`` for all columns, eight at a time.
 
-    ``v``: columns ``column`` .. + 7 of vector ``b`` as float32, zeros past the segment; ``column`` may lie behind the
+    ``v``: columns ``column`` .. + 7 of vector ``b`` as float32, zeros past the segment; ``column`` may be past the
     last chunk, so that all lanes of a warp take part.
     """
     words, width, step = 8 if kind == 0 else 4, layout.width, threads * 8
     line, per_piece, rounds = 256 // words, 32 // words, -(-layout.chunks * 256 // step)
-    together = min(rounds, 2)  # side by side: each waits for what it has asked for
+    together = min(rounds, 2)  # loads of several columns in flight at once
     turns, raw_words = -(-rounds // together), together * words
     ask, take = _eight_columns(kind, width, reordered)
 
@@ -41,7 +41,7 @@ def column_walker(layout: BitLayout, batch: int, kind: int, threads: int, reorde
                         ptx.prefetch(x, ptx.u32((b * columns + start + column) // per_piece))
         for turn in range(turns):
             for b in range(batch):
-                # the next columns are asked for before these are used
+                # the next columns are loaded before these are used
                 next_turn, next_b = (turn, b + 1) if b + 1 < batch else (turn + 1, 0)
                 for i in static(together):
                     column = ptx.u32(thread * 8 + (next_turn * together + i) * step)
@@ -58,10 +58,10 @@ def column_walker(layout: BitLayout, batch: int, kind: int, threads: int, reorde
 
 
 def _eight_columns(kind: int, width: int, reordered: bool) -> Any:
-    """Two device functions: ask for columns ``column`` .. + 7 of vector ``b``; make them float32.
+    """Two device functions: load columns ``column`` .. + 7 of vector ``b``; convert them to float32.
 
-    The first gives the words of 16-byte loads to ``raw`` from ``to`` on, zeros where it takes none; the second numbers
-    into ``v``, with loads of its own where the columns are reordered, cut off at the segment's end, or not ``quick``:
+    The first puts the words of 16-byte loads into ``raw`` from ``to`` on, or zeros; the second puts numbers into ``v``,
+    with loads of its own where the columns are reordered, cut off at the segment's end, or not ``quick``:
     vectors and segments that begin at multiples of eight columns.
     """
     widen, words = WIDEN[kind], 8 if kind == 0 else 4

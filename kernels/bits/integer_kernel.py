@@ -77,7 +77,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
-        # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
+        # addresses, passed through a shuffle: the compiler would otherwise recompute them for every chunk
         xlane = ptx.shfl_u32(ptx.u32(base + lane * 8 + mine * (2 * stride)), lane)
         ilane = ptx.shfl_u32(ptx.u32(base + sums_at + t * 8 + mine * (2 * sets * 32)), lane)
         wlane = ptx.shfl_u32(ptx.u32(mine * (q * 512) + lane * 16), lane)
@@ -94,7 +94,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         adding, buffer, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             block, left = turn, ptx.u32(blocks)
-            while left > 0:  # counted in 32 bits, as everything that is done for every chunk
+            while left > 0:  # counted in 32 bits, as everything in this loop
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
                 ptx.mbarrier_wait(bar, parity)
@@ -102,7 +102,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
                     xc, ic = ptx.u32(xlane + c * (2 * stride)), ptx.u32(ilane + c * (2 * sets * 32))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
                     h = ptx.u32(0)
-                    while h < 2:  # rolled up: written out, Numba takes minutes
+                    while h < 2:  # not unrolled: Numba would take minutes
                         nh = nc
                         if sharing > 1:
                             first_set = ptx.u32(ptx.u32(c * halves) // sharing)

@@ -6,10 +6,10 @@ plane is 512 bytes: lane l of a warp takes 16 of them, its fragment of a 16 x 25
     planes   [tile][chunk][plane][lane][4]   words: rows l // 4 and + 8, columns 32 (l % 4), then the same + 128
     numbers  [tile][set][pass][number][place][8]   pairs of numbers: rows r and r + 8 for r = 0..7
 
-A *set* is what 128 columns need (256 where groups are multiples of 256). Groups of 64 and 32 columns give a set 2 and 4
-*places*; groups of 16 and 8 are handled in 2 and 4 *passes* over the same bits, and the bits of their words are
-reordered (:func:`in_steps`). Both are pure permutations of the canonical parts, padded with zeros; numbers stay in the
-type they have.
+A *set* is what 128 columns need (256 where groups are multiples of 256). With groups of 64 or 32 columns a set
+has 2 or 4 *places*; groups of 16 or 8 take 2 or 4 *passes* over the same bits, and the bits of their words are
+reordered (:func:`in_steps`). Planes and numbers are permutations of the canonical parts, padded with zeros; numbers
+keep their type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bcqfmt.container.dtypes import round_to
 from bcqfmt.kernels.operands import OperandSegment
 from bcqfmt.kernels.runtime.limits import ROWS
 
-__all__ = ["STEP_MASKS", "BitLayout", "in_steps", "layout_of", "pack_numbers", "pack_planes"]
+__all__ = ["STEP_MASKS", "BitLayout", "group_for", "in_steps", "layout_of", "pack_numbers", "pack_planes"]
 
 Array = npt.NDArray[Any]
 COLUMNS = 256
@@ -98,19 +98,23 @@ class BitLayout:
         return self.passes * self.numbers * self.places * 8 * 4 * self.pair_words
 
 
+def group_for(width: int, group_size: int) -> int | None:
+    """The group size of a layout: 8, 16, 32, 64, a multiple of 128, or the padded row; None for others."""
+    g = group_size if group_size < width else -(-width // COLUMNS) * COLUMNS
+    return g if g in (8, 16, 32, 64) or g % 128 == 0 else None
+
+
 def layout_of(segment: OperandSegment) -> BitLayout | None:
-    """The layout of a segment; None where its group size is not one of 8, 16, 32, 64, a multiple of 128, or the row."""
-    g = segment.group_size
-    if g >= segment.width:
-        g = -(-segment.width // COLUMNS) * COLUMNS
-    if g not in (8, 16, 32, 64) and g % 128:
+    """The layout of a segment; None where :func:`group_for` has no group size for it."""
+    g = group_for(segment.width, segment.group_size)
+    if g is None:
         return None
     numbers = [segment.first, segment.second]
     return BitLayout(segment.bits, segment.width, g, _NUMBERS[segment.formula], _narrowest(numbers))
 
 
 def _narrowest(arrays: list[Array]) -> str:
-    """The first of F16, BF16 and F32 that holds all numbers exactly (F32 is what the linear reading rounds to)."""
+    """The first of F16, BF16 and F32 that holds all numbers exactly (F32 is the type of the linear reading)."""
     exact = [array.astype(np.float64) for array in arrays]
     for name in ("F16", "BF16"):
         rounded = [round_to(array, name).astype(np.float64) for array in exact]

@@ -1,9 +1,9 @@
 """Outliers in the products of bits, bytes and short groups: a warp for each tile that does nothing else.
 
-Consumer warps have x as integers only, so these make a copy of it as it is; then they add up the outliers of a tile for
+Consumer warps have x as integers only, so these warps copy x unchanged; then they add up the outliers of a tile for
 all its rows and store the sums next to those of the consumers, to be added in a fixed order (`ring`).
 
-No stage holds such a warp back, as it does consumers. Before it overwrites the sums of an earlier tile it waits until
+Pipeline stages hold back consumers, but not this warp. Before it overwrites the sums of an earlier tile it waits until
 all have stored those of the tile after that one: a warp adds up the sums of a tile before it goes on to the next.
 """
 

@@ -29,8 +29,8 @@ _SHORT_BIAS = 8 * (PATTERN + 128) & 0xFFFFFFFF
 def bit_vectors(shape: BitShape) -> Any:
     """A device function for all warps that multiply: bits to ``base``, shares of sums and powers of two behind them.
 
-    Eight columns a thread, a byte of every plane. All threads of the block meet when the bits are there; it ends with a
-    barrier of these warps.
+    Eight columns a thread, a byte of every plane. All threads of the block synchronise when the bits are stored; it
+    ends with a barrier of these warps.
     """
     layout, batch, parts = shape.layout, shape.batch, shape.parts
     chunks, wide, passes = layout.chunks, layout.wide, layout.passes
@@ -136,7 +136,7 @@ def _power_of_128() -> Any:
 
 
 def byte_vectors(shape: ByteShape) -> Any:
-    """A device function for all warps that multiply, eight columns a thread; at its end all threads of the block meet.
+    """A device function for all warps that multiply, eight columns a thread; it ends with a barrier of the block.
 
     In 128 columns of a vector there is one power of two, U. Columns 32 t + 8 j + k with even k are integers of 16 bits
     in units of U, those with odd k in units of 2 U; both are ``256 high + low``, signed bytes. Bytes go to ``base``:
@@ -168,8 +168,8 @@ def byte_vectors(shape: ByteShape) -> Any:
             total = ptx.u32(total + ptx.shfl_xor_u32(total, ptx.u32(1 << k)))
         for s in static(4):
             word = ptx.u32(ptx.prmt(n[s], n[s + 4], ptx.u32(0x5410)) ^ 0x00800080)
-            word = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(1)), near)  # 4 x 4 bytes of four
-            turned[s] = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(2)), far)  # lanes, turned over
+            word = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(1)), near)  # 4 x 4 bytes of four lanes,
+            turned[s] = ptx.prmt(word, ptx.shfl_xor_u32(word, ptx.u32(2)), far)  # transposed
         if largest >= 0x7F800000:  # infinities and NaNs in x: everything is NaN
             unit = ptx.bits_f32(ptx.u32(0x7FC00000))
         if column < total_columns:
@@ -192,7 +192,7 @@ def byte_vectors(shape: ByteShape) -> Any:
 
 
 def short_vectors(shape: ShortShape) -> Any:
-    """A device function for all warps that multiply, eight columns a thread; at its end all threads of the block meet.
+    """A device function for all warps that multiply, eight columns a thread; it ends with a barrier of the block.
 
     In 128 columns of a vector there is one power of two, U. Columns 32 t + 8 s + k are integers of 16 bits in units of
     U, in groups of 16 columns those with odd s in units of 2 U: ``256 high + low``, signed bytes. They go to ``base``:

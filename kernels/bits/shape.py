@@ -24,7 +24,7 @@ _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
 BATCH = 8  # vectors of one launch
 _BYTE_CHOICES = ((8, 2, 3), (8, 2, 2), (4, 2, 2), (4, 1, 2))  # slices, tiles, stages: the first that fits
 _PAIR = 64  # bytes of 32 columns of x: high and low bytes
-_FEW = 16  # chunks of a row, with which few warps a tile are faster
+_FEW = 16  # up to this many chunks in a row, fewer warps per tile are faster
 # slices, tiles, stages: the first that fits
 _SHORT_CHOICES = (
     (8, 2, 4), (8, 2, 3), (4, 3, 3), (6, 2, 2), (8, 1, 2), (4, 2, 3), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2),
@@ -186,7 +186,7 @@ def bit_shape_for(
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory, or sums overflow.
 
     None as well for more than two vectors in groups of 16 columns, or one in groups of 8: each takes two or four passes
-    there, all of them written out, and compilers give up. ``precise``: three parts of x instead of two, as good as
+    there, all unrolled, which is too much for the compiler. ``precise``: three parts of x instead of two, as good as
     float32. ``needs``: of the outliers.
     """
     parts = 3 if precise else 2
@@ -195,7 +195,7 @@ def bit_shape_for(
     if parts == 3 and layout.places == 4 and layout.formula != "bcq" and layout.bits > 4:
         return None
     slices = min(8, layout.chunks)
-    few = layout.chunks <= 2 * slices  # then most blocks of threads see all their weights at once
+    few = layout.chunks <= 2 * slices  # then most thread blocks have all their weights in flight at once
     for tiles, stages in ((2, 2),) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
         shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, needs.size)
         whole = shape.shared_bytes + needs.shared_bytes(batch, kind, tiles)
@@ -302,7 +302,7 @@ class ShortShape(ByteShape):
 
     @property
     def zeros_at(self) -> int:
-        """Where as many zeros lie as lanes read that have no column of x."""
+        """Where the zeros begin that lanes without a column of x read."""
         return 2 * self.layout.chunks * self.stride
 
     @property
@@ -356,7 +356,7 @@ def product_shape(
 ) -> AnyShape | None:  # fmt: skip
     """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups are short.
 
-    ``precise``: as good as float32, which only bits are. ``needs``: of the outliers. None where x does not fit, or
+    ``precise``: as exact as float32, possible only with bits. ``needs``: of the outliers. None where x does not fit, or
     more than four vectors would have to be bits.
     """
     with_bytes: ByteShape | None = None

@@ -3,7 +3,7 @@
 Operands are those of `binary_kernel`, in the same order. As in `integer_kernel` one ``mma.m16n8k32`` takes 16 rows and
 32 columns of a plane, and its eight columns of bytes are high and low of four groups. There a step takes every fourth
 column, here eight that follow one another in each of the four words of a row: a group of 8, or half of one of 16. So
-sums of different groups never meet, and no bits have to be masked off group by group. The bits of a word lie so
+sums of different groups stay apart, and no bits have to be masked off group by group. The bits of a word lie so
 (`layout.in_steps`) that one mask leaves what step s takes of every byte, 2^(s+1), in the word and in the word
 rotated by 4 bits.
 
@@ -84,7 +84,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
-        # places, by an instruction that the compiler cannot repeat: otherwise it works them out anew for every chunk
+        # addresses, passed through a shuffle: the compiler would otherwise recompute them for every chunk
         own = t == r8 >> 1  # columns of x for the group that this lane's column of bytes stands for
         on = ptx.shfl_u32(ptx.u32(stride) if own else ptx.u32(0), lane)
         xlane = ptx.u32(base + t * 16 + (r8 & 1) * 8) if own else ptx.u32(base + zeros_at)
@@ -95,7 +95,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         hlane = ptx.u32(base + held_base + side * (finished * held_bytes))
         mine_at = ptx.shfl_u32(ptx.u32(hlane + mine * (batch * 64) + r8 * 4), lane)
         ended = ptx.u32(bars + 2 * stages * 8)
-        # four registers that stay: constants are put together anew for every instruction that takes them
+        # kept in registers: the compiler would build constants again for every instruction that uses them
         start0, start1 = ptx.i32(ptx.shfl_u32(ptx.u32(0), lane)), ptx.i32(ptx.shfl_u32(ptx.u32(PATTERN), lane))
         start2, start3 = ptx.i32(ptx.shfl_u32(ptx.u32(0), lane)), ptx.i32(ptx.shfl_u32(ptx.u32(PATTERN), lane))
         sums = cuda.local.array(floats, types.float32)
@@ -105,7 +105,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         adding, buffer, phase = ptx.u32(0), ptx.u32(0), ptx.u32(0)
         while tile < tiles:
             block, left = turn, ptx.u32(blocks)
-            while left > 0:  # counted in 32 bits, as everything that is done for every chunk
+            while left > 0:  # counted in 32 bits, as everything in this loop
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
                 ptx.mbarrier_wait(bar, parity)
@@ -113,7 +113,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                     xc, ic = ptx.u32(xlane + c * 2 * on), ptx.u32(ilane + c * (2 * sums_bytes))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)
                     h = ptx.u32(0)
-                    while h < 2:  # rolled up: written out, Numba takes minutes
+                    while h < 2:  # not unrolled: Numba would take minutes
                         b = cuda.local.array(b_words, types.uint32)
                         d = cuda.local.array(counts, types.int32)
                         part = cuda.local.array(part_floats, types.float32)
@@ -140,7 +140,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
                         while i < q:  # counted in 32 bits too
                             w, w8 = ahead[0], ahead[1]
                             v, v8 = ptx.u32((w >> 4) | (w << 28)), ptx.u32((w8 >> 4) | (w8 << 28))
-                            ahead = ptx.lds64(wi, ptx.u32(512))  # behind its last plane: others, never used
+                            ahead = ptx.lds64(wi, ptx.u32(512))  # after the last plane: other data, never used
                             for p in static(passes):
                                 at = 0 if bcq else p * each
                                 for e in static(batch):

@@ -116,7 +116,7 @@ def _four_by_four(emit: LaneEmit, rows: list[Any]) -> list[Any]:
 
 
 def _prefetch(array: Any, at: Any) -> Any:
-    """Ask for the cache line of ``array[at]``; any index will do."""
+    """Ask for the cache line of ``array[at]``; an index out of range is allowed."""
 
     def write(emit: LaneEmit) -> None:
         pointer = emit.at(0, emit.values[1], ir.IntType(8))

@@ -42,7 +42,7 @@ def dequantize(
     block = threads_of_block(threads, dense_rows.THREADS)
     twice = twice and name != operand.dtype
     quick, together = in_words(operand, name), dense_rows.rows_together(columns)
-    fused = operand.perm is not None and quick == [True]  # put in order in the same launch
+    fused = operand.perm is not None and quick == [True]  # reordered in the same launch
     for segment, fast in zip(operand.segments, quick, strict=True):
         if not fast:
             _elements(operand, segment, dense, name, 0, block, twice)
@@ -84,7 +84,7 @@ def by_element(operand: Any) -> bool:
 
 
 def _in_eights(segment: Any, columns: int) -> bool:
-    """Whether a segment can be decoded 32 columns at a time: all in eights of columns, groups too."""
+    """Whether a segment can be decoded 32 columns at a time: its start, width and groups are multiples of 8 columns."""
     return not (segment.group_size % 8 or segment.start % 8 or segment.width % 8 or columns % 8)
 
 

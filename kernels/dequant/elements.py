@@ -69,9 +69,10 @@ def _declared(case: Elements) -> Callable[[Any], Kernel]:
 
 @functools.cache
 def _columns(case: Elements) -> Kernel:
-    """All elements, a column of a block's rows to each thread: where it lies and goes is computed once.
+    """All elements; each thread has one column of the block's rows, so that addresses are computed once.
 
-    Neighbours write neighbours: of a reordered weight threads have original columns, and look up the stored ones.
+    Neighbouring threads write neighbouring elements: for a reordered weight a thread has an original column and looks
+    up the stored one.
     """
     reordered = case.reordered
     exact_of, rounded, put = _parts(case)
@@ -100,7 +101,7 @@ def _columns(case: Elements) -> Kernel:
 
 @functools.cache
 def _outliers(case: Elements) -> Kernel:
-    """The places of outliers alone, one to a thread."""
+    """Only the elements with outliers, one per thread."""
     reordered, patch = case.reordered, case.patch
     exact_of, rounded, put = _parts(case)
 

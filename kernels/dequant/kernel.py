@@ -1,6 +1,6 @@
 """Planes to dense numbers of 16 bits on the device, bit by bit what the normative decoder gives: 32 columns at a time.
 
-Section 8 of the specification is followed to the letter (`values`): binary64, the operations in the order
+Section 8 of the specification is followed exactly (`values`): binary64, the operations in the order
 written, none fused (`ptx` has them so), one rounding at the end, every NaN the canonical one. With ``twice`` values are
 rounded to the logical dtype first, as those of a dense copy are before it is loaded in another type.
 

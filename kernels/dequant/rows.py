@@ -1,10 +1,10 @@
 """Decoded numbers to their places in rows of a dense matrix of 16 bits: device functions, and a kernel that reorders.
 
 A warp decodes 1024 columns of a row at a time, a word of 32 to each lane, into 2 KB of shared memory. Eight columns k
-of lane l lie at ``4 l + (k ^ (l >> 1 & 3))``, counted in 16 bytes: without bank conflicts both when lanes put their own
-and when neighbours write neighbours. Of a reordered weight a block decodes whole rows before it writes any, eight
-columns of a row to a thread, each fetched from where it was stored. A reordered weight of several segments is decoded
-by one launch each, as it is stored; `reorder_columns` then puts the columns in their original order, in place.
+of lane l are at ``4 l + (k ^ (l >> 1 & 3))``, counted in 16 bytes: without bank conflicts both when lanes store their
+columns and when neighbouring lanes read neighbouring columns. For a reordered weight a block decodes whole rows before
+it writes any; then each thread gathers eight columns of a row. A reordered weight of several segments is decoded in
+stored order, one launch per segment; `reorder_columns` then puts the columns in their original order, in place.
 """
 
 from __future__ import annotations

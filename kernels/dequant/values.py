@@ -1,4 +1,4 @@
-"""What a code is worth on the device: section 8 of the specification, operation by operation. Device functions."""
+"""The value of a code on the device: section 8 of the specification, operation by operation. Device functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATCHES = {"add": 1, "replace": 2}
 
 
 def code_value(formula: int, logical: int) -> Any:
-    """A device function: what a code is worth by a scale and a zero point (or offset), all binary64; not for bcq.
+    """A device function: the value of a code with a scale and a zero point (or offset), all binary64; not for bcq.
 
     Section 8 of the specification, operation by operation; a float zero point is subtracted in the ``logical`` dtype.
     """

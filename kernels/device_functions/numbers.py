@@ -49,7 +49,7 @@ def sums_as_floats(converted: bool) -> Any:
 
 
 def bit_turner() -> Any:
-    """A device function: byte ``e`` of eight integers as 8 x 8 bits, turned over the diagonal.
+    """A device function: byte ``e`` of eight integers as 8 x 8 bits, transposed.
 
     ``pick`` is ``e | (e + 4) << 4``. Bit k of byte j of the result is bit j of byte e of integer k; bytes 0..3 in the
     first word, 4..7 in the second.
@@ -58,7 +58,7 @@ def bit_turner() -> Any:
     def turn(n0: Any, n1: Any, n2: Any, n3: Any, n4: Any, n5: Any, n6: Any, n7: Any, pick: Any) -> Any:
         low = ptx.prmt(ptx.prmt(n0, n1, pick), ptx.prmt(n2, n3, pick), ptx.u32(0x5410))
         high = ptx.prmt(ptx.prmt(n4, n5, pick), ptx.prmt(n6, n7, pick), ptx.u32(0x5410))
-        d = ptx.u32((low ^ (low >> 7)) & 0x00AA00AA)  # 8 x 8 bits, turned over their diagonal
+        d = ptx.u32((low ^ (low >> 7)) & 0x00AA00AA)  # 8 x 8 bits, transposed
         low = ptx.u32(low ^ d ^ (d << 7))
         d = ptx.u32((high ^ (high >> 7)) & 0x00AA00AA)
         high = ptx.u32(high ^ d ^ (d << 7))
@@ -104,7 +104,7 @@ def block_integers() -> Any:
         first = ptx.prmt(ptx.u32(n0 + 128), ptx.u32(n1 + 128), ptx.u32(0x51))
         second = ptx.prmt(ptx.u32(n2 + 128), ptx.u32(n3 + 128), ptx.u32(0x51))
         high = ptx.prmt(first, second, ptx.u32(0x5410))
-        total = ptx.u32(n0 + n1 + n2 + n3 - 4 * PATTERN)  # the pattern's last 16 bits are zeros: bytes need not know
+        total = ptx.u32(n0 + n1 + n2 + n3 - 4 * PATTERN)  # the pattern's low 16 bits are zeros
         l0, l1 = ptx.fma_f32(ptx.f32(MAGIC - f0), unit, v0), ptx.fma_f32(ptx.f32(MAGIC - f1), unit, v1)
         l2, l3 = ptx.fma_f32(ptx.f32(MAGIC - f2), unit, v2), ptx.fma_f32(ptx.f32(MAGIC - f3), unit, v3)
         return unit, total, high, low, l0, l1, l2, l3

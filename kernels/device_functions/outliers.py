@@ -1,7 +1,7 @@
 """Outliers in a fused product: packed entries, prefetched and added up by a warp for 16 rows.
 
 Two lanes take a row; what a row has beyond twice the average is added up by the whole warp, so that a few full rows
-hold the others back as little as can be.
+delay the others as little as possible.
 
 Entries are CSR by row (`operands.outliers`): a word of column and float16, or where float16 would lose something two
 words, column and float32. The device functions here know nothing of the kernel around them: it keeps x in shared
@@ -56,7 +56,7 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
         if tile < tiles:
             row = ptx.u32(tile * ROWS + (lane >> 1))
             begin, end = indptr[row], indptr[ptx.u32(row + 1)]
-            # where its outliers will be if all tiles have about as many: 4 KB around it, closer than DRAM
+            # where its outliers will be if all tiles have about as many: prefetch 4 KB around it to L2
             about = ptx.u32(ptx.f32(count) * (ptx.f32(tile) / ptx.f32(tiles)))
             ptx.prefetch(entries, min(ptx.u32(max(ptx.u32(about // each + lane * 8), ptx.u32(128)) - 128), after_last))
             if ptx.u32(tile + step) < tiles:
@@ -85,7 +85,7 @@ def outlier_tiles(batch: int, kind: int, size: int) -> OutlierTiles:
         stop = min(end, ptx.u32(begin + usual))
         long = ptx.ballot(ptx.u32(stop < end))
         xs, b = base, ptx.u32(0)
-        while b < batch:  # not written out for each: that would take minutes to compile
+        while b < batch:  # not unrolled: that would take minutes to compile
             start = ptx.u32(first // each * each)
             k = ptx.u32(begin + (lane & 1))
             value = added_up(entries, k, stop, ptx.u32(2), start, kept, room, xs, columns)
@@ -156,8 +156,8 @@ def _summer(kind: int, size: int) -> Any:
     """A device function: the sum of value times x over every ``step``-th entry from ``k`` to ``end``, in that order.
 
     Entries of ``size`` bytes (column and float16 in a word, or column and float32 in two) are in shared memory at
-    ``slot``, from entry ``first`` on; those beyond its ``room`` bytes are read where they come from. ``xs``: x in
-    shared memory, in original order. Four entries are in flight at a time: one by one they are all latency.
+    ``slot``, from entry ``first`` on; those beyond its ``room`` bytes are read from global memory. ``xs``: x in
+    shared memory, in original order. Four entries are in flight at a time: one at a time, latency would dominate.
     """
     element, short = element_at(kind), size == 4
 
@@ -202,7 +202,7 @@ def _summer(kind: int, size: int) -> Any:
         while k < there:
             total = near(slot, k, there, step, first, xs, columns, total)
             k = ptx.u32(k + 4 * step)
-        while k > start and ptx.u32(k - step) >= there:  # what the last four went too far
+        while k > start and ptx.u32(k - step) >= there:  # back to the first entry that is not in shared memory
             k = ptx.u32(k - step)
         while k < end:
             total = far(entries, k, end, step, ptx.u32(0), xs, columns, total)

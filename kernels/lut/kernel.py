@@ -7,13 +7,13 @@ in shared memory, and then each of its rows reads one entry per chunk and plane:
 - A block has one row per thread and walks over *tiles* of chunks: build the tables of a tile, look up, go on. The tiles
   are shared out among ``splits`` blocks; their partial sums are added by a second kernel, always in the same order, so
   two runs give the same bits. That kernel adds the outliers too.
-- Chunks start anew with every group. A group size that is no multiple of mu only means that the last chunk of a group
-  is short: columns beyond it count as x = 0, and whatever bits stand there do not matter.
+- Every group begins a new chunk. A group size that is no multiple of mu only means that the last chunk of a group
+  is short: columns beyond it count as x = 0, so their bits do not matter.
 - The sum of x over a chunk is the table's last entry (all bits one); z needs nothing else.
 - With a batch, every chunk has one table per vector; the bits are read once for all.
 
-Indices are checked when an operand is made. Should ``perm`` or the outliers hold a wrong column all the same, it is
-skipped, never followed.
+Indices are checked when an operand is made. If ``perm`` or the outliers hold a wrong column nevertheless, it is
+skipped.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.outliers import Entries, OutlierNeeds, arguments, entries_of
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_product, check_same_device
-from bcqfmt.kernels.runtime.launch import Kernel, Plans
+from bcqfmt.kernels.runtime.launch import Plans, Step
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, ROWS
 from bcqfmt.weight.weight import BcqWeight
 
@@ -26,22 +26,12 @@ from .layout import FOUR_COLUMNS, TWO_COLUMNS, pack_units, segments_of
 from .shape import MixedShape, MixedSpace, preferred, space_for
 
 __all__ = [
-    "BATCH", "MixedOperand", "MixedStep", "batch_limit", "launch", "mixed_gemv", "mixed_operand", "multiply",
+    "BATCH", "MixedOperand", "batch_limit", "launch", "mixed_gemv", "mixed_operand", "multiply",
     "plan_of", "shape_for",
 ]  # fmt: skip
 
 BATCH = 2  # vectors of one launch
 _COLUMNS = 65535  # reordered columns are 16-bit numbers
-
-
-class MixedStep(NamedTuple):
-    """The launch of a product: what is the same whenever as many vectors of the same types are multiplied."""
-
-    kernel: Kernel
-    grid: tuple[int]
-    threads: int
-    shared: int
-    room: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -125,7 +115,7 @@ def mixed_gemv(
     return y
 
 
-def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> MixedStep:
+def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Step:
     """The launch for ``batch`` vectors of type ``dtype`` with a result of type ``result``, computed once.
 
     BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
@@ -135,11 +125,11 @@ def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Mixed
         device.require_capability(9, 0, operand.gpu)
         found = shape_for(operand, batch, KINDS[dtype], KINDS[result])
         operand.plans[key] = _step(operand, batch, found, True)
-    step: MixedStep = operand.plans[key]
+    step: Step = operand.plans[key]
     return step
 
 
-def launch(operand: MixedOperand, step: MixedStep, x: Any, y: Any, addend: None = None) -> None:
+def launch(operand: MixedOperand, step: Step, x: Any, y: Any, addend: None = None) -> None:
     """Start the kernel, for arrays that were checked: x and y may have any dimensions of that many elements.
 
     No addend: the argument is there for callers that do not know which product they start.
@@ -158,7 +148,7 @@ def multiply(operand: MixedOperand, dtype: str, x: Any, y: Any, addend: None = N
     launch(operand, plan_of(operand, len(x), dtype, dtype), device.aligned(x), y)
 
 
-def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: bool) -> MixedStep:
+def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: bool) -> Step:
     from .kernel import mixed_gemv_kernel
 
     rows, columns = operand.shape
@@ -169,7 +159,7 @@ def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: 
     if not overlap:
         shape = shape._replace(overlap=False, stages=1)
     grid = (min(device.processors(operand.gpu), -(-rows // ROWS)),)
-    return MixedStep(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
+    return Step(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
 
 
 def batch_limit(operand: MixedOperand, dtype: str) -> int:

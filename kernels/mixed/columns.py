@@ -3,8 +3,8 @@
 A tensor-core instruction takes bytes of x of two groups, a word of each, from every lane; three quarters of the lanes
 give zeros (`units`). So that one load brings the words for two instructions into the registers where they are
 needed, bytes are stored together with the zeros: 16 bytes of a lane are (word, 0, word, 0) or (0, word, 0, word).
-A 2-bit unit has 2 x 32 of them, for the first and the second 128 columns, a 4-bit unit 32. ``^`` keeps writers off each
-other's banks. Negated sums and powers of two: [group % 4][group // 4] pairs.
+A 2-bit unit has 2 x 32 of them, for the first and the second 128 columns, a 4-bit unit 32. ``^`` in addresses
+avoids bank conflicts of stores. Negated sums and powers of two: [group % 4][group // 4] pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 __all__ = ["TOGETHER", "column_integers", "order_loader"]
 
-TOGETHER = 2  # eights of columns that a thread handles side by side
+TOGETHER = 2  # times eight columns that a thread handles at once
 
 
 def order_loader(threads: int) -> Any:

@@ -1,4 +1,4 @@
-"""The epilogue of a tile of a product with 2/4-bit weights, in a warp of its own, so that consumers go on.
+"""The epilogue of a tile of a product with 2/4-bit weights, in a separate warp, so that consumers need not wait.
 
 It initialises barriers, adds up the outliers of the tile while the consumer warps multiply, waits for their sums, adds
 them in a fixed order and writes 16 rows of y.

@@ -105,8 +105,7 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
         to_integers(perm, order, thread, base, xs_bytes, planes_at, info_at, padded, twos, columns)
         ptx.sync_warps(ptx.u32(1), ptx.u32(workers))
 
-        # places and constants, by an instruction that the compiler cannot repeat: otherwise it makes them anew for
-        # every unit, constants too, because an instruction has room for one
+        # addresses and constants, passed through a shuffle: the compiler would otherwise recompute them for every unit
         mine, lane = ptx.shfl_u32(ptx.u32(warp % slices), lane), ptx.shfl_u32(lane, lane)
         nothing = ptx.u32(rows >> 31)
         nibbles = ptx.shfl_u32(ptx.u32(nothing + 0x000F000F), lane)

@@ -17,7 +17,7 @@ class MixedShape(NamedTuple):
 
     ``kind`` and ``out``: 0 float32, 1 float16, 2 bfloat16. ``outliers``: bytes of an entry, 0 without outliers, 4 with
     float16 values, 8 with float32 ones. ``slices`` warps share a tile, ``sides`` tiles are handled side by side, each
-    warp multiplies a unit at a time. ``stages`` buffers for each tile hold one for all its warps. Without
+    warp multiplies a unit at a time. Each of ``stages`` buffers of a tile holds a unit for each of its warps. Without
     ``overlap`` there is one, and no copy is in flight while its units are multiplied.
     """
 
@@ -42,7 +42,7 @@ class MixedShape(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """16-bit integers of an element of x: float32 gets a second one for what the first leaves over."""
+        """16-bit integers of an element of x: float32 gets a second one for the remainder."""
         return 2 if self.kind == 0 else 1
 
     @property
@@ -59,7 +59,7 @@ class MixedShape(NamedTuple):
     def barriers(self) -> int:
         """Barriers of a tile: filled and free for every buffer; two for sums left, two for sums taken; outliers.
 
-        One more place, as large as a barrier, has a zero.
+        One more entry of the same size holds a zero.
         """
         return 2 * self.stages + 6
 
@@ -81,7 +81,7 @@ def space_for(shape: MixedShape, twos: int, fours: int, columns: int, outliers: 
 
 
 def preferred(vectors: int, outliers: float) -> list[tuple[int, int, int]]:
-    """Slices, sides and stages, the best first, as measured on an H200; what fits has to be seen.
+    """Slices, sides and stages, the best first, as measured on an H200; the caller takes the first that fits.
 
     ``vectors``: integers of an element of x for all vectors together; ``outliers``: their share of all elements.
     """
@@ -89,7 +89,7 @@ def preferred(vectors: int, outliers: float) -> list[tuple[int, int, int]]:
     if vectors > 1:  # more registers
         return [(8, 1, 4), *one]
     best = (8, 2, 4)
-    if outliers:  # adding them up takes a warp some time: more of them, and tiles that last longer
+    if outliers:  # adding them up takes time: more tiles side by side, with fewer consumer warps each
         best = (6, 3, 3) if outliers <= 0.01 else (5, 3, 4)
     return [best, (8, 2, 3), (8, 2, 2), *one]
 

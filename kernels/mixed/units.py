@@ -1,9 +1,9 @@
 """One unit of 2/4-bit weights times x: device functions.
 
 Lanes 8 k .. 8 k + 7 give the bytes of group k (of four) to the tensor cores, all others zeros. Of the two instructions
-for 64 columns the first is about groups 0 and 1: half of the lanes have nothing to give. Their registers are zero from
-the start, and every lane loads only what its half needs; that ``lower`` and ``upper`` exclude each other, the compiler
-must not know.
+for 64 columns the first is for groups 0 and 1: half of the lanes give zeros. Their registers are zero from the start,
+and every lane loads only what its half needs. The compiler must not see that ``lower`` and ``upper`` exclude each
+other.
 """
 
 from __future__ import annotations

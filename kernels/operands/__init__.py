@@ -103,16 +103,6 @@ class OperandSegment:
         short = np.concatenate([numbers.reshape(-1) for numbers in self._linear])
         return np.array_equal(full, short.astype(np.float64), equal_nan=True)
 
-    @cached_property
-    def scale_dtype(self) -> str:
-        """The narrowest of F16, BF16 and F32 that holds ``alpha`` and ``z`` without loss: what a kernel may store."""
-        numbers = np.concatenate([self.alpha.reshape(-1), self.z.reshape(-1)])
-        for name in ("F16", "BF16"):
-            rounded = round_to(numbers.astype(np.float64), name).astype(np.float32)
-            if np.array_equal(rounded, numbers, equal_nan=True):
-                return name
-        return "F32"
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outliers:
@@ -122,7 +112,7 @@ class Outliers:
     indices: npt.NDArray[np.int32]
     values: Float
     mode: str
-    beneath: Callable[[], Array]  # what the linear reading has at their places, float64
+    beneath: Callable[[], Array]  # the linear reading of the same elements, float64
 
     @property
     def count(self) -> int:
@@ -133,7 +123,7 @@ class Outliers:
     def added(self) -> Float:
         """What a product has to add to the linear reading (nnz) float32.
 
-        The values themselves, or in mode "replace" their distance from what stands there.
+        The values themselves, or in mode "replace" their difference from the linear reading.
         """
         if self.mode == "add":
             return self.values

@@ -1,6 +1,6 @@
 """Operands on a device: the same numbers, in the order a kernel wants them.
 
-Two orders serve the kernels of this room that take any weight:
+Two layouts, for the kernels that take any weight:
 
 ===========  ======================  =====================================  ======================
 layout       planes                  first                                  second
@@ -9,8 +9,8 @@ canonical    (p, out, words)         (out, G), for bcq (p, out, G)          (out
 lut-gemm     (words, p, out)         alpha (G, p, out)                      z (G, out)
 ===========  ======================  =====================================  ======================
 
-The first is the exact reading of an operand, the second its linear one, row after row as neighbouring threads read
-them. Numbers are float32, or float64 in the exact reading where float32 would lose something.
+The first is the exact reading of an operand, the second its linear one, with neighbouring rows next to each other for
+neighbouring threads. Numbers are float32, or float64 in the exact reading where float32 would lose something.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ NO_OUTLIERS = OutlierNeeds()
 
 
 def arguments(entries: Entries | None, instead: Any) -> tuple[Any, Any, int]:
-    """indptr, entries and their count for a launch; ``instead`` where there are none, for kernels that do not look."""
+    """indptr, entries and their count for a launch; ``instead`` where there are none: kernels then ignore them."""
     return (instead, instead, 0) if entries is None else (entries.indptr, entries.entries, entries.count)
 
 

@@ -8,23 +8,23 @@ A *word* is a uint32; pointers are kernel arguments (`runtime.launch`), indices 
 ==========================  ================================================================================
 casts                       u32 i32 u64 f32 f64; every sum of words needs u32(...) around it: Numba
                             computes in 64 bits, the simulator in Python integers
-bits                        prmt(a, b, selector) lop3(a, b, c, table) funnel_right(low, high, shift)
-                            dp4a(a, b, c): signed bytes; `table` is a constant
+bits                        prmt(a, b, selector) lop3(a, b, c, table) funnel_right(low, high, shift);
+                            `table` is a constant
 words as numbers            min_u32 max_u32 (Numba's min and max of signed and unsigned numbers go through
                             floating point) div_u32 rem_u32 (Numba divides in 64 bits)
-patterns                    f32_bits bits_f32 f64_bits bits_f64
+patterns                    f32_bits bits_f32
 16-bit floats in words      lo_f16(w) hi_f16(w) lo_bf16(w) hi_bf16(w) -> f32; f16_to_f32 bf16_to_f32 of the
                             low half; f32_to_f16 f32_to_bf16 f64_to_f16 f64_to_bf16 -> word, upper half 0;
                             pack_f16(low, high) pack_bf16(low, high) -> word; all round once
-pairs of F16 in words       hadd2 hsub2 hmul2 hfma2
+pairs of F16 in words       hsub2 hmul2 hfma2
 one rounding, never fused   add_ sub_ mul_ with f32 and f64, fma_f32 div_f32 sqrt_f32, f64_to_f32
 other arithmetic            rint_i32(f): nearest, ties to even, a NaN is 0; max_f32 min_f32: a NaN loses;
                             exp2 log2: fast approximations, about 2 units in the last place; mad_i32(a, b, c):
                             a * b + c in this order (the compiler would reassociate, one instruction more)
 global loads, past L1       ldg32 -> word, ldg64 -> 2 words, ldg128 -> 4 words: read-only data, used once
-the same, kept in L1        ldg64_keep ldg128_keep
-what other blocks wrote     ldcg_f32(p, i) ldcg128_f32(p, i), after their threadfence; what an earlier kernel wrote
-                            while this one was running already: ldcg128(p, i) -> 4 words
+the same, kept in L1        ldg128_keep
+what other blocks wrote     ldcg128_f32(p, i), after their threadfence; what an earlier kernel wrote while this
+                            one was running already: ldcg128(p, i) -> 4 words
 prefetch to L2              prefetch(p, i): the 16 bytes i, with their neighbours
 global stores               stg64(p, i, a, b) stg128(p, i, a, b, c, d) stg128_stream
 tickets                     atomic_inc(p, i, limit): the old value; wraps to 0 after `limit`
@@ -37,11 +37,11 @@ bulk copies, sm_90          bulk_copy(p, i, address, bytes, barrier): 16-byte pi
 barriers in memory, sm_90   mbarrier_init(barrier): for bulk copies; mbarrier_init_arrivals(barrier, count) and
                             mbarrier_arrive(barrier): `count` arrivals end a phase; mbarrier_fence() after
                             initialising; mbarrier_wait(barrier, parity)
-warps with different work   sync_block(): all threads of the block, from whichever instruction each warp comes;
+warps with different work   sync_block(): all threads of the block, each warp from any instruction;
                             sync_warps(id, threads): some warps, all at the same instruction
 dependent launch, sm_90     wait_previous_kernel(): until all that was launched before is done and visible;
                             launch_next_kernel(): the next kernel may start, up to where it waits for this one
-a warp, all 32 lanes        lane_id syncwarp ballot warp_max_u32; shfl_ shfl_xor_ shfl_down_ with u32 and f32;
+a warp, all 32 lanes        lane_id syncwarp ballot warp_max_u32; shfl_ shfl_xor_ with u32 and f32;
                             transpose(word): an 8 x 8 matrix of 16-bit numbers, row r in lanes 4 r .. 4 r + 3
 tensor cores                mma_s8 mma_u8 (unsigned A): m16n8k32, mma_f16 mma_bf16: m16n8k16; (a0..a3, b0, b1,
                             c0..c3) -> d0..d3; ldmatrix_x4(address) -> 4 words; mma_b1(a0, a1, b0): 16 x 128 by

@@ -48,7 +48,7 @@ def check_array(
 
 
 def _wrong(found: str, expected: str, step: str) -> BcqError:
-    """BCQ-E552 that says what to call: in the message, which is all that a traceback shows, and as the hint."""
+    """BCQ-E552 with the call that helps: in the message, because a traceback shows nothing else, and as the hint."""
     return error("BCQ-E552", found=found, expected=f"{expected}: {step}", hint=f"call {step}")
 
 

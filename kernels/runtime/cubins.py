@@ -1,13 +1,12 @@
 """Compiled kernels: machine code in a cache folder, loaded and launched through the driver.
 
 Numba compiles a kernel to PTX in seconds, too long to do at every start of a program. What comes out of the linker is
-cached under ``BCQFMT_CACHE`` (by default ``~/.cache/bcqfmt``), named by a digest of the sources it is made of, the
-kernel's variant, the compute capability and the compiler's version; a folder that cannot be written only means that
-nothing is cached. Launching through the driver takes a few microseconds and never synchronises.
+cached under ``BCQFMT_CACHE`` (by default ``~/.cache/bcqfmt``), under a digest of all sources of the kernels, the
+kernel's variant, the compute capability and the compiler's version; if the folder cannot be written, nothing is cached.
+Launching through the driver takes a few microseconds and never synchronises.
 
-A kernel that is launched *early* may begin while the one in front of it in the stream still runs, and waits for that
-one itself (`ptx.wait_previous_kernel`) before it reads or writes anything that others write: it copies its weight
-meanwhile.
+A kernel that is launched *early* may begin while the previous one in the stream still runs. It copies its weight in the
+meantime, and waits itself (`ptx.wait_previous_kernel`) before it reads or writes anything that other kernels write.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 
 from bcqfmt.errors import error
 
-__all__ = ["Loaded", "cache_folder", "code_of", "telling"]
+__all__ = ["Loaded", "cache_folder", "code_of", "compile_listener"]
 
 _SHARED = 48 * 1024
 _FIELDS = {"*": "Q", "u32": "I4x", "i32": "i4x", "f32": "f4x", "f64": "d"}
@@ -38,8 +37,8 @@ _listeners: list[Callable[[str, Path], None]] = []
 
 
 @contextlib.contextmanager
-def telling(listener: Callable[[str, Path], None]) -> Iterator[None]:
-    """While this lasts, ``listener(kernel's name, cache folder)`` is called before every compilation."""
+def compile_listener(listener: Callable[[str, Path], None]) -> Iterator[None]:
+    """A context in which ``listener(kernel name, cache folder)`` is called before every compilation."""
     _listeners.append(listener)
     try:
         yield
@@ -54,7 +53,7 @@ def cache_folder() -> Path:
 
 
 def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
-    """The name of the entry and the machine code of a kernel, from the folder if it is there; needs no GPU."""
+    """The name of the entry and the machine code of a kernel, from the cache or compiled; needs no GPU."""
     place = None if kernel.variant is None else cache_folder() / "kernels" / f"{_digest(kernel, capability)}.cubin"
     if place is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -110,8 +109,8 @@ def _linked(text: str, capability: tuple[int, int]) -> bytes:
     return bytes(code)
 
 
-class _Room(threading.local):
-    """Where a thread puts the arguments of a launch, each in 8 bytes: the driver has copied them when it returns."""
+class _ArgumentBuffer(threading.local):
+    """Memory of one thread for the arguments of a launch, 8 bytes each; the driver copies them during the call."""
 
     def __init__(self, arguments: int) -> None:
         self.words = ctypes.create_string_buffer(8 * arguments)
@@ -129,7 +128,7 @@ class Loaded:
         kinds = ["*" if kind.endswith("*") else kind for kind, _ in kernel.arguments]
         self._pack = struct.Struct("<" + "".join(_FIELDS[kind] for kind in kinds)).pack_into
         self._singles = [k for k, kind in enumerate(kinds) if kind == "f32"]
-        self._room = _Room(len(kinds))
+        self._arguments = _ArgumentBuffer(len(kinds))
         self._name = kernel.name
         self._context: Any = None
         entry, code = code_of(kernel, capability)
@@ -142,7 +141,7 @@ class Loaded:
         self._overlap.value.programmaticStreamSerializationAllowed = 1
 
     def allow_shared(self, size: int) -> None:
-        """More dynamic shared memory than 48 KB has to be asked for."""
+        """Raise the kernel's limit of dynamic shared memory, 48 KB by default, to ``size`` bytes."""
         if size > self._shared:
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             if int(self._answer(self._driver.cuFuncSetAttribute, self._function, attribute, size)[0]):
@@ -154,30 +153,30 @@ class Loaded:
     ) -> None:
         """Start it; addresses and numbers in the order of the kernel's arguments. ``early``: see the module."""
         for k in self._singles:
-            values[k] = ctypes.c_float(values[k]).value  # infinite where float32 ends, which struct refuses
-        room = self._room
-        self._pack(room.words, 0, *values)
+            values[k] = ctypes.c_float(values[k]).value  # struct refuses numbers beyond float32; these become infinite
+        buffer = self._arguments
+        self._pack(buffer.words, 0, *values)
         if early:
-            config = room.configs.get((threads, shared, *grid)) or self._config(grid, threads, shared)
+            config = buffer.configs.get((threads, shared, *grid)) or self._config(grid, threads, shared)
             config.hStream = stream
-            self._ask(self._driver.cuLaunchKernelEx, config, self._function, room.address, 0)
+            self._ask(self._driver.cuLaunchKernelEx, config, self._function, buffer.address, 0)
         else:
             size = (*grid, 1, 1)[:3]
             start, function = self._driver.cuLaunchKernel, self._function
-            self._ask(start, function, *size, threads, 1, 1, shared, stream, room.address, 0)
+            self._ask(start, function, *size, threads, 1, 1, shared, stream, buffer.address, 0)
 
     def _config(self, grid: Sequence[int], threads: int, shared: int) -> Any:
-        """Made once for a thread, so that none changes what the driver reads for another."""
+        """A launch configuration, one for each thread: no thread changes what the driver reads for another."""
         made = self._driver.CUlaunchConfig()
         made.gridDimX, made.gridDimY, made.gridDimZ = (*grid, 1, 1)[:3]
         made.blockDimX, made.blockDimY, made.blockDimZ = threads, 1, 1
         made.sharedMemBytes = shared
         made.attrs, made.numAttrs = [self._overlap], 1
-        self._room.configs[threads, shared, *grid] = made
+        self._arguments.configs[threads, shared, *grid] = made
         return made
 
     def _answer(self, function: Any, *given: Any) -> Any:
-        """What the driver says; a thread that has no context yet is given the one that the kernel is in."""
+        """Call the driver; a thread without a CUDA context gets the one that the kernel was loaded into."""
         answer = function(*given)
         if answer[0] == _NO_CONTEXT and self._context is not None:
             self._driver.cuCtxSetCurrent(self._context)

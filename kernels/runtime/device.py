@@ -1,7 +1,7 @@
 """Where arrays live and whether a GPU is there.
 
-Device arrays are torch tensors, known by what they can do: this room never imports torch, it uses the one that made
-the tensor. Under the simulator they are numpy arrays. :func:`describe` tells both in the same words.
+Device arrays are torch tensors; torch is never imported for them, the module that made them is used. Under the
+simulator they are numpy arrays. :func:`describe` describes both in the same terms.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _trouble() -> tuple[str, str, str | None] | None:
             reason = " ".join(str(getattr(cuda, "cuda_error", lambda: "")() or "no device").split())
             return "BCQ-E551", f"Numba finds no GPU ({reason})", None
         version = cuda.get_current_device().compute_capability
-    except Exception as fault:  # noqa: BLE001 - a broken driver raises whatever it likes
+    except Exception as fault:  # noqa: BLE001 - a broken driver may raise anything
         return "BCQ-E551", f"the driver fails: {type(fault).__name__}: {' '.join(str(fault).split())}", None
     if tuple(version) < (8, 0):
         return "BCQ-E551", f"a GPU of compute capability {version[0]}.{version[1]}; 8.0 is the least", None
@@ -117,7 +117,7 @@ def _current() -> int:
 
 @functools.cache
 def _asked(index: int) -> tuple[tuple[int, int], int]:
-    """Compute capability and multiprocessors, asked once of each GPU: a machine may have several kinds."""
+    """Compute capability and multiprocessors of a GPU, cached; the GPUs of a machine may differ."""
     from .numba_cuda import cuda
 
     found = cuda.gpus[index]
@@ -126,7 +126,7 @@ def _asked(index: int) -> tuple[tuple[int, int], int]:
 
 
 def describe(array: Any) -> Described:
-    """A torch tensor, or a numpy array, in one vocabulary; BCQ-E552 for anything else."""
+    """The same description of a torch tensor or a numpy array; BCQ-E552 for anything else."""
     if isinstance(array, np.ndarray):
         name, address = _NAMES.get(array.dtype.name, array.dtype.name), array.__array_interface__["data"][0]
         return Described(name, array.shape, bool(array.flags.c_contiguous), address, place_of(array))
@@ -150,7 +150,7 @@ def place_of(array: Any) -> int:
 
 
 def gpu_of(array: Any) -> int | None:
-    """The number of the GPU that a weight is on; None, the current one, for a weight that is refused on the host."""
+    """The number of the GPU that a weight is on; None for one on the host, which is refused later."""
     found = place_of(array)
     return None if found < 0 else found
 
@@ -162,7 +162,7 @@ def is_torch(array: Any) -> bool:
 
 
 def torch_name(dtype: str) -> str:
-    """``torch.float16`` for ``F16``: what torch calls it; words are int32 there."""
+    """The name of a dtype in torch: ``torch.float16`` for ``F16``; words are int32."""
     return "torch." + _TORCH.get(dtype, "int32")
 
 
@@ -193,7 +193,7 @@ def upload(array: Any, device: Any = None) -> Any:
     except ImportError:
         raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
     if not plain.flags.writeable or plain.base is not None:
-        plain = plain.copy()  # torch wants memory of its own
+        plain = plain.copy()  # torch needs writable memory that it owns
     if plain.dtype == np.uint32:
         tensor = torch.from_numpy(plain.view(np.int32))
     elif plain.dtype.name == "bfloat16":
@@ -212,9 +212,9 @@ def _no_device(fault: Exception, device: Any) -> BcqError:
 
 
 def stream_of(array: Any) -> int:
-    """The number of torch's current stream on the device of ``array``; asked anew at every launch, for captures."""
+    """The number of torch's current stream on the device of ``array``; read at every launch: captures change it."""
     torch = sys.modules["torch"]
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object around it, as torch's own code asks
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # as in code that torch generates
     if raw is not None:
         return int(raw(array.device.index or 0))
     return int(torch.cuda.current_stream(array.device).cuda_stream)
@@ -230,9 +230,9 @@ def capturing(array: Any) -> bool:
 
 
 def settle(array: Any) -> None:
-    """Wait for everything that torch's current stream on the device of ``array`` was given; nothing on the host.
+    """Wait until torch's current stream on the device of ``array`` has finished; does nothing on the host.
 
-    BCQ-E552 while a CUDA graph is captured, in which nothing can be waited for.
+    BCQ-E552 while a CUDA graph is captured, when waiting is impossible.
     """
     if is_torch(array) and array.device.type == "cuda":
         torch = sys.modules["torch"]

@@ -18,7 +18,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,19 +28,18 @@ from . import device
 from .cubins import Loaded
 from .limits import LIMIT
 
-__all__ = ["Kernel", "Plans", "kernel"]
+__all__ = ["Kernel", "Plans", "Step", "kernel"]
 
-_HERE = contextlib.nullcontext()
+_NO_SWITCH = contextlib.nullcontext()
 _compiling = threading.Lock()
-_NUMPY: dict[str, Any] = {
-    "u8": np.uint8,
-    "u16": np.uint16,
-    "u32": np.uint32,
-    "i32": np.int32,
-    "f32": np.float32,
-    "f64": np.float64,
-}
-_NUMBA = {"u8": "uint8", "u16": "uint16", "u32": "uint32", "i32": "int32", "f32": "float32", "f64": "float64"}
+_TYPES = {
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "i32": "int32",
+    "f32": "float32",
+    "f64": "float64",
+}  # of numpy and Numba
 
 
 class Kernel:
@@ -62,7 +61,7 @@ class Kernel:
         """The Numba signature."""
         from .numba_cuda import types
 
-        kinds = [getattr(types, _NUMBA[kind.rstrip("*")]) for kind, _ in self.arguments]
+        kinds = [getattr(types, _TYPES[kind.rstrip("*")]) for kind, _ in self.arguments]
         return types.void(
             *(
                 types.CPointer(found) if kind.endswith("*") else found
@@ -83,7 +82,7 @@ class Kernel:
         """Run ``grid`` blocks of ``threads`` threads with ``shared`` bytes of dynamic shared memory.
 
         Arrays are checked by the caller (`checks`); they are passed by address and must outlive the launch.
-        ``early``: before the kernel in front has finished, only for kernels that wait for it themselves (`cubins`).
+        ``early``: before the previous kernel has finished; only for kernels that wait for it themselves (`cubins`).
         """
         if len(arguments) != len(self.arguments):
             raise TypeError(f"{self.name} takes {len(self.arguments)} arguments, not {len(arguments)}")
@@ -97,15 +96,8 @@ class Kernel:
             return
         first = arguments[self._pointers.index(True)]
         values = [a.data_ptr() if pointer else a for a, pointer in zip(arguments, self._pointers, strict=True)]
-        with _HERE if _is_on(first) else _on(first):
+        with _NO_SWITCH if _is_on(first) else _on(first):
             self._compiled(first, shared).launch(grid, threads, shared, device.stream_of(first), values, early)
-
-    def prepare(self, array: Any, shared: int = 0) -> None:
-        """Compile and load for the device of ``array``: what has to happen before a CUDA graph is captured."""
-        device.require_cuda()
-        if not device.simulated():
-            with _on(array):
-                self._compiled(array, shared)
 
     def _compiled(self, array: Any, shared: int) -> Loaded:
         """For the device of ``array``, which has to be the current one."""
@@ -124,11 +116,11 @@ class Kernel:
         values: list[Any] = []
         for value, (kind, name) in zip(arguments, self.arguments, strict=True):
             if kind.endswith("*"):
-                wanted = np.dtype(_NUMPY[kind[:-1]])
+                wanted = np.dtype(_TYPES[kind[:-1]])
                 flat = device.on_host(value).reshape(-1).view(np.uint8)
                 values.append(Pointer(flat[: flat.size // wanted.itemsize * wanted.itemsize].view(wanted)))
             elif kind in ("f32", "f64"):
-                values.append(_NUMPY[kind](value))
+                values.append(getattr(np, _TYPES[kind])(value))
             else:
                 if not 0 <= int(value) <= 0xFFFFFFFF:
                     raise ValueError(f"{self.name}: {name} = {value}")
@@ -152,7 +144,7 @@ def kernel(
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """The garbage collector runs less often: it takes a quarter of the time of a compilation and finds nothing."""
+    """Run the garbage collector less often: it takes a quarter of the time of a compilation and frees nothing."""
     with _compiling:
         before = gc.get_threshold()
         if before[0]:
@@ -163,8 +155,18 @@ def _rare_collections() -> Iterator[None]:
             gc.set_threshold(*before)
 
 
+class Step(NamedTuple):
+    """One launch of a product: what is the same whenever as many vectors of the same types are multiplied."""
+
+    kernel: Kernel
+    grid: tuple[int]
+    threads: int
+    shared: int
+    room: int = 0  # bytes for the outliers of a tile, if the kernel adds them
+
+
 class Plans(dict[tuple[Any, ...], Any]):
-    """Plans of launches that an operand keeps. A copy of the operand, or a pickled one, starts without any."""
+    """The launches of an operand, computed once. A copy of the operand, or a pickled one, starts without any."""
 
     def __reduce__(self) -> tuple[type[Plans], tuple[()]]:
         return Plans, ()

@@ -1,4 +1,4 @@
-"""``numba.cuda`` and ``numba.types`` as kernels need them: by these names, and without the types that they lack.
+"""``numba.cuda`` and ``numba.types`` for kernels, typed as `Any` because they have no annotations.
 
 Kernel files say ``from runtime.numba_cuda import cuda, types``; the simulator finds the module ``cuda`` among a
 kernel's globals by identity, so it must be the module itself.
@@ -16,7 +16,7 @@ types: Any = importlib.import_module("numba.types")
 
 
 def inlined(function: Any) -> Any:
-    """A device function that is written into the kernel that calls it."""
+    """A device function that is always inlined into the kernel that calls it."""
     return cuda.jit(function, device=True, inline="always")
 
 

@@ -6,6 +6,7 @@ the operands of its 32 lanes as arrays with 32 rows and give the results of all 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,6 @@ def funnel_right(low: int, high: int, shift: int) -> int:
     return ((u32(high) << 32 | u32(low)) >> (shift & 31)) & MASK
 
 
-def dp4a(a: int, b: int, c: int) -> int:
-    """c plus the products of four pairs of signed bytes."""
-    return i32(c + sum(_signed8(a >> s) * _signed8(b >> s) for s in (0, 8, 16, 24)))
-
-
 def min_u32(a: int, b: int) -> int:
     """The smaller word."""
     return min(u32(a), u32(b))
@@ -85,10 +81,6 @@ def rem_u32(a: int, b: int) -> int:
     return u32(a) % u32(b)
 
 
-def _signed8(x: int) -> int:
-    return ((int(x) + 128) & 255) - 128
-
-
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -100,16 +92,6 @@ def f32_bits(x: Any) -> int:
 def bits_f32(word: int) -> np.float32:
     """The binary32 of a pattern."""
     return np.uint32(u32(word)).view(np.float32)
-
-
-def f64_bits(x: Any) -> int:
-    """The pattern of a binary64."""
-    return int(np.float64(x).view(np.uint64))
-
-
-def bits_f64(word: int) -> np.float64:
-    """The binary64 of a pattern."""
-    return np.uint64(word).view(np.float64)
 
 
 def lo_f16(word: int) -> np.float32:
@@ -190,39 +172,18 @@ def _odd_sum(a: np.float64, b: np.float64) -> np.float64:
         return total
     shadow = total - a
     lost = (a - (total - shadow)) + (b - shadow)
-    if lost != 0 and not f64_bits(total) & 1:
+    if lost != 0 and not int(total.view(np.uint64)) & 1:
         total = np.nextafter(total, np.float64(np.inf if lost > 0 else -np.inf))
     return total
 
 
-def add_f64(a: Any, b: Any) -> np.float64:
-    """One rounding, never fused."""
-    return np.float64(a) + np.float64(b)
+def _one_rounding(operation: Any, kind: Any) -> Any:
+    """``f(a, b)`` in binary32 or binary64: one rounding, never fused."""
+    return lambda a, b: operation(kind(a), kind(b))
 
 
-def sub_f64(a: Any, b: Any) -> np.float64:
-    """One rounding, never fused."""
-    return np.float64(a) - np.float64(b)
-
-
-def mul_f64(a: Any, b: Any) -> np.float64:
-    """One rounding, never fused."""
-    return np.float64(a) * np.float64(b)
-
-
-def add_f32(a: Any, b: Any) -> np.float32:
-    """One rounding, never fused."""
-    return np.float32(a) + np.float32(b)
-
-
-def sub_f32(a: Any, b: Any) -> np.float32:
-    """One rounding, never fused."""
-    return np.float32(a) - np.float32(b)
-
-
-def mul_f32(a: Any, b: Any) -> np.float32:
-    """One rounding, never fused."""
-    return np.float32(a) * np.float32(b)
+add_f32, sub_f32, mul_f32 = (_one_rounding(op, np.float32) for op in (operator.add, operator.sub, operator.mul))
+add_f64, sub_f64, mul_f64 = (_one_rounding(op, np.float64) for op in (operator.add, operator.sub, operator.mul))
 
 
 def fma_f32(a: Any, b: Any, c: Any) -> np.float32:
@@ -273,11 +234,6 @@ def log2(a: Any) -> Any:
 def hfma2(a: int, b: int, c: int) -> int:
     """a * b + c of both halves as F16, one rounding each."""
     return _halves(lambda x, y, z: _odd_sum(x * y, z), a, b, c)
-
-
-def hadd2(a: int, b: int) -> int:
-    """Sums of both halves as F16."""
-    return _halves(_odd_sum, a, b)
 
 
 def hsub2(a: int, b: int) -> int:

@@ -27,7 +27,7 @@ def mbarrier_init(barrier: int) -> None:
 
 
 def mbarrier_fence() -> None:
-    """Barriers are visible at once here."""
+    """No effect: barriers are visible immediately."""
 
 
 def mbarrier_expect(barrier: int, size: int) -> None:
@@ -72,11 +72,11 @@ def mbarrier_arrive(barrier: int) -> None:
 
 
 def wait_previous_kernel() -> None:
-    """Kernels follow one another here."""
+    """No effect: kernels run one after the other."""
 
 
 def launch_next_kernel() -> None:
-    """As above."""
+    """No effect, as above."""
 
 
 def sync_block() -> None:

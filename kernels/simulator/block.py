@@ -1,7 +1,7 @@
 """Numba's CUDA simulator with warps, exact barriers, shared addresses and jit options.
 
-Numba starts one thread per CUDA thread and polls them. Here the threads hand one token around: one runs until it meets
-a barrier or ends, then the next. That is deterministic, needs no locks, is several times faster, and a barrier that
+Numba starts one thread per CUDA thread and polls them. Here only one thread runs at a time, until it reaches a barrier
+or ends; then the next one runs. That is deterministic, needs no locks, is several times faster, and a barrier that
 not all threads reach is an error instead of a hang. :func:`install` puts it in place of Numba's own.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 __all__ = ["Pointer", "exchange", "install", "pause", "shared_slot", "slot_of", "together", "wake"]
 
 WARP = 32
-_RESULT = -1  # where threads leave what they share
+_RESULT = -1  # key of the result that the lanes of a warp share
 
 
 class _Stop(BaseException):
@@ -26,7 +26,7 @@ class _Stop(BaseException):
 
 
 class _Lane(threading.Thread):
-    """A simulated CUDA thread; kept for the next block when it is done. Numba reads its indices from here."""
+    """A simulated CUDA thread; reused for the next block when it has ended. Numba reads its indices from here."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -48,25 +48,16 @@ class _Lane(threading.Thread):
                     self.task()
                 except _Stop:
                     pass
-                except Exception as fault:  # noqa: BLE001 - whatever it is, the launch reports it
+                except Exception as fault:  # noqa: BLE001 - the launch reports any fault of a kernel
                     self.block.fail(self, fault)
             self.block.leave(self)
 
     def syncthreads(self) -> None:
         self.block.wait(self, self.block.everyone)
 
-    def syncthreads_count(self, value: Any) -> int:
-        return sum(bool(v) for v in self.block.gather(self, self.block.everyone, value).values())
-
-    def syncthreads_and(self, value: Any) -> int:
-        return int(all(self.block.gather(self, self.block.everyone, value).values()))
-
-    def syncthreads_or(self, value: Any) -> int:
-        return int(any(self.block.gather(self, self.block.everyone, value).values()))
-
 
 class _Barrier:
-    """Threads that wait for one another: of a warp, or of the block."""
+    """A barrier of a warp, of the block, or of some warps."""
 
     def __init__(self) -> None:
         self.members = 0
@@ -114,7 +105,7 @@ class Block:
             raise self.error
 
     def next(self) -> None:
-        """Hand the token on."""
+        """Let the next thread run."""
         if not self.ready and self.live:
             self._abort(RuntimeError("a barrier that some threads never reach"))
         if self.ready:
@@ -132,13 +123,13 @@ class Block:
         self.check()
 
     def gather(self, lane: _Lane, barrier: _Barrier, value: Any) -> dict[int, Any]:
-        """What every member brought, by thread."""
+        """The values of all members of the barrier, by thread number."""
         barrier.brought[lane.thread_id] = value
         self.wait(lane, barrier)
         return barrier.taken
 
     def leave(self, lane: _Lane) -> None:
-        """A thread is at its end; it may have been the last one that others waited for."""
+        """A thread has ended; others may have waited only for this one."""
         self.live -= 1
         for barrier in (self.everyone, self.warps[lane.thread_id // WARP]):
             barrier.members -= 1
@@ -171,16 +162,14 @@ class Block:
 
 
 def current() -> Any:
-    """The thread that asks."""
+    """The calling thread."""
     return threading.current_thread()
 
 
 def exchange(value: Any) -> list[Any]:
     """The values that the 32 lanes of the calling warp give; None for lanes that have ended."""
-    lane = current()
-    warp = lane.thread_id // WARP
-    found = lane.block.gather(lane, lane.block.warps[warp], value)
-    return [found.get(warp * WARP + i) for i in range(WARP)]
+    found: list[Any] = together(value, lambda values: values)
+    return found
 
 
 def together(value: Any, compute: Callable[[list[Any]], Any]) -> Any:
@@ -201,7 +190,7 @@ def named_barrier(block: Block, number: int, threads: int) -> Any:
 
 
 def pause(lane: Any, place: int) -> None:
-    """The calling thread rests until :func:`wake` is called for that shared address."""
+    """The calling thread waits until :func:`wake` is called for that shared address."""
     block = lane.block
     block.check()
     block.named.setdefault(place, _Barrier()).waiting.append(lane)
@@ -211,7 +200,7 @@ def pause(lane: Any, place: int) -> None:
 
 
 def wake(block: Block, place: int) -> None:
-    """All who rest there go on."""
+    """Resume all threads that wait there."""
     if place in block.named:
         block.ready.extend(block.named[place].waiting)
         block.named[place].waiting = []
@@ -276,29 +265,10 @@ def _slots() -> list[Any]:
 
 
 def install() -> None:
-    """Replace Numba's block manager and add the warp functions that its simulated ``cuda`` module lacks."""
+    """Replace Numba's block manager."""
     _numba("kernel").BlockManager = Block
-    added = {
-        "syncwarp": lambda self, mask=0: _none(exchange(None)),
-        "shfl_sync": lambda self, mask, value, lane: exchange(value)[lane % WARP],
-        "shfl_xor_sync": lambda self, mask, value, other: exchange(value)[current().thread_id % WARP ^ other],
-        "shfl_down_sync": lambda self, mask, value, by: _down(exchange(value), by),
-        "shfl_up_sync": lambda self, mask, value, by: _down(exchange(value), -by),
-        "ballot_sync": lambda self, mask, value: sum(bool(v) << i for i, v in enumerate(exchange(value))),
-    }
-    for name, function in added.items():
-        setattr(_numba("kernelapi").FakeCUDAModule, name, function)
-
-
-def _down(values: list[Any], by: int) -> Any:
-    lane = current().thread_id % WARP
-    return values[lane + by] if 0 <= lane + by < WARP else values[lane]
 
 
 def _numba(name: str) -> Any:
     """A module of Numba's simulator."""
     return importlib.import_module(f"numba.cuda.simulator.{name}")
-
-
-def _none(_: Any) -> None:
-    return None

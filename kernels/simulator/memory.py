@@ -24,57 +24,53 @@ def _at(pointer: Any, index: Any, size: int) -> Any:
     return found
 
 
+def _shared(address: int, offset: int, size: int) -> Any:
+    """``size`` bytes of shared memory, as a view."""
+    return slot_of(address + offset, size)
+
+
 def _words(view: Any) -> Words:
     return tuple(view.view(np.uint32).tolist())
 
 
-def _put(view: Any, values: Any) -> None:
-    view.view(np.uint32)[:] = [arithmetic.u32(v) for v in values]
+def _load(place: Any, kind: Any, count: int) -> Any:
+    """``f(a, b)``: ``count`` elements of 4 bytes at ``place(a, b, bytes)``, as a tuple if there are several.
+
+    Words are Python integers.
+    """
+
+    def load(a: Any, b: Any) -> Any:
+        view = place(a, b, 4 * count)
+        found = _words(view) if kind is np.uint32 else tuple(view.view(kind))
+        return found if count > 1 else found[0]
+
+    return load
 
 
-def ldg32(pointer: Any, index: Any) -> int:
-    """A word."""
-    return _words(_at(pointer, index, 4))[0]
+def _store(place: Any, kind: Any, count: int) -> Any:
+    """``f(a, b, *values)``, the counterpart of :func:`_load`."""
+
+    def store(a: Any, b: Any, *values: Any) -> None:
+        view = place(a, b, 4 * count).view(kind)
+        view[:] = [arithmetic.u32(v) for v in values] if kind is np.uint32 else values
+
+    return store
 
 
-def ldg64(pointer: Any, index: Any) -> Words:
-    """Two words."""
-    return _words(_at(pointer, index, 8))
+ldg32, ldg64, ldg128 = (_load(_at, np.uint32, count) for count in (1, 2, 4))
+ldg128_keep = ldcg128 = ldg128
+ldcg128_f32 = _load(_at, np.float32, 4)
+stg64, stg128 = (_store(_at, np.uint32, count) for count in (2, 4))
+stg128_stream = stg128
 
-
-def ldg128(pointer: Any, index: Any) -> Words:
-    """Four words."""
-    return _words(_at(pointer, index, 16))
-
-
-ldg64_keep, ldg128_keep, ldcg128 = ldg64, ldg128, ldg128
-
-
-def ldcg_f32(pointer: Any, index: Any) -> Any:
-    """A number that another block may have written."""
-    return _at(pointer, index, 4).view(np.float32)[0]
-
-
-def ldcg128_f32(pointer: Any, index: Any) -> tuple[Any, ...]:
-    """Four numbers that other blocks may have written."""
-    return tuple(np.array(ldg128(pointer, index), np.uint32).view(np.float32))
+lds32, lds64, lds128 = (_load(_shared, np.uint32, count) for count in (1, 2, 4))
+lds_f32, lds64_f32, lds128_f32 = (_load(_shared, np.float32, count) for count in (1, 2, 4))
+sts32, sts64, sts128 = (_store(_shared, np.uint32, count) for count in (1, 2, 4))
+sts_f32, sts64_f32, sts128_f32 = (_store(_shared, np.float32, count) for count in (1, 2, 4))
 
 
 def prefetch(pointer: Any, index: Any) -> None:
-    """Nothing is far away here."""
-
-
-def stg64(pointer: Any, index: Any, *values: Any) -> None:
-    """Two words."""
-    _put(_at(pointer, index, 8), values)
-
-
-def stg128(pointer: Any, index: Any, *values: Any) -> None:
-    """Four words."""
-    _put(_at(pointer, index, 16), values)
-
-
-stg128_stream = stg128
+    """No effect in the simulator."""
 
 
 def atomic_inc(pointer: Any, index: Any, limit: int) -> int:
@@ -88,66 +84,6 @@ def atomic_inc(pointer: Any, index: Any, limit: int) -> int:
 def shared_address(array: Any) -> int:
     """Where a shared array begins."""
     return shared_slot(array)
-
-
-def lds32(address: int, offset: int) -> int:
-    """A word."""
-    return _words(slot_of(address + offset, 4))[0]
-
-
-def lds64(address: int, offset: int) -> Words:
-    """Two words."""
-    return _words(slot_of(address + offset, 8))
-
-
-def lds128(address: int, offset: int) -> Words:
-    """Four words."""
-    return _words(slot_of(address + offset, 16))
-
-
-def lds_f32(address: int, offset: int) -> Any:
-    """A number."""
-    return slot_of(address + offset, 4).view(np.float32)[0]
-
-
-def lds64_f32(address: int, offset: int) -> tuple[Any, ...]:
-    """Two numbers."""
-    return tuple(slot_of(address + offset, 8).view(np.float32))
-
-
-def lds128_f32(address: int, offset: int) -> tuple[Any, ...]:
-    """Four numbers."""
-    return tuple(slot_of(address + offset, 16).view(np.float32))
-
-
-def sts32(address: int, offset: int, *values: Any) -> None:
-    """A word."""
-    _put(slot_of(address + offset, 4), values)
-
-
-def sts64(address: int, offset: int, *values: Any) -> None:
-    """Two words."""
-    _put(slot_of(address + offset, 8), values)
-
-
-def sts128(address: int, offset: int, *values: Any) -> None:
-    """Four words."""
-    _put(slot_of(address + offset, 16), values)
-
-
-def sts_f32(address: int, offset: int, *values: Any) -> None:
-    """A number."""
-    slot_of(address + offset, 4).view(np.float32)[:] = values
-
-
-def sts64_f32(address: int, offset: int, *values: Any) -> None:
-    """Two numbers."""
-    slot_of(address + offset, 8).view(np.float32)[:] = values
-
-
-def sts128_f32(address: int, offset: int, *values: Any) -> None:
-    """Four numbers."""
-    slot_of(address + offset, 16).view(np.float32)[:] = values
 
 
 def lds8(address: int, offset: int) -> int:
@@ -205,14 +141,7 @@ def shfl_xor_u32(value: Any, mask: int) -> Any:
     return exchange(value)[lane_id() ^ mask]
 
 
-def shfl_down_u32(value: Any, by: int) -> Any:
-    """The value of a higher lane; the own one past the end."""
-    values = exchange(value)
-    lane = lane_id()
-    return values[lane + by if lane + by < WARP else lane]
-
-
-shfl_f32, shfl_xor_f32, shfl_down_f32 = shfl_u32, shfl_xor_u32, shfl_down_u32
+shfl_f32, shfl_xor_f32 = shfl_u32, shfl_xor_u32
 
 
 def ballot(value: Any) -> int:

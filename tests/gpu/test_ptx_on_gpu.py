@@ -88,7 +88,7 @@ def test_float_tensor_cores() -> None:
         assert np.allclose(results[which].cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("exchanges", (12, 64)), ("copies", (5 * 256,))])
+@pytest.mark.parametrize(("name", "shape"), [("exchanges", (10, 64)), ("copies", (4 * 256,))])
 def test_kernels_agree_with_the_simulator(name: str, shape: tuple[int, ...]) -> None:
     """The same source, here and in the simulator."""
     from cuda_sim import simulate
@@ -101,7 +101,7 @@ def test_kernels_agree_with_the_simulator(name: str, shape: tuple[int, ...]) -> 
     torch.cuda.synchronize()
     found = y.cpu().numpy().view(np.uint32)
     if name == "copies":  # which thread draws which ticket is open
-        assert sorted(found[1024:1088]) == sorted(expected[1][1024:1088])
-        assert np.array_equal(found[:1024], expected[1][:1024])
+        assert sorted(found[960:1024]) == sorted(expected[1][960:1024])
+        assert np.array_equal(found[:960], expected[1][:960])
     else:
         assert np.array_equal(found, expected[1])

@@ -68,12 +68,6 @@ def test_one_compilation_per_device(recorder: Recorder) -> None:
     assert len(recorder.loaded) == 2
 
 
-def test_preparing_launches_nothing(recorder: Recorder) -> None:
-    made = launch.kernel("u32* x", threads=32)(scale)
-    made.prepare(Tensor(0), shared=100_000)
-    assert (len(recorder.loaded), recorder.shared, recorder.launched) == (1, [100_000], [])
-
-
 def test_nothing_is_launched_for_nothing(recorder: Recorder) -> None:
     made = launch.kernel("u32* x", threads=32)(scale)
     made.launch((0, 4), 32, Tensor(0))
@@ -272,7 +266,7 @@ def test_who_listens_hears_of_a_compilation_before_it_begins(
     monkeypatch.setattr(cubins, "_linked", lambda text, capability: b"code")
     made = launch.kernel("u32* x", threads=32, variant="some")(scale)
     monkeypatch.setattr(made, "compile", lambda capability: heard.append("compiled") or ".entry scale(")
-    with cubins.telling(lambda name, folder: heard.append((name, folder))):
+    with cubins.compile_listener(lambda name, folder: heard.append((name, folder))):
         assert cubins.code_of(made, (9, 0)) == ("scale", b"code")
         assert heard == [("scale", tmp_path), "compiled"]
         assert cubins.code_of(made, (9, 0)) == ("scale", b"code")

@@ -14,6 +14,7 @@ import oracle
 import strategies
 from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
+from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.operands import Operand, operand
 from lut_gemm_arrays import LutGemm, from_lut_gemm, to_lut_gemm
 
@@ -128,14 +129,16 @@ def test_scale_sets_are_used() -> None:
         ("BF16", "bcq", 1, "F16"),  # eight bits of precision and no large exponent fit in
         ("BF16", "bcq", 2.0**40, "BF16"),
         ("F32", "bcq", 1, "F32"),
-        ("F16", "affine", 1, "F32"),
+        ("F16", "affine", 1, "F16"),
     ],
 )
 def test_the_narrowest_type_that_holds_the_scales(numbers: str, encoding: str, size: float, narrow: str) -> None:
     weight = ks.weight(encoding, 3, 9, 320, 32, numbers=numbers)
     if size != 1:
         weight = _spoiled(weight, "s0_alpha", lambda a: np.multiply(a, a.dtype.type(size), out=a))
-    assert operand(weight).segments[0].scale_dtype == narrow
+    layout = layout_of(operand(weight).segments[0])
+    assert layout is not None
+    assert layout.number == narrow
 
 
 def test_what_is_rounded_says_so() -> None:

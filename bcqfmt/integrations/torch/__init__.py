@@ -1,10 +1,10 @@
-"""BCQ weights in torch models: layers, and the way from a checkpoint into a model and back.
+"""BCQ weights in torch models: layers, loading them from a checkpoint and collecting them for saving.
 
     >>> from bcqfmt.integrations.torch import load_linears, tensors_of
     >>> load_linears(model, bcqfmt.open("model-bcq/"))          # every nn.Linear whose weight is quantized there
     >>> bcqfmt.save("tuned/", tensors_of(model), config=config)  # and back
 
-`BcqLinear` stands for one nn.Linear, `BcqStack` for a stack of experts. Importing this module imports torch.
+`BcqLinear` replaces one nn.Linear, `BcqStack` a stack of experts. Importing this module imports torch.
 """
 
 from __future__ import annotations

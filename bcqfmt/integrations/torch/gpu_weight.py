@@ -1,9 +1,9 @@
-"""Weights whose parts lie on a GPU, prepared there: the orders that kernels want are made with torch, not on the host.
+"""Weights whose parts are on a GPU, rearranged there with torch for the kernels, not on the host.
 
-The planes of a BCQ file are already what `dequantize` reads, so they are used where they are; the fast product gets
-its own order of them (`kernels.bits.layout`). Seconds for a large model, against minutes on the host. Weights with a
-perm, outliers, second-order scales or floating-point zeros, and any whose content is not as it should be, go through
-the host, which checks them in full and says what is wrong.
+`dequantize` reads the planes of a BCQ file as they are stored, without a copy; the fast product gets a rearranged copy
+(`kernels.bits.layout`). This takes seconds for a large model, where the host takes minutes. Weights with a perm,
+outliers, second-order scales or floating-point zeros, and weights whose content fails a check here, go through the
+host, which checks them in full and reports errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
-from bcqfmt.kernels.bits.layout import COLUMNS, BitLayout, in_steps
+from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.limits import ROWS
@@ -45,7 +45,7 @@ class _Piece(SimpleNamespace):
 
 
 def gpu_weight(spec: WeightSpec, parts: Mapping[str, Tensor]) -> GpuWeight | None:
-    """A weight over parts on a GPU (suffix -> tensor); None where the host has to look at it.
+    """A weight over parts on a GPU (suffix -> tensor); None where it has to be prepared on the host.
 
     It does not keep the planes alive: the caller has to, for as long as it is used.
     """
@@ -102,12 +102,12 @@ class _Memory:
 
 
 def _borrowed(words: Tensor) -> Tensor:
-    """A tensor over the same memory, which it does not keep alive; a copy if kernels could not read it there."""
+    """A tensor over the same memory, which it does not keep alive; a copy if kernels cannot read it as it is."""
     if words.data_ptr() % 16 or not words.is_contiguous():
         return words.clone(memory_format=torch.contiguous_format)
     if words.device.type == "cuda":
         return torch.as_tensor(_Memory(words), device=words.device)
-    memory = (ctypes.c_int32 * words.numel()).from_address(words.data_ptr())  # the simulator: host for device
+    memory = (ctypes.c_int32 * words.numel()).from_address(words.data_ptr())  # in the simulator the device is the host
     return torch.frombuffer(memory, dtype=torch.int32).reshape(words.shape)
 
 
@@ -132,7 +132,7 @@ class GpuWeight(matmul.MatmulWeight):
 
     @cached_property
     def linear(self) -> bool:
-        """Whether float32 holds alpha and z; only of float32 numbers that is in doubt."""
+        """Whether float32 holds alpha and z; float16 numbers always fit."""
         largest = 0.0
         for piece in self._pieces:
             if piece.first.dtype != torch.float16:
@@ -200,10 +200,8 @@ def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:
 
 def layout_of(piece: _Piece) -> BitLayout | None:
     """As `kernels.bits.layout.layout_of`, with numbers in the type that they are stored in."""
-    g = piece.group_size
-    if g >= piece.width:
-        g = -(-piece.width // COLUMNS) * COLUMNS
-    if g not in (8, 16, 32, 64) and g % 128:
+    g = group_for(piece.width, piece.group_size)
+    if g is None:
         return None
     same = piece.first.dtype == piece.second.dtype
     return BitLayout(piece.bits, piece.width, g, piece.formula, _FLOATS[piece.first.dtype] if same else "F32")

@@ -1,4 +1,4 @@
-"""Layers whose weight is a BCQ weight: its parts are buffers, nothing else is stored; and one whose scales learn."""
+"""Layers with a BCQ weight, whose parts are their buffers; and a layer with trainable scales."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # types that nothi
 
 
 class BcqModule(nn.Module):
-    """The parts of one weight as buffers ``<prefix><suffix>``, so that ``q_proj.bcq_s0_planes`` is called as in files.
+    """The parts of one weight as buffers ``<prefix><suffix>``, named as in files: ``q_proj.bcq_s0_planes``.
 
-    Buffers keep their stored types: ``half()`` and ``to(dtype)`` change where they are, never what they say.
+    Buffers keep their stored types: ``half()`` and ``to(dtype)`` never convert them.
     ``exact``: decode the weight bit by bit and multiply as a dense layer would, instead of using the kernels.
     ``planes``: use the first ones only.
     """
@@ -93,7 +93,7 @@ class BcqModule(nn.Module):
             self._buffers[name] = tensors[name.removeprefix(self.prefix)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and conversions of the module. Parts are handed over as integers, which nothing converts."""
+        """Moves and conversions of the module. Parts are passed as integers, which no conversion changes."""
         held = {name: self._buffers.pop(name) for name in self.names if name in self._buffers}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -167,7 +167,7 @@ class BcqLinear(BcqModule):
     ) -> BcqLinear:
         """A layer over a weight, which is read and checked; ``bias`` (out) or None.
 
-        ``trainable_scales``: a :class:`TrainableBcqLinear`, whose plane scales and biases learn.
+        ``trainable_scales``: a :class:`TrainableBcqLinear`, whose plane scales and biases are trained.
         """
         refuse_bias(weight.spec, bias)
         if trainable_scales:

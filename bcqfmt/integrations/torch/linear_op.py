@@ -38,7 +38,7 @@ _BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
 
 
 class _Prepared:
-    """What was made of tensors: valid while their memory is neither freed, nor moved, nor written to."""
+    """A cache entry made from tensors: valid while their memory is not freed, moved or written to."""
 
     def __init__(self, tensors: Sequence[Tensor], state: tuple[tuple[int, int], ...], made: Any) -> None:
         self.memory = [_Weak(tensor.untyped_storage()) for tensor in tensors]
@@ -68,7 +68,7 @@ def _drop_freed() -> int:
 
 def _cached(tensors: Sequence[Tensor], make: Callable[..., Any], *options: Any) -> Any:
     """``make(tensors, *options)``, once for as long as the tensors stay what they are."""
-    # a storage that is weakly referenced keeps its address, so a key cannot come to mean another one's memory
+    # a weakly referenced storage keeps its address, so no other storage can get the same key
     key = (make, *options, *(tensor.untyped_storage()._cdata for tensor in tensors))
     state = tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors)
     entry = _cache.get(key)
@@ -228,7 +228,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     own = None if ctx.bias is None else gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias)
     with dense_products(gradient.dtype):
         found = (gradient @ matrix, [None] * len(parts), None, None, None, own)
-    return found[: len(ctx.needs_input_grad)]  # versions of torch differ: a bias of None counts, or does not
+    return found[: len(ctx.needs_input_grad)]  # a bias of None is an input or not, depending on torch's version
 
 
 torch.library.define(
@@ -255,7 +255,7 @@ def linear(
     """``torch.ops.bcqfmt.linear``; where no gradient is asked for, it is called below torch's autograd.
 
     Autograd of a Python operator takes longer than everything that is done here for a product on a GPU.
-    Forward derivatives and the transforms of ``torch.func`` use the dense matrix, for which torch has their rules.
+    Forward derivatives and the transforms of ``torch.func`` use the dense matrix, which torch can differentiate.
     """
     found: Tensor
     if not torch.compiler.is_compiling() and _transformed():

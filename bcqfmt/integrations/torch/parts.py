@@ -37,7 +37,7 @@ _CARRIERS = {torch.bfloat16: torch.int16}  # types that torch and numpy do not s
 
 
 def text_of(spec: WeightSpec) -> str:
-    """All that is said about a weight, as one line: the canonical JSON of its entry with the scheme written out."""
+    """The description of a weight in one line: the canonical JSON of its entry with the scheme written out."""
     return canonical(resolved_json(spec))
 
 
@@ -72,7 +72,7 @@ def empty_parts(spec: WeightSpec, nnz: int, device: Any) -> dict[str, Tensor]:
 
 def refuse_planes(spec: WeightSpec, planes: int) -> None:
     """BCQ-E302 for fewer planes than one or more than any weight can have, BCQ-E304 for segments that need all."""
-    if planes > _MOST_PLANES:  # fewer than these may be more than this weight has: nothing changes (section 8.1)
+    if planes > _MOST_PLANES:  # up to this, planes that a weight does not have are ignored (section 8.1)
         raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {_MOST_PLANES}")
     refuse_truncation(spec, planes)
 

@@ -33,7 +33,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .dense import convert, make_dense
 from .placement import collect_missing, place_weights, refuse_missing
-from .save import forget, remember, take_over
+from .save import forget, remember, wrap_save_pretrained
 
 __all__ = ["BcqConfig", "BcqQuantizer", "set_mode"]
 
@@ -43,7 +43,7 @@ _logger: Any = logging.get_logger(__name__)
 
 @register_quantization_config("bcq")
 class BcqConfig(QuantizationConfigMixin):
-    """``quantization_config`` of a BCQ folder; what a weight is like stands in the files, not here."""
+    """``quantization_config`` of a BCQ folder; the weights are described in the files, not here."""
 
     def __init__(
         self, quant_method: str = "bcq", format_version: str = "1.0", features: Any = (), **others: Any
@@ -55,7 +55,7 @@ class BcqConfig(QuantizationConfigMixin):
 
 @register_quantizer("bcq")
 class BcqQuantizer(HfQuantizer):
-    """Puts BCQ layers into a model before transformers loads it, and looks after saving."""
+    """Puts BCQ layers into a model before transformers loads it, and makes it saveable."""
 
     requires_calibration = True  # a dense model is quantized by `bcqfmt quantize`, not while it is loaded
 
@@ -67,7 +67,7 @@ class BcqQuantizer(HfQuantizer):
         self._missing: list[str] = []
 
     def update_dtype(self, dtype: Any) -> Any:
-        """Any will do; it is remembered for :meth:`_process_model_after_weight_loading`."""
+        """Any dtype is accepted; it is kept for :meth:`_process_model_after_weight_loading`."""
         self._asked = dtype
         return dtype
 
@@ -97,7 +97,7 @@ class BcqQuantizer(HfQuantizer):
         """Check that nothing is missing and the content of every weight, as any reader has to; remember the source."""
         refuse_missing(model, self._missing, self.source)
         for module in _modules(model):
-            if module.parts()[0].is_meta:  # on disk, until it is used
+            if module.parts()[0].is_meta:  # offloaded to disk until it is used
                 continue
             for name in module.names:
                 part = module._buffers[name]
@@ -128,7 +128,7 @@ class BcqQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """Gradients pass through the layers, whose weights stay as they are: other parameters can learn."""
+        """Gradients pass through the layers, whose weights are fixed: other parameters can be trained."""
         return True
 
 
@@ -163,4 +163,4 @@ def _opened(files: list[Path]) -> list[Checkpoint]:
     return [open_checkpoint(file) for file in files]
 
 
-take_over()
+wrap_save_pretrained()

@@ -1,8 +1,9 @@
 """Experts whose matrices are BCQ weights, in the place of the parameters (E, out, in) that models index.
 
 A model's own code runs: it takes ``gate_up_proj[e]`` and multiplies. What it gets is an :class:`ExpertMatrix`, which
-torch's ``linear`` hands back to us; any other function of torch gets the decoded matrix. What takes all experts at once
-(``grouped_mm`` of transformers) runs in exact mode, with all of a layer decoded: :class:`ExpertsForward`.
+torch's ``linear`` passes to this module; any other function of torch gets the decoded matrix. A function that takes
+all experts at once (``grouped_mm`` of transformers) runs in exact mode, with all of a layer decoded:
+:class:`ExpertsForward`.
 """
 
 from __future__ import annotations
@@ -92,10 +93,10 @@ class ExpertList:
 
 
 class ExpertsForward:
-    """Stands in a module of experts for ``forward``; copied and pickled with it.
+    """Replaces ``forward`` of a module of experts; copied and pickled with it.
 
-    The kernels take one expert after the other, whatever ``experts_implementation`` is. In exact mode it counts: what
-    takes all experts at once gets them decoded, and computes what it computes for the dense model.
+    The kernels take one expert after the other, whatever ``experts_implementation`` is. In exact mode that
+    setting is used: an implementation that takes all experts at once gets them decoded, as in the dense model.
     """
 
     def __init__(self, experts: Any) -> None:
@@ -113,12 +114,12 @@ class ExpertsForward:
         if not held or (exact and experts.config._experts_implementation not in (None, "eager")):
             shown = {leaf: stack.dense(hidden_states.dtype) for leaf, stack in held.items()}
         else:
-            shown = {"config": _Instead(experts.config, {"_experts_implementation": "eager"})}
-        return type(experts).forward(_Instead(experts, shown), hidden_states, *arguments, **named)
+            shown = {"config": _Overridden(experts.config, {"_experts_implementation": "eager"})}
+        return type(experts).forward(_Overridden(experts, shown), hidden_states, *arguments, **named)
 
 
-class _Instead:
-    """An object as it is, but for some attributes."""
+class _Overridden:
+    """An object with some attributes replaced."""
 
     def __init__(self, plain: Any, shown: dict[str, Any]) -> None:
         self.__dict__.update(shown)

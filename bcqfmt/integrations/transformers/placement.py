@@ -169,7 +169,7 @@ def _put(model: Any, path: str, layer: nn.Module) -> None:
 
 
 def _check_parts(name: str, path: str, renamings: Any, prefix: str, more: set[tuple[str, str]]) -> None:
-    """Transformers renames parts by the same patterns; one that ends in ``weight`` misses them and is made up for."""
+    """Transformers renames parts by the same patterns; one that ends in ``weight`` misses them: add a renaming."""
     part = part_prefix(name) + "s0_planes"
     got = rename(part, renamings, [], prefix, {f"{path}.bcq_s0_planes": True})[0]
     if got != f"{path}.bcq_s0_planes":

@@ -1,6 +1,6 @@
 """``save_pretrained`` of a model with BCQ layers: a BCQ folder, complete and checked, or nothing.
 
-Transformers would drop the descriptors of the weights and write a folder that says ``bcq`` and is none. So its
+Transformers would drop the descriptors of the weights and write a folder that claims to be BCQ but is not. So its
 ``save_pretrained`` is wrapped, for all models: those that have nothing to do with BCQ go on to it, the others, with
 their copies and the models inside them, come here.
 """
@@ -28,14 +28,14 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .side_files import kept_files, side_files
 
-__all__ = ["forget", "remember", "take_over"]
+__all__ = ["forget", "remember", "wrap_save_pretrained"]
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _ORIGIN = "_bcq_origin"
 
 
 class _Origin(NamedTuple):
-    """The folder that a model was loaded from, and whether it is more than a piece of what was loaded."""
+    """The folder that a model was loaded from, and whether it is the whole model that was loaded."""
 
     source: Path | None
     whole: bool
@@ -54,7 +54,7 @@ def forget(model: Any) -> None:
         module.__dict__.pop(_ORIGIN, None)
 
 
-def take_over() -> None:
+def wrap_save_pretrained() -> None:
     """Wrap transformers' ``save_pretrained``, once."""
     plain: Any = PreTrainedModel.save_pretrained
     if hasattr(plain, "bcq"):

@@ -2,7 +2,7 @@
 
 vLLM finds :func:`register` by the entry point group ``vllm.general_plugins`` and calls it in each of its processes, so
 nothing has to be imported by hand: ``vllm serve model-bcq/``. Importing this module needs neither vLLM nor torch.
-What was tested without vLLM, and what was not, stands in docs/vllm.md.
+docs/vllm.md says what was tested without vLLM, and what was not.
 """
 
 from __future__ import annotations

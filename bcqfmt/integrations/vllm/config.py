@@ -31,7 +31,7 @@ __all__ = ["BcqConfig"]
 
 
 class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
-    """``quantization_config`` of a BCQ folder. What a weight is like stands in the manifest, not in config.json."""
+    """``quantization_config`` of a BCQ folder. The weights are described in the manifest, not in config.json."""
 
     def __init__(self, format_version: str = "1.0") -> None:
         super().__init__()

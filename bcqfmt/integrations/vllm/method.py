@@ -1,7 +1,7 @@
 """How a linear layer of vLLM holds BCQ weights and multiplies with them. Importing this module needs vLLM.
 
-vLLM hands the tensors of a checkpoint over one by one, by the names of parameters. A layer therefore has an empty
-parameter for every part, an inlet, whose loader keeps what comes in. Once all parts of a weight are there, this rank's
+vLLM loads the tensors of a checkpoint one by one into the parameters of the same names. A layer therefore has an empty
+parameter for every part, an inlet, whose loader keeps the tensor. Once all parts of a weight are loaded, this rank's
 rows and columns are cut out of it (`BcqWeight.rows`, `columns`: exact or refused) and become a `BcqLinear` on the
 device of the inlets. After loading the inlets are gone and the layer has its pieces in the child ``bcq``.
 """
@@ -23,16 +23,15 @@ from bcqfmt.integrations.torch.layers import BcqLinear
 from bcqfmt.integrations.torch.parts import TORCH_DTYPES, weight_of
 from bcqfmt.weight.scheme import WeightSpec
 
-from .slices import slices_of
+from .slices import QKV, slices_of
 
 __all__ = ["BcqLinearMethod"]
 
 _PREFIX = "bcq_"
-_QKV = {"q": 0, "k": 1, "v": 2}
 
 
-class _Arriving:
-    """The parts of a layer's weights that have come so far, and the pieces that were made of complete ones."""
+class _Loading:
+    """The parts of a layer's weights that are loaded so far, and the pieces that were made of complete ones."""
 
     def __init__(self, columns: int, sizes: Sequence[int]) -> None:
         self.columns, self.sizes = columns, list(sizes)
@@ -62,66 +61,66 @@ class BcqLinearMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
             if len(spec.shape) != 2 or spec.columns != input_size:
                 found = f"a weight of shape {list(spec.shape)}"
                 raise error("BCQ-E305", tensor=name, found=found, expected=f"a matrix of {input_size} columns")
-        arriving = _Arriving(input_size_per_partition, output_partition_sizes)
-        layer.__dict__["_bcq_arriving"] = arriving
+        loading = _Loading(input_size_per_partition, output_partition_sizes)
+        layer.__dict__["_bcq_loading"] = loading
         wanted = {suffix: part.dtype for _, spec in self.weights for suffix, part in spec.parts().items()}
         for suffix, kind in sorted(wanted.items()):
             inlet = nn.Parameter(torch.empty(0, dtype=TORCH_DTYPES[kind]), requires_grad=False)
-            inlet.weight_loader = self._loader(layer, arriving, suffix)  # type: ignore[attr-defined]
+            inlet.weight_loader = self._loader(layer, loading, suffix)  # type: ignore[attr-defined]
             layer.register_parameter(_PREFIX + suffix, inlet)
 
-    def _loader(self, layer: nn.Module, arriving: _Arriving, suffix: str) -> Callable[..., None]:
+    def _loader(self, layer: nn.Module, loading: _Loading, suffix: str) -> Callable[..., None]:
         def load(param: Tensor, loaded_weight: Tensor, shard_id: Any = None) -> None:
             """Called by vLLM with the tensor as it is in the file; ``shard_id``: the piece that it belongs to."""
             name, spec = self._weight_for(shard_id)
-            parts = arriving.parts.setdefault(name, {})
+            parts = loading.parts.setdefault(name, {})
             if suffix not in spec.parts() or suffix in parts:
                 found = "for the second time" if suffix in parts else "a part that the manifest does not name"
                 raise error("BCQ-E305", tensor=name, found=f"{suffix}: {found}", expected=", ".join(spec.parts()))
             parts[suffix] = loaded_weight
             if len(parts) == len(spec.parts()):
-                self._cut(layer, arriving, name, spec, shard_id, param.device)
+                self._cut(layer, loading, name, spec, shard_id, param.device)
 
         return load
 
     def _weight_for(self, shard: Any) -> tuple[str, WeightSpec]:
         if len(self.weights) == 1:
             return self.weights[0]
-        number = _QKV.get(shard, shard)
+        number = QKV.get(shard, shard)
         if not isinstance(number, int) or not 0 <= number < len(self.weights):
             names = ", ".join(name for name, _ in self.weights)
             raise error("BCQ-E305", tensor=names, found=f"piece {shard!r}", expected=f"one of {len(self.weights)}")
         return self.weights[number]
 
-    def _cut(self, layer: nn.Module, arriving: _Arriving, name: str, spec: WeightSpec, shard: Any, device: Any) -> None:
+    def _cut(self, layer: nn.Module, loading: _Loading, name: str, spec: WeightSpec, shard: Any, device: Any) -> None:
         """This rank's part of a weight that is complete."""
-        held = {suffix: part.cpu().contiguous() for suffix, part in arriving.parts[name].items()}
-        arriving.parts[name] = dict.fromkeys(held, torch.empty(0))  # complete; the tensors themselves may go
+        held = {suffix: part.cpu().contiguous() for suffix, part in loading.parts[name].items()}
+        loading.parts[name] = dict.fromkeys(held, torch.empty(0))  # complete; the tensors can be freed
         weight = weight_of(spec, held, name)
         shared = isinstance(layer, ColumnParallelLinear)
         for piece, rows, columns in slices_of(
-            layer, spec.shape, arriving.columns, arriving.sizes, shared=shared, shard=shard
+            layer, spec.shape, loading.columns, loading.sizes, shared=shared, shard=shard
         ):
             if rows[0] == rows[1]:  # a rank with nothing but padding
                 continue
             part = weight if rows == (0, spec.out) else weight.rows(*rows)
             part = part if columns == (0, spec.columns) else part.columns(*columns)
-            arriving.pieces[piece] = BcqLinear.from_weight(part).to(device)
+            loading.pieces[piece] = BcqLinear.from_weight(part).to(device)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Take the inlets out and put the pieces in; BCQ-E301 if something did not come."""
-        arriving: _Arriving | None = layer.__dict__.pop("_bcq_arriving", None)
-        if arriving is None:
+        """Take the inlets out and put the pieces in; BCQ-E301 if a part was not loaded."""
+        loading: _Loading | None = layer.__dict__.pop("_bcq_loading", None)
+        if loading is None:
             return
         for name, spec in self.weights:
-            missing = sorted(set(spec.parts()) - set(arriving.parts.get(name, ())))
+            missing = sorted(set(spec.parts()) - set(loading.parts.get(name, ())))
             if missing:
                 raise error("BCQ-E301", tensor=name, found=f"no {', '.join(missing)}", expected="all parts of it")
         for suffix in {suffix for _, spec in self.weights for suffix in spec.parts()}:
             delattr(layer, _PREFIX + suffix)
         held: Any = layer
-        held.bcq = nn.ModuleList([arriving.pieces[piece] for piece in sorted(arriving.pieces)])
-        held.bcq_rows = sum(arriving.sizes)
+        held.bcq = nn.ModuleList([loading.pieces[piece] for piece in sorted(loading.pieces)])
+        held.bcq_rows = sum(loading.sizes)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x W^T + bias`` for x (..., in of this rank); rows that are only padding give zeros."""

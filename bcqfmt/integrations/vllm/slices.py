@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 
-__all__ = ["Slice", "slices_of"]
+__all__ = ["QKV", "Slice", "slices_of"]
 
-_QKV = {"q": 0, "k": 1, "v": 2}
+QKV = {"q": 0, "k": 1, "v": 2}  # names that vLLM gives the pieces of a fused layer
 
 
 class Slice(NamedTuple):
@@ -54,7 +54,7 @@ def slices_of(
 
 
 def _pieces(shard: Any, count: int) -> Sequence[int]:
-    found = range(count) if shard is None else shard if isinstance(shard, tuple) else (_QKV.get(shard, shard),)
+    found = range(count) if shard is None else shard if isinstance(shard, tuple) else (QKV.get(shard, shard),)
     if not all(isinstance(piece, int) and 0 <= piece < count for piece in found):
         raise error("BCQ-E305", found=f"piece {shard!r} of a layer of {count}", expected="one that the layer has")
     return found

@@ -173,7 +173,7 @@ def _quantize_kv(
 
 @_quantize_kv.register_fake
 def _(*_: Any) -> None:
-    """Nothing is made."""
+    """No result."""
 
 
 @torch.library.custom_op("bcqfmt::decode_attention", mutates_args=())

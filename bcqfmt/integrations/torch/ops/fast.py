@@ -244,4 +244,4 @@ def _csr_outliers(y: Tensor, indptr: Tensor, indices: Tensor, values: Tensor, x:
 
 @_csr_outliers.register_fake
 def _(*_: Any) -> None:
-    """Nothing is made."""
+    """No result."""

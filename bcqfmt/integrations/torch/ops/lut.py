@@ -29,11 +29,7 @@ def lut_gemv(x: Tensor, weight: DeviceOperand) -> Tensor:
     """``x W^T`` for x (batch, in), batch 1..8, float16, bfloat16 or float32; ``weight`` in the layout lut-gemm."""
     result: Tensor = torch.ops.bcqfmt.lut_gemv(
         x,
-        [s.planes for s in weight.segments],
-        [s.first for s in weight.segments],
-        [s.second for s in weight.segments],
-        [s.width for s in weight.segments],
-        [s.group_size for s in weight.segments],
+        *_lists(weight),
         weight.perm,
         weight.indptr,
         weight.indices,
@@ -45,11 +41,7 @@ def lut_gemv(x: Tensor, weight: DeviceOperand) -> Tensor:
 def dequantize(weight: DeviceOperand, dtype: torch.dtype | None = None) -> Tensor:
     """The dense matrix (out, in), by default in the logical dtype; ``weight`` in the layout canonical."""
     result: Tensor = torch.ops.bcqfmt.dequantize(
-        [s.planes for s in weight.segments],
-        [s.first for s in weight.segments],
-        [s.second for s in weight.segments],
-        [s.width for s in weight.segments],
-        [s.group_size for s in weight.segments],
+        *_lists(weight),
         ",".join(s.formula for s in weight.segments),
         all(s.finite for s in weight.segments),
         _DTYPES[weight.dtype],
@@ -62,6 +54,12 @@ def dequantize(weight: DeviceOperand, dtype: torch.dtype | None = None) -> Tenso
         weight.mode,
     )
     return result
+
+
+def _lists(weight: DeviceOperand) -> list[list[Any]]:
+    """Planes, first and second numbers, widths and group sizes of the segments, as the operators take them."""
+    names = ("planes", "first", "second", "width", "group_size")
+    return [[getattr(segment, name) for segment in weight.segments] for name in names]
 
 
 def _check_lists(planes: Sequence[Tensor], *others: Sequence[object]) -> None:
