@@ -48,6 +48,13 @@ class Manifest:
     features: list[str] = field(default_factory=list)
     faulty: bool = False  # something in it was refused: what it lacks may not be missing
 
+    def weights_by_file(self) -> dict[str, dict[str, WeightSpec]]:
+        """File -> the weights that it holds, name -> spec."""
+        found: dict[str, dict[str, WeightSpec]] = {}
+        for name, record in self.weights.items():
+            found.setdefault(record.file, {})[name] = record.spec
+        return found
+
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The file: canonical JSON with its own digest, and a line feed."""

@@ -227,10 +227,8 @@ class _Sum:
 
     def bcq(self, files: Openers, manifest: Manifest | None) -> None:
         """BCQ files, described by themselves or by the manifest."""
-        described: dict[str, dict[str, WeightSpec]] = {}
+        described = {} if manifest is None else manifest.weights_by_file()
         if manifest is not None:
-            for name, record in manifest.weights.items():
-                described.setdefault(record.file, {})[name] = record.spec
             self.summary.version, self.summary.features = manifest.version, list(manifest.features)
             self.summary.generator, self.summary.source = manifest.generator, manifest.source
         for shown, opener in files.items():

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt.checkpoint.folder import MANIFEST
-from bcqfmt.container.durable import output_path, refuse_other_things, write_file
+from bcqfmt.container.durable import output_path, refuse_other_things, reported, write_file
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import lock_file, sync_folder
+from bcqfmt.system import lock_file, require_locks, sync_folder
 
 from .plan import Plan
 
@@ -39,8 +39,8 @@ class Workspace:
     """One conversion's place on disk."""
 
     def __init__(self, target: Path, *, resume: bool, overwrite: bool, part: tuple[int, int] | None = None) -> None:
-        target = output_path(target)
-        self.target = target
+        require_locks()
+        self.target = output_path(target)
         self.folder = partial_folder(target)
         self.work = self.folder / WORK
         self._part = part
@@ -48,7 +48,7 @@ class Workspace:
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
         try:
-            with _reported(self.folder):
+            with reported(self.folder):
                 self._enter(resume)
         except BcqError:
             self.release()
@@ -74,7 +74,7 @@ class Workspace:
 
         ``source``: sizes and times of the source files. True when everything is done but the last rename.
         """
-        with _reported(self.folder):
+        with reported(self.folder):
             return self._begin(plan, source)
 
     def _begin(self, plan: Plan, source: dict[str, Any]) -> bool:
@@ -144,11 +144,11 @@ class Workspace:
         record = self._record(name, plan)
         if record is None:
             return None
-        with _reported(self.folder):
+        with reported(self.folder):
             if "file" in record and not self._intact(record):
                 return None
         self._known[name] = record
-        return self._known[name]
+        return record
 
     def finish(self, name: str, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
         """Remember that a step is complete."""
@@ -160,21 +160,8 @@ class Workspace:
     def publish(self) -> None:
         """Give the complete folder its name."""
         try:
-            shutil.rmtree(self.work)
-            sync_folder(self.folder)
-            old: Path | None = None
-            if os.path.lexists(self.target):
-                if not self._overwrite and any(self.target.iterdir()):
-                    raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
-                old = self.target.with_name(f".{self.target.name}.old")
-                _remove(old)
-                self.target.rename(old)
-            self.folder.rename(self.target)
-            sync_folder(self.target.parent)
-            if old is not None:
-                _remove(old)
-        except OSError as fault:
-            raise error("BCQ-E402", str(self.target), found=fault.strerror or str(fault)) from fault
+            with reported(self.target):
+                self._take_name()
         finally:
             self.release()
 
@@ -191,6 +178,21 @@ class Workspace:
                 kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
                 if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
                     shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _take_name(self) -> None:
+        shutil.rmtree(self.work)
+        sync_folder(self.folder)
+        old: Path | None = None
+        if os.path.lexists(self.target):
+            if not self._overwrite and any(self.target.iterdir()):
+                raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
+            old = self.target.with_name(f".{self.target.name}.old")
+            _remove(old)
+            self.target.rename(old)
+        self.folder.rename(self.target)
+        sync_folder(self.target.parent)
+        if old is not None:
+            _remove(old)
 
     def _look(self, allowed: bool) -> None:
         """What is there under the temporary name must be ours, and meant to be touched."""
@@ -257,20 +259,8 @@ class Workspace:
         path = self.folder / record["file"]
         if not path.exists() or path.stat().st_size != record["size"]:
             return False
-        source = SourceFile(path)
-        try:
+        with contextlib.closing(SourceFile(path)) as source:
             return hash_file(source) == str(record["sha256"])
-        finally:
-            source.close()
-
-
-@contextlib.contextmanager
-def _reported(place: Path) -> Iterator[None]:
-    """BCQ-E402 for what the operating system refuses."""
-    try:
-        yield
-    except OSError as fault:
-        raise error("BCQ-E402", str(place), found=fault.strerror or str(fault)) from fault
 
 
 def partial_folder(target: Path) -> Path:
