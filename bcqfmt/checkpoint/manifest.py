@@ -27,6 +27,11 @@ class FileRecord(NamedTuple):
     size: int
     sha256: str
 
+    @classmethod
+    def of(cls, data: bytes) -> FileRecord:
+        """Of a file with this content."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
 
 class WeightRecord(NamedTuple):
     """A weight: what it is, and the file that holds it."""

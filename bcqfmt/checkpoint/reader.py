@@ -6,11 +6,12 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, named, read_small
-from bcqfmt.container.header import read_header
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
 from bcqfmt.weight.scheme import WeightSpec, features_of
@@ -182,10 +183,9 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _refuse_foreign(folder: Path, name: str) -> None:
     """BCQ-V201 for a folder of another format; one of ours without a manifest is unfinished instead."""
-    source = SourceFile(folder / name, name)
-    header = read_header(source, refuse)
-    source.close()
-    if header is not None and "bcqfmt" not in header.metadata:
+    with closing(SourceFile(folder / name, name)) as source:
+        header = require_header(source)
+    if "bcqfmt" not in header.metadata:
         raise error("BCQ-V201", name, found="__metadata__ has no key bcqfmt", expected="a BCQ descriptor")
 
 

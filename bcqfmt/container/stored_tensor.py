@@ -15,6 +15,7 @@ from bcqfmt.errors import error
 
 from .dtypes import BITS, name_of, nbytes_of, numpy_dtype
 from .files import ByteSource
+from .header import Header
 
 __all__ = ["StoredTensor"]
 
@@ -56,6 +57,12 @@ class StoredTensor:
         stored = np.ascontiguousarray(array).view(numpy_dtype(kind)).reshape(array.shape)
         stored.flags.writeable = False
         return cls(name, kind, tuple(int(dim) for dim in array.shape), array=stored)
+
+    @classmethod
+    def in_file(cls, name: str, header: Header, source: ByteSource) -> StoredTensor:
+        """A tensor of a file whose header is known; its bytes are read on demand."""
+        entry = header.tensors[name]
+        return cls(name, entry.dtype, entry.shape, source=source, offset=header.data_start + entry.begin)
 
     @property
     def nbytes(self) -> int:

@@ -24,9 +24,10 @@ from bcqfmt.errors import BcqError, error, escape
 from .tasks import Task, fault_of, run_task, tasks_of
 
 if TYPE_CHECKING:
+    from bcqfmt.converters.jobs.pool import ShardDone, Tick
     from bcqfmt.converters.jobs.workspace import Workspace
 
-    from .conversion import Conversion, ShardDone, Tick
+    from .conversion import Conversion
 
 __all__ = ["RayExecutor"]
 

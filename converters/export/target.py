@@ -181,4 +181,4 @@ class _Values(StoredTensor):
 
 def dense_unit(weight: BcqWeight, dtype: str | None) -> Unit:
     """A weight as a dense tensor of its own name, in its logical dtype or another one."""
-    return Unit(weight.name, {weight.name: _Values(weight, dtype or weight.dtype)}, False)
+    return Unit.of_dense(_Values(weight, dtype or weight.dtype))

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-__all__ = ["Gate", "Stop", "Stopped", "run_all", "run_each"]
+__all__ = ["Gate", "ShardDone", "Stop", "Stopped", "Tick", "run_all", "run_each"]
 
 T = TypeVar("T")
+Tick = Callable[[int], None]  # bytes done since the last call
+ShardDone = Callable[[str, int], None]  # name and size of a finished shard
 
 
 class Stopped(Exception):
@@ -26,7 +28,7 @@ class Stop(threading.Event):
         if self.is_set():
             raise Stopped
 
-    def progress(self, tick: Callable[[int], None] | None) -> Callable[[int], None]:
+    def progress(self, tick: Tick | None) -> Tick:
         """A progress callback: it checks, then calls ``tick``."""
 
         def report(done: int) -> None:
