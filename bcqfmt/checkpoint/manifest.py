@@ -1,4 +1,4 @@
-"""bcq_manifest.json: the last file that is written, and the one that covers all others (spec section 9.3)."""
+"""bcq_manifest.json: written last; lists every other file with its size and digest (spec section 9.3)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Manifest:
     source: dict[str, Any] | None = None
     ignorable: dict[str, Any] | None = None
     features: list[str] = field(default_factory=list)
-    faulty: bool = False  # something in it was refused: what it lacks may not be missing
+    faulty: bool = False  # some entries were refused, so it may lack weights and files that exist
 
     def weights_by_file(self) -> dict[str, dict[str, WeightSpec]]:
         """File -> the weights that it holds, name -> spec."""

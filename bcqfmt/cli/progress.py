@@ -85,7 +85,7 @@ def announce_kernels(stack: ExitStack) -> None:
     from bcqfmt.kernels.runtime.cubins import telling
 
     def tell(name: str, folder: Path) -> None:
-        with tqdm.external_write_mode(file=sys.stderr):  # a bar makes way for it
+        with tqdm.external_write_mode(file=sys.stderr):  # clears a progress bar while the line is printed
             render.say(f"compiling {name} for this GPU, once, up to a minute, to {escape(str(folder))}")
 
     stack.enter_context(telling(tell))

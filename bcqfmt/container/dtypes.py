@@ -11,17 +11,8 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = [
-    "BITS",
-    "EXPONENT",
-    "FLOATS",
-    "element_bytes",
-    "float64_of",
-    "logical_name",
-    "nbytes_of",
-    "numpy_dtype",
-    "round_to",
-]
+__all__ = ["BITS", "EXPONENT", "FLOATS", "element_bytes", "float64_of", "logical_name", "name_of", "nbytes_of"]
+__all__ += ["numpy_dtype", "round_to"]
 
 Array = npt.NDArray[Any]
 

@@ -28,21 +28,21 @@ _SYNC_EVERY = 1 << 25  # bytes
 
 
 class OutputFile:
-    """A file under a temporary name, created with the mode that the umask allows.
+    """A file that is written to the path ``temporary``, created with the mode that the umask allows.
 
     In a ``with`` block it gets its name at the end, or is removed when something was raised.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         self._descriptor = -1
         self._unsynced = 0
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
-            self._descriptor = os.open(self._temporary, flags, 0o666)
+            self._descriptor = os.open(self.temporary, flags, 0o666)
             if size:
                 reserve(self._descriptor, size)
         except OSError as fault:
@@ -61,11 +61,6 @@ class OutputFile:
         except BaseException:
             self.discard()
             raise
-
-    @property
-    def temporary(self) -> Path:
-        """Where the bytes are until :meth:`commit`."""
-        return self._temporary
 
     def write(self, data: bytes | memoryview) -> None:
         """All of ``data``, however many calls it takes."""
@@ -105,7 +100,7 @@ class OutputFile:
             sync_file(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
-            os.replace(self._temporary, self.path)
+            os.replace(self.temporary, self.path)
             sync_folder(self.path.parent)
 
     def discard(self) -> None:
@@ -115,7 +110,7 @@ class OutputFile:
             os.close(self._descriptor)
             self._descriptor = -1
         with contextlib.suppress(OSError):
-            os.unlink(self._temporary)
+            os.unlink(self.temporary)
 
 
 def write_file(path: Path, data: bytes) -> None:

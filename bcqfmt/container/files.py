@@ -1,4 +1,4 @@
-"""Files that are read: opened without risk, read by position, watched for change.
+"""Input files: opened safely, read by position, checked for changes.
 
 No memory map: a mapped file that shrinks kills the process. Positioned reads return short instead, and the
 file's identity (device, inode, size, modification time) is compared after every read.

@@ -57,7 +57,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: ByteSource, sink: Sink) -> Header | None:
-    """BCQ-V101 to V116 and V118; None when the file cannot be read on. Nothing is allocated on a file's word."""
+    """BCQ-V101 to V116 and V118; None when the file is unusable. No size that it states is trusted."""
 
     def report(code: str, found: str, expected: str = "", tensor: str = "") -> None:
         sink(Finding(code, file.shown, tensor, found, expected))
@@ -201,7 +201,7 @@ def _other_kind(head: bytes) -> tuple[str, str, str] | None:
 
 @contextlib.contextmanager
 def _without_collector(size: int) -> Iterator[None]:
-    """Hundreds of thousands of new objects and no garbage among them: a collection would double the time."""
+    """Pause garbage collection while a large header is parsed: it finds nothing and would double the time."""
     if size < 1_000_000 or not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""One output shard: its modules become weights, and every rule that rebuilds a source tensor is tried at once."""
+"""One output shard: its modules become weights, and every rule that rebuilds a source tensor is checked."""
 
 from __future__ import annotations
 

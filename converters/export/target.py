@@ -132,7 +132,7 @@ def best_group_size(weights: list[Uniform]) -> int:
 
 
 class Recipe(NamedTuple):
-    """Suffix -> dtype, shape and rule of every tensor that stands for a weight."""
+    """Suffix -> dtype, shape and rule of every tensor that a weight becomes."""
 
     weight: Uniform
     tensors: Shaped
@@ -167,7 +167,7 @@ class _Values(StoredTensor):
         self._weight = weight
 
     def chunks(self, size: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes in order; ``size`` is of no concern here."""
+        """The bytes in order, a block of rows at a time; ``size`` is ignored."""
         weight = self._weight
         spec, parts = weight.spec, weight.parts()
         step = max(1, _BLOCK // spec.columns)

@@ -61,7 +61,7 @@ class RemoteFile(ByteSource):
         buffer[len(held) :] = np.frombuffer(rest, np.uint8)
 
     def close(self) -> None:
-        """Let go of what is kept; a later read asks the hub again."""
+        """Drop the bytes that are kept; a later read asks the hub again."""
         self._start = b""
 
     def _fetch(self, start: int, size: int) -> bytes:

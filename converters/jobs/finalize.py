@@ -174,7 +174,7 @@ def _folder_files(
     verbatim: dict[str, bytes],
     settings: Settings,
 ) -> dict[str, bytes]:
-    """Side files as they are; config.json, the index and the card anew; other tools' quantization files left out."""
+    """Side files as they are; new config.json, index and card; quantization files of other tools left out."""
     left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}

@@ -32,11 +32,11 @@ from .plan import Plan
 __all__ = ["Workspace", "partial_folder", "read_plan"]
 
 WORK = ".bcq_work"
-_LATE = 10.0  # seconds after which a file that another machine has written is visible here
+_VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
 
 
 class Workspace:
-    """One conversion's place on disk."""
+    """The work folder of one conversion."""
 
     def __init__(self, target: Path, *, resume: bool, overwrite: bool, part: tuple[int, int] | None = None) -> None:
         require_locks()
@@ -110,7 +110,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Let other processes in, each with the lock of its part; alone again at the end, what they lost swept away."""
+        """Share the lock with processes that lock a part each; exclusive at the end, their temporary files removed."""
         lock_file(self._locks[0], shared=True, wait=True)
         yield
         try:
@@ -120,8 +120,8 @@ class Workspace:
         self._sweep()
 
     def adopt(self, name: str, plan: Plan) -> dict[str, Any]:
-        """The record of a shard that a task of this very run has done; its digest was taken while it was written."""
-        end = time.monotonic() + _LATE
+        """The record of a shard that a task of this run has done; its digest was taken while it was written."""
+        end = time.monotonic() + _VISIBLE_AFTER
         while True:
             record = self._record(name, plan)
             path = self.folder / name
@@ -139,7 +139,7 @@ class Workspace:
 
     def done(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """The record of a step that is complete, None when it has to be done (again)."""
-        if name in self._known:  # done or looked through by this very process
+        if name in self._known:  # done or verified by this process
             return self._known[name]
         record = self._record(name, plan)
         if record is None:
@@ -195,7 +195,7 @@ class Workspace:
             _remove(old)
 
     def _look(self, allowed: bool) -> None:
-        """What is there under the temporary name must be ours, and meant to be touched."""
+        """Refuse a folder under the temporary name that is not an unfinished conversion, or must not be changed."""
         if not os.path.lexists(self.folder):
             return
         ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
@@ -222,7 +222,7 @@ class Workspace:
         try:
             self._locks.append(os.open(self.work / name, flags, 0o666))
             lock_file(self._locks[-1], shared=shared)
-            # the process that held it may have finished and removed the folder: then this lock is worth nothing
+            # the process that held it may have finished and removed the folder: then this lock protects nothing
             held = os.path.samestat(os.fstat(self._locks[-1]), (self.work / name).stat())
         except FileNotFoundError:
             if not create:

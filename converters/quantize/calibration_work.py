@@ -1,4 +1,4 @@
-"""The files of a calibration but for its result: the text that it reads, and the folder in which it grows.
+"""The files of a calibration other than its result: the input text, and the work folder.
 
 The folder is ``OUT.partial``: locked, resumed layer by layer, removed when the calibration is done.
 
@@ -76,10 +76,10 @@ def choose_rows(
 
 
 class CalibrationWork:
-    """One calibration's place on disk; use it as a context."""
+    """The work folder of one calibration; a context manager."""
 
     def __init__(self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """``plan``: the record of the finished file but for its inputs."""
+        """``plan``: the record of the finished file without its inputs."""
         require_locks()
         self.target = output_path(target)
         self.folder = self.target.with_name(f"{self.target.name}.partial")

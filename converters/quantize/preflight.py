@@ -24,7 +24,7 @@ __all__ = ["LazyStats", "check_source", "check_stats"]
 
 
 class LazyStats(InputStats):
-    """Statistics of a weight's input whose Hessian, larger than many a weight, is read when a method asks for it."""
+    """Statistics of a weight's input whose Hessian, often larger than the weight, is read when a method asks for it."""
 
     __slots__ = ("_file", "_held", "_name")
     _file: StatsFile

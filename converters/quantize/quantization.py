@@ -143,7 +143,7 @@ class Quantization:
         return {
             "layout": "dense",
             "name": self.options.name or self.source.folder.name,
-            "recipes": [recipe.as_dict() for recipe in self.choice.recipes],
+            "recipes": self.choice.recipes(),
             "weights": self.choice.weights,
             "stats": digest,
         }
