@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from .codes import CODES
 
@@ -176,8 +176,4 @@ def error(
 def refuse(finding: Finding) -> None:
     """The reader's sink: raise errors, let warnings and notes pass."""
     if finding.severity == "error":
-        _raise(finding)
-
-
-def _raise(finding: Finding) -> NoReturn:
-    raise _BY_EXIT.get(CODES[finding.code].exit, BcqError)(finding)
+        raise _BY_EXIT.get(CODES[finding.code].exit, BcqError)(finding)

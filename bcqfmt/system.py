@@ -23,6 +23,7 @@ __all__ = [
     "lock_file",
     "peak_memory",
     "read_at",
+    "require_locks",
     "reserve",
     "sync_data",
     "sync_file",
@@ -98,17 +99,22 @@ def reserve(descriptor: int, size: int) -> None:
             raise
 
 
-def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file against other processes, until it is closed or the process ends.
-
-    BlockingIOError when another one holds it and ``wait`` is not set. A lock that is held already changes its kind.
-    """
+def require_locks() -> None:
+    """BCQ-E307 on a system without file locks; jobs call it before they create anything."""
     if _fcntl is None:
         raise error(
             "BCQ-E307",
             found=f"no file locks on {sys.platform}",
             expected="Linux or macOS for jobs that can be resumed: convert, quantize, calibrate",
         )
+
+
+def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file against other processes, until it is closed or the process ends.
+
+    BlockingIOError when another one holds it and ``wait`` is not set. A lock that is held already changes its kind.
+    """
+    require_locks()
     _fcntl.flock(descriptor, (_fcntl.LOCK_SH if shared else _fcntl.LOCK_EX) | (0 if wait else _fcntl.LOCK_NB))
 
 

@@ -74,21 +74,7 @@ def read_config(folder: Path, sink: Sink) -> dict[str, Any] | None:
     if not os.path.lexists(folder / CONFIG):
         sink(Finding("BCQ-V510", CONFIG, "", "the file does not exist", "the model's configuration"))
         return None
-    try:
-        inside(folder, CONFIG)
-        raw = read_small(folder / CONFIG, limits.MAX_CONFIG_BYTES, CONFIG, "BCQ-V511")
-        value = parse(raw, integers_only=False)
-        check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)
-    except BcqError as fault:
-        sink(fault.finding)
-        return None
-    except JsonFault as fault:
-        sink(Finding("BCQ-V511", CONFIG, "", escape(fault.detail), "a JSON object without duplicate keys"))
-        return None
-    if not isinstance(value, dict):
-        sink(Finding("BCQ-V511", CONFIG, "", f"a JSON {type(value).__name__}", "a JSON object"))
-        return None
-    return value
+    return _json_object(folder, CONFIG, limits.MAX_CONFIG_BYTES, limits.MAX_CONFIG_DEPTH, "BCQ-V511", sink)
 
 
 def check_quantization_config(config: Mapping[str, Any], version: str, sink: Sink) -> None:
@@ -116,17 +102,10 @@ def file_list(folder: Path) -> list[str]:
 
 
 def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
-    try:
-        inside(folder, INDEX)
-        value = parse(read_small(folder / INDEX, limits.MAX_JSON_FILE_BYTES, INDEX, "BCQ-V501"), integers_only=False)
-        check_limits(value, integers=False)
-    except BcqError as fault:
-        sink(fault.finding)
+    value = _json_object(folder, INDEX, limits.MAX_JSON_FILE_BYTES, limits.MAX_JSON_DEPTH, "BCQ-V501", sink)
+    if value is None:
         return {}
-    except JsonFault as fault:
-        sink(Finding("BCQ-V501", INDEX, "", escape(fault.detail), "a JSON object"))
-        return {}
-    names = value.get("weight_map") if isinstance(value, dict) else None
+    names = value.get("weight_map")
     if (
         not isinstance(names, dict)
         or not isinstance(value.get("metadata"), dict)
@@ -135,6 +114,23 @@ def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
         sink(Finding("BCQ-V501", INDEX, "", "no object metadata, or no object weight_map of names", "both"))
         return {}
     return names
+
+
+def _json_object(folder: Path, name: str, limit: int, depth: int, code: str, sink: Sink) -> dict[str, Any] | None:
+    """A JSON file of at most ``limit`` bytes and ``depth`` levels; faults are reported under ``code``."""
+    try:
+        value = parse(read_small(inside(folder, name), limit, name, code), integers_only=False)
+        check_limits(value, depth, integers=False)
+    except BcqError as fault:
+        sink(fault.finding)
+        return None
+    except JsonFault as fault:
+        sink(Finding(code, name, "", escape(fault.detail), "a JSON object without duplicate keys"))
+        return None
+    if not isinstance(value, dict):
+        sink(Finding(code, name, "", f"a JSON {type(value).__name__}", "a JSON object"))
+        return None
+    return value
 
 
 def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> list[str]:

@@ -1,4 +1,4 @@
-"""bcq_manifest.json: the last file that is written, and the one that covers all others (spec section 9.3)."""
+"""bcq_manifest.json: written last; lists every other file with its size and digest (spec section 9.3)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class FileRecord(NamedTuple):
     size: int
     sha256: str
 
+    @classmethod
+    def of(cls, data: bytes) -> FileRecord:
+        """Of a file with this content."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
 
 class WeightRecord(NamedTuple):
     """A weight: what it is, and the file that holds it."""
@@ -46,7 +51,14 @@ class Manifest:
     source: dict[str, Any] | None = None
     ignorable: dict[str, Any] | None = None
     features: list[str] = field(default_factory=list)
-    faulty: bool = False  # something in it was refused: what it lacks may not be missing
+    faulty: bool = False  # some entries were refused, so it may lack weights and files that exist
+
+    def weights_by_file(self) -> dict[str, dict[str, WeightSpec]]:
+        """File -> the weights that it holds, name -> spec."""
+        found: dict[str, dict[str, WeightSpec]] = {}
+        for name, record in self.weights.items():
+            found.setdefault(record.file, {})[name] = record.spec
+        return found
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -32,9 +32,7 @@ class ModelFile:
 
     def tensor(self, name: str) -> StoredTensor:
         """A tensor of the container by its own name."""
-        entry = self.header.tensors[name]
-        offset = self.header.data_start + entry.begin
-        return StoredTensor(name, entry.dtype, entry.shape, source=self.source, offset=offset)
+        return StoredTensor.in_file(name, self.header, self.source)
 
     def parts(self, weight: str) -> dict[str, StoredTensor]:
         """The parts of a weight by suffix."""

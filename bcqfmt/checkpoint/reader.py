@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 
 from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, named, read_small
-from bcqfmt.container.header import read_header
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
 from bcqfmt.weight.scheme import WeightSpec, features_of
@@ -36,10 +37,8 @@ class Checkpoint:
         self._paths = files
         self._opened: dict[str, ModelFile] = {}
         self._layout = layout
-        self._where: dict[str, str] | None = None
         self._seen: dict[str, str] = {}
         self._lock = threading.RLock()
-        self._described: dict[str, dict[str, WeightSpec]] | None = None
 
     def __getitem__(self, name: str) -> BcqWeight | StoredTensor:
         file = self._file_of(name)
@@ -55,13 +54,13 @@ class Checkpoint:
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names()
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._names())
+        return len(self._names)
 
     def weights(self) -> Iterator[tuple[str, BcqWeight]]:
         """(name, weight) for every quantized weight."""
@@ -109,19 +108,16 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {len(self._paths)} file(s))"
 
+    @functools.cached_property
     def _names(self) -> dict[str, str]:
         """Name of every weight and dense tensor -> file."""
-        if self._where is None:
-            self._where = {name: file.source.shown for file in self.files() for name in (*file.specs, *file.dense)}
-        return self._where
+        return {name: file.source.shown for file in self.files() for name in (*file.specs, *file.dense)}
 
     def _file_of(self, name: str) -> ModelFile:
         """The file that holds a name, found through manifest or index without opening the others."""
@@ -136,7 +132,7 @@ class Checkpoint:
             file = self._open(guess)
             if name in file.specs or name in file.dense:
                 return file
-        close = [escape(other) for other in list(self._names()) if name.rpartition(".")[2] in other][:3]
+        close = [escape(other) for other in self._names if name.rpartition(".")[2] in other][:3]
         raise error(
             "BCQ-E301",
             self.path.name,
@@ -146,28 +142,19 @@ class Checkpoint:
 
     def _open(self, name: str) -> ModelFile:
         with self._lock:
-            return self._opened_once(name)
+            if name not in self._opened:
+                fallback = None if self.manifest is None else self._described.get(name, {})
+                file = read_model_file(SourceFile(self._paths[name], name), self._sink, fallback)
+                assert file is not None  # the sink has raised otherwise
+                if len(self._paths) > 1:
+                    refuse_duplicates(self._seen, name, file.header.tensors)
+                self._opened[name] = file
+            return self._opened[name]
 
-    def _opened_once(self, name: str) -> ModelFile:
-        if name not in self._opened:
-            fallback = None
-            if self.manifest is not None:
-                fallback = self._by_file().get(name, {})
-            source = SourceFile(self._paths[name], name)
-            file = read_model_file(source, self._sink, fallback)
-            assert file is not None  # the sink has raised otherwise
-            if len(self._paths) > 1:
-                refuse_duplicates(self._seen, name, file.header.tensors)
-            self._opened[name] = file
-        return self._opened[name]
-
-    def _by_file(self) -> dict[str, dict[str, WeightSpec]]:
+    @functools.cached_property
+    def _described(self) -> dict[str, dict[str, WeightSpec]]:
         """File -> its weights as the manifest describes them; made once, a large model has many files."""
-        if self._described is None:
-            self._described = {}
-            for name, record in self.manifest.weights.items() if self.manifest is not None else ():
-                self._described.setdefault(record.file, {})[name] = record.spec
-        return self._described
+        return {} if self.manifest is None else self.manifest.weights_by_file()
 
     def _sink(self, finding: Finding) -> None:
         refuse(finding)
@@ -196,10 +183,9 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _refuse_foreign(folder: Path, name: str) -> None:
     """BCQ-V201 for a folder of another format; one of ours without a manifest is unfinished instead."""
-    source = SourceFile(folder / name, name)
-    header = read_header(source, refuse)
-    source.close()
-    if header is not None and "bcqfmt" not in header.metadata:
+    with closing(SourceFile(folder / name, name)) as source:
+        header = require_header(source)
+    if "bcqfmt" not in header.metadata:
         raise error("BCQ-V201", name, found="__metadata__ has no key bcqfmt", expected="a BCQ descriptor")
 
 

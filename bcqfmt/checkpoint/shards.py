@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.limits import MAX_TENSORS, SHARD_HEADER_BYTES
+from bcqfmt.weight.weight import BcqWeight
 
 from .folder import SINGLE
 
@@ -23,6 +24,16 @@ class Unit(NamedTuple):
     name: str
     tensors: Mapping[str, StoredTensor]
     is_weight: bool
+
+    @classmethod
+    def of_weight(cls, weight: BcqWeight) -> Unit:
+        """The parts of a weight."""
+        return cls(weight.name, {part.name: part for part in weight.parts().values()}, True)
+
+    @classmethod
+    def of_dense(cls, tensor: StoredTensor) -> Unit:
+        """A dense tensor."""
+        return cls(tensor.name, {tensor.name: tensor}, False)
 
     @property
     def nbytes(self) -> int:

@@ -140,7 +140,7 @@ class _Run:
             source = SourceFile(path, shown)
             file = read_model_file(source, self.sink)
             if file is not None:
-                self.second_opinion(file)
+                self.reference_reader(file)
         except BcqError as fault:
             self.sink(fault.finding)
             return None
@@ -149,7 +149,7 @@ class _Run:
         self.report.weights += len(file.specs) if file is not None else 0
         return file
 
-    def second_opinion(self, file: ModelFile) -> None:
+    def reference_reader(self, file: ModelFile) -> None:
         """What the strict pass accepts, the reference reader must accept too (BCQ-E204)."""
         from safetensors import SafetensorError, safe_open
 

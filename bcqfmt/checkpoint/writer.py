@@ -116,7 +116,7 @@ def _write_folder(
     for name, data in sorted(files.items()):
         make_folders((work / name).parent)
         write_file(work / name, data)
-        records[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+        records[name] = FileRecord.of(data)
     manifest = Manifest(
         generator=dict(generator or {"name": "bcqfmt", "version": __version__}),
         weights=found,
@@ -184,8 +184,7 @@ def _unit(name: Any, tensor: Any) -> Unit:
     if not isinstance(name, str):
         raise error("BCQ-E302", found=f"a name of type {type(name).__name__}", expected="text")
     if isinstance(tensor, BcqWeight):
-        named = BcqWeight(name, tensor.spec, tensor.parts())
-        return Unit(name, {part.name: part for part in named.parts().values()}, True)
+        return Unit.of_weight(BcqWeight(name, tensor.spec, tensor.parts()))
     if isinstance(tensor, np.ndarray):
         tensor = StoredTensor.from_array(name, tensor)
     if not isinstance(tensor, StoredTensor):
@@ -197,7 +196,7 @@ def _unit(name: Any, tensor: Any) -> Unit:
         raise error(
             "BCQ-V302", tensor=name, found="a reserved or too long name", expected="another name for a dense tensor"
         )
-    return Unit(name, {name: tensor.renamed(name)}, False)
+    return Unit.of_dense(tensor.renamed(name))
 
 
 def _check(weights: Mapping[str, BcqWeight]) -> None:

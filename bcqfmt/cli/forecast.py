@@ -105,7 +105,7 @@ class Forecast:
         return found
 
     def text(self) -> list[str]:
-        """The plan as a screen."""
+        """The plan as lines of text."""
         plan, (tensors, dense_bytes) = self.conversion.plan, self.dense()
         layouts = sorted({layout for layout, *_ in self.kinds()})
         pairs = [("layout", f"{', '.join(layouts)} ({self.evidence()})")]

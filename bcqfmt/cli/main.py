@@ -24,7 +24,7 @@ __all__ = ["cli", "main"]
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; like an interrupt it unwinds the stack, so that temporary files go."""
+    """SIGTERM arrived; like an interrupt it unwinds the stack, so that temporary files are removed."""
 
 
 class Group(click.Group):
@@ -82,13 +82,13 @@ class Group(click.Group):
 
 
 class _Outcome:
-    """From what a verb returned or raised to the exit code, saying on the way what has to be said."""
+    """Turns what a verb returned or raised into messages and an exit code."""
 
     def __init__(self, as_json: bool, debug: bool) -> None:
         self.as_json, self.debug = as_json, debug
 
     def run(self, verb: Callable[[], Any]) -> int:
-        """Call, report, give the exit code."""
+        """Call the verb, report its errors, return the exit code."""
         try:
             code = verb()
             render.flush()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
 
     class ParamType(click.ParamType):
-        """``ParamType[int]`` is ``ParamType``: the oldest click that we take has no type arguments."""
+        """``ParamType[int]`` is ``ParamType``: the oldest supported click has no type arguments."""
 
         def __class_getitem__(cls, given: Any) -> type:
             return cls

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from bcqfmt.errors import escape
@@ -50,9 +49,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
 
@@ -88,7 +85,7 @@ def announce_kernels(stack: ExitStack) -> None:
     from bcqfmt.kernels.runtime.cubins import compile_listener
 
     def tell(name: str, folder: Path) -> None:
-        with tqdm.external_write_mode(file=sys.stderr):  # a bar makes way for it
+        with tqdm.external_write_mode(file=sys.stderr):  # clears a progress bar while the line is printed
             render.say(f"compiling {name} for this GPU, once, up to a minute, to {escape(str(folder))}")
 
     stack.enter_context(compile_listener(tell))

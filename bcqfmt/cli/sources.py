@@ -68,7 +68,7 @@ def command_line(*words: str | Path) -> str:
 
 
 def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:
-    """The remote checkpoint with zero points read as zeros: planning looks at them, and they are far too many."""
+    """The remote checkpoint with zero points read as zeros: planning looks at them, and reading them is slow."""
     import numpy as np
 
     from bcqfmt.container.stored_tensor import StoredTensor

@@ -1,4 +1,4 @@
-"""Functions for compiled loops that are written in LLVM IR: what numba has no words for, such as vectors.
+"""Functions for compiled loops that are written in LLVM IR: what numba cannot express, such as vectors.
 
 LLVM's vectors fit any processor: a vector that is longer than its registers takes several of them.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["Emit", "features", "intrinsic", "ir", "types", "vector_type"]
 
-ir: Any = importlib.import_module("llvmlite.ir")  # like this, as these modules have no types
+ir: Any = importlib.import_module("llvmlite.ir")  # by name, because these modules have no type hints
 types: Any = importlib.import_module("numba.types")
 extending: Any = importlib.import_module("numba.extending")
 cgutils: Any = importlib.import_module("numba.core.cgutils")

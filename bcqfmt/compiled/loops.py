@@ -2,7 +2,7 @@
 
 Nothing is reassociated or contracted, so a result depends neither on the number of threads nor on the machine's vector
 length. Numba keeps its cache in NUMBA_CACHE_DIR if that is set, else in `__pycache__` next to the source file, else in
-the user's cache folder; where none of them can be written, functions are compiled anew in every process. A cached
+the user's cache folder; where none of them can be written, functions are compiled again in every process. A cached
 function is compiled again when its own file changes, not when a function that it calls changes in another file: after
 editing one of those, `make clean`, unless the function has a :func:`stamp_of` of that file.
 """
@@ -24,7 +24,7 @@ __all__ = ["compiled", "inner", "stamp_of", "types"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-if hasattr(CPUTargetOptions, "_nrt"):  # owners of arrays are not counted: half the time in loops over small slices
+if hasattr(CPUTargetOptions, "_nrt"):  # no reference counts of arrays: halves the time of loops over small slices
     _OPTIONS["_nrt"] = False
 
 
@@ -53,9 +53,9 @@ def inner(function: F) -> F:
 
 
 def stamp_of(*modules: Any) -> int:
-    """Not zero, and another number when these files change: numba's cache looks only at a function's own file.
+    """A checksum of these files, not zero: numba's cache looks only at a function's own file.
 
-    A loop mentions it, so that it belongs to what the cache knows a loop by: its code and its closure, in which there
-    may be numbers only (functions of numba have another identity in every process).
+    A loop that refers to it is compiled again when they change, because the cache identifies a loop by its code and the
+    values of its closure. Only numbers can stand there: functions of numba have another identity in every process.
     """
     return zlib.crc32(b"".join(Path(module.__file__).read_bytes() for module in modules)) | 1

@@ -41,7 +41,7 @@ after_fork(_after_fork)
 def together(work: Callable[[int], None], threads: int) -> None:
     """``work(i)`` for i in 0..threads-1 at the same time; ``work(0)`` here.
 
-    One call has to be able to do all of it: those that have not begun when it is done are dropped.
+    The calls share one supply of work, so that ``work(0)`` can do all of it; those not begun by then are dropped.
     """
     if threads < 1:
         raise error("BCQ-E552", found=f"{threads} threads", expected="at least 1")
@@ -92,7 +92,7 @@ _memory = _Memory()
 
 
 def scratch(name: str, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array of the calling thread's own, the same memory at every call with that name; what was left is in it."""
+    """An array of the calling thread's own, the same memory at every call with that name, with its last content."""
     found = _memory.views.get((name, shape))
     if found is None:
         count = math.prod(shape)

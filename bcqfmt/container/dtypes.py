@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["BITS", "FLOATS", "element_bytes", "float64_of", "logical_name", "nbytes_of", "numpy_dtype", "round_to"]
+__all__ = ["BITS", "EXPONENT", "FLOATS", "element_bytes", "float64_of", "logical_name", "name_of", "nbytes_of"]
+__all__ += ["numpy_dtype", "round_to"]
 
 Array = npt.NDArray[Any]
 
@@ -23,6 +24,10 @@ BITS: Final[dict[str, int]] = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 FLOATS: Final = ("F16", "BF16", "F32")
+# the unsigned type of the same size, and the exponent bits: all ones in infinities and NaNs
+EXPONENT: Final[dict[str, tuple[Any, int]]] = {
+    "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80), "F32": (np.uint32, 0x7F800000),
+}  # fmt: skip
 
 _NUMPY: Final[dict[str, str]] = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",

@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,29 +20,29 @@ __all__ = [
     "make_folders",
     "output_path",
     "refuse_other_things",
+    "reported",
     "write_file",
 ]
 
-
-_SYNC_EVERY = 1 << 25
+_SYNC_EVERY = 1 << 25  # bytes
 
 
 class OutputFile:
-    """A file under a temporary name, created with the mode that the umask allows.
+    """A file that is written to the path ``temporary``, created with the mode that the umask allows.
 
     In a ``with`` block it gets its name at the end, or is removed when something was raised.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         self._descriptor = -1
         self._unsynced = 0
         self._syncer: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
-            self._descriptor = os.open(self._temporary, flags, 0o666)
+            self._descriptor = os.open(self.temporary, flags, 0o666)
             if size:
                 reserve(self._descriptor, size)
         except OSError as fault:
@@ -62,22 +62,15 @@ class OutputFile:
             self.discard()
             raise
 
-    @property
-    def temporary(self) -> Path:
-        """Where the bytes are until :meth:`commit`."""
-        return self._temporary
-
     def write(self, data: bytes | memoryview) -> None:
         """All of ``data``, however many calls it takes."""
         view = memoryview(data)
-        try:
+        with reported(self.path):
             while view:
                 done = os.write(self._descriptor, view[: 1 << 30])
                 view = view[done:]
                 self._unsynced += done
             self._sync_behind()
-        except OSError as fault:
-            raise _failed(self.path, fault) from fault
 
     def _sync_behind(self) -> None:
         """Sync a large file while it grows, in a thread: otherwise the last fsync writes all of it."""
@@ -101,16 +94,14 @@ class OutputFile:
     def commit(self) -> None:
         """Make it durable and give it its name."""
         self._stop_syncing()
-        try:
+        with reported(self.path):
             for job in self._syncs:
                 job.result()
             sync_file(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
-            os.replace(self._temporary, self.path)
+            os.replace(self.temporary, self.path)
             sync_folder(self.path.parent)
-        except OSError as fault:
-            raise _failed(self.path, fault) from fault
 
     def discard(self) -> None:
         """Remove the temporary file, if it is still there."""
@@ -119,7 +110,7 @@ class OutputFile:
             os.close(self._descriptor)
             self._descriptor = -1
         with contextlib.suppress(OSError):
-            os.unlink(self._temporary)
+            os.unlink(self.temporary)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -151,14 +142,13 @@ def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
         raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
     refuse_other_things(target)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
-    try:
+    with reported(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(work)
-    except OSError as fault:
-        raise _failed(target, fault) from fault
     try:
         yield work
-        _attempt(target, lambda: _take_name(work, target))
+        with reported(target):
+            _take_name(work, target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -202,9 +192,11 @@ def _take_name(work: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
 
 
-def _attempt(path: Path, action: Callable[[], None]) -> None:
+@contextlib.contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """BCQ-E402 for what the operating system refuses while ``path`` is written."""
     try:
-        action()
+        yield
     except OSError as fault:
         raise _failed(path, fault) from fault
 

@@ -1,4 +1,4 @@
-"""Files that are read: opened without risk, read by position, watched for change.
+"""Input files: opened safely, read by position, checked for changes.
 
 No memory map: a mapped file that shrinks kills the process. Positioned reads return short instead, and the
 file's identity (device, inode, size, modification time) is compared after every read.
@@ -12,6 +12,7 @@ import stat
 import threading
 import weakref
 from collections import OrderedDict
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -40,8 +41,10 @@ class ByteSource(Protocol):
     bytes_read: int
 
     def read(self, offset: int, size: int) -> Bytes:
-        """``size`` bytes from ``offset`` as a fresh uint8 array."""
-        ...
+        """``size`` bytes from ``offset`` as a fresh uint8 array; an error when the file is shorter or has changed."""
+        buffer = np.empty(size, np.uint8)
+        self.read_into(offset, buffer)
+        return buffer
 
     def read_into(self, offset: int, buffer: Bytes) -> None:
         """Fill ``buffer`` (uint8, contiguous) with the bytes from ``offset``."""
@@ -52,7 +55,7 @@ class ByteSource(Protocol):
         ...
 
 
-class SourceFile:
+class SourceFile(ByteSource):
     """A regular file, read by position; the descriptor is closed when many others are open and reopened on need."""
 
     def __init__(self, path: str | Path, shown: str | None = None) -> None:
@@ -65,12 +68,6 @@ class SourceFile:
         self._identity: tuple[int, int, int, int] | None = None
         with self._lock:
             self.size = self._open()
-
-    def read(self, offset: int, size: int) -> Bytes:
-        """``size`` bytes from ``offset`` as a fresh uint8 array; an error when the file is shorter or has changed."""
-        buffer = np.empty(size, np.uint8)
-        self.read_into(offset, buffer)
-        return buffer
 
     def read_into(self, offset: int, buffer: Bytes) -> None:
         """Fill ``buffer`` (uint8, contiguous) with the bytes from ``offset``."""
@@ -192,13 +189,10 @@ def named(path: str | os.PathLike[str]) -> Path:
 
 def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
     """A whole file of at most ``limit`` bytes; ``too_long`` is the code reported for a longer one."""
-    opened = SourceFile(path, shown)
-    try:
+    with closing(SourceFile(path, shown)) as opened:
         if opened.size > limit:
             raise error(too_long, shown, found=f"{opened.size} bytes", expected=f"at most {limit}")
         return opened.read(0, opened.size).tobytes()
-    finally:
-        opened.close()
 
 
 def cannot_list(fault: OSError) -> NoReturn:

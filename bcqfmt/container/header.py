@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bcqfmt import limits
-from bcqfmt.errors import Finding, Sink, escape
+from bcqfmt.errors import Finding, Sink, escape, refuse
 
 from .dtypes import BITS, element_bytes, nbytes_of
 from .files import ByteSource
@@ -36,7 +36,7 @@ _MAGIC = (
     (b"\x28\xb5\x2f\xfd", "zstd-compressed"),
 )
 
-__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header"]
+__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header"]
 
 
 class TensorEntry(NamedTuple):
@@ -57,7 +57,7 @@ class Header(NamedTuple):
 
 
 def read_header(file: ByteSource, sink: Sink) -> Header | None:
-    """BCQ-V101 to V116 and V118; None when the file cannot be read on. Nothing is allocated on a file's word."""
+    """BCQ-V101 to V116 and V118; None when the file is unusable. No size that it states is trusted."""
 
     def report(code: str, found: str, expected: str = "", tensor: str = "") -> None:
         sink(Finding(code, file.shown, tensor, found, expected))
@@ -70,27 +70,27 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
     faults = 0
 
     def plain(name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
-        nonlocal faults
         if right.get((dtype, shape)) == end - begin:
             tensors[name] = TensorEntry(dtype, shape, begin, end)
-            return
-        if begin <= end and _right_size(name, dtype, shape, end - begin, report):
+        elif begin > end:
+            report("BCQ-V109", f"data_offsets [{begin}, {end}]", _FORM, name)
+            count_fault()
+        elif _right_size(name, dtype, shape, end - begin, report):
             right[dtype, shape] = end - begin
             tensors[name] = TensorEntry(dtype, shape, begin, end)
-            return
-        if begin > end:
-            report("BCQ-V109", f"data_offsets [{begin}, {end}]", _FORM, name)
-        faults += 1
-        if faults >= _MAX_FAULTS:
-            raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
+        else:
+            count_fault()
 
     def entry(name: str, value: Any) -> None:
-        nonlocal faults
         wrong = _misfit(value)
         if wrong is None:
             plain(name, value["dtype"], tuple(value["shape"]), *value["data_offsets"])
-            return
-        report("BCQ-V109", wrong, _FORM, name)
+        else:
+            report("BCQ-V109", wrong, _FORM, name)
+            count_fault()
+
+    def count_fault() -> None:
+        nonlocal faults
         faults += 1
         if faults >= _MAX_FAULTS:
             raise HeaderFault("BCQ-V109", f"{faults} malformed entries; the rest was not looked at")
@@ -105,6 +105,13 @@ def read_header(file: ByteSource, sink: Sink) -> Header | None:
     if not covered:
         return None
     return Header(tensors, metadata, 8 + len(raw))
+
+
+def require_header(file: ByteSource) -> Header:
+    """As :func:`read_header`; the first fault is raised."""
+    header = read_header(file, refuse)
+    assert header is not None  # refuse has raised otherwise
+    return header
 
 
 def check_strict(header: Header, file: str, sink: Sink) -> None:
@@ -194,7 +201,7 @@ def _other_kind(head: bytes) -> tuple[str, str, str] | None:
 
 @contextlib.contextmanager
 def _without_collector(size: int) -> Iterator[None]:
-    """Hundreds of thousands of new objects and no garbage among them: a collection would double the time."""
+    """Pause garbage collection while a large header is parsed: it finds nothing and would double the time."""
     if size < 1_000_000 or not gc.isenabled():
         yield
         return
@@ -254,20 +261,17 @@ def _covers(tensors: Mapping[str, TensorEntry], size: int, report: Any) -> bool:
         if begin == at:
             at, before = end, name
             continue
+        fine = False
         if begin < at:
             report("BCQ-V113", f"bytes {begin}..{end} overlap '{escape(before)}', which ends at {at}", "", name)
-            fine = False
         else:
             report("BCQ-V114", f"{begin - at} unused bytes before byte {begin}", "none", name)
-            fine = False
         at, before = max(at, end), name
     if size > at:
         report("BCQ-V115", _bytes(size - at), "none")
-        fine = False
     elif size < at:
         report("BCQ-V116", f"{_bytes(at - size)} missing", f"{at} bytes of data")
-        fine = False
-    return fine
+    return fine and size == at
 
 
 def _bytes(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from bcqfmt.errors import error
 
 from .dtypes import BITS, name_of, nbytes_of, numpy_dtype
 from .files import ByteSource
+from .header import Header
 
 __all__ = ["StoredTensor"]
 
@@ -57,6 +59,12 @@ class StoredTensor:
         stored.flags.writeable = False
         return cls(name, kind, tuple(int(dim) for dim in array.shape), array=stored)
 
+    @classmethod
+    def in_file(cls, name: str, header: Header, source: ByteSource) -> StoredTensor:
+        """A tensor of a file whose header is known; its bytes are read on demand."""
+        entry = header.tensors[name]
+        return cls(name, entry.dtype, entry.shape, source=source, offset=header.data_start + entry.begin)
+
     @property
     def nbytes(self) -> int:
         """Size in the file."""
@@ -69,15 +77,9 @@ class StoredTensor:
 
     def renamed(self, name: str) -> StoredTensor:
         """The same bytes under another name."""
-        return StoredTensor(
-            name,
-            self.dtype,
-            self.shape,
-            array=self._array,
-            source=self._source,
-            offset=self.offset,
-            make=self._make,
-        )
+        found = copy.copy(self)
+        found.name = name
+        return found
 
     def array(self) -> Array:
         """The whole tensor, read-only; read from the file into one fresh buffer that the array views, not copies.
@@ -106,14 +108,14 @@ class StoredTensor:
         return out
 
     def read_into(self, out: npt.NDArray[np.uint8]) -> None:
-        """All bytes into memory that is there already: uint8, one-dimensional, ``nbytes`` long."""
+        """Read all bytes into ``out``: uint8, one-dimensional, ``nbytes`` long."""
         if self._source is None:
             out[:] = self._bytes(0, self.nbytes)
         else:
             self._fill(0, out)
 
     def map(self) -> Array:
-        """A read-only memory map of the bytes: no copy at all, but the process dies if the file shrinks meanwhile."""
+        """A read-only memory map of the bytes: no copy, but the process crashes if the file shrinks meanwhile."""
         if self._source is None:
             return self.array()
         if self.nbytes == 0:
@@ -143,11 +145,10 @@ class StoredTensor:
         except ImportError:
             raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
         array = self.array() if self._source is not None else self.array().copy()
-        array.flags.writeable = True  # a fresh buffer of our own: torch wants it so
-        if array.dtype.kind == "V" or array.dtype.name in _TORCH_VIEWS:
-            kind = _TORCH_VIEWS[array.dtype.name]
+        array.flags.writeable = True  # torch warns about read-only memory, and this buffer is used by nothing else
+        if array.dtype.name.startswith(("bfloat", "float8")):  # types of ml_dtypes, which torch knows by the same name
             bits = array.view(np.uint8 if array.dtype.itemsize == 1 else np.int16)
-            return torch.from_numpy(bits).view(getattr(torch, kind))
+            return torch.from_numpy(bits).view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)
 
     def __repr__(self) -> str:
@@ -189,13 +190,3 @@ class StoredTensor:
         for index in itertools.product(*(range(a, b) for a, b in outer)):
             base = sum(i * strides[axis + 1] for axis, i in enumerate(index))
             yield base + first * inner, (last - first) * inner
-
-
-_TORCH_VIEWS = {
-    "bfloat16": "bfloat16",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-    "float8_e8m0fnu": "float8_e8m0fnu",
-    "float8_e4m3fnuz": "float8_e4m3fnuz",
-    "float8_e5m2fnuz": "float8_e5m2fnuz",
-}

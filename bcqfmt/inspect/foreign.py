@@ -51,7 +51,7 @@ def kind_of(config: Mapping[str, Any], endings: set[str]) -> tuple[str, dict[str
         entry = _entry(config)
         numbers = _numbers(entry, _NUMBERS)
         groups = entry.get("config_groups")
-        if isinstance(groups, dict):  # compressed-tensors: one entry a group of modules; told when there is one only
+        if isinstance(groups, dict):  # compressed-tensors: one entry a group of modules; used when there is only one
             found = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
             if len(found) == 1 and isinstance(found[0], dict):
                 numbers = _numbers(found[0], _GROUP_NUMBERS)

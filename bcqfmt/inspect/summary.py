@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -18,7 +19,7 @@ from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.model_file import ModelFile, read_model_file, refuse_duplicates
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
-from bcqfmt.container.header import Header, read_header
+from bcqfmt.container.header import Header, read_header, require_header
 from bcqfmt.errors import Finding, error, refuse
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
@@ -227,10 +228,8 @@ class _Sum:
 
     def bcq(self, files: Openers, manifest: Manifest | None) -> None:
         """BCQ files, described by themselves or by the manifest."""
-        described: dict[str, dict[str, WeightSpec]] = {}
+        described = {} if manifest is None else manifest.weights_by_file()
         if manifest is not None:
-            for name, record in manifest.weights.items():
-                described.setdefault(record.file, {})[name] = record.spec
             self.summary.version, self.summary.features = manifest.version, list(manifest.features)
             self.summary.generator, self.summary.source = manifest.generator, manifest.source
         for shown, opener in files.items():
@@ -322,8 +321,5 @@ def _openers(paths: Mapping[str, Path]) -> Openers:
 
 
 def _header(paths: Mapping[str, Path], name: str) -> Header:
-    source = SourceFile(paths[name], name)
-    header = read_header(source, refuse)
-    source.close()
-    assert header is not None
-    return header
+    with closing(SourceFile(paths[name], name)) as source:
+        return require_header(source)

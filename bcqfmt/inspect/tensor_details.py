@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -16,9 +17,9 @@ from bcqfmt.checkpoint.folder import MANIFEST
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.container.dtypes import BITS, float64_of, numpy_dtype
 from bcqfmt.container.files import SourceFile
-from bcqfmt.container.header import read_header
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import error, refuse
+from bcqfmt.errors import error
 from bcqfmt.weight.describe import segment_text
 from bcqfmt.weight.scheme_json import scheme_json
 from bcqfmt.weight.weight import BcqWeight
@@ -126,9 +127,9 @@ def tensor_details(path: str | os.PathLike[str], name: str) -> Details:
     return details
 
 
-def row_blocks(weight: BcqWeight, elements: int = _BLOCK) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that hold about ``elements`` values each, all matrices of a stack counted."""
-    step = max(1, elements // (weight.spec.stack * weight.spec.columns))
+def row_blocks(weight: BcqWeight) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that hold about ``_BLOCK`` values each, all matrices of a stack counted."""
+    step = max(1, _BLOCK // (weight.spec.stack * weight.spec.columns))
     for start in range(0, weight.spec.out, step):
         yield start, min(start + step, weight.spec.out)
 
@@ -143,20 +144,17 @@ def _blocks(tensor: BcqWeight | StoredTensor) -> Iterator[npt.NDArray[Any]]:
 
 
 def _is_bcq(path: Path) -> bool:
-    source = SourceFile(path)
-    header = read_header(source, refuse)
-    source.close()
-    return header is not None and "bcqfmt" in header.metadata
+    with closing(SourceFile(path)) as source:
+        return "bcqfmt" in require_header(source).metadata
 
 
 def _foreign(place: Path, name: str) -> StoredTensor:
     paths = [place / file for file in model_files(place)] if place.is_dir() else [place]
     for path in paths:
         source = SourceFile(path)
-        header = read_header(source, refuse)
-        if header is not None and name in header.tensors:
-            entry = header.tensors[name]
-            return StoredTensor(name, entry.dtype, entry.shape, source=source, offset=header.data_start + entry.begin)
+        header = require_header(source)
+        if name in header.tensors:
+            return StoredTensor.in_file(name, header, source)
         source.close()
     raise error(
         "BCQ-E301",

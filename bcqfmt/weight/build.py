@@ -22,9 +22,10 @@ __all__ = [
     "bcq",
     "concatenate",
     "declared_zero",
-    "float_zero",
+    "float_second",
     "minimal_zeros",
-    "offset",
+    "one_segment",
+    "plane_numbers",
     "second_order",
     "with_outliers",
     "with_perm",
@@ -62,25 +63,20 @@ def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size:
     declared, part = declared_zero(zero, bits)
     segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
     arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, **part}
-    return _one(segment, codes.shape, dtype or kind), arrays
+    return one_segment(segment, codes.shape, dtype or kind), arrays
 
 
-def float_zero(codes: Array, scale: Array, zero: Array, bits: int, group_size: int, dtype: str | None) -> Built:
-    """Like :func:`affine` with floating-point zeros (..., out, G)."""
+def float_second(
+    encoding: str, codes: Array, scale: Array, second: Array, bits: int, group_size: int, dtype: str | None
+) -> Built:
+    """Like :func:`affine` with floating-point zeros (``float-zero``) or offsets (``offset``), (..., out, G)."""
+    name = "zero" if encoding == "float-zero" else "offset"
     codes = _codes(codes, bits)
     kind = _float(scale, "scale")
-    segment = Segment(encoding="float-zero", bits=bits, group_size=group_size, scale=kind, zero=_float(zero, "zero"))
-    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, "s0_zero": zero}
-    return _one(segment, codes.shape, dtype or kind), arrays
-
-
-def offset(codes: Array, scale: Array, offsets: Array, bits: int, group_size: int, dtype: str | None) -> Built:
-    """Like :func:`affine` with an offset (..., out, G) that is added after scaling."""
-    codes = _codes(codes, bits)
-    kind = _float(scale, "scale")
-    segment = Segment(encoding="offset", bits=bits, group_size=group_size, scale=kind, offset=_float(offsets, "offset"))
-    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, "s0_offset": offsets}
-    return _one(segment, codes.shape, dtype or kind), arrays
+    stored: dict[str, Any] = {"scale": kind, name: _float(second, name)}
+    segment = Segment(encoding=encoding, bits=bits, group_size=group_size, **stored)
+    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, f"s0_{name}": second}
+    return one_segment(segment, codes.shape, dtype or kind), arrays
 
 
 def bcq(
@@ -97,25 +93,32 @@ def bcq(
     q = signs.shape[-3]
     if signs.size and not np.isin(signs, (0, 1)).all():
         raise error("BCQ-E302", found="bits other than 0 and 1", expected="0 for -alpha, 1 for +alpha")
-    kind = _float(alpha, "alpha")
-    arrays: Arrays = {"s0_planes": _pack_bits(signs), "s0_alpha": alpha}
-    if bias is not None:
-        arrays["s0_bias"] = bias
-    for p, (set_alpha, set_bias) in sorted(scale_sets.items()):
+    for p, (_, set_bias) in sorted(scale_sets.items()):
         if (set_bias is None) != (bias is None):
             raise error("BCQ-E302", found=f"precision {p}", expected="a bias in every scale set, or in none")
-        arrays[f"s0_alpha_p{p}"] = set_alpha
-        if set_bias is not None:
-            arrays[f"s0_bias_p{p}"] = set_bias
+    segment, arrays = plane_numbers(q, group_size, alpha, bias, scale_sets)
+    arrays["s0_planes"] = _pack_bits(signs)
+    return one_segment(segment, (*signs.shape[:-3], *signs.shape[-2:]), dtype or _float(alpha, "alpha")), arrays
+
+
+def plane_numbers(
+    bits: int, group_size: int, alpha: Array, bias: Array | None, scale_sets: Mapping[int, tuple[Array, Array | None]]
+) -> tuple[Segment, Arrays]:
+    """The bcq segment with these plane scales and biases, and its parts but for the planes."""
+    arrays: Arrays = {}
+    for suffix, (one, offset) in {"": (alpha, bias), **{f"_p{p}": pair for p, pair in scale_sets.items()}}.items():
+        arrays[f"s0_alpha{suffix}"] = one
+        if offset is not None:
+            arrays[f"s0_bias{suffix}"] = offset
     segment = Segment(
         encoding="bcq",
-        bits=q,
+        bits=bits,
         group_size=group_size,
-        alpha=kind,
+        alpha=_float(alpha, "alpha"),
         bias=None if bias is None else _float(bias, "bias"),
         precisions=tuple(sorted(scale_sets)),
     )
-    return _one(segment, (*signs.shape[:-3], *signs.shape[-2:]), dtype or kind), arrays
+    return segment, arrays
 
 
 def second_order(built: Built, codes: Array, scale: Array, zero: Array, bits: int, rows: int) -> Built:
@@ -204,7 +207,8 @@ def minimal_zeros(spec: WeightSpec, arrays: Arrays) -> Built:
     return replace(spec, scheme=replace(spec.scheme, segments=tuple(segments))), arrays
 
 
-def _one(segment: Segment, shape: tuple[int, ...], dtype: str) -> WeightSpec:
+def one_segment(segment: Segment, shape: tuple[int, ...], dtype: str) -> WeightSpec:
+    """The spec of a weight ``([E,] out, in)`` of one segment."""
     scheme = Scheme(segments=(segment,))
     return WeightSpec(scheme=scheme, shape=tuple(shape), dtype=dtype, widths=(int(shape[-1]),))
 

@@ -84,7 +84,7 @@ def row_ranges(
 def _load_outliers(
     spec: WeightSpec, parts: Mapping[str, StoredTensor], index: int, rows: tuple[int, int]
 ) -> dict[str, Array]:
-    """Entries of the rows; checked here too, because a wrong index would be a wrong value, or worse."""
+    """Entries of the rows; checked here too, because a wrong index gives wrong values or an IndexError."""
     if spec.scheme.outliers is None:
         return {}
     start = index * spec.out

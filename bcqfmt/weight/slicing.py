@@ -2,7 +2,7 @@
 
 A row range cuts every part along ``out``. A column range keeps the stored columns whose original column lies in
 the range: groups that are kept whole stay groups; a group that is cut becomes a segment of its own (of at least 8
-columns), which the format can say as long as there are few of them.
+columns), which the format can express up to 16 segments.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
         arrays["outlier_indices"] = np.concatenate([parts["outlier_indices"].read(run) for run in keep])
         arrays["outlier_values"] = np.concatenate([parts["outlier_values"].read(run) for run in keep])
     shape = (*spec.shape[:-2], stop - start, spec.columns)
-    return _uncrowded(replace(spec, shape=shape), arrays, f"rows {start}..{stop}")
+    return _within_outlier_limit(replace(spec, shape=shape), arrays, f"rows {start}..{stop}")
 
 
 def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
@@ -101,7 +101,7 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
         shape=(*spec.shape[:-1], stop - start),
         widths=tuple(len(piece.columns) for piece in pieces),
     )
-    return _uncrowded(built, arrays, f"columns {start}..{stop}")
+    return _within_outlier_limit(built, arrays, f"columns {start}..{stop}")
 
 
 def _refuse_bad_indices(spec: WeightSpec, parts: Parts) -> None:
@@ -109,7 +109,7 @@ def _refuse_bad_indices(spec: WeightSpec, parts: Parts) -> None:
     checks.check_indices(spec, parts, checks.Place(refuse))
 
 
-def _uncrowded(spec: WeightSpec, arrays: dict[str, Array], asked: str) -> Built:
+def _within_outlier_limit(spec: WeightSpec, arrays: dict[str, Array], asked: str) -> Built:
     """Outliers of the whole may be too many for a slice of it (BCQ-V410)."""
     nnz = arrays["outlier_indices"].size if "outlier_indices" in arrays else 0
     if nnz * limits.OUTLIER_SHARE > spec.stack * spec.out * spec.columns:

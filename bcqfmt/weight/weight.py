@@ -203,14 +203,14 @@ class BcqWeight:
         cls, codes: Array, scale: Array, zero: Array, *, group_size: int, bits: int, dtype: Any = None
     ) -> BcqWeight:
         """``scale * RN(code - zero)`` with floating-point zeros ``([E,] out, G)``."""
-        return cls._made(*build.float_zero(codes, scale, zero, bits, group_size, _logical(dtype)))
+        return cls._made(*build.float_second("float-zero", codes, scale, zero, bits, group_size, _logical(dtype)))
 
     @classmethod
     def from_offset(
         cls, codes: Array, scale: Array, offset: Array, *, group_size: int, bits: int, dtype: Any = None
     ) -> BcqWeight:
         """``scale * code + offset`` with floating-point offsets ``([E,] out, G)``."""
-        return cls._made(*build.offset(codes, scale, offset, bits, group_size, _logical(dtype)))
+        return cls._made(*build.float_second("offset", codes, scale, offset, bits, group_size, _logical(dtype)))
 
     @classmethod
     def from_bcq(
@@ -227,8 +227,7 @@ class BcqWeight:
     @classmethod
     def from_segments(cls, pieces: Sequence[BcqWeight], *, perm: Array | None = None) -> BcqWeight:
         """Weights of equal rows and dtype side by side as segments of one; ``perm[j]`` is the column stored at j."""
-        loaded = [(piece.spec, {s: p.array() for s, p in piece._parts.items()}) for piece in pieces]
-        made = cls._made(*build.concatenate(loaded))
+        made = cls._made(*build.concatenate([(piece.spec, piece._arrays()) for piece in pieces]))
         return made if perm is None else made.with_perm(perm)
 
     def with_second_order(self, codes: Array, scale: Array, zero: Array, *, bits: int, rows: int) -> BcqWeight:
@@ -243,8 +242,7 @@ class BcqWeight:
                 found="no single segment with a scale",
                 expected="apply it before from_segments",
             )
-        built = (self.spec, {s: p.array() for s, p in self._parts.items()})
-        return self._made(*build.second_order(built, codes, scale, zero, bits, rows))
+        return self._made(*build.second_order((self.spec, self._arrays()), codes, scale, zero, bits, rows))
 
     def with_perm(self, perm: Array) -> BcqWeight:
         """The same stored columns; stored column j is original column ``perm[j]`` (``([E,] in)`` integers)."""
@@ -253,19 +251,22 @@ class BcqWeight:
                 "BCQ-E305", tensor=self.name, found="a weight with outliers", expected="with_perm before with_outliers"
             )
         spec, part = build.with_perm(self.spec, perm)
-        return self._made(spec, {**{s: p.array() for s, p in self._parts.items()}, **part})
+        return self._made(spec, {**self._arrays(), **part})
 
     def with_outliers(
         self, indptr: Array, indices: Array, values: Array, *, mode: str = "add", segments: Sequence[int] | None = None
     ) -> BcqWeight:
         """CSR outliers over original columns: indptr ``(E*out + 1)``, indices and values ``(nnz)``."""
         spec, part = build.with_outliers(self.spec, indptr, indices, values, mode, segments)
-        return self._made(spec, {**{s: p.array() for s, p in self._parts.items()}, **part})
+        return self._made(spec, {**self._arrays(), **part})
 
     def allow_nonfinite(self) -> BcqWeight:
         """The same weight, marked so that infinities and NaNs among its numbers are legal."""
         spec = replace(self.spec, scheme=replace(self.scheme, nonfinite=True))
         return BcqWeight(self.name, spec, self._parts)
+
+    def _arrays(self) -> dict[str, Array]:
+        return {suffix: part.array() for suffix, part in self._parts.items()}
 
     @classmethod
     def _made(cls, spec: WeightSpec, arrays: Mapping[str, Array]) -> BcqWeight:
@@ -275,7 +276,7 @@ class BcqWeight:
             raise error("BCQ-E302", found=str(misfit), expected="what the format can say") from None
         checks.check_spec(spec, checks.Place(refuse))
         made = cls("", spec, build.wrap(spec, arrays))
-        checks.check_content(spec, made._parts, checks.Place(_refuse_but_nonfinite))
+        checks.check_content(spec, made._parts, checks.Place(_refuse_except_nonfinite))
         return made
 
     def __repr__(self) -> str:
@@ -295,7 +296,7 @@ def _shortest(segment: Segment, alpha: Array, z: Array) -> tuple[Array, Array]:
     return short
 
 
-def _refuse_but_nonfinite(finding: Finding) -> None:
+def _refuse_except_nonfinite(finding: Finding) -> None:
     """Infinities may still be allowed by :meth:`BcqWeight.allow_nonfinite`; the writer asks again."""
     if finding.code != "BCQ-V405":
         refuse(finding)

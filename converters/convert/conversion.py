@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
-from bcqfmt.container.files import SourceFile
-from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
-from bcqfmt.converters.jobs.pool import Stop, run_all
+from bcqfmt.converters.jobs.pool import ShardDone, Stop, Tick, run_all
+from bcqfmt.converters.jobs.source_files import check_unchanged, hash_source, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Layout, Module, Options
@@ -32,11 +30,9 @@ from bcqfmt.errors import BcqError, Finding, error
 
 from .shard import ShardJob
 
-__all__ = ["Conversion", "ConvertOptions", "Executor", "ShardDone", "Tick"]
+__all__ = ["Conversion", "ConvertOptions", "Executor"]
 
 _BASE_MEMORY = 300_000_000  # bytes: the interpreter, numpy and the compiled word packers, rounded up
-Tick = Callable[[int], None]  # bytes done since the last call
-ShardDone = Callable[[str, int], None]  # name and size of a finished shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +142,13 @@ class Conversion:
             target, resume=self.options.resume or part is not None, overwrite=self.options.overwrite, part=part
         )
         try:
-            if not space.begin(self.plan, self._state()):
+            if not space.begin(self.plan, source_state(self.source)):
                 if executor is None:
                     self._work(space, workers, tick, shard_done)
                 else:
                     with space.shared():
                         executor.work(self, space, tick, shard_done)
-                self._check_unchanged()
+                check_unchanged(self.source)
                 if part is None:
                     finalize(self.source, self.plan, space, self.named, self.options.provenance)
             if part is None:
@@ -181,28 +177,11 @@ class Conversion:
         """Close a conversion whose parts are all done."""
         space = Workspace(target, resume=True, overwrite=self.options.overwrite)
         try:
-            if not space.begin(self.plan, self._state()):
+            if not space.begin(self.plan, source_state(self.source)):
                 finalize(self.source, self.plan, space, self.named, self.options.provenance)
             space.publish()
         finally:
             space.release()
-
-    def _check_unchanged(self) -> None:
-        """BCQ-E103 when the path of a model file leads to another file by now."""
-        for model in self.source.models.values():
-            if isinstance(model.source, SourceFile):
-                model.source.check_unchanged()
-
-    def _state(self) -> dict[str, Any]:
-        """Sizes and times of the model files."""
-        found = {}
-        for path, model in self.source.models.items():
-            try:
-                status = model.source.path.stat()
-            except OSError as fault:
-                raise error("BCQ-E103", path, found=fault.strerror or str(fault)) from fault
-            found[path] = [status.st_size, status.st_mtime_ns]
-        return found
 
     def _work(self, space: Workspace, workers: int, tick: Tick, shard_done: ShardDone) -> None:
         """Convert the shards (of this part) and hash the source files; the heavy work releases the interpreter lock."""
@@ -213,18 +192,11 @@ class Conversion:
         stop = Stop()
         threads = max(1, workers // max(1, len(shards)))
         writing = [partial(self._write_shard, space, shard, threads, stop, tick, shard_done) for shard in shards]
-        hashing = [partial(self._hash_source, space, f"source-{i:05d}", path, stop) for i, path in files]
+        hashing = [partial(hash_source, self.source, self.plan, space, i, path, stop.check) for i, path in files]
         # in turns: a source file is hashed about when its tensors are read, while it is in the page cache
         jobs = [job for pair in itertools.zip_longest(writing, hashing) for job in pair if job is not None]
         with reused():
             run_all(jobs, workers, stop, patience=None)
-
-    def _hash_source(self, space: Workspace, step: str, path: str, stop: Stop) -> None:
-        """Hash a file of the source and write down what it is."""
-        if space.done(step, self.plan) is None:
-            source = self.source.models[path].source
-            record = {"path": path, "source_size": source.size, "source_sha256": hash_file(source, stop.check)}
-            space.finish(step, self.plan, record)
 
     def _write_shard(
         self, space: Workspace, shard: Shard, threads: int, stop: Stop, tick: Tick, shard_done: ShardDone

@@ -24,14 +24,15 @@ from bcqfmt.errors import BcqError, error, escape
 from .tasks import Task, fault_of, run_task, tasks_of
 
 if TYPE_CHECKING:
+    from bcqfmt.converters.jobs.pool import ShardDone, Tick
     from bcqfmt.converters.jobs.workspace import Workspace
 
-    from .conversion import Conversion, ShardDone, Tick
+    from .conversion import Conversion
 
 __all__ = ["RayExecutor"]
 
 _RETRIES = 5  # of a task whose process or machine was lost
-_OWN = 150_000_000  # bytes that a process of Ray's has before it does anything
+_OWN = 150_000_000  # bytes that a Ray worker uses before it does anything
 _REACH = 5.0  # seconds for the first answer of the cluster
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _POLL = 0.5  # seconds; an interrupt is noticed at least that often
@@ -149,7 +150,7 @@ class RayExecutor:
         try:
             report: dict[str, Any] = self._ray.get(reference)
         except faults.OutOfMemoryError as fault:
-            found = f"a node ran out of memory {self.retries + 1} times; it was told {task.memory:,} bytes"
+            found = f"a node ran out of memory {self.retries + 1} times; the task was given {task.memory:,} bytes"
             raise error("BCQ-E801", task.file, found=found, hint="run fewer tasks at a time: --workers N") from fault
         except faults.RayTaskError as fault:
             cause = getattr(fault, "cause", None) or fault

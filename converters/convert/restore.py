@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
 from bcqfmt.container.read_ahead import read_ahead
-from bcqfmt.converters.jobs.pool import Stop, run_each
+from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
 from bcqfmt.converters.layouts.rebuild import SourceRebuilder
 from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import error
@@ -30,19 +30,18 @@ def restore(
     target: Path,
     *,
     overwrite: bool = False,
-    tick: Callable[[int], None] | None = None,
-    workers: int = WORKERS,
+    tick: Tick | None = None,
 ) -> dict[str, str]:
     """Rebuild the source folder; path -> SHA-256. A file whose digest is not the recorded one stops everything."""
     rebuilder, stop = SourceRebuilder(checkpoint), Stop()
     progress = stop.progress(tick)
     with folder_in_progress(target, overwrite=overwrite) as work, reused():
         return run_each(
-            lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), workers, stop
+            lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), WORKERS, stop
         )
 
 
-def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, progress: Callable[[int], None]) -> str:
+def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, progress: Tick) -> str:
     record = rebuilder.files()[path]
     make_folders(place.parent)
     state = hashlib.sha256()

@@ -1,7 +1,8 @@
-"""One output shard: its modules become weights, and every rule that rebuilds a source tensor is tried at once."""
+"""One output shard: its modules become weights, and every rule that rebuilds a source tensor is checked."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +18,7 @@ from bcqfmt.converters.jobs.plan import Shard
 from bcqfmt.converters.layouts.protocol import Layout, Module, Options, Rebuild, Rule
 from bcqfmt.converters.layouts.rebuild import rebuilds
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.converters.words.buffers import Turns, read_array, wait_for_room
+from bcqfmt.converters.words.buffers import read_array, wait_for_room
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["ReadOnce", "ShardJob"]
@@ -26,7 +27,7 @@ Array = npt.NDArray[Any]
 
 # Converting a weight holds two arrays of its size, and is fast compared to hashing and writing: workers take turns at
 # it and wait until there is room, so that memory does not grow with their number.
-_one_at_a_time = Turns()
+_one_at_a_time = threading.Lock()
 _SPARE = 1 << 26  # bytes of arrays that may be alive in addition to twice the largest weight
 
 
@@ -79,11 +80,8 @@ class ShardJob:
         self.rules: dict[str, tuple[Rule, str | None]] = {name: ({"rule": "copy"}, None) for name in shard.dense}
         with ThreadPoolExecutor(options.threads) as pool:
             self.weights = dict(zip(shard.weights, pool.map(self._converted, shard.weights), strict=True))
-        self.units = [
-            Unit(name, {part.name: part for part in weight.parts().values()}, True)
-            for name, weight in self.weights.items()
-        ]
-        self.units += [Unit(name, {name: source.tensors[name]}, False) for name in shard.dense]
+        self.units = [Unit.of_weight(weight) for weight in self.weights.values()]
+        self.units += [Unit.of_dense(source.tensors[name]) for name in shard.dense]
 
     def record(self, written: FileRecord) -> dict[str, Any]:
         """What the finalizer needs to know of this shard."""

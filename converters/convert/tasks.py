@@ -139,9 +139,9 @@ def _elsewhere(found: str, expected: str) -> BcqError:
     return error("BCQ-E711", socket.gethostname(), found=found, expected=expected)
 
 
-def _run_when_unlocked(run: Callable[[], object], patience: float = _PATIENCE) -> None:
+def _run_when_unlocked(run: Callable[[], object]) -> None:
     """Run; wait for a lock that a lost task left behind."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + _PATIENCE
     while True:
         try:
             run()

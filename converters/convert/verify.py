@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.read_ahead import read_ahead
-from bcqfmt.converters.jobs.pool import Stop, run_each
+from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
 from bcqfmt.converters.layouts.rebuild import SourceRebuilder, same_bytes
 from bcqfmt.converters.layouts.reference import reference_rows
@@ -58,11 +58,7 @@ class Certificate:
 
 
 def verify(
-    source: SourceCheckpoint,
-    checkpoint: Checkpoint,
-    tick: Callable[[int], None] | None = None,
-    rows: int | None = SAMPLE_ROWS,
-    workers: int = WORKERS,
+    source: SourceCheckpoint, checkpoint: Checkpoint, tick: Tick | None = None, rows: int | None = SAMPLE_ROWS
 ) -> Certificate:
     """Rebuild every source file in memory, piece by piece, and compare it with the real one. Nothing is written.
 
@@ -83,9 +79,9 @@ def verify(
     stop = Stop()
     progress = stop.progress(tick)
     with reused():
-        digests = run_each(lambda path: _compare_file(source, rebuilder, path, progress), files, workers, stop)
+        digests = run_each(lambda path: _compare_file(source, rebuilder, path, progress), files, WORKERS, stop)
         modules, weights = _modules(source, rebuilder), dict(checkpoint.weights())
-        values = run_each(lambda name: _compare_values(modules[name], weights[name], rows), weights, workers, stop)
+        values = run_each(lambda name: _compare_values(modules[name], weights[name], rows), weights, WORKERS, stop)
     found = Certificate(len(files), sum(record["size"] for record in files.values()), digests=digests)
     for name, weight in weights.items():
         found.weights += 1
@@ -103,9 +99,7 @@ def verify(
     return found
 
 
-def _compare_file(
-    source: SourceCheckpoint, rebuilder: SourceRebuilder, path: str, progress: Callable[[int], None]
-) -> str:
+def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: str, progress: Tick) -> str:
     """The SHA-256 of a source file whose bytes are the rebuilt ones; BCQ-E613 where they are not."""
     record = rebuilder.files()[path]
     with closing(SourceFile(inside(source.folder, path), path)) as real:

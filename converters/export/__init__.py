@@ -145,7 +145,7 @@ def _dense(checkpoint: Checkpoint, result: Export) -> dict[str, Unit]:
         if name.rpartition(".")[0] in modules and tensor.dtype[0] in "IUB" and tensor.dtype != "BF16":
             left.append(name)
         else:
-            found[name] = Unit(name, {name: tensor}, False)
+            found[name] = Unit.of_dense(tensor)
     if left:
         result.notes.append(
             f"left out: {len(left)} tensors that describe the source's layout, '{escape(left[0])}' the first"

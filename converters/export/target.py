@@ -132,7 +132,7 @@ def best_group_size(weights: list[Uniform]) -> int:
 
 
 class Recipe(NamedTuple):
-    """Suffix -> dtype, shape and rule of every tensor that stands for a weight."""
+    """Suffix -> dtype, shape and rule of every tensor that a weight becomes."""
 
     weight: Uniform
     tensors: Shaped
@@ -167,7 +167,7 @@ class _Values(StoredTensor):
         self._weight = weight
 
     def chunks(self, size: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
-        """The bytes in order; ``size`` is of no concern here."""
+        """The bytes in order, a block of rows at a time; ``size`` is ignored."""
         weight = self._weight
         spec, parts = weight.spec, weight.parts()
         step = max(1, _BLOCK // spec.columns)
@@ -181,4 +181,4 @@ class _Values(StoredTensor):
 
 def dense_unit(weight: BcqWeight, dtype: str | None) -> Unit:
     """A weight as a dense tensor of its own name, in its logical dtype or another one."""
-    return Unit(weight.name, {weight.name: _Values(weight, dtype or weight.dtype)}, False)
+    return Unit.of_dense(_Values(weight, dtype or weight.dtype))

@@ -44,18 +44,18 @@ _CHUNK = 1 << 22
 _HASHERS = min(4, os.cpu_count() or 1)  # files at a time; hashlib releases the interpreter lock
 
 
-def download(repo: HubRepo, cache: Path | None = None, offline: bool = False, progress: bool = False) -> Path:
-    """The folder of a pinned model in the library's cache (default: the user's), complete and as the hub lists it.
+def download(repo: HubRepo, offline: bool = False, progress: bool = False) -> Path:
+    """The folder of a pinned model in the library's cache, complete and as the hub lists it.
 
     Size and digest of every file are compared with the listing. A file that differs (an interrupted copy, a bad disk)
     is fetched once more. Offline nothing is sent: the folder is there and complete, or an error says so.
     """
     local = offline or repo.offline or bool(library().constants.HF_HUB_OFFLINE)
-    folder = Path(attempt(lambda: _snapshot(repo, cache, local, progress), repo.repo_id, again=_not_retried))
+    folder = Path(attempt(lambda: _snapshot(repo, local, progress), repo.repo_id, again=_not_retried))
     wrong = _wrong_files(repo, folder)
     if wrong and not local:
         only = [glob.escape(name) for name in wrong]
-        attempt(lambda: _snapshot(repo, cache, local, progress, only), repo.repo_id, again=_not_retried)
+        attempt(lambda: _snapshot(repo, local, progress, only), repo.repo_id, again=_not_retried)
         wrong = _wrong_files(repo, folder)
     if wrong:
         name, (found, expected) = next(iter(wrong.items()))
@@ -101,13 +101,12 @@ def push(
     return attempt(send, repo_id, pauses=())  # the library repeats what may be repeated; a commit is not
 
 
-def _snapshot(repo: HubRepo, cache: Path | None, local: bool, progress: bool, only: list[str] | None = None) -> str:
+def _snapshot(repo: HubRepo, local: bool, progress: bool, only: list[str] | None = None) -> str:
     hub = library()
     return str(
         hub.snapshot_download(
             repo.repo_id,
             revision=repo.commit,
-            cache_dir=cache,
             local_files_only=local,
             allow_patterns=list(KEEP) if only is None else only,
             ignore_patterns=list(SKIP),

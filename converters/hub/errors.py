@@ -23,7 +23,7 @@ from bcqfmt.errors import BcqError, error
 __all__ = ["PAUSES", "attempt", "explain", "library", "may_help", "status_of"]
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the first, second, ... retry
-LONGEST_WAIT = 60  # seconds; a hub that asks for a longer one is told of, not waited for
+LONGEST_WAIT = 60  # seconds; a hub that asks for a longer wait is an error
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENAMETOOLONG}
 _RESET = re.compile(r";\s*t\s*=\s*(\d{1,9})")
 Result = TypeVar("Result")
@@ -191,7 +191,7 @@ def _names(fault: BaseException) -> set[str]:
 
 
 def _wait(fault: BaseException, pause: float) -> float | None:
-    """Seconds until the next try; None when the hub asks for more than anyone would wait for."""
+    """Seconds until the next try; None when the hub asks for more than LONGEST_WAIT."""
     asked = _asked_wait(fault)
     if asked is None:
         return pause

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.container.files import ByteSource
 from bcqfmt.container.header import Header
 from bcqfmt.converters.source.checkpoint import FOREIGN, SourceCheckpoint, read_source
 from bcqfmt.errors import BcqError, error
@@ -30,7 +31,7 @@ _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 Bytes = npt.NDArray[np.uint8]
 
 
-class RemoteFile:
+class RemoteFile(ByteSource):
     """A file of a pinned commit with the interface of `files.SourceFile`; every read is a range request.
 
     The beginning is kept until :meth:`close`, so that a header costs one request, or two when it is long.
@@ -46,12 +47,6 @@ class RemoteFile:
         self._start = b""
         self._lock = threading.Lock()
 
-    def read(self, offset: int, size: int) -> Bytes:
-        """``size`` bytes from ``offset`` as a fresh uint8 array."""
-        buffer = np.empty(size, np.uint8)
-        self.read_into(offset, buffer)
-        return buffer
-
     def read_into(self, offset: int, buffer: Bytes) -> None:
         """Fill ``buffer`` (uint8, contiguous) with the bytes from ``offset``."""
         size = buffer.size
@@ -66,7 +61,7 @@ class RemoteFile:
         buffer[len(held) :] = np.frombuffer(rest, np.uint8)
 
     def close(self) -> None:
-        """Let go of what is kept; a later read asks the hub again."""
+        """Drop the bytes that are kept; a later read asks the hub again."""
         self._start = b""
 
     def _fetch(self, start: int, size: int) -> bytes:

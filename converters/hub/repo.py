@@ -76,7 +76,7 @@ def split_hub_id(text: str) -> tuple[str, str | None]:
     return found
 
 
-def resolve(repo_id: str, revision: str | None = None, offline: bool = False, cache: Path | None = None) -> HubRepo:
+def resolve(repo_id: str, revision: str | None = None, offline: bool = False) -> HubRepo:
     """Pin a revision (default: main) to its commit and list the files of that commit, in one request.
 
     Offline, or where ``HF_HUB_OFFLINE`` is set, the answer comes from the cache and nothing is sent.
@@ -93,7 +93,7 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False, ca
         )
     hub = library()
     if offline or hub.constants.HF_HUB_OFFLINE:
-        return _from_cache(repo_id, wanted, cache)
+        return _from_cache(repo_id, wanted)
     info = attempt(lambda: _listing(repo_id, wanted), repo_id)
     commit = str(info.sha)
     if not _COMMIT.fullmatch(commit) or (_COMMIT.fullmatch(wanted) and commit != wanted):
@@ -129,7 +129,7 @@ def _listing(repo_id: str, revision: str) -> Any:
     return info
 
 
-def _from_cache(repo_id: str, revision: str, cache: Path | None) -> HubRepo:
+def _from_cache(repo_id: str, revision: str) -> HubRepo:
     """The commit that a revision had when it was downloaded, and its files: as listed then, or as they lie there."""
     hub = library()
 
@@ -138,7 +138,6 @@ def _from_cache(repo_id: str, revision: str, cache: Path | None) -> HubRepo:
             hub.snapshot_download(
                 repo_id,
                 revision=revision,
-                cache_dir=cache,
                 local_files_only=True,
                 allow_patterns=list(KEEP),
                 ignore_patterns=list(SKIP),
@@ -146,7 +145,7 @@ def _from_cache(repo_id: str, revision: str, cache: Path | None) -> HubRepo:
         )
 
     folder = Path(attempt(look, repo_id, pauses=()))
-    sizes = _sizes_listed(repo_id, folder.name, cache)
+    sizes = _sizes_listed(repo_id, folder.name)
     if sizes is None:
         sizes = {
             path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
@@ -161,14 +160,14 @@ def _from_cache(repo_id: str, revision: str, cache: Path | None) -> HubRepo:
     return HubRepo(repo_id, revision, folder.name, files, offline=True)
 
 
-def _sizes_listed(repo_id: str, commit: str, cache: Path | None) -> dict[str, int] | None:
+def _sizes_listed(repo_id: str, commit: str) -> dict[str, int] | None:
     """Sizes from the listing that version 2 of the library keeps in the cache; None without one."""
     hub = library()
     listed = getattr(hub, "get_cached_repo_tree", None)
     if listed is None:
         return None
     try:
-        return {str(file.path): int(file.size) for file in listed(repo_id, revision=commit, cache_dir=cache)}
+        return {str(file.path): int(file.size) for file in listed(repo_id, revision=commit)}
     except hub.errors.CachedRepoTreeNotFoundError:
         return None
 

@@ -26,6 +26,7 @@ from bcqfmt.weight.scheme import features_of
 
 from .model_card import model_card
 from .plan import Plan
+from .source_files import digest_step
 from .workspace import Workspace
 
 __all__ = ["finalize"]
@@ -58,13 +59,13 @@ def finalize(
     for name, data in {**own, **(extra or {})}.items():
         _put(folder, name, data, files)
     weights = {name: WeightRecord(spec, file.source.shown) for file in opened for name, spec in file.specs.items()}
-    known = {path: FileRecord(len(data), hashlib.sha256(data).hexdigest()) for path, data in verbatim.items()}
+    known = {path: FileRecord.of(data) for path, data in verbatim.items()}
     manifest = Manifest(
         generator={"name": "bcqfmt", "version": __version__},
         weights=weights,
         files=files,
         source={
-            "format": _format(plan, settings),
+            "format": settings.method or str(plan.options["layout"]),
             "files": {path: record._asdict() for path, record in {**sources, **known}.items()},
         },
     )
@@ -92,7 +93,7 @@ def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
 def _source_digests(source: SourceCheckpoint, plan: Plan, space: Workspace) -> dict[str, FileRecord]:
     found = {}
     for i, path in enumerate(source.models):
-        record = space.done(f"source-{i:05d}", plan)
+        record = space.done(digest_step(i), plan)
         if record is None:
             raise error(
                 "BCQ-E404", str(space.folder), found=f"the digest of {path} is not done", expected="all of them"
@@ -143,7 +144,7 @@ def _write_provenance(
     }
     entries = {path: {"kind": "safetensors", **record._asdict()} for path, record in sources.items()}
     for path, data in verbatim.items():
-        entries[path] = {"kind": "verbatim", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        entries[path] = {"kind": "verbatim", **FileRecord.of(data)._asdict()}
         _put(folder, f"{SOURCE}/files/{path}", data, files)
     for path, model in source.models.items():
         _put(folder, f"{SOURCE}/headers/{path}.header", model.header_bytes(), files)
@@ -173,7 +174,7 @@ def _folder_files(
     verbatim: dict[str, bytes],
     settings: Settings,
 ) -> dict[str, bytes]:
-    """Side files as they are; config.json, the index and the card anew; other tools' quantization files left out."""
+    """Side files as they are; new config.json, index and card; quantization files of other tools left out."""
     left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
@@ -192,8 +193,4 @@ def _put(folder: Path, name: str, data: bytes, files: dict[str, FileRecord]) -> 
     path = folder / name
     make_folders(path.parent)
     write_file(path, data)
-    files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
-
-
-def _format(plan: Plan, settings: Settings) -> str:
-    return settings.method or str(plan.options["layout"])
+    files[name] = FileRecord.of(data)

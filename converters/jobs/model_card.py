@@ -25,35 +25,16 @@ def model_card(source_card: bytes | None, name: str, files: list[ModelFile], set
             nbytes += sum(part.nbytes for part in file.parts(weight).values())
             weights += 1
     bits = nbytes * 8 / elements if elements else 0.0
-    front = _front(source_card, name)
-    shown = _words(name)
     method = _words(settings.method or "quantized")
     article = "an" if method[0] in "aeiou" else "a"
     summary = (
         f"Converted without loss from {article} {method} checkpoint by bcqfmt {__version__}:"
         f" {weights} weights, {bits:.3f} bits per weight on average."
     )
-    lines = [
-        "---",
-        *front,
-        "---",
-        "",
-        f"# {shown} in BCQ",
-        "",
-        summary,
-        "",
-        "```python",
-        "import bcqfmt",
-        "",
-        'checkpoint = bcqfmt.open("this/folder")',
-        "for name, weight in checkpoint.weights():",
-        "    values = weight.dequantize()   # the source's own values, bit for bit",
-        "```",
-        "",
-        "Check it: `bcqfmt validate --deep FOLDER`. Get the source back, byte for byte: `bcqfmt restore FOLDER OUT`.",
-        "",
-    ]
-    return "\n".join(lines).encode()
+    values = "the source's own values, bit for bit"
+    return _page(
+        source_card, name, [summary], values, "Get the source back, byte for byte: `bcqfmt restore FOLDER OUT`."
+    )
 
 
 def quantized_card(
@@ -69,13 +50,7 @@ def quantized_card(
     made = f"Quantized from a dense checkpoint by bcqfmt {__version__}: {weights} weights,"
     error = figures["relative"]
     off = "" if error is None else f" The relative error of the weights is {100 * error:.3g} % (Frobenius norm)."
-    lines = [
-        "---",
-        *_front(source_card, name),
-        "---",
-        "",
-        f"# {_words(name)} in BCQ",
-        "",
+    text = [
         f"{made} {nbytes * 8 / elements:.3f} bits per weight on average.{off}",
         "",
         "| weights | method | settings |",
@@ -83,16 +58,31 @@ def quantized_card(
         *(f"| {count} | `{_cell(recipe['method'])}` | {_settings(recipe['settings'])} |" for recipe, count in recipes),
         "",
         "`bcq_quantization.json` has every weight's method and error; `bcqfmt report FOLDER` shows them.",
+    ]
+    values = "the quantized values, rounded once to the model's own type"
+    return _page(source_card, name, text, values, "Quantizing rounds: the source cannot be restored from this folder.")
+
+
+def _page(source_card: bytes | None, name: str, text: list[str], values: str, source: str) -> bytes:
+    """Front matter, title, ``text``, an example whose comment says what the ``values`` are, and how to check."""
+    lines = [
+        "---",
+        *_front(source_card, name),
+        "---",
+        "",
+        f"# {_words(name)} in BCQ",
+        "",
+        *text,
         "",
         "```python",
         "import bcqfmt",
         "",
         'checkpoint = bcqfmt.open("this/folder")',
         "for name, weight in checkpoint.weights():",
-        "    values = weight.dequantize()   # the quantized values, rounded once to the model's own type",
+        f"    values = weight.dequantize()   # {values}",
         "```",
         "",
-        "Check it: `bcqfmt validate --deep FOLDER`. Quantizing rounds: the source cannot be restored from this folder.",
+        f"Check it: `bcqfmt validate --deep FOLDER`. {source}",
         "",
     ]
     return "\n".join(lines).encode()

@@ -10,6 +10,7 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def make_plan(
     claimed = {tensor.name for module in modules for tensor in module.tensors.values()}
     dense = [name for name in source.tensors if name not in claimed]
     units = [Unit(m.weight_name, {t.name: t for t in m.tensors.values()}, True) for m in modules]
-    units += [Unit(name, {name: source.tensors[name]}, False) for name in dense]
+    units += [Unit.of_dense(source.tensors[name]) for name in dense]
     _check_names([unit.name for unit in units], dense)
     shards = []
     planned = plan_shards(units, max_shard_size)
@@ -182,11 +183,8 @@ def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
 
 
 def _digest(source: SourceCheckpoint, path: str) -> str:
-    opened = SourceFile(inside(source.folder, path), path)
-    try:
+    with closing(SourceFile(inside(source.folder, path), path)) as opened:
         return hash_file(opened)
-    finally:
-        opened.close()
 
 
 def _elements(module: Module) -> int:

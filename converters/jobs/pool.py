@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-__all__ = ["Gate", "Stop", "Stopped", "run_all", "run_each"]
+__all__ = ["Gate", "ShardDone", "Stop", "Stopped", "Tick", "run_all", "run_each"]
 
 T = TypeVar("T")
+Tick = Callable[[int], None]  # bytes done since the last call
+ShardDone = Callable[[str, int], None]  # name and size of a finished shard
 
 
 class Stopped(Exception):
@@ -26,7 +28,7 @@ class Stop(threading.Event):
         if self.is_set():
             raise Stopped
 
-    def progress(self, tick: Callable[[int], None] | None) -> Callable[[int], None]:
+    def progress(self, tick: Tick | None) -> Tick:
         """A progress callback: it checks, then calls ``tick``."""
 
         def report(done: int) -> None:
@@ -38,7 +40,7 @@ class Stop(threading.Event):
 
 
 class Gate:
-    """Lets jobs in as long as their sizes add up to no more than the largest one; first come, first served."""
+    """Admits jobs while their sizes add up to at most ``capacity``, the largest one; first come, first served."""
 
     def __init__(self, capacity: int, check_stop: Callable[[], None]) -> None:
         """``check_stop`` is called while a job waits, and raises to end the wait."""
@@ -65,7 +67,7 @@ class Gate:
                 self._freed.notify()
 
     def share(self, size: int, workers: int) -> int:
-        """Threads for a job of this size: all of them when it is alone in here, one when many fit."""
+        """Threads for a job of this size: all of them when no other job fits next to it, one when many fit."""
         return max(1, workers // max(1, min(workers, self.capacity // max(1, size))))
 
 

@@ -20,27 +20,27 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt.checkpoint.folder import MANIFEST
-from bcqfmt.container.durable import output_path, refuse_other_things, write_file
+from bcqfmt.container.durable import output_path, refuse_other_things, reported, write_file
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import lock_file, sync_folder
+from bcqfmt.system import lock_file, require_locks, sync_folder
 
 from .plan import Plan
 
 __all__ = ["Workspace", "partial_folder", "read_plan"]
 
 WORK = ".bcq_work"
-_LATE = 10.0  # seconds after which a file that another machine has written is visible here
+_VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
 
 
 class Workspace:
-    """One conversion's place on disk."""
+    """The work folder of one conversion."""
 
     def __init__(self, target: Path, *, resume: bool, overwrite: bool, part: tuple[int, int] | None = None) -> None:
-        target = output_path(target)
-        self.target = target
+        require_locks()
+        self.target = output_path(target)
         self.folder = partial_folder(target)
         self.work = self.folder / WORK
         self._part = part
@@ -48,7 +48,7 @@ class Workspace:
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
         try:
-            with _reported(self.folder):
+            with reported(self.folder):
                 self._enter(resume)
         except BcqError:
             self.release()
@@ -74,7 +74,7 @@ class Workspace:
 
         ``source``: sizes and times of the source files. True when everything is done but the last rename.
         """
-        with _reported(self.folder):
+        with reported(self.folder):
             return self._begin(plan, source)
 
     def _begin(self, plan: Plan, source: dict[str, Any]) -> bool:
@@ -110,7 +110,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Let other processes in, each with the lock of its part; alone again at the end, what they lost swept away."""
+        """Share the lock with processes that lock a part each; exclusive at the end, their temporary files removed."""
         lock_file(self._locks[0], shared=True, wait=True)
         yield
         try:
@@ -120,8 +120,8 @@ class Workspace:
         self._sweep()
 
     def adopt(self, name: str, plan: Plan) -> dict[str, Any]:
-        """The record of a shard that a task of this very run has done; its digest was taken while it was written."""
-        end = time.monotonic() + _LATE
+        """The record of a shard that a task of this run has done; its digest was taken while it was written."""
+        end = time.monotonic() + _VISIBLE_AFTER
         while True:
             record = self._record(name, plan)
             path = self.folder / name
@@ -139,16 +139,16 @@ class Workspace:
 
     def done(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """The record of a step that is complete, None when it has to be done (again)."""
-        if name in self._known:  # done or looked through by this very process
+        if name in self._known:  # done or verified by this process
             return self._known[name]
         record = self._record(name, plan)
         if record is None:
             return None
-        with _reported(self.folder):
+        with reported(self.folder):
             if "file" in record and not self._intact(record):
                 return None
         self._known[name] = record
-        return self._known[name]
+        return record
 
     def finish(self, name: str, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
         """Remember that a step is complete."""
@@ -160,21 +160,8 @@ class Workspace:
     def publish(self) -> None:
         """Give the complete folder its name."""
         try:
-            shutil.rmtree(self.work)
-            sync_folder(self.folder)
-            old: Path | None = None
-            if os.path.lexists(self.target):
-                if not self._overwrite and any(self.target.iterdir()):
-                    raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
-                old = self.target.with_name(f".{self.target.name}.old")
-                _remove(old)
-                self.target.rename(old)
-            self.folder.rename(self.target)
-            sync_folder(self.target.parent)
-            if old is not None:
-                _remove(old)
-        except OSError as fault:
-            raise error("BCQ-E402", str(self.target), found=fault.strerror or str(fault)) from fault
+            with reported(self.target):
+                self._take_name()
         finally:
             self.release()
 
@@ -192,8 +179,23 @@ class Workspace:
                 if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
                     shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _take_name(self) -> None:
+        shutil.rmtree(self.work)
+        sync_folder(self.folder)
+        old: Path | None = None
+        if os.path.lexists(self.target):
+            if not self._overwrite and any(self.target.iterdir()):
+                raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
+            old = self.target.with_name(f".{self.target.name}.old")
+            _remove(old)
+            self.target.rename(old)
+        self.folder.rename(self.target)
+        sync_folder(self.target.parent)
+        if old is not None:
+            _remove(old)
+
     def _look(self, allowed: bool) -> None:
-        """What is there under the temporary name must be ours, and meant to be touched."""
+        """Refuse a folder under the temporary name that is not an unfinished conversion, or must not be changed."""
         if not os.path.lexists(self.folder):
             return
         ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
@@ -220,7 +222,7 @@ class Workspace:
         try:
             self._locks.append(os.open(self.work / name, flags, 0o666))
             lock_file(self._locks[-1], shared=shared)
-            # the process that held it may have finished and removed the folder: then this lock is worth nothing
+            # the process that held it may have finished and removed the folder: then this lock protects nothing
             held = os.path.samestat(os.fstat(self._locks[-1]), (self.work / name).stat())
         except FileNotFoundError:
             if not create:
@@ -257,20 +259,8 @@ class Workspace:
         path = self.folder / record["file"]
         if not path.exists() or path.stat().st_size != record["size"]:
             return False
-        source = SourceFile(path)
-        try:
+        with contextlib.closing(SourceFile(path)) as source:
             return hash_file(source) == str(record["sha256"])
-        finally:
-            source.close()
-
-
-@contextlib.contextmanager
-def _reported(place: Path) -> Iterator[None]:
-    """BCQ-E402 for what the operating system refuses."""
-    try:
-        yield
-    except OSError as fault:
-        raise error("BCQ-E402", str(place), found=fault.strerror or str(fault)) from fault
 
 
 def partial_folder(target: Path) -> Path:

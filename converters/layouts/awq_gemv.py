@@ -5,7 +5,7 @@
 | gemv | qweight | I32 | [N, K/8] | codes, a bit stream along K |
 | | qzeros | I32 | [N, Gp/8] | zero points, a bit stream along the groups |
 | | scales | F16, BF16, F32 | [N, Gp] | |
-| gemv_fast | qweight | I16 | [N/4, K] | codes of four rows woven into each other |
+| gemv_fast | qweight | I16 | [N/4, K] | codes of four rows, interleaved |
 | | qzeros, in llm-awq scaled_zeros | F16, BF16, F32 | [Gp, N] | -(scale * zero point), rounded |
 | | scales | F16, BF16, F32 | [Gp, N] | |
 
@@ -148,7 +148,7 @@ def _groups(source: SourceCheckpoint, settings: Settings, name: str, columns: in
 
 
 def _without_padding(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
-    """The numbers of real groups; whatever stands in the padding is no number of the weight."""
+    """The numbers of real groups; the padding is not part of the weight."""
     return StoredTensor(tensor.name, tensor.dtype, shape, make=lambda: tensor.array()[: shape[0], : shape[1]])
 
 

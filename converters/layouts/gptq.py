@@ -1,4 +1,4 @@
-"""The GPTQ layout: AutoGPTQ, GPTQModel, optimum, auto-round, and what they made of it.
+"""The GPTQ layout of AutoGPTQ, GPTQModel, optimum and auto-round, with its variants.
 
 | tensor | dtype | shape | content |
 |---|---|---|---|
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
@@ -31,7 +32,7 @@ from .awq_gemv import is_gemv
 from .g_idx import group_index, permutation
 from .gptq_zeros import choose_rule, decode_zeros, encode_zeros
 from .protocol import Converted, Module, Options, Rebuild, Rule
-from .tensors import incomplete
+from .tensors import columns_per_group, expect, incomplete
 from .uniform import affine_weight, zero_points_of
 
 __all__ = ["Gptq"]
@@ -103,22 +104,12 @@ class Gptq:
         if bits not in allowed:
             raise error("BCQ-E608", source.folder.name, name, f"{bits} bits", f"one of {allowed} in this layout")
         k = tensors["g_idx"].shape[0] if "g_idx" in tensors else rows * 32 // bits
-        g = k if group == -1 else group
-        if not g >= 8:
-            raise error("BCQ-E608", source.folder.name, name, f"group size {group}", "-1, or 8 and more")
-        g = min(g, k)
+        g = columns_per_group(source, name, group, k)
         groups = -(-k // g)
         expected = {"qweight": (words_for(k, bits), n), "qzeros": (groups, words_for(n, bits)), "scales": (groups, n)}
+        why = f"for {bits} bits, group size {group} and {k} x {n} in the GPTQ layout"
         for suffix, shape in expected.items():
-            if tensors[suffix].shape != shape:
-                raise error(
-                    "BCQ-E604",
-                    source.home[f"{name}.{suffix}"],
-                    f"{name}.{suffix}",
-                    f"shape {list(tensors[suffix].shape)}",
-                    f"{list(shape)} for {bits} bits, group size {group} and {k} x {n} in the GPTQ layout",
-                )
-        desc_act = own.get("desc_act")
+            expect(source, tensors[suffix], FLOATS if suffix == "scales" else ("I32",), shape, why)
         resolved = {
             "bits": bits,
             "group_size": g,
@@ -126,7 +117,7 @@ class Gptq:
             "k": k,
             "planar": planar and bits not in (2, 4, 8),
             "sym": own["sym"],
-            "desc_act": desc_act,
+            "desc_act": own.get("desc_act"),
         }
         return Module(name, self.name, tensors, resolved)
 

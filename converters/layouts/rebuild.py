@@ -15,7 +15,7 @@ from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.provenance import RAW, source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.container.header import read_header
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.words.buffers import read_array
 from bcqfmt.errors import error, escape, refuse
@@ -164,12 +164,8 @@ class SourceRebuilder:
     def _raw_tensors(self) -> dict[str, StoredTensor]:
         if self._raw is None:
             source = SourceFile(inside(self.folder, RAW), RAW)
-            header = read_header(source, refuse)
-            assert header is not None  # refuse has raised otherwise
-            self._raw = {
-                name: StoredTensor(name, e.dtype, e.shape, source=source, offset=header.data_start + e.begin)
-                for name, e in header.tensors.items()
-            }
+            header = require_header(source)
+            self._raw = {name: StoredTensor.in_file(name, header, source) for name in header.tensors}
         return self._raw
 
 

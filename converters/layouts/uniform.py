@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.container.dtypes import EXPONENT, FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 from bcqfmt.weight.build import declared_zero
@@ -24,7 +24,6 @@ from .protocol import Module, Options
 __all__ = ["affine_weight", "segment_weight", "zero_points_of"]
 
 Array = npt.NDArray[Any]
-_EXPONENT = {"F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80), "F32": (np.uint32, 0x7F800000)}
 
 
 def affine_weight(
@@ -98,7 +97,7 @@ def _turned(tensor: StoredTensor, transposed: bool, shape: tuple[int, ...]) -> C
 
 def _nonfinite(tensor: StoredTensor, options: Options) -> bool:
     values = tensor.array()
-    kind, exponent = _EXPONENT[tensor.dtype]
+    kind, exponent = EXPONENT[tensor.dtype]
     found = values.view(kind) & kind(exponent)  # all ones in the exponent; numpy is slow with F16
     if int(found.max(initial=0)) != exponent:
         return False

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import name_of, numpy_dtype
+from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.converters.words import codes_to_planes
-from bcqfmt.weight.build import declared_zero, wrap
-from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
+from bcqfmt.weight.build import declared_zero, one_segment, plane_numbers, wrap
+from bcqfmt.weight.scheme import Segment
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["ScaleSet", "affine_weight", "bcq_weight"]
@@ -40,24 +40,11 @@ def bcq_weight(
 
     alpha ``[q, out, G]`` and bias ``[out, G]`` are stored as they are. ``scale_sets``: see ``BcqWeight.from_bcq``.
     """
-    sets = scale_sets or {}
-    bits = alpha.shape[0]
-    arrays: dict[str, Array] = {"s0_planes": codes_to_planes(codes, bits, threads=threads)}
-    for suffix, (one, offset) in {"": (alpha, bias), **{f"_p{p}": pair for p, pair in sets.items()}}.items():
-        arrays[f"s0_alpha{suffix}"] = one
-        if offset is not None:
-            arrays[f"s0_bias{suffix}"] = offset
-    segment = Segment(
-        encoding="bcq",
-        bits=bits,
-        group_size=group_size,
-        alpha=name_of(alpha),
-        bias=None if bias is None else name_of(bias),
-        precisions=tuple(sorted(sets)),
-    )
+    segment, arrays = plane_numbers(alpha.shape[0], group_size, alpha, bias, scale_sets or {})
+    arrays["s0_planes"] = codes_to_planes(codes, segment.bits, threads=threads)
     return _weight(segment, codes.shape, dtype, arrays)
 
 
 def _weight(segment: Segment, shape: tuple[int, ...], dtype: str, arrays: Mapping[str, Array]) -> BcqWeight:
-    spec = WeightSpec(scheme=Scheme(segments=(segment,)), shape=tuple(shape), dtype=dtype, widths=(int(shape[-1]),))
+    spec = one_segment(segment, shape, dtype)
     return BcqWeight("", spec, wrap(spec, arrays))

@@ -1,6 +1,6 @@
 """GPTQ: uniform quantization whose rounding errors are compensated with the Hessian of the layer's inputs.
 
-:func:`compensated_codes` rounds columns one after the other, and those still to come make up for the error. With
+:func:`compensated_codes` rounds columns one after the other, and later columns compensate for the error. With
 H^-1 = U^T U (U upper triangular) for the damped Hessian in rounding order: column i is rounded, and what is missed,
 m_i = w_i - value_i, is taken back at every later column, w_j -= m_i U_ij / U_ii: the best that later columns can do for
 the layer's output. Blocks take up all earlier errors at once (GPTQ's lazy updates).

@@ -24,7 +24,7 @@ from .protocol import Job, Quantized
 __all__ = ["Multi", "MultiSettings"]
 
 _NEXT = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-_NEAR = 1.485  # times the error of planes of its own; the goal is 1.5, and a sample decides
+_NEAR = 1.485  # times the error of planes found for one precision; the goal is 1.5, and only a sample is measured
 _GROUPS, _PART = 512, 64  # the sample: at least this many groups, and one group in this many
 
 
@@ -44,9 +44,9 @@ class MultiSettings:
 class Multi(MethodBase[MultiSettings]):
     """``multi``: the first ``seed`` planes and their scale set are what `bcq` gives for that many bits, bit for bit.
 
-    No group's error grows with the precision. Every plane above is found for itself (``loops.multi``), then together
-    with those before it (``loops.multi_joint``), where the precision after the seed counts as much as it can while the
-    one after that is near planes of its own (``_weights``).
+    No group's error grows with the precision. Every plane above is found by itself (``loops.multi``), then together
+    with those before it (``loops.multi_joint``). There the precision after the seed gets the largest weight with which
+    the error of the next one stays within ``_NEAR`` times that of planes found for it alone (``_weights``).
     """
 
     name = "multi"
@@ -85,7 +85,7 @@ class Multi(MethodBase[MultiSettings]):
             count = max(_GROUPS, weight.shape[0] * groups // _PART) // groups + 1
             rows = np.unique(np.linspace(0, weight.shape[0] - 1, count).astype(np.intp))
             some = weight[rows]
-            alpha = np.ascontiguousarray(seed.numbers.alpha[:, rows])  # else loops are compiled once more
+            alpha = np.ascontiguousarray(seed.numbers.alpha[:, rows])  # another layout would compile the loops again
             start = replace(seed, numbers=Numbers(alpha, seed.numbers.z[rows]))
             alone = solve(job, some, s.seed + 2, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
             limit = _NEAR * float(alone.errors.sum())

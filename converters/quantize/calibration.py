@@ -40,7 +40,7 @@ def calibrate(
     result is the same. ``say`` gets a line for every layer.
     """
     refuse_quantized(source)
-    quiet: Any = transformers.utils.logging  # a verb's own messages are to be seen
+    quiet: Any = transformers.utils.logging  # only our own messages are shown
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     place = torch.device(_device(device))
@@ -66,7 +66,7 @@ def calibrate(
 
 
 class _Model:
-    """A model without weights (or, where names are not those of the checkpoint, with all of them), and its layers."""
+    """A model without weights (with all of them where its names differ from the checkpoint's), and its layers."""
 
     def __init__(self, source: SourceCheckpoint, seq: int) -> None:
         folder = source.folder
@@ -203,7 +203,7 @@ class _Runner:
 
 
 class _Recorder(torch.nn.Module):
-    """Stands for a decoder layer while the model around it runs: notes how it is called, passes on what enters."""
+    """Replaces a decoder layer while the model around it runs: records its arguments, passes on its input."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Recorder(torch.nn.Module):
         self.stops = self.as_tuple = False
 
     def forward(self, hidden: Tensor, *positional: Any, **named: Any) -> Tensor | tuple[Tensor]:
-        """Note, and pass on, or give the result of all layers, or stop."""
+        """Record the call; return the input or the result of all layers, or stop."""
         self.entered, self.positional, self.named = hidden, positional, named
         if self.stops:
             raise _Reached
@@ -230,7 +230,7 @@ class _Recorder(torch.nn.Module):
 
 
 class _Reached(Exception):
-    """The last layer is reached: there is nothing to see behind it."""
+    """Ends a forward pass at a layer: nothing after it is needed."""
 
 
 class _Inputs:

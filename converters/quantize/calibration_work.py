@@ -1,4 +1,4 @@
-"""The files of a calibration but for its result: the text that it reads, and the folder in which it grows.
+"""The files of a calibration other than its result: the input text, and the work folder.
 
 The folder is ``OUT.partial``: locked, resumed layer by layer, removed when the calibration is done.
 
@@ -18,18 +18,17 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.durable import OutputFile, output_path, write_file
+from bcqfmt.container.durable import OutputFile, output_path, reported, write_file
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import lock_file
+from bcqfmt.system import lock_file, require_locks
 
 from .stats import StatsFile, open_stats, write_stats
 
@@ -48,9 +47,8 @@ class CalibrationText(NamedTuple):
 
 def read_text(path: Path) -> CalibrationText:
     """A UTF-8 file; BCQ-E302 when it is not."""
-    source = SourceFile(path)
-    raw = source.read(0, source.size).tobytes()
-    source.close()
+    with contextlib.closing(SourceFile(path)) as source:
+        raw = source.read(0, source.size).tobytes()
     try:
         return CalibrationText(raw.decode("utf-8"), hashlib.sha256(raw).hexdigest(), path.name)
     except UnicodeDecodeError as fault:
@@ -78,10 +76,11 @@ def choose_rows(
 
 
 class CalibrationWork:
-    """One calibration's place on disk; use it as a context."""
+    """The work folder of one calibration; a context manager."""
 
     def __init__(self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """``plan``: the record of the finished file but for its inputs."""
+        """``plan``: the record of the finished file without its inputs."""
+        require_locks()
         self.target = output_path(target)
         self.folder = self.target.with_name(f"{self.target.name}.partial")
         self.plan = dict(plan)
@@ -90,11 +89,9 @@ class CalibrationWork:
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
         if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
-        try:
+        with reported(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as fault:
-            raise error("BCQ-E402", str(self.folder), found=fault.strerror or str(fault)) from fault
         try:
             lock_file(self._lock)
         except OSError as fault:
@@ -156,9 +153,7 @@ class CalibrationWork:
     def __enter__(self) -> CalibrationWork:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
         self.release()
         if isinstance(value, BcqError) and value.code == "BCQ-E622":  # it would end there again
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Which weight gets which method: verdicts on a source, the user's patterns and rules, the recipe of every weight."""
+"""Which weight gets which method: verdicts on a source, the user's patterns and rules, the method of every weight."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.methods.protocol import Method
@@ -15,39 +15,28 @@ from bcqfmt.errors import BcqError, error, escape
 from .dense import Verdict
 from .rules import Rule, RuleFile, pattern_of
 
-__all__ = ["Choice", "Recipe", "choose"]
-
-
-class Recipe(NamedTuple):
-    """A method with its settings."""
-
-    method: Method
-
-    @property
-    def key(self) -> str:
-        """Equal for equal methods and settings."""
-        return canonical(self.as_dict())
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plan and record state it."""
-        return {"method": self.method.name, "settings": self.method.settings()}
+__all__ = ["Choice", "choose"]
 
 
 @dataclass(slots=True)
 class Choice:
-    """``recipes``, each once; ``weights``: name -> position among them; ``dense``: name -> why it stays as it is.
+    """``methods``, each once; ``weights``: name -> position among them; ``dense``: name -> why it stays as it is.
 
-    ``unused``: rules that may match nothing and did.
+    ``unused``: optional rules that match nothing.
     """
 
-    recipes: list[Recipe] = field(default_factory=list)
+    methods: list[Method] = field(default_factory=list)
     weights: dict[str, int] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
 
     def method_of(self, name: str) -> Method:
         """The method that quantizes a weight."""
-        return self.recipes[self.weights[name]].method
+        return self.methods[self.weights[name]]
+
+    def recipes(self) -> list[dict[str, Any]]:
+        """Name and settings of every method, as plan and record state them."""
+        return [_recipe(method) for method in self.methods]
 
 
 def choose(
@@ -58,7 +47,7 @@ def choose(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Choice:
-    """A recipe or a reason for every tensor.
+    """A method, or the reason to stay dense, for every tensor.
 
     ``method`` and ``settings`` come from the command line and win over the default of the rule file. ``exclude`` wins
     over everything; ``include`` takes tensors that would stay dense. BCQ-E625: a pattern that matches nothing.
@@ -70,7 +59,7 @@ def choose(
     unwanted = [pattern_of(text, "--exclude") for text in exclude]
     _check_patterns(verdicts, wanted, unwanted)
     maker = _Maker(default, base)
-    found = Choice(recipes=maker.recipes)
+    found = Choice(methods=maker.methods)
     used: set[int] = set()
     for name, verdict in verdicts.items():
         asked = any(pattern.search(name) for pattern in wanted)
@@ -82,7 +71,7 @@ def choose(
         if reason:
             found.dense[name] = reason
         else:
-            found.weights[name] = maker.recipe(rule)
+            found.weights[name] = maker.position(rule)
     found.unused = _unused(file.rules, used, verdicts)
     if not found.weights:
         reasons = sorted({reason for reason in found.dense.values() if reason})
@@ -100,14 +89,14 @@ class _Maker:
 
     def __init__(self, default: str | None, base: dict[str, Any]) -> None:
         self.default, self.base = default, base
-        self.recipes: list[Recipe] = []
+        self.methods: list[Method] = []
         self._known: dict[str, int] = {}
         self._by_rule: dict[str, int] = {}
         if default is not None:
             build_method(default, base)  # refused now, even if rules leave it nothing to do
 
-    def recipe(self, rule: Rule | None) -> int:
-        """The position of the recipe that a rule asks for; without a rule the default one."""
+    def position(self, rule: Rule | None) -> int:
+        """The position of the method that a rule asks for; without a rule that of the default one."""
         place = "" if rule is None else rule.place
         if place not in self._by_rule:
             name = rule.method if rule is not None and rule.method is not None else self.default
@@ -117,12 +106,16 @@ class _Maker:
                 )
             inherited = self.base if name == self.default else {}
             own = {} if rule is None else rule.settings
-            recipe = Recipe(build_method(name, {**inherited, **own}, place))
-            number = self._known.setdefault(recipe.key, len(self.recipes))
-            if number == len(self.recipes):
-                self.recipes.append(recipe)
+            method = build_method(name, {**inherited, **own}, place)
+            number = self._known.setdefault(canonical(_recipe(method)), len(self.methods))
+            if number == len(self.methods):
+                self.methods.append(method)
             self._by_rule[place] = number
         return self._by_rule[place]
+
+
+def _recipe(method: Method) -> dict[str, Any]:
+    return {"method": method.name, "settings": method.settings()}
 
 
 def _first(rules: Sequence[Rule], name: str, verdict: Verdict, asked: bool) -> int | None:

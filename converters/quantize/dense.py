@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.container.dtypes import EXPONENT, FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.layouts.registry import refuse_by_name
 from bcqfmt.converters.methods.loops.halves import widen
@@ -55,11 +55,6 @@ _TURNED: Final = (
 )
 _FLAT: Final = {0: "scalar", 1: "vector"}
 _EXPERTS = re.compile(r"(^|\.)[^.]*expert", re.IGNORECASE)
-_EXPONENT: Final[dict[str, tuple[Any, int]]] = {
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-    "F32": (np.uint32, 0x7F800000),
-}
 
 
 class Verdict(NamedTuple):
@@ -106,7 +101,7 @@ def read_matrix(tensor: StoredTensor, index: int = 0) -> npt.NDArray[np.float32]
 
 def check_finite(tensor: StoredTensor, file: str) -> None:
     """BCQ-E622 when a number is NaN or infinite; reads the tensor once, a few megabytes at a time."""
-    kind, exponent = _EXPONENT[tensor.dtype]
+    kind, exponent = EXPONENT[tensor.dtype]
     at = 0
     for chunk in tensor.chunks():
         bits = chunk.view(kind)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import numpy.typing as npt
 
-from bcqfmt.container.files import SourceFile
-from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.jobs.plan import Plan
-from bcqfmt.converters.jobs.pool import Stopped, run_all
+from bcqfmt.converters.jobs.pool import Stop, run_all
+from bcqfmt.converters.jobs.source_files import hash_source
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -22,11 +20,11 @@ from .choice import Choice
 from .dense import check_finite
 from .stats import StatsFile
 
-__all__ = ["LazyStats", "check_source", "check_stats", "check_unchanged", "source_state"]
+__all__ = ["LazyStats", "check_source", "check_stats"]
 
 
 class LazyStats(InputStats):
-    """Statistics of a weight's input whose Hessian, larger than many a weight, is read when a method asks for it."""
+    """Statistics of a weight's input whose Hessian, often larger than the weight, is read when a method asks for it."""
 
     __slots__ = ("_file", "_held", "_name")
     _file: StatsFile
@@ -76,43 +74,18 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
 
 
 def check_source(
-    source: SourceCheckpoint, names: Iterable[str], space: Workspace, plan: Plan, workers: int, stop: threading.Event
+    source: SourceCheckpoint, names: Iterable[str], space: Workspace, plan: Plan, workers: int, stop: Stop
 ) -> None:
     """Digests of the source files, and no NaN in any weight: found now, not hours later."""
 
-    def check_stop(_: int = 0) -> None:
-        if stop.is_set():
-            raise Stopped
-
-    def digest(index: int, path: str) -> None:
-        step = f"source-{index:05d}"
-        if space.done(step, plan) is None:
-            file = source.models[path].source
-            record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, check_stop)}
-            space.finish(step, plan, record)
-
     def finite(name: str) -> None:
-        check_stop()
+        stop.check()
         check_finite(source.tensors[name], source.home[name])
 
-    jobs: list[Callable[[], None]] = [partial(digest, i, path) for i, path in enumerate(source.models)]
+    jobs: list[Callable[[], None]] = [
+        partial(hash_source, source, plan, space, i, path, stop.check) for i, path in enumerate(source.models)
+    ]
     if space.done("source-checked", plan) is None:
         jobs += [partial(finite, name) for name in names]
     run_all(jobs, workers, stop)
     space.finish("source-checked", plan, {})
-
-
-def source_state(source: SourceCheckpoint) -> dict[str, Any]:
-    """Sizes and times of the model files."""
-    found = {}
-    for path, model in source.models.items():
-        status = model.source.path.stat()
-        found[path] = [status.st_size, status.st_mtime_ns]
-    return found
-
-
-def check_unchanged(source: SourceCheckpoint) -> None:
-    """BCQ-E103 when a model file was replaced while it was open."""
-    for model in source.models.values():
-        if isinstance(model.source, SourceFile):
-            model.source.check_unchanged()

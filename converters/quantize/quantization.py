@@ -22,7 +22,8 @@ from bcqfmt.container.files import SourceFile
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
-from bcqfmt.converters.jobs.pool import Gate, Stopped, run_all
+from bcqfmt.converters.jobs.pool import Gate, ShardDone, Stop, Tick, run_all
+from bcqfmt.converters.jobs.source_files import check_unchanged, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import WORK, Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Module
@@ -33,7 +34,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .choice import Choice, choose
 from .dense import judge, refuse_quantized
-from .preflight import LazyStats, check_source, check_stats, check_unchanged, source_state
+from .preflight import LazyStats, check_source, check_stats
 from .record import closing_files, same_record
 from .rules import RuleFile
 from .stats import StatsFile
@@ -44,8 +45,6 @@ __all__ = ["Quantization", "QuantizeOptions"]
 _BATCH = 1 << 25  # bytes of source that are quantized between two records, unless one weight has more
 # the same plan can only fail again: nothing of it is worth keeping
 _HOPELESS = ("BCQ-E305", "BCQ-E620", "BCQ-E621", "BCQ-E622", "BCQ-E623", "BCQ-E624")
-Tick = Callable[[int], None] | None
-ShardDone = Callable[[str, int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +97,12 @@ class Quantization:
         )
         add_warnings(source, (), data=False)
         self.warnings: list[Finding] = source.warnings
-        self._stop = threading.Event()
-        largest = max(_matrix(module) for module in self.modules.values())
-        self._gate = Gate(largest, self._check_stop)
 
-    def run(self, target: Path, tick: Tick = None, shard_done: ShardDone = None) -> None:
+    def run(self, target: Path, tick: Tick | None = None, shard_done: ShardDone | None = None) -> None:
         """Quantize into ``target``; what stops half-way can be resumed, unless it can never succeed."""
         space = Workspace(target, resume=self.options.resume, overwrite=self.options.overwrite)
-        self._stop = threading.Event()
+        self._stop = Stop()
+        self._gate = Gate(max(_matrix(module) for module in self.modules.values()), self._stop.check)
         try:
             if not space.begin(self.plan, source_state(self.source)):
                 check_source(self.source, self.modules, space, self.plan, self.options.workers, self._stop)
@@ -141,20 +138,19 @@ class Quantization:
         """What decides the output; part of the plan."""
         stats, digest = self.options.stats, None
         if stats is not None and not self.options.dry_run:
-            file = SourceFile(stats.path)
-            digest = hash_file(file)
-            file.close()
+            with contextlib.closing(SourceFile(stats.path)) as file:
+                digest = hash_file(file)
         return {
             "layout": "dense",
             "name": self.options.name or self.source.folder.name,
-            "recipes": [recipe.as_dict() for recipe in self.choice.recipes],
+            "recipes": self.choice.recipes(),
             "weights": self.choice.weights,
             "stats": digest,
         }
 
     # -- the work -----------------------------------------------------------------------------------------------
 
-    def _work(self, space: Workspace, tick: Callable[[int], None], shard_done: Callable[[str, int], None]) -> None:
+    def _work(self, space: Workspace, tick: Tick, shard_done: ShardDone) -> None:
         """Batch after batch; the thread that finishes the last one of a shard assembles the shard."""
         jobs: list[Callable[[], None]] = []
         for shard in self.plan.shards:
@@ -182,18 +178,11 @@ class Quantization:
             room -= size
         return found
 
-    def _batch(
-        self,
-        space: Workspace,
-        work: _ShardWork,
-        key: str,
-        tick: Callable[[int], None],
-        shard_done: Callable[[str, int], None],
-    ) -> None:
+    def _batch(self, space: Workspace, work: _ShardWork, key: str, tick: Tick, shard_done: ShardDone) -> None:
         names = work.batches[key]
         if space.done(key, self.plan) is None:
             made = [self._quantized(name) for name in names]
-            written = write_spool(space.work / f"{key}.safetensors", made, lambda _: self._check_stop())
+            written = write_spool(space.work / f"{key}.safetensors", made, self._stop.check)
             notes = {one.weight.name: one.record() for one in made}
             file = f"{WORK}/{key}.safetensors"
             space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
@@ -203,18 +192,16 @@ class Quantization:
             self._shard(space, work, tick, shard_done)
 
     def _quantized(self, name: str) -> Measured:
-        self._check_stop()
+        self._stop.check()
         module = self.modules[name]
         size = _matrix(module)
         with self._gate.hold(size):
-            self._check_stop()
+            self._stop.check()
             threads = self._gate.share(size, self.options.workers)
             stats = LazyStats.of(self.options.stats, name)
             return quantize_tensor(module.tensors["weight"], self.choice.method_of(name), stats, threads)
 
-    def _shard(
-        self, space: Workspace, work: _ShardWork, tick: Callable[[int], None], shard_done: Callable[[str, int], None]
-    ) -> None:
+    def _shard(self, space: Workspace, work: _ShardWork, tick: Tick, shard_done: ShardDone) -> None:
         """One output file, from the spool and the source's dense tensors."""
         opened: list[SourceFile] = []
         weights: dict[str, BcqWeight] = {}
@@ -226,9 +213,9 @@ class Quantization:
             opened.append(source)
             weights.update(held)
             notes.update(record["notes"])
-        units = [Unit(n, {part.name: part for part in w.parts().values()}, True) for n, w in weights.items()]
-        units += [Unit(name, {name: self.source.tensors[name]}, False) for name in work.shard.dense]
-        written = write_shard(space.folder / work.shard.file, units, weights, tick=lambda _: self._check_stop())
+        units = [Unit.of_weight(weight) for weight in weights.values()]
+        units += [Unit.of_dense(self.source.tensors[name]) for name in work.shard.dense]
+        written = write_shard(space.folder / work.shard.file, units, weights, tick=self._stop.check)
         record = {"file": work.shard.file, **written._asdict(), "rules": {}, "notes": notes}
         space.finish(work.shard.file, self.plan, record)
         for source in opened:
@@ -247,10 +234,6 @@ class Quantization:
             record = space.done(shard.file, self.plan)
             found.update(record["notes"] if record is not None else {})
         return found
-
-    def _check_stop(self) -> None:
-        if self._stop.is_set():
-            raise Stopped
 
 
 class _ShardWork:

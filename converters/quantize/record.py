@@ -9,12 +9,13 @@
 
 ``power`` and ``noise`` are the sums of w^2 and of the squared error, so that figures of several weights can be put
 together. A figure is null where it is infinite (no error at all). ``notes`` is what the method recorded for readers of
-the weight: the quantization of the activations, for one. The manifest covers the file like any other.
+the weight: the quantization of the activations, for example. The manifest covers the file like any other.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +52,7 @@ class QuantizationRecord(NamedTuple):
         """Over all weights."""
         total = Sums(0.0, 0.0, 0)
         for entry in self.weights.values():
-            size = 1
-            for dim in entry["shape"]:
-                size *= dim
-            total += Sums(entry["power"], entry["noise"], size)
+            total += Sums(entry["power"], entry["noise"], math.prod(entry["shape"]))
         return total
 
 
@@ -63,7 +61,7 @@ def closing_files(
 ) -> dict[str, bytes]:
     """The record and the model card of a finished quantization."""
     weights = {name: {"recipe": choice.weights[name], **records[name]} for name in sorted(records)}
-    recipes = [recipe.as_dict() for recipe in choice.recipes]
+    recipes = choice.recipes()
     made = QuantizationRecord(recipes, weights, dict(sorted(choice.dense.items())), plan.options["stats"])
     value = {"version": "1.0", **made._asdict()}
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
@@ -107,7 +105,7 @@ def same_record(folder: Path, plan: Plan, choice: Choice) -> bool:
         return False
     return (
         record is not None
-        and record.recipes == json.loads(json.dumps([recipe.as_dict() for recipe in choice.recipes]))
+        and record.recipes == json.loads(json.dumps(choice.recipes()))
         and {name: entry["recipe"] for name, entry in record.weights.items()} == choice.weights
         and record.dense == choice.dense
         and record.stats == plan.options["stats"]

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.files import SourceFile, named
-from bcqfmt.container.header import read_header
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.errors import BcqError, error, escape, refuse
+from bcqfmt.errors import BcqError, error, escape
 
 __all__ = ["StatsFile", "fingerprint", "open_stats", "stats_tensors", "write_stats"]
 
@@ -98,13 +98,9 @@ def write_stats(path: Path, tensors: Mapping[str, StoredTensor], record: Mapping
 def open_stats(path: str | Path) -> StatsFile:
     """Open and check a file of statistics; BCQ-E629 when it is none."""
     source = SourceFile(named(path), Path(path).name)
-    header = read_header(source, refuse)
-    assert header is not None  # refuse has raised otherwise
+    header = require_header(source)
     record = _record(source.shown, header.metadata)
-    tensors = {
-        name: StoredTensor(name, entry.dtype, entry.shape, source=source, offset=header.data_start + entry.begin)
-        for name, entry in header.tensors.items()
-    }
+    tensors = {name: StoredTensor.in_file(name, header, source) for name in header.tensors}
     inputs: dict[str, str] = {}
     for leader, weights in record["inputs"].items():
         sums, matrix = tensors.get(f"{leader}.square_sum"), tensors.get(f"{leader}.hessian")

@@ -78,12 +78,10 @@ def quantize_tensor(
 
 def write_spool(path: Path, made: Sequence[Measured], tick: Callable[[int], None] | None = None) -> FileRecord:
     """Quantized weights as one BCQ file; their content is checked once more, as `bcqfmt.save` would."""
-    units, weights = [], {}
-    for one in made:
-        one.weight.check()
-        weights[one.weight.name] = one.weight
-        units.append(Unit(one.weight.name, {part.name: part for part in one.weight.parts().values()}, True))
-    return write_shard(path, units, weights, tick=tick)
+    weights = {one.weight.name: one.weight for one in made}
+    for weight in weights.values():
+        weight.check()
+    return write_shard(path, [Unit.of_weight(weight) for weight in weights.values()], weights, tick=tick)
 
 
 def read_spool(path: Path) -> tuple[SourceFile, dict[str, BcqWeight]]:

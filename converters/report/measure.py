@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bcqfmt.checkpoint.reader import Checkpoint
-from bcqfmt.container.dtypes import float64_of
+from bcqfmt.container.dtypes import FLOATS, float64_of
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.methods.errors import Sums, square_sums
 from bcqfmt.converters.quantize.dense import read_matrix
@@ -18,7 +18,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["measure"]
 
-_TYPES = ("F16", "BF16", "F32")
 _BLOCK = 1 << 22  # elements of a stack that are decoded at a time
 
 
@@ -34,7 +33,7 @@ def measure(
     missing = []
     for name, weight in checkpoint.weights():
         tensor = dense.tensors.get(name)
-        if tensor is None or tensor.dtype not in _TYPES or tuple(tensor.shape) != weight.shape:
+        if tensor is None or tensor.dtype not in FLOATS or tuple(tensor.shape) != weight.shape:
             missing.append(name)
         else:
             found[name] = _sums(weight, tensor, threads)

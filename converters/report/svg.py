@@ -13,6 +13,7 @@ __all__ = ["STYLE", "Mark", "Series", "bars", "scatter", "standalone"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 44
 _COLOURS = 8
+_WIDTH = 760
 # hues that stay apart for colour-blind readers, on white and on black
 STYLE = """
 .plot{--ink:#1b1f24;--soft:#6a737d;--grid:#e3e6ea;--front:#c2410c;font:12px system-ui,sans-serif}
@@ -86,10 +87,9 @@ def scatter(
     front: Sequence[Mark] = (),
     log_y: bool = False,
     heading: bool = False,
-    size: tuple[int, int] = (760, 340),
 ) -> str:
     """Points of several series; ``front``: a line through the best of them; ``heading``: write the title over them."""
-    width, height = size
+    width, height = _WIDTH, 340
     entries = [one.name for one in series] if len(series) > 1 or front else []
     above = 18 * -(-(len(entries) + bool(front)) // 5) + (24 if heading else 0)
     height += above
@@ -114,7 +114,7 @@ def scatter(
     return _svg(title, width, height, parts)
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]], width: int = 760) -> str:
+def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     """Horizontal bars: label, number, and the number as text."""
     height = 24 * len(rows) + 8
     largest = max((number for _, number, _ in rows), default=0) or 1
@@ -124,7 +124,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], width: int = 760) -
         parts.append(f'<text x="150" y="{top + 14}" text-anchor="end">{_text(label, 24)}</text>')
         parts.append(f'<rect class="k0" x="158" y="{top + 2}" width="{max(1.0, length):.1f}" height="16"/>')
         parts.append(f'<text class="soft" x="{166 + length:.1f}" y="{top + 14}">{_text(shown)}</text>')
-    return _svg(title, width, height, parts)
+    return _svg(title, _WIDTH, height, parts)
 
 
 def standalone(svg: str) -> bytes:

@@ -17,10 +17,10 @@ from typing import Any
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
 from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside
-from bcqfmt.container.header import Header, read_header
+from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
-from bcqfmt.errors import BcqError, Finding, error, escape, refuse
+from bcqfmt.errors import BcqError, Finding, error, escape
 
 __all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "SourceModel", "open_source", "read_source"]
 
@@ -60,9 +60,9 @@ class SourceCheckpoint:
     foreign: list[str]
     warnings: list[Finding] = field(default_factory=list)
 
-    def warn(self, code: str, found: str, expected: str = "", tensor: str = "") -> None:
+    def warn(self, code: str, found: str, tensor: str = "") -> None:
         """Note something that does not stop the conversion."""
-        self.warnings.append(Finding(code, self.folder.name, tensor, found, expected))
+        self.warnings.append(Finding(code, self.folder.name, tensor, found))
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -104,15 +104,12 @@ def read_source(
     sources = [open_file(name) for name in names]
     models = {
         name: SourceModel(name, source, header)
-        for name, source, header in zip(names, sources, each(_header, sources), strict=True)
+        for name, source, header in zip(names, sources, each(require_header, sources), strict=True)
     }
     home = _homes({name: model.header for name, model in models.items()}, weight_map)
     tensors = {}
     for name, path in home.items():
-        header = models[path].header
-        entry, source = header.tensors[name], models[path].source
-        offset = header.data_start + entry.begin
-        tensors[name] = StoredTensor(name, entry.dtype, entry.shape, source=source, offset=offset)
+        tensors[name] = StoredTensor.in_file(name, models[path].header, models[path].source)
     foreign = [name for name in files if name.endswith(FOREIGN)]
     side = [name for name in files if name not in models and name not in foreign]
     if CONFIG not in files:
@@ -175,12 +172,6 @@ def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[lis
             "BCQ-V506", place, found=f"model files that the index does not name: {escape(', '.join(extra[:3]))}"
         )
     return names, weight_map
-
-
-def _header(source: ByteSource) -> Header:
-    header = read_header(source, refuse)
-    assert header is not None  # refuse has raised otherwise
-    return header
 
 
 def _homes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What a checkpoint's configuration says about its quantization, under all the names that tools give it.
 
-Configurations are claims: each is normalised, several must agree, and the tensors have the last word.
+Configurations are claims: each is normalised, several must agree, and all are checked against the tensors.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def refuse_transforms(settings: Settings, folder: str) -> None:
                 "BCQ-E601",
                 folder,
                 found=f"a rotated checkpoint ({key} is set)",
-                expected="weights that stand for themselves",
+                expected="weights that need no rotation at run time",
             )
     if settings.raw.get("is_marlin_format") or settings.format in ("marlin", "bitblas", "marlin-24"):
         raise error(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bcqfmt.container.dtypes import BITS, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 
-__all__ = ["Turns", "new_array", "read_array", "reused", "wait_for_room"]
+__all__ = ["new_array", "read_array", "reused", "wait_for_room"]
 
 Array = npt.NDArray[Any]
 Block = npt.NDArray[np.uint8]
@@ -118,25 +118,6 @@ def wait_for_room(size: int, limit: int, check_stop: Callable[[], None]) -> None
             _store.returned.wait(0.1)
             waited = waited + 1 if _store.used == before else 0
             check_stop()
-
-
-class Turns:
-    """A lock that threads get in the order in which they asked: a plain one can go to the same thread many times."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._next = self._now = 0
-
-    def __enter__(self) -> None:
-        with self._changed:
-            mine = self._next
-            self._next += 1
-            self._changed.wait_for(lambda: self._now == mine)
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._now += 1
-            self._changed.notify_all()
 
 
 def new_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

@@ -34,7 +34,8 @@ __all__ += ["stream_columns_to_codes", "stream_rows_to_codes"]
 
 def stream_rows_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
     """LE(bits) along axis 0, [ceil(k*bits/32), N]: GPTQ weights; compressed-tensors zero points, [G, N] here."""
-    return _from_rows(words_in(words, length(k, bits), None), programs.stream(bits), k, threads)
+    words = words_in(words, length(k, bits), None)
+    return _unpacked(runs.rows(words, programs.stream(bits), blocks_of(k)), k, threads)
 
 
 def codes_to_stream_rows(codes: Array, bits: int, threads: int = 1) -> Words:
@@ -44,7 +45,8 @@ def codes_to_stream_rows(codes: Array, bits: int, threads: int = 1) -> Words:
 
 def stream_columns_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
     """LE(bits) along axis 1, [N, ceil(k*bits/32)]: compressed-tensors, AWQ GEMV; GPTQ zero points, [G, N] here."""
-    return _from_columns(words_in(words, None, length(k, bits)), programs.stream(bits), k, threads)
+    words = words_in(words, None, length(k, bits))
+    return _unpacked(runs.columns(words, programs.stream(bits), blocks_of(k)), k, threads)
 
 
 def codes_to_stream_columns(codes: Array, bits: int, threads: int = 1) -> Words:
@@ -55,7 +57,8 @@ def codes_to_stream_columns(codes: Array, bits: int, threads: int = 1) -> Words:
 def planar_rows_to_codes(words: Array, bits: int, k: int | None = None, threads: int = 1) -> Codes:
     """gptq_p weights [K*bits/32, N], K a multiple of 32."""
     k = whole_blocks(words, bits, 0, k)
-    return _from_rows(words_in(words, length(k, bits), None), programs.planar(bits), k, threads)
+    words = words_in(words, length(k, bits), None)
+    return _unpacked(runs.rows(words, programs.planar(bits), blocks_of(k)), k, threads)
 
 
 def codes_to_planar_rows(codes: Array, bits: int, threads: int = 1) -> Words:
@@ -66,7 +69,8 @@ def codes_to_planar_rows(codes: Array, bits: int, threads: int = 1) -> Words:
 def planar_columns_to_codes(words: Array, bits: int, k: int | None = None, threads: int = 1) -> Codes:
     """gptq_p zero points [G, N*bits/32], N a multiple of 32, to codes [G, N]."""
     k = whole_blocks(words, bits, 1, k)
-    return _from_columns(words_in(words, None, length(k, bits)), programs.planar(bits), k, threads)
+    words = words_in(words, None, length(k, bits))
+    return _unpacked(runs.columns(words, programs.planar(bits), blocks_of(k)), k, threads)
 
 
 def codes_to_planar_columns(codes: Array, bits: int, threads: int = 1) -> Words:
@@ -112,9 +116,7 @@ def codes_to_awq_gemm(codes: Array, threads: int = 1) -> Words:
 def gemv_fast_to_codes(words: Array, threads: int = 1) -> Codes:
     """AWQ GEMV-fast and llm-awq v2: int16 [N/4, K], K a multiple of 64."""
     words = gemv_fast_in(words)
-    codes = new_codes(words.shape[0], 8 * words.shape[1])
-    runs.run(runs.columns(words, programs.gemv_fast(), words.shape[1] // 4), runs.codes(codes), threads=threads)
-    return codes
+    return _unpacked(runs.columns(words, programs.gemv_fast(), words.shape[1] // 4), 8 * words.shape[1], threads)
 
 
 def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
@@ -126,9 +128,10 @@ def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
     return gemv_fast_out(words)
 
 
-def _from_rows(words: Words, container: Container, k: int, threads: int) -> Codes:
-    codes = new_codes(words.shape[1], k)
-    runs.run(runs.rows(words, container, blocks_of(k)), runs.codes(codes), threads=threads)
+def _unpacked(source: Side, k: int, threads: int) -> Codes:
+    """Codes [lanes, k] of a layout."""
+    codes = new_codes(source.lanes, k)
+    runs.run(source, runs.codes(codes), threads=threads)
     return cut(codes, k)
 
 
@@ -139,12 +142,6 @@ def _to_rows(codes: Codes, bits: int, container: Container, threads: int) -> Wor
     return words
 
 
-def _from_columns(words: Words, container: Container, k: int, threads: int) -> Codes:
-    codes = new_codes(words.shape[0], k)
-    runs.run(runs.columns(words, container, blocks_of(k)), runs.codes(codes), threads=threads)
-    return cut(codes, k)
-
-
 def _to_columns(codes: Codes, bits: int, container: Container, threads: int) -> Words:
     n, k = codes.shape
     words = new_array((n, length(k, bits)), np.uint32)
@@ -153,8 +150,7 @@ def _to_columns(codes: Codes, bits: int, container: Container, threads: int) -> 
 
 
 def _per_word(bits: int) -> int:
-    if not 1 <= bits <= 8:
-        raise ValueError(f"codes of {bits} bits; 1 to 8 can be packed")
+    length(0, bits)  # refuses bits out of range
     return 32 // bits
 
 

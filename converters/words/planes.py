@@ -42,10 +42,7 @@ __all__ += ["planes_to_columns", "planes_to_gemv_fast", "planes_to_gptq", "plane
 def codes_to_planes(codes: Array, bits: int, perm: Array | None = None, threads: int = 1) -> Words:
     """Codes [N, K] in their original order."""
     codes = codes_in(codes)
-    k = codes.shape[1]
-    planes = new_planes(bits, *codes.shape)
-    _run(runs.codes(padded(codes)), runs.planes(planes), bits, k, permutation(perm, k), threads)
-    return planes
+    return _to_planes(runs.codes(padded(codes)), bits, codes.shape[1], perm, threads)
 
 
 def planes_to_codes(planes: Array, k: int, perm: Array | None = None, threads: int = 1) -> Codes:
@@ -60,10 +57,7 @@ def gptq_to_planes(words: Array, bits: int, k: int | None = None, threads: int =
     """GPTQ weights [ceil(K*bits/32), N]: LE(bits) along axis 0."""
     k = words.shape[0] * 32 // bits if k is None else k
     words = words_in(words, length(k, bits), None)
-    planes = new_planes(bits, words.shape[1], k)
-    source = runs.rows(words, programs.stream(bits), blocks_of(k))
-    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
-    return planes
+    return _to_planes(runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, perm, threads)
 
 
 def planes_to_gptq(
@@ -83,10 +77,7 @@ def columns_to_planes(
     """compressed-tensors and AWQ GEMV weights [N, ceil(K*bits/32)]: LE(bits) along axis 1."""
     k = words.shape[1] * 32 // bits if k is None else k
     words = words_in(words, None, length(k, bits))
-    planes = new_planes(bits, words.shape[0], k)
-    source = runs.columns(words, programs.stream(bits), blocks_of(k))
-    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
-    return planes
+    return _to_planes(runs.columns(words, programs.stream(bits), blocks_of(k)), bits, k, perm, threads)
 
 
 def planes_to_columns(
@@ -96,14 +87,8 @@ def planes_to_columns(
     planes, k = planes_in(planes, k)
     bits, n, _ = planes.shape
     words = new_array((n, length(k, bits)), np.uint32)
-    _run(
-        runs.planes(planes),
-        runs.columns(words, programs.stream(bits), blocks_of(k)),
-        bits,
-        k,
-        inverse(perm, k),
-        threads,
-    )
+    target = runs.columns(words, programs.stream(bits), blocks_of(k))
+    _run(runs.planes(planes), target, bits, k, inverse(perm, k), threads)
     return words
 
 
@@ -113,10 +98,7 @@ def planar_to_planes(
     """gptq_p weights [K*bits/32, N]."""
     k = whole_blocks(words, bits, 0, k)
     words = words_in(words, None, None)
-    planes = new_planes(bits, words.shape[1], k)
-    source = runs.rows(words, programs.planar(bits), blocks_of(k))
-    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
-    return planes
+    return _to_planes(runs.rows(words, programs.planar(bits), blocks_of(k)), bits, k, perm, threads)
 
 
 def planes_to_planar(
@@ -153,10 +135,8 @@ def planes_to_awq(planes: Array, k: int | None = None, threads: int = 1) -> Word
 def gemv_fast_to_planes(words: Array, threads: int = 1) -> Words:
     """AWQ GEMV-fast and llm-awq v2: int16 [N/4, K], K a multiple of 64."""
     words = gemv_fast_in(words)
-    n, k = words.shape[0], 8 * words.shape[1]
-    planes = new_planes(4, n, k)
-    runs.run(runs.columns(words, programs.gemv_fast(), k // 32), runs.planes(planes), threads=threads)
-    return planes
+    k = 8 * words.shape[1]
+    return _to_planes(runs.columns(words, programs.gemv_fast(), k // 32), 4, k, None, threads)
 
 
 def planes_to_gemv_fast(planes: Array, k: int | None = None, threads: int = 1) -> npt.NDArray[np.int16]:
@@ -174,10 +154,8 @@ def anybcq_to_planes(words: Array, threads: int = 1) -> Words:
     """AnyBCQ [K/32, B, N]: planes already, in another order of axes; plane i stays plane i."""
     words = words_in(words, None, None, None)
     blocks, bits, n = words.shape
-    planes = new_planes(bits, n, 32 * blocks)
     source = runs.rows(words.reshape(blocks * bits, n), programs.plane_words(bits), blocks)
-    runs.run(source, runs.planes(planes), threads=threads)
-    return planes
+    return _to_planes(source, bits, 32 * blocks, None, threads)
 
 
 def planes_to_anybcq(planes: Array, threads: int = 1) -> Words:
@@ -187,6 +165,13 @@ def planes_to_anybcq(planes: Array, threads: int = 1) -> Words:
     words = new_array((blocks * bits, n), np.uint32)
     runs.run(runs.planes(planes), runs.rows(words, programs.plane_words(bits), blocks), threads=threads)
     return words.reshape(blocks, bits, n)
+
+
+def _to_planes(source: Side, bits: int, k: int, perm: Array | None, threads: int) -> Words:
+    """Planes [bits, lanes, ceil(k/32)] of a layout."""
+    planes = new_planes(bits, source.lanes, k)
+    _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
+    return planes
 
 
 def _run(source: Side, target: Side, bits: int, k: int, order: Order | None, threads: int) -> None:

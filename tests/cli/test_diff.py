@@ -118,12 +118,12 @@ def test_number_of_outliers_is_content(run: Run, tmp_path: Path) -> None:
 
 def test_blocks_of_rows_see_everything(folder: Path, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from bcqfmt.inspect import compare as module
+    from bcqfmt.inspect import tensor_details
 
     changed = other(tensors={UP: affine(7)})
     with bcqfmt.open(folder) as a, bcqfmt.open(changed) as b:
         whole = module.compare(a, b)
-        blocks = module.row_blocks
-        monkeypatch.setattr(module, "row_blocks", lambda weight: blocks(weight, 3 * 64))
+        monkeypatch.setattr(tensor_details, "_BLOCK", 3 * 64)
         pieces = module.compare(a, b)
     assert whole.as_dict() == pieces.as_dict()
 

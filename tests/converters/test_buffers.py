@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 import bcqfmt
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.words import buffers
-from bcqfmt.converters.words.buffers import Turns, new_array, read_array, reused, wait_for_room
+from bcqfmt.converters.words.buffers import new_array, read_array, reused, wait_for_room
 
 Array = np.ndarray[Any, Any]
 MEGA = 1 << 20
@@ -137,23 +136,3 @@ def test_waiting_ends_when_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -
         array = new_array((MEGA,), np.uint8)
         wait_for_room(MEGA, MEGA, lambda: None)
         assert array.size == MEGA
-
-
-def test_turns_are_taken_in_the_order_of_asking() -> None:
-    turns, order, threads = Turns(), [], []
-
-    def work(name: int) -> None:
-        with contextlib.suppress(Stop), turns:  # released after an error too
-            order.append(name)
-            raise Stop
-
-    with turns:
-        for name in range(5):
-            threads.append(threading.Thread(target=work, args=(name,)))
-            threads[-1].start()
-            while turns._next < name + 2:  # until it has asked
-                pass
-        assert order == []
-    for thread in threads:
-        thread.join()
-    assert order == [0, 1, 2, 3, 4]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bcqfmt import BcqError, system
+from bcqfmt.converters.quantize.calibration_work import CalibrationWork
 
 ROOT = Path(__file__).resolve().parents[2]
 READS = ("preadv", "pread")
@@ -177,3 +178,11 @@ def test_without_posix_reading_and_writing_work_and_resumable_jobs_are_refused(t
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "UnsupportedError: BCQ-E307: not possible on this machine: no file locks on" in last
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}, "refused before anything was made"
+
+
+def test_without_locks_a_calibration_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "_fcntl", None)
+    with pytest.raises(BcqError, match="BCQ-E307"):
+        CalibrationWork(tmp_path / "stats.safetensors", {"rows": 1})
+    assert list(tmp_path.iterdir()) == []

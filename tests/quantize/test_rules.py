@@ -50,7 +50,7 @@ def test_without_rules_all_weights_get_the_same() -> None:
     choice = choose(VERDICTS, "rtn", {"bits": "3"})
     assert chosen(choice) == dict.fromkeys((Q, UP, DOWN), ("rtn", 3))
     assert choice.dense == {HEAD: "output head", NORM: "vector"}
-    assert len(choice.recipes) == 1
+    assert len(choice.methods) == 1
 
 
 def test_the_first_rule_wins(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_default_of_the_file(tmp_path: Path) -> None:
 def test_equal_recipes_are_one(tmp_path: Path) -> None:
     text = "[[rule]]\nmatch='attn'\nbits=4\n[[rule]]\nmatch='up'\nmethod='rtn'\ngroup_size='row'\n"
     choice = choose(VERDICTS, "rtn", {"bits": 4}, rules(tmp_path, text))
-    assert len(choice.recipes) == 2
+    assert len(choice.methods) == 2
     assert choice.weights[Q] == choice.weights[DOWN]
 
 

@@ -175,7 +175,6 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
 
 
 def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) -> bool:
-
     shards = conversion.plan.shards
     part = conversion.options.part
     mine = shards if part is None else shards[part[0] - 1 :: part[1]]

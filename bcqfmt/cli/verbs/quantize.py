@@ -135,7 +135,6 @@ def _planned(
 
 
 def _carry_out(quantization: Quantization, dst: Path) -> None:
-
     plan = quantization.plan
     with Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
         return_large_blocks()
@@ -158,9 +157,9 @@ def _plan(quantization: Quantization, dst: Path) -> dict[str, Any]:
     """The figures of the plan."""
     choice, plan, tensors = quantization.choice, quantization.plan, quantization.source.tensors
     recipes = []
-    for i, recipe in enumerate(choice.recipes):
+    for i, recipe in enumerate(choice.recipes()):
         names = [name for name, number in choice.weights.items() if number == i]
-        recipes.append({**recipe.as_dict(), "weights": len(names), "bytes": sum(tensors[n].nbytes for n in names)})
+        recipes.append({**recipe, "weights": len(names), "bytes": sum(tensors[n].nbytes for n in names)})
     reasons: dict[str, dict[str, int]] = {}
     for name, reason in choice.dense.items():
         row = reasons.setdefault(reason, {"tensors": 0, "bytes": 0})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -10,6 +10,7 @@ import click
 from bcqfmt.checkpoint.validation import Report, validate
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
 
 
@@ -32,7 +33,10 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
       bcqfmt validate model/
       bcqfmt validate --deep model/
     """
-    report = _with_progress(path) if deep and sys.stderr.isatty() else validate(path, deep=deep)
+    with ExitStack() as stack:
+        total = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file()) if deep else 0
+        tick = bar(stack, total=total, unit="B", unit_scale=True, desc="hashing") if deep else None
+        report = validate(path, deep=deep, progress=tick)
     if as_json:
         found = report.as_dict()
         found["findings_total"] = len(found["findings"])
@@ -41,15 +45,6 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
     else:
         render.echo(_text(report, max_findings))
     return report.exit_code
-
-
-def _with_progress(path: str) -> Report:
-    """Deep validation of a large folder takes minutes: say how far it is."""
-    from tqdm import tqdm
-
-    total = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
-    with tqdm(total=total, unit="B", unit_scale=True, desc="hashing", leave=False) as bar:
-        return validate(path, deep=True, progress=bar.update)
 
 
 def _text(report: Report, limit: int) -> list[str]:

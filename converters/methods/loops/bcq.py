@@ -32,7 +32,7 @@ __all__ = ["STARTS", "solve_rows"]
 
 STARTS = ("greedy", "greedy around the mean", "rtn", "rtn symmetric", "centred", "rtn, whole range")
 _NOISE = 1e-12  # of the numbers' squares: far more than cancellation can hide
-_FALLS = 1.0 - 1e-4  # a smaller fall of the error is none: nothing in the result would show it
+_FALLS = 1.0 - 1e-4  # a smaller decrease of the error counts as none: the result would not show it
 
 
 @inner

@@ -19,7 +19,7 @@ from .multi_joint import improve
 
 __all__ = ["extend_rows"]
 
-_FALLS = 1.0 - 1e-4  # a smaller fall of the error is none: nothing in the result would show it
+_FALLS = 1.0 - 1e-4  # a smaller decrease of the error counts as none: the result would not show it
 _STARTS = 4
 
 
