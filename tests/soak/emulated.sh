@@ -60,7 +60,7 @@ END
     mkdir "$place/path" && ln -s "$root/bcqfmt" "$place/path/bcqfmt"
     cat > "$program" << END
 #!/bin/sh
-PYTHONPATH="$packages:$place/path\${PYTHONPATH:+:\$PYTHONPATH}" EMULATED_PYTHON="$program" \\
+PYTHONPATH="$packages\${PYTHONPATH:+:\$PYTHONPATH}:$place/path" EMULATED_PYTHON="$program" \\
     exec qemu-$machine -cpu "\$EMULATED_CPU" -L "$system" "$system/usr/bin/python3" "\$@"
 END
     chmod +x "$program"
