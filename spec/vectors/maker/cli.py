@@ -18,6 +18,7 @@ from . import (
     valid_affine,
     valid_containers,
     valid_encodings,
+    valid_exact,
     valid_folders,
     valid_structures,
 )
@@ -30,7 +31,7 @@ GROUPS = ("valid", "invalid")
 
 def all_valid() -> list[Valid]:
     """Every valid vector."""
-    modules = (valid_affine, valid_encodings, valid_structures, valid_containers, valid_folders)
+    modules = (valid_affine, valid_encodings, valid_exact, valid_structures, valid_containers, valid_folders)
     return [vector for module in modules for vector in module.vectors()]
 
 
