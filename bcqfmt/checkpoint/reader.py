@@ -19,7 +19,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .folder import MANIFEST, Layout, model_layout
 from .manifest import Manifest, parse_manifest
-from .model_file import ModelFile, read_model_file, refuse_duplicates
+from .model_file import FolderNames, ModelFile, read_model_file
 
 __all__ = ["Checkpoint", "open"]
 
@@ -37,7 +37,7 @@ class Checkpoint:
         self._paths = files
         self._opened: dict[str, ModelFile] = {}
         self._layout = layout
-        self._seen: dict[str, str] = {}
+        self._claims = FolderNames()
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> BcqWeight | StoredTensor:
@@ -147,7 +147,7 @@ class Checkpoint:
                 file = read_model_file(SourceFile(self._paths[name], name), self._sink, fallback)
                 assert file is not None  # the sink has raised otherwise
                 if len(self._paths) > 1:
-                    refuse_duplicates(self._seen, name, file.header.tensors)
+                    self._claims.add(file, refuse)
                 self._opened[name] = file
             return self._opened[name]
 

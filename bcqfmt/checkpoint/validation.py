@@ -23,7 +23,7 @@ from bcqfmt.weight.scheme_json import resolved_json
 
 from .folder import INDEX, MANIFEST, SOURCE, Layout, check_quantization_config, file_list, model_layout, read_config
 from .manifest import Manifest, parse_manifest
-from .model_file import ModelFile, read_model_file
+from .model_file import FolderNames, ModelFile, read_model_file
 from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
@@ -207,14 +207,11 @@ class _Run:
             check_quantization_config(config, version, self.sink)
 
     def across(self, files: list[ModelFile], layout: Layout) -> None:
-        """BCQ-V504, V505: the shards and the index together."""
-        where: dict[str, str] = {}
+        """BCQ-V504, V505, and V214 between files: the shards and the index together."""
+        names = FolderNames()
         for file in files:
-            shown = file.source.shown
-            for name in file.header.tensors:
-                if name in where:
-                    self.sink(Finding("BCQ-V505", shown, name, f"also in {where[name]}", "one file"))
-                where.setdefault(name, shown)
+            names.add(file, self.sink)
+        where = names.tensors
         if layout.weight_map is None:
             return
         opened = {file.source.shown for file in files}

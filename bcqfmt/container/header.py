@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import struct
-import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bcqfmt import limits
@@ -36,7 +35,7 @@ _MAGIC = (
     (b"\x28\xb5\x2f\xfd", "zstd-compressed"),
 )
 
-__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header"]
+__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header", "twins"]
 
 
 class TensorEntry(NamedTuple):
@@ -128,12 +127,17 @@ def check_strict(header: Header, file: str, sink: Sink) -> None:
             )
         if len(name) * 4 > limits.MAX_NAME_BYTES and len(name.encode()) > limits.MAX_NAME_BYTES:
             sink(Finding("BCQ-V119", file, name, f"{len(name.encode())} bytes", f"at most {limits.MAX_NAME_BYTES}"))
-    seen: dict[str, str] = {}
-    for name in header.tensors:
-        folded = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
-        if folded in seen:
-            sink(Finding("BCQ-V120", file, name, f"equal to '{escape(seen[folded])}' but for case or composition"))
-        seen[folded] = name
+    for name, other in twins(header.tensors):
+        sink(Finding("BCQ-V120", file, name, f"equal to '{escape(other)}' but for case"))
+
+
+def twins(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """BCQ-V120: (name, an earlier one) that differ only by the case of ASCII letters."""
+    seen: dict[bytes, str] = {}
+    for name in names:
+        other = seen.setdefault(name.encode("utf-8", "surrogatepass").lower(), name)  # of bytes: ASCII letters only
+        if other is not name:
+            yield name, other
 
 
 def layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorEntry]:

@@ -1,8 +1,9 @@
-"""Folders that break one rule of sections 9.1 and 9.2, BCQ-V501 to BCQ-V508, BCQ-V510 to BCQ-V513."""
+"""Folders that break one rule of sections 9.1 and 9.2: BCQ-V501 to BCQ-V508, V510 to V513, V214 between files."""
 
 from collections.abc import Callable
 from typing import Any
 
+from .build import tensor
 from .catalogue import Invalid
 from .folder import INDEX, Files, Folder, Shard, pretty
 from .valid_affine import worked_example
@@ -61,6 +62,9 @@ def shard_rules() -> list[Invalid]:
     double = sharded()
     double.shards[SHARDS[1]].dense = norm()
 
+    twin = sharded()
+    twin.shards[SHARDS[1]].dense = {"w.weight": tensor("F16", [2, 8], [0] * 16)}
+
     def first_shard(index: dict[str, Any]) -> None:
         index["weight_map"]["norm.weight"] = SHARDS[0]
 
@@ -107,6 +111,7 @@ def shard_rules() -> list[Invalid]:
             reindexed(lambda i: i["weight_map"].update({"norm.weight": SHARDS[1]})),
         ),
         Invalid("V505", "tensor-twice", "a dense tensor is in both files", reindexed(first_shard, double)),
+        Invalid("V214", "dense-twin-in-other-file", "a weight in one file, a dense tensor in another", twin.build()),
         Invalid("V506", "index-and-single", "model.safetensors and an index that names it", both.build()),
     ]
 
