@@ -74,8 +74,6 @@ _TABLE = [
     Code("BCQ-V304", "part has the wrong shape", 4, _WRITER),
     # content
     Code("BCQ-V401", "padding bits are not zero", 4, _WRITER),
-    Code("BCQ-V402", "zero points are stored wider than needed", 4, _WRITER),
-    Code("BCQ-V403", "constant zero point is stored as a part", 4, _WRITER),
     Code("BCQ-V404", "zero point out of range", 4, _WRITER),
     Code("BCQ-V405", "infinity or NaN", 4, "only the feature `nonfinite` allows it"),
     Code("BCQ-V406", "perm is not a permutation", 4, _WRITER),
@@ -195,4 +193,6 @@ _TABLE = [
 # fmt: on
 
 CODES: dict[str, Code] = {entry.code: entry for entry in _TABLE}
-RETIRED = frozenset({"BCQ-V607"})  # rules that no longer exist; their numbers are never given again
+RETIRED = frozenset(
+    {"BCQ-V402", "BCQ-V403", "BCQ-V607"}
+)  # rules that no longer exist; their numbers are never given again

@@ -224,7 +224,6 @@ bcq_weight *bcq_folder_find_weight(bcq_folder *folder, const char *name);
 #define BCQ__MAX_HEADER 25000000u
 #define BCQ__MAX_TENSORS 200000u
 #define BCQ__MAX_NAME 512u
-#define BCQ__MAX_ENTRY 4096u
 #define BCQ__MAX_METADATA 1000u
 #define BCQ__MAX_WEIGHT_NAME 480u
 #define BCQ__MAX_DEPTH 16u
@@ -498,7 +497,7 @@ static void bcq__sha_hex(bcq__sha *h, char hex[65])
 
 enum { BCQ__OBJECT = 1, BCQ__ARRAY, BCQ__STRING, BCQ__INTEGER, BCQ__NUMBER, BCQ__TRUE, BCQ__FALSE, BCQ__NULL };
 
-/* What is allowed: integers without limit (section 3), integers of section 4, any number, what config.json has. */
+/* What is allowed: integers without -0 (section 3), integers of section 4, any number, what config.json has. */
 enum { BCQ__KIND_HEADER, BCQ__KIND_LIMITED, BCQ__KIND_NUMBERS, BCQ__KIND_CONFIG };
 
 typedef struct bcq__node {
@@ -784,7 +783,8 @@ static int bcq__scan_scalar(bcq__json *d, size_t *i, uint32_t index, int kind)
     node->len = (uint32_t)(*i - start);
     if (node->type == BCQ__NUMBER && (kind == BCQ__KIND_HEADER || kind == BCQ__KIND_LIMITED))
         return 0;
-    if (node->type == BCQ__INTEGER && kind == BCQ__KIND_LIMITED && !bcq__integer(d, index, &value))
+    if (node->type == BCQ__INTEGER && (kind == BCQ__KIND_HEADER || kind == BCQ__KIND_LIMITED) &&
+        !bcq__integer(d, index, &value))
         return 0;
     if (kind == BCQ__KIND_HEADER && node->type == BCQ__INTEGER && c == '-' && d->text[start + 1] == '0')
         return 0; /* -0 */
@@ -949,7 +949,7 @@ static int bcq__parse(bcq__json *d, int kind, bcq__rules rules, bcq_error *error
         return bcq__no_memory(error);
     if (!bcq__scan(d, kind, capacity))
         return bcq__fail(error, rules.form, "not one JSON object within the limits of section 4");
-    if (d->lone_surrogate && kind != BCQ__KIND_CONFIG)
+    if (d->lone_surrogate)
         return bcq__fail(error, rules.text, "a string holds a lone surrogate");
     duplicates = bcq__has_duplicates(d);
     if (duplicates < 0)
@@ -1301,22 +1301,18 @@ static int bcq__check_metadata(const bcq_file *f, bcq_error *error)
     return good ? 0 : bcq__fail(error, 118, "__metadata__ is not an object of at most 1,000 strings");
 }
 
-/* Section 3, from V105 on: f->header.text of N bytes, f->data_bytes bytes after it. Not strict: without V117, V119
-   and V120 (section 10 asks no more of raw.safetensors). */
-static int bcq__read_container(bcq_file *f, int strict, bcq_error *error)
+/* Section 3, from V105 on: f->header.text of L bytes, f->data_bytes bytes after it. V117, V119 and V120 are asked of BCQ
+   files only, and V201 tells them from others. */
+static int bcq__read_container(bcq_file *f, int bcq, bcq_error *error)
 {
     static const bcq__rules rules = {105, 106, 107};
     bcq__json *d = &f->header;
     uint32_t i, count, node = 1;
     BCQ__TRY(bcq__parse(d, BCQ__KIND_HEADER, rules, error));
     count = d->nodes[0].count;
-    for (i = 0; i < count; i++, node = d->nodes[node + 1].next) {
-        const bcq__node *value = d->nodes + node + 1;
+    for (i = 0; i < count; i++, node = d->nodes[node + 1].next)
         if (bcq__is(d, node, "__metadata__"))
             f->metadata = node + 1;
-        else if ((value->type == BCQ__OBJECT || value->type == BCQ__ARRAY) && value->len > BCQ__MAX_ENTRY)
-            return bcq__bad(error, 109, bcq__string(d, node), "an entry of more than 4,096 bytes");
-    }
     f->tensor_count = count - (f->metadata != 0);
     if (f->tensor_count > BCQ__MAX_TENSORS)
         return bcq__fail(error, 108, "%u tensors", f->tensor_count);
@@ -1333,13 +1329,15 @@ static int bcq__read_container(bcq_file *f, int strict, bcq_error *error)
         count++;
     }
     BCQ__TRY(bcq__check_offsets(f, error));
-    if (strict)
-        BCQ__TRY(bcq__check_alignment(f, error));
     BCQ__TRY(bcq__check_metadata(f, error));
-    for (i = 0; strict && i < f->tensor_count; i++)
+    if (bcq && !(f->metadata && bcq__get(d, f->metadata, "bcqfmt")))
+        return bcq__fail(error, 201, "__metadata__ has no key bcqfmt");
+    if (bcq)
+        BCQ__TRY(bcq__check_alignment(f, error));
+    for (i = 0; bcq && i < f->tensor_count; i++)
         if (f->tensors[i].name_bytes > BCQ__MAX_NAME)
             return bcq__bad(error, 119, bcq__tensor_name(f->tensors + i), "a name of more than 512 bytes");
-    if (strict)
+    if (bcq)
         BCQ__TRY(bcq__check_folded(f, error));
     f->by_name = bcq__sorted(f->tensor_count, bcq__by_name, f->tensors);
     return f->by_name ? 0 : bcq__no_memory(error);
@@ -1744,22 +1742,20 @@ static int bcq__read_descriptor(bcq_file *f, bcq_error *error)
 {
     static const char *const names[] = {"version", "features", "schemes", "weights", "ignorable", NULL};
     static const bcq__rules rules = {203, 203, 203};
-    uint32_t text = f->metadata ? bcq__get(&f->header, f->metadata, "bcqfmt") : 0, i, values[5];
+    uint32_t text = bcq__get(&f->header, f->metadata, "bcqfmt"), i, values[5];
     bcq__json *d = &f->descriptor;
     bcq__tables t;
     int code;
-    if (!text)
-        return bcq__fail(error, 201, "__metadata__ has no key bcqfmt");
     if (!bcq__is(&f->header, bcq__get(&f->header, f->metadata, "format"), "pt"))
         return bcq__fail(error, 202, "__metadata__ has no format = pt");
     BCQ__TRY(bcq__parse_copy(d, bcq__string(&f->header, text), BCQ__KIND_LIMITED, rules, error));
     BCQ__TRY(bcq__check_version(d, error));
-    if (!bcq__is_canonical(d, ""))
-        return bcq__fail(error, 204, "the descriptor is not canonical JSON");
     if (!bcq__fields(d, 0, names, 4, values))
         return bcq__fail(error, 208, "the descriptor lacks a key or has one too many");
     memset(&t, 0, sizeof t);
     code = bcq__read_tables(d, 0, 208, &t, error);
+    if (!code && !bcq__is_canonical(d, ""))
+        code = bcq__fail(error, 204, "the descriptor is not canonical JSON");
     if (!code)
         code = bcq__check_use(d, &t, 207, 209, error);
     f->schemes = t.schemes; /* what was made belongs to the file, whatever the result */
@@ -2032,7 +2028,7 @@ static int bcq__check_padding(const bcq_weight *w, bcq_error *error)
     return good ? 0 : bcq__bad(error, 401, bcq__weight_name(w), "bits after the last field of a row");
 }
 
-/* V402 to V404 */
+/* V404 */
 static int bcq__check_zeros(const bcq_weight *w, bcq_error *error)
 {
     unsigned k;
@@ -2041,24 +2037,12 @@ static int bcq__check_zeros(const bcq_weight *w, bcq_error *error)
         const bcq_tensor *t = bcq__segment_part(w, k, "zero", 0);
         uint64_t groups = bcq__groups(w, k), row, rows = w->stack * w->rows, j;
         uint64_t row_bytes = 4 * bcq__ceil_div(groups * s->zero_bits, 32);
-        unsigned smallest = 0x3ff, largest = 0, digits = 1;
         if (!t || !s->zero_bits)
             continue;
-        for (row = 0; row < rows; row++) {
-            for (j = 0; j < groups; j++) {
-                unsigned zero = bcq__field(t->data + row * row_bytes, j, s->zero_bits);
-                smallest = zero < smallest ? zero : smallest;
-                largest = zero > largest ? zero : largest;
-            }
-        }
-        while (largest >> digits)
-            digits++;
-        if (digits != s->zero_bits)
-            return bcq__bad(error, 402, bcq__tensor_name(t), "zero points that are wider than needed");
-        if (smallest == largest)
-            return bcq__bad(error, 403, bcq__tensor_name(t), "zero points that are all the same");
-        if (largest > 1u << s->bits)
-            return bcq__bad(error, 404, bcq__tensor_name(t), "a zero point above 2^q");
+        for (row = 0; row < rows; row++)
+            for (j = 0; j < groups; j++)
+                if (bcq__field(t->data + row * row_bytes, j, s->zero_bits) > 1u << s->bits)
+                    return bcq__bad(error, 404, bcq__tensor_name(t), "a zero point above 2^q");
     }
     return 0;
 }
@@ -2857,7 +2841,7 @@ static int bcq__read(const bcq__input *in, uint64_t offset, void *to, uint64_t b
 }
 
 /* V101 to V104, then the header's own rules; the input then stands at the data. */
-static int bcq__read_head(bcq_file *f, const bcq__input *in, int strict, bcq_error *error)
+static int bcq__read_head(bcq_file *f, const bcq__input *in, int bcq, bcq_error *error)
 {
     unsigned char first[8];
     uint64_t length;
@@ -2877,7 +2861,7 @@ static int bcq__read_head(bcq_file *f, const bcq__input *in, int strict, bcq_err
     if (f->header.text[0] != '{')
         return bcq__fail(error, 104, "the header does not begin with {");
     f->data_bytes = in->size - 8 - length;
-    return bcq__read_container(f, strict, error);
+    return bcq__read_container(f, bcq, error);
 }
 
 /* The data, once the header has said that every byte of it is accounted for. */
@@ -3191,12 +3175,13 @@ static int bcq__is_below(const char *path, const char *home, size_t home_bytes)
     return strncmp(path, home, home_bytes) == 0 && (path[home_bytes] == 0 || path[home_bytes] == '/' || home_bytes == 1);
 }
 
-/* V507: inside the folder, or from snapshots/<revision>/ into the blobs/ next to snapshots. */
+/* V507: inside the folder, or from snapshots/<revision>/ into the blobs/ next to snapshots or next to the cache entry. */
 static int bcq__stays_inside(const char *link, const char *root)
 {
     char target[BCQ__PATH], work[BCQ__PATH], home[BCQ__PATH];
     const char *revision = strrchr(root, '/');
     size_t bytes;
+    int level;
     if (!bcq__resolve(link, target, work))
         return 0;
     if (bcq__is_below(target, root, strlen(root)))
@@ -3204,9 +3189,16 @@ static int bcq__stays_inside(const char *link, const char *root)
     bytes = revision ? (size_t)(revision - root) : 0;
     if (bytes < 10 || bytes > sizeof home || memcmp(root + bytes - 10, "/snapshots", 10) != 0)
         return 0;
-    memcpy(home, root, bytes - 10);
-    memcpy(home + bytes - 10, "/blobs", 7);
-    return bcq__is_below(target, home, strlen(home));
+    bytes -= 10;
+    for (level = 0; level < 2; level++) {
+        memcpy(home, root, bytes);
+        memcpy(home + bytes, "/blobs", 7);
+        if (bcq__is_below(target, home, bytes + 6))
+            return 1;
+        while (bytes && root[--bytes] != '/')
+            ;
+    }
+    return 0;
 }
 
 /* One folder of the listing; folders in it go to `folders`, files to `files`. */
@@ -3600,9 +3592,12 @@ static int bcq__read_manifest(bcq_folder *folder, bcq_error *error)
         return bcq__bad(error, 602, name, "keys that are missing, unknown or malformed");
     BCQ__TRY(bcq__read_tables(d, 1, 602, &folder->tables, error));
     BCQ__TRY(bcq__check_use(d, &folder->tables, 602, 602, error));
-    for (i = 0; i < folder->tables.entry_count; i++)
-        if (bcq__type(d, folder->tables.entries[i].file) != BCQ__STRING)
-            return bcq__bad(error, 602, name, "file of a weight is malformed");
+    for (i = 0; i < folder->tables.entry_count; i++) {
+        const bcq__entry *entry = folder->tables.entries + i;
+        if (bcq__type(d, entry->file) != BCQ__STRING || !bcq__is_weight_name(bcq__string(d, entry->key)) ||
+            (entry->widths != 0) != (folder->tables.schemes[entry->scheme].segment_count > 1))
+            return bcq__bad(error, 602, name, "name, file or widths of a weight is malformed");
+    }
     if (!bcq__is_file_table(d, v[5], 0) ||
         (v[7] && (!bcq__fields(d, v[7], source_names, 2, s) || bcq__type(d, s[0]) != BCQ__STRING ||
                   !bcq__is_file_table(d, s[1], 0))) ||

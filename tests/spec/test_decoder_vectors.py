@@ -57,6 +57,8 @@ def prepare(vector: dict[str, Any], tmp_path: Path) -> Path:
             (target / what["path"]).symlink_to(what["target"])
         elif action == "fifo":
             os.mkfifo(target / what)
+        elif action == "mkdir":
+            (target / what).mkdir()
         elif action == "append_spaces":
             with (target / what["path"]).open("ab") as stream:
                 stream.write(b" " * what["count"])

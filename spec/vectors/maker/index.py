@@ -53,6 +53,8 @@ def apply(steps: Iterable[Any], folder: Path) -> None:
             (folder / what["path"]).symlink_to(what["target"])
         elif action == "fifo":
             os.mkfifo(folder / what)
+        elif action == "mkdir":
+            (folder / what).mkdir()
         else:
             assert action == "append_spaces", action
             with (folder / what["path"]).open("ab") as f:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .build import Lcg, Tensor, canonical, container, tensor
+from .build import Lcg, Tensor, canonical, container, frame, place, tensor
 from .catalogue import Invalid
 from .encodings import affine, first, some_affine, some_bcq
 from .valid_affine import worked_example
@@ -55,6 +55,7 @@ def metadata_rules() -> list[Invalid]:
     for _ in range(15):
         deep = [deep]
     return [
+        Invalid("V201", "no-metadata", "no __metadata__ at all", frame(canonical(place(DENSE)[0]), place(DENSE)[1])),
         Invalid("V201", "no-descriptor", "__metadata__ without bcqfmt", container(DENSE, {"format": "pt"})),
         Invalid("V202", "no-format", "__metadata__ without format", container(DENSE, {"bcqfmt": body})),
         Invalid("V202", "format-np", "format is np", container(DENSE, {"bcqfmt": body, "format": "np"})),

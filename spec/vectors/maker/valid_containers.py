@@ -99,7 +99,9 @@ def styles() -> list[Valid]:
         [weight],
         kept,
     )
-    return [loose, padded]
+    wide = canonical({**entries, "__metadata__": meta}).replace('"a":{', '"a":{' + " " * 5000)
+    long = Valid("header-long-entry", "an entry of more than 5,000 bytes", frame(wide, data), [weight], kept)
+    return [loose, padded, long]
 
 
 def vectors() -> list[Valid]:
