@@ -1,7 +1,7 @@
 """Every code the program can report, in one table.
 
-``BCQ-Vnnn`` are the rules of ``spec/bcq-1.0.md``; a test compares the two lists. ``BCQ-Ennn`` is everything
-else that can go wrong: the machine, the arguments, inputs that are something other than BCQ. Codes are stable:
+``BCQ-Vnnn`` are the rules of ``spec/bcq-1.0.md`` and ``spec/provenance-1.0.md``; a test compares the lists.
+``BCQ-Ennn`` is everything else that can go wrong: the machine, the arguments, inputs that are something other than BCQ. Codes are stable:
 they are never renumbered and never reused.
 
 Exit codes: 0 ok, 1 bug, 2 usage, 3 input missing, 4 malformed, 5 valid but unsupported, 6 verification

@@ -1,4 +1,4 @@
-"""A decoder and checker for BCQ 1.0, written from the text of bcq-1.0.md alone.
+"""A decoder and checker for BCQ 1.0, written from the texts of bcq-1.0.md and provenance-1.0.md alone.
 
 It is for comparison and for porting: slow, plain, standard Python. Every function names the section that it
 implements, every refusal names the rule that is broken.
@@ -364,7 +364,7 @@ def read_descriptor(metadata: dict[str, str]) -> dict[str, Any]:
 
 
 def check_weight(name: str, entry: dict[str, Any], scheme: dict[str, Any]) -> None:
-    """Section 5.1, the rules of one weight, and section 7."""
+    """Section 5.1, the rules of one weight, and annex A."""
     shape, segments = entry["shape"], scheme["segments"]
     good = len(shape) in (2, 3) and all(is_int(dim, 1, MAX_DIM) for dim in shape)
     need(good, "BCQ-V210", f"{name[:500]!a}: shape")
@@ -390,7 +390,7 @@ def is_weight_name(name: str) -> bool:
 
 
 def fits_aligned64(segments: list[Any], widths: list[int]) -> bool:
-    """Section 7, the conditions."""
+    """Annex A, the conditions."""
     columns = sum(widths)
     if len(segments) != 2 or columns % 64 or widths != [columns // 4 * 3, columns // 4]:
         return False
@@ -416,7 +416,7 @@ def prefix(name: str) -> str:
 
 
 def expected_parts(entry: dict[str, Any], scheme: dict[str, Any], nnz: int) -> Shapes:
-    """Sections 6 and 7: name without P -> dtype and shape of every part of a weight."""
+    """Section 6 and annex A: name without P -> dtype and shape of every part of a weight."""
     *stack, out, columns = entry["shape"]
     widths = entry.get("widths") or [columns]
     aligned = "layout" in scheme
@@ -547,11 +547,11 @@ def floats(part: Part) -> list[float]:
     return list(struct.unpack(f"<{count}{'e' if dtype == 'F16' else 'f'}", data))
 
 
-# ---- Section 7: aligned64
+# ---- Annex A: aligned64
 
 
 def to_canonical(weight: Weight) -> Weight:
-    """Section 7, the bijection: the same weight in the parts of section 6."""
+    """Annex A, the bijection: the same weight in the parts of section 6."""
     if "layout" not in weight["scheme"]:
         return weight
     *stack, out, columns = weight["shape"]
@@ -845,7 +845,7 @@ def plane_scales(
 
 
 def read_bytes(data: bytes) -> dict[str, Any]:
-    """Sections 3 to 7: a whole file as bytes. See `read_file`."""
+    """Sections 3 to 6 and annex A: a whole file as bytes. See `read_file`."""
     tensors, metadata = read_container(data)
     descriptor = read_descriptor(metadata)
     weights = collect_weights(tensors, descriptor)
@@ -992,7 +992,7 @@ def is_path(path: str) -> bool:
 
 
 def check_file_table(table: Any, kinds: tuple[str, ...], rule: str) -> None:
-    """Sections 9.3 and 10: an object path -> size and sha256, with `kind` where there are kinds."""
+    """Section 9.3 and source.json: an object path -> size and sha256, with `kind` where there are kinds."""
     need(isinstance(table, dict), rule, "files is not an object")
     for path, entry in table.items():
         need(is_path(path), rule, f"{path[:80]!a} is no relative path")
@@ -1062,11 +1062,11 @@ def check_manifest(manifest: Any, files: dict[str, Path], shards: dict[str, dict
         need(descriptor["version"] == manifest["version"], "BCQ-V513", "the manifest states another version")
 
 
-# ---- Section 10: provenance
+# ---- provenance-1.0.md
 
 
 def read_source(root: Path) -> dict[str, Any]:
-    """Section 10: source.json by itself (V701)."""
+    """source.json by itself (V701)."""
     rule = "BCQ-V701"
     data = read_member(root, "bcq_source/source.json", rule, MAX_JSON_FILE, rule)
     source = parse_json(data, (rule, rule, rule))
@@ -1090,7 +1090,7 @@ def read_source(root: Path) -> dict[str, Any]:
 
 
 def archived_names(path: Path) -> set[str]:
-    """Section 10: the tensor names in an archived header."""
+    """The tensor names in an archived header."""
     rule = "BCQ-V702"
     need(path.stat().st_size <= MAX_JSON_FILE + 8, rule, "an archived header is too long")
     data = path.read_bytes()
@@ -1100,7 +1100,7 @@ def archived_names(path: Path) -> set[str]:
 
 
 def check_source(root: Path, files: dict[str, Path], dense: set[str], weights: set[str]) -> None:
-    """Section 10: source.json against the folder (V702 to V704)."""
+    """source.json against the folder (V702 to V704)."""
     source = read_source(root)
     headers: dict[str, set[str]] = {}
     for path, entry in source["files"].items():
@@ -1131,7 +1131,7 @@ def check_source(root: Path, files: dict[str, Path], dense: set[str], weights: s
 
 
 def check_raw(path: Path | None, names: set[str]) -> None:
-    """Section 10: raw.safetensors."""
+    """V704: raw.safetensors."""
     need((path is not None) == bool(names), "BCQ-V704", "raw.safetensors is there without need, or missing")
     if path is not None:
         try:
@@ -1142,7 +1142,7 @@ def check_raw(path: Path | None, names: set[str]) -> None:
 
 
 def read_folder(path: str | Path) -> dict[str, Any]:
-    """Sections 9 and 10. Keys: dense and weights over all files, manifest, files (name -> as `read_file`)."""
+    """Section 9 and provenance-1.0.md. Keys: dense and weights over all files, manifest, files (name -> as `read_file`)."""
     root = Path(path).resolve()
     files = list_files(root)
     shards = read_shards(root)

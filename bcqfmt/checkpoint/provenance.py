@@ -1,4 +1,4 @@
-"""bcq_source/: what rebuilds the source checkpoint, and whether it is all there (spec section 10)."""
+"""bcq_source/: what rebuilds the source checkpoint, and whether it is all there (spec/provenance-1.0.md)."""
 
 from __future__ import annotations
 

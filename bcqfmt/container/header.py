@@ -48,7 +48,7 @@ class TensorEntry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A header that obeys the container's rules; ``data_start`` is 8+N."""
+    """A header that obeys the container's rules; ``data_start`` is 8+L."""
 
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
@@ -153,7 +153,7 @@ def layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tens
 
 
 def header_bytes(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    """The first 8+N bytes of a file: canonical JSON, padded with spaces to a multiple of 8."""
+    """The first 8+L bytes of a file: canonical JSON, padded with spaces to a multiple of 8."""
     value: dict[str, Any] = {
         name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
         for name, entry in tensors.items()

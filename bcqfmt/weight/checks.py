@@ -1,4 +1,4 @@
-"""The rules about one weight: its shape and segments, its parts, their content (spec sections 5 to 7).
+"""The rules about one weight: its shape and segments, its parts, their content (spec sections 5 and 6, annex A).
 
 Each check reports to a sink; the reader and the constructors pass one that raises, the validator one that collects.
 """

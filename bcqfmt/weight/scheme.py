@@ -155,7 +155,7 @@ class WeightSpec:
         return {f"s{k}_{name}": part for name, part in found.items()}
 
     def _retile(self, found: dict[str, PartSpec]) -> None:
-        """The parts of section 7 in place of those they replace."""
+        """The parts of annex A in place of those they replace."""
         for name in ("s0_planes", "s1_planes", "s0_zero", "s0_scale_codes"):
             found.pop(name, None)
         tiles = self.columns // 64

@@ -174,7 +174,7 @@ const char *bcq_dtype_name(bcq_dtype dtype); /* "F16"; "?" for what is none */
 unsigned bcq_dtype_bits(bcq_dtype dtype);    /* 0 for what is none */
 
 #ifndef BCQ_NO_POSIX
-/* A folder (sections 9 and 10). Without BCQ_CHECK_ALL: shards, index, config, the manifest and sizes of files; with
+/* A folder (section 9 and provenance). Without BCQ_CHECK_ALL: shards, index, config, the manifest and sizes of files; with
    it also every digest, the content of all weights and the provenance. */
 int bcq_open_folder(const char *path, int flags, bcq_folder **out, bcq_error *error);
 void bcq_close_folder(bcq_folder *folder);
@@ -1774,7 +1774,7 @@ static int bcq__read_descriptor(bcq_file *f, bcq_error *error)
     return code;
 }
 
-/* ---- parts (sections 6 and 7) */
+/* ---- parts (section 6 and annex A) */
 
 typedef struct bcq__want {
     char suffix[20];
@@ -3794,7 +3794,7 @@ static int bcq__check_weights(const bcq_folder *folder, bcq_error *error)
     return 0;
 }
 
-/* ---- provenance (section 10) */
+/* ---- provenance (../provenance-1.0.md) */
 
 static int bcq__by_span(const void *context, uint32_t a, uint32_t b)
 {

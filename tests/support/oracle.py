@@ -177,7 +177,7 @@ class _Matrix:
                     self.outliers[r, indices[i]] = number(raw[i], plain.scheme["outliers"]["dtype"])
 
     def _untile(self) -> None:
-        """Section 7: planes, zeros and scale codes out of the tiles."""
+        """Annex A: planes, zeros and scale codes out of the tiles."""
         plain, parts = self.plain, self.parts
         tiles = plain.columns // 64
         low: list[list[int]] = []

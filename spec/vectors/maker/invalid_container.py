@@ -68,11 +68,11 @@ def frames() -> list[Invalid]:
     return [
         Invalid("V101", "empty", "no byte at all", b""),
         Invalid("V101", "seven-bytes", "seven bytes", whole[:7]),
-        Invalid("V102", "no-header", "N = 0", bytes(8)),
-        Invalid("V102", "header-too-long", "N = 25,000,008, all there, mostly spaces", long, gzip=True),
+        Invalid("V102", "no-header", "L = 0", bytes(8)),
+        Invalid("V102", "header-too-long", "L = 25,000,008, all there, mostly spaces", long, gzip=True),
         Invalid("V103", "header-cut", "the file ends inside the header", whole[:200]),
         Invalid(
-            "V103", "length-huge", "N = 24,999,992 in a small file", (24_999_992).to_bytes(8, "little") + whole[8:]
+            "V103", "length-huge", "L = 24,999,992 in a small file", (24_999_992).to_bytes(8, "little") + whole[8:]
         ),
         Invalid("V104", "leading-space", "a space before the header object", frame(" " + text, data)),
     ]
@@ -193,7 +193,7 @@ def offsets() -> list[Invalid]:
         Invalid("V115", "no-tensors", "data but no tensor", container({}, metadata(descriptor([]))) + bytes(8)),
         Invalid("V116", "data-cut", "the last byte is missing", frame(text, data[:-1])),
         Invalid("V116", "no-data", "the file ends with the header", frame(text, b"")),
-        Invalid("V117", "header-not-padded", "8+N = 1 modulo 8", frame(odd, data, pad=False)),
+        Invalid("V117", "header-not-padded", "8+L = 1 modulo 8", frame(odd, data, pad=False)),
         Invalid("V117", "i32-at-6", "an I32 tensor at byte 6 of the data", frame(canonical(shifted), shifted_data)),
         Invalid("V117", "f64-at-4", "an F64 tensor at byte 4 of the data", frame(canonical(half), half_data)),
     ]
