@@ -256,7 +256,8 @@ def check_segment(segment: Any, rule: str) -> None:
     check_keys(segment, required | keys_of[str(encoding)], optional, rule, "segment")
     q = segment["bits"]
     need(is_int(q, 1, 8), rule, "bits is not in 1..8")
-    need(is_int(segment["group_size"], 8, MAX_DIM), rule, "group_size is not in 8..2^31-1")
+    good = segment["group_size"] == "row" or is_int(segment["group_size"], 8, MAX_DIM)
+    need(good, rule, "group_size is neither row nor in 8..2^31-1")
     zero = segment.get("zero")
     if encoding == "affine" and isinstance(zero, dict):
         need(set(zero) == {"bits"} and is_int(zero["bits"], 1, q + 1), rule, "zero bits are not in 1..q+1")
@@ -270,6 +271,11 @@ def check_segment(segment: Any, rule: str) -> None:
     need(good, rule, "precisions are not rising in 1..q-1")
     if encoding != "bcq":
         check_scale(segment["scale"], rule)
+
+
+def group_size(segment: dict[str, Any], n: int) -> int:
+    """Section 5.3: g of a segment of n columns."""
+    return n if segment["group_size"] == "row" else int(segment["group_size"])
 
 
 def check_scale(scale: Any, rule: str) -> None:
@@ -375,7 +381,7 @@ def check_weight(name: str, entry: dict[str, Any], scheme: dict[str, Any]) -> No
     good = len(widths) == len(segments) and all(is_int(n, 1, MAX_DIM) for n in widths)
     need(good and sum(widths) == shape[-1], "BCQ-V211", "widths do not add up to the columns")
     for k, (n, segment) in enumerate(zip(widths, segments, strict=True)):
-        g = segment["group_size"]
+        g = group_size(segment, n)
         good = 8 <= g <= n and (n % g == 0 or k == len(segments) - 1)
         need(good, "BCQ-V212", f"{name[:500]!a}: group size {g} in a segment of {n} columns")
     need(is_weight_name(name), "BCQ-V213", f"weight name {name[:500]!a}")
@@ -441,7 +447,7 @@ def expected_parts(entry: dict[str, Any], scheme: dict[str, Any], nnz: int) -> S
 def segment_parts(segment: Any, out: int, n: int, aligned: bool, k: int) -> Shapes:
     """Section 6, the table, for one segment: name without P and s{k}_ -> dtype and shape."""
     parts: Shapes = {}
-    groups = ceil_div(n, segment["group_size"])
+    groups = ceil_div(n, group_size(segment, n))
     q, scale, zero = segment["bits"], segment.get("scale"), segment.get("zero")
     if not aligned:
         parts["planes"] = ("I32", [q, out, ceil_div(n, 32)])
@@ -609,7 +615,7 @@ def check_content(weight: Weight) -> None:
             need(padding_is_zero(parts[part][2], count * b), "BCQ-V401", f"{name}: padding bits in {part}")
     for k, (n, segment) in enumerate(segments):
         if isinstance(segment.get("zero"), dict):
-            b, groups = segment["zero"]["bits"], ceil_div(n, segment["group_size"])
+            b, groups = segment["zero"]["bits"], ceil_div(n, group_size(segment, n))
             zeros = unpack(parts[f"s{k}_zero"][2], groups, b)
             need(max(zeros) <= 2 ** segment["bits"], "BCQ-V404", f"{name}: a zero point above 2^q")
     if "nonfinite" not in scheme:
@@ -627,7 +633,7 @@ def check_content(weight: Weight) -> None:
 
 def packed_parts(k: int, n: int, segment: dict[str, Any]) -> list[tuple[str, int, int]]:
     """Section 6: the packed parts of a segment with the fields of a row and their width."""
-    groups, scale = ceil_div(n, segment["group_size"]), segment.get("scale")
+    groups, scale = ceil_div(n, group_size(segment, n)), segment.get("scale")
     result = [(f"s{k}_planes", n, 1)]
     if isinstance(scale, dict):
         result.append((f"s{k}_scale_codes", groups, scale["bits"]))
@@ -773,7 +779,7 @@ def decode_segment(
     segment: dict[str, Any], parts: dict[str, Part], out: int, n: int, dtype: str, planes: int | None
 ) -> list[float]:
     """Section 8, the table of encodings: E without outliers, [out, n] in the order of stored columns."""
-    q, g, encoding = segment["bits"], segment["group_size"], segment["encoding"]
+    q, g, encoding = segment["bits"], group_size(segment, n), segment["encoding"]
     groups, elements = ceil_div(n, g), out * n
     used = min(q, planes or q)
     bits = unpack(parts["planes"][2][: 4 * used * out * ceil_div(n, 32)], n, 1)
@@ -829,7 +835,7 @@ def plane_scales(
     segment: dict[str, Any], parts: dict[str, Part], out: int, n: int, p: int
 ) -> tuple[list[float], list[float]]:
     """Sections 8 and 8.1: alpha [p, out, G] and z [out, G] of the bcq formula over the first p planes."""
-    q, groups = segment["bits"], ceil_div(n, segment["group_size"])
+    q, groups = segment["bits"], ceil_div(n, group_size(segment, n))
     if segment["encoding"] == "bcq":
         own = f"_p{p}" if p in segment.get("precisions", []) else ""
         z = floats(parts["bias" + own]) if "bias" in segment else [0.0] * (out * groups)
@@ -1142,7 +1148,7 @@ def check_raw(path: Path | None, names: set[str]) -> None:
 
 
 def read_folder(path: str | Path) -> dict[str, Any]:
-    """Section 9 and provenance-1.0.md. Keys: dense and weights over all files, manifest, files (name -> as `read_file`)."""
+    """Section 9 and provenance. Keys: dense and weights over all files, manifest, files (name -> as `read_file`)."""
     root = Path(path).resolve()
     files = list_files(root)
     shards = read_shards(root)

@@ -47,12 +47,15 @@ class Layout:
 
 def model_layout(folder: Path, sink: Sink) -> Layout:
     """BCQ-V501, V502, V503, V506, V507, before any shard is opened."""
-    single, index = os.path.exists(folder / SINGLE), os.path.exists(folder / INDEX)  # not links that lead nowhere
+    single, index = (
+        os.access(folder / SINGLE, os.F_OK),
+        os.access(folder / INDEX, os.F_OK),
+    )  # not links that lead nowhere
     if single and index:
         sink(Finding("BCQ-V506", folder.name, "", f"{SINGLE} and {INDEX}", "one of them"))
         return Layout()
     if not single and not index:
-        finished = os.path.exists(folder / MANIFEST)
+        finished = os.access(folder / MANIFEST, os.F_OK)
         sink(Finding("BCQ-V503", folder.name, "", f"no {SINGLE}", "the model") if finished else _no_model(folder))
         return Layout()
     layout = Layout(files=[SINGLE])
@@ -72,7 +75,7 @@ def model_layout(folder: Path, sink: Sink) -> Layout:
 
 def read_config(folder: Path, sink: Sink) -> dict[str, Any] | None:
     """BCQ-V510, V511, V512 as far as config.json alone tells; the object, or None."""
-    if not os.path.exists(folder / CONFIG):
+    if not os.access(folder / CONFIG, os.F_OK):
         sink(Finding("BCQ-V510", CONFIG, "", "the file does not exist", "the model's configuration"))
         return None
     return _json_object(folder, CONFIG, limits.MAX_CONFIG_BYTES, limits.MAX_CONFIG_DEPTH, "BCQ-V511", sink)
@@ -96,7 +99,7 @@ def file_list(folder: Path) -> list[str]:
     A link to a file counts as one. What a link to a folder leads to does not, nor do links that lead nowhere, pipes,
     sockets and devices.
     """
-    return sorted(name for name in _entries(folder) if os.path.isfile(folder / name))
+    return sorted(name for name in _entries(folder) if (folder / name).is_file())
 
 
 def leaving_links(folder: Path) -> list[BcqError]:
@@ -160,7 +163,7 @@ def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> lis
     for name in bad:
         sink(Finding("BCQ-V502", INDEX, "", f"'{escape(name)}'", "a plain name of a .safetensors file in the folder"))
     good = [name for name in names if name not in bad]
-    missing = [name for name in good if not os.path.exists(folder / name)]
+    missing = [name for name in good if not os.access(folder / name, os.F_OK)]
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         sink(Finding("BCQ-V503", INDEX, "", f"{len(missing)} of {len(good)} shards missing: {shown}", "all of them"))

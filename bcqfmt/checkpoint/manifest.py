@@ -14,9 +14,16 @@ from bcqfmt.weight.scheme import WeightSpec, features_of
 from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
 
 from .descriptor import (
-    VERSION, check_tables, check_version, expect_tables, known_features, parse_entries, parse_schemes, parse_weights,
+    VERSION,
+    check_tables,
+    check_version,
+    expect_tables,
+    known_features,
+    parse_entries,
+    parse_schemes,
+    parse_weights,
     tables_json,
-)  # fmt: skip
+)
 from .folder import MANIFEST
 
 __all__ = ["FileRecord", "Manifest", "WeightRecord", "manifest_bytes", "parse_manifest", "relative_path"]

@@ -175,7 +175,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
 
 def _open_folder(folder: Path) -> Checkpoint:
     layout = model_layout(folder, refuse)
-    if not os.path.exists(folder / MANIFEST):
+    if not os.access(folder / MANIFEST, os.F_OK):
         _refuse_foreign(folder, layout.files[0])
     manifest = read_manifest(folder)
     return Checkpoint(folder, {name: folder / name for name in layout.files}, layout, manifest)
@@ -191,7 +191,7 @@ def _refuse_foreign(folder: Path, name: str) -> None:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder; its digest is left to the validator."""
-    if not os.path.exists(folder / MANIFEST):
+    if not os.access(folder / MANIFEST, os.F_OK):
         raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
     raw = read_small(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     manifest = parse_manifest(raw, refuse, check_digest=False)

@@ -22,8 +22,16 @@ from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
 
 from .folder import (
-    INDEX, MANIFEST, SOURCE, Layout, check_quantization_config, file_list, leaving_links, model_layout, read_config,
-)  # fmt: skip
+    INDEX,
+    MANIFEST,
+    SOURCE,
+    Layout,
+    check_quantization_config,
+    file_list,
+    leaving_links,
+    model_layout,
+    read_config,
+)
 from .manifest import Manifest, parse_manifest
 from .model_file import FolderNames, ModelFile, read_model_file
 from .provenance import check_provenance
@@ -111,7 +119,7 @@ class _Run:
         layout = model_layout(self.path, self.sink)
         whole = self.report.valid
         self.listing = self.list_files()
-        if not layout.files and not self.report.valid and not os.path.exists(self.path / MANIFEST):
+        if not layout.files and not self.report.valid and not os.access(self.path / MANIFEST, os.F_OK):
             return
         config = read_config(self.path, self.sink)
         manifest = self.manifest()
@@ -196,7 +204,7 @@ class _Run:
 
     def manifest(self) -> Manifest | None:
         """BCQ-V601, V602, V603."""
-        if not os.path.exists(self.path / MANIFEST):
+        if not os.access(self.path / MANIFEST, os.F_OK):
             self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
             return None
         try:

@@ -205,7 +205,7 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / name
     root = os.path.realpath(folder)
     real = os.path.realpath(path)
-    if os.path.islink(real):
+    if Path(real).is_symlink():
         raise error("BCQ-V507", name, found="links that run in a circle")
     if real.startswith(root.rstrip(os.sep) + os.sep):
         return path

@@ -90,7 +90,7 @@ typedef struct bcq_tensor {
 typedef struct bcq_segment {
     bcq_encoding encoding;
     unsigned bits;         /* q */
-    uint32_t group_size;   /* g */
+    uint32_t group_size;   /* g; 0: "row", the whole width of the segment */
     bcq_dtype scale;       /* type of `scale`, or of `scale_scale` where scale_bits > 0 */
     unsigned scale_bits;   /* N_s of a second-order scale; 0: first order */
     uint32_t scale_rows;   /* g2 */
@@ -1457,7 +1457,7 @@ static int bcq__read_segment(const bcq__json *d, uint32_t node, bcq_segment *s)
     static const char *const offset[] = {"encoding", "bits", "group_size", "scale", "offset", NULL};
     static const char *const bcq[] = {"encoding", "bits", "group_size", "alpha", "bias", "precisions", NULL};
     uint32_t v[6], encoding;
-    int64_t q, g;
+    int64_t q, g = 0;
     int fits;
     if (d->nodes[node].type != BCQ__OBJECT)
         return 0;
@@ -1476,7 +1476,8 @@ static int bcq__read_segment(const bcq__json *d, uint32_t node, bcq_segment *s)
         fits = bcq__fields(d, node, bcq, 4, v);
     else
         fits = bcq__fields(d, node, s->encoding == BCQ_OFFSET ? offset : affine, 5, v);
-    if (!fits || !bcq__in_range(d, v[BITS], 1, 8, &q) || !bcq__in_range(d, v[GROUP], 8, BCQ__MAX_DIM, &g))
+    if (!fits || !bcq__in_range(d, v[BITS], 1, 8, &q) ||
+        (!bcq__is(d, v[GROUP], "row") && !bcq__in_range(d, v[GROUP], 8, BCQ__MAX_DIM, &g)))
         return 0;
     s->bits = (unsigned)q;
     s->group_size = (uint32_t)g;
@@ -1726,8 +1727,8 @@ static int bcq__read_weight(const bcq__json *d, const bcq__entry *entry, const b
     if (!good)
         return bcq__bad(error, 211, name, "widths are missing, too many, or do not add up to the columns");
     for (k = 0; k < scheme->segment_count; k++) {
-        uint32_t g = scheme->segments[k].group_size;
-        if (g > w->widths[k] || (w->widths[k] % g && k + 1 < scheme->segment_count))
+        uint64_t g = scheme->segments[k].group_size ? scheme->segments[k].group_size : w->widths[k];
+        if (g < 8 || g > w->widths[k] || (w->widths[k] % g && k + 1 < scheme->segment_count))
             return bcq__bad(error, 212, name, "a group size that does not fit its segment");
     }
     if (!bcq__is_weight_name(name))
@@ -1788,7 +1789,8 @@ typedef struct bcq__want {
 
 static uint64_t bcq__groups(const bcq_weight *w, unsigned k)
 {
-    return bcq__ceil_div(w->widths[k], w->scheme->segments[k].group_size);
+    uint32_t g = w->scheme->segments[k].group_size;
+    return g ? bcq__ceil_div(w->widths[k], g) : 1;
 }
 
 /* Appends a part of segment k (k < 0: of the weight); `planes` 0: without that axis. A stack leads with E. */
@@ -2631,9 +2633,9 @@ static int bcq__row_values(const bcq_weight *w, const bcq__run *runs, uint64_t e
         const bcq__run *run = runs + k;
         bcq__read_codes(w, run, e, r, codes);
         for (a = 0; a < run->groups; a++) {
-            uint64_t first = a * run->segment->group_size, count = run->width - first;
+            uint64_t g = run->segment->group_size ? run->segment->group_size : run->width;
+            uint64_t first = a * g, count = run->width - first < g ? run->width - first : g;
             int table;
-            count = count < run->segment->group_size ? count : run->segment->group_size;
             table = count >= UINT64_C(1) << run->used; /* every code once is less work than every column */
             bcq__read_group(w, run, e, r, a, &group);
             for (code = 0; table && code < 1u << run->used; code++)

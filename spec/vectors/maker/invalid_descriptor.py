@@ -146,6 +146,8 @@ def weight_rules() -> list[Invalid]:
     twin.name = "v.weight"
     wide = affine(2, 8, [[0] * 8], first("F16", [[0x3C00]]), 1)
     wide.spec["group_size"] = 16
+    narrow = affine(2, 7, [[0] * 7], first("F16", [[0x3C00]]), 1)
+    narrow.spec["group_size"] = "row"
     ghost = {"scheme": 1, "shape": [2, 8], "dtype": "F16"}
     unused = descriptor([pair(16, 8)])["schemes"][0]["segments"][:1]
     return [
@@ -173,6 +175,12 @@ def weight_rules() -> list[Invalid]:
             "group-too-wide",
             "groups of 16, eight columns",
             made(keep, [Weight("w.weight", [1, 8], "F16", [wide])]),
+        ),
+        Invalid(
+            "V212",
+            "row-of-seven",
+            "one group a row of seven columns",
+            made(keep, [Weight("w.weight", [1, 7], "F16", [narrow])]),
         ),
         Invalid("V212", "short-group-inside", "24 columns in groups of 16, not last", made(keep, [pair(24, 8, 16)])),
     ]
