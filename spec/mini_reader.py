@@ -70,7 +70,8 @@ class MiniReader:
 
     def elements(self, weight: str, own: str, segment: Any, out: int, n: int, planes: int) -> Iterator[float]:
         """Sections 6.1 to 6.3 and 8: E of every element of a segment, before outliers and rounding."""
-        q, g, encoding = segment["bits"], segment["group_size"], segment["encoding"]
+        q, encoding, g = segment["bits"], segment["encoding"], segment["group_size"]
+        g = n if g == "row" else g
         p, groups, row_words = min(q, planes), -(-n // g), -(-n // 32)
         words = self.part(weight, own + "planes")  # [q, out, row_words]: column j is bit j % 32 of word j // 32
         if encoding == "bcq":  # alpha is [p or q, out, groups], bias [out, groups]

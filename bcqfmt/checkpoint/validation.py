@@ -21,9 +21,19 @@ from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
 
-from .folder import INDEX, MANIFEST, SOURCE, Layout, check_quantization_config, file_list, model_layout, read_config
+from .folder import (
+    INDEX,
+    MANIFEST,
+    SOURCE,
+    Layout,
+    check_quantization_config,
+    file_list,
+    leaving_links,
+    model_layout,
+    read_config,
+)
 from .manifest import Manifest, parse_manifest
-from .model_file import ModelFile, read_model_file
+from .model_file import FolderNames, ModelFile, read_model_file
 from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
@@ -95,6 +105,7 @@ class _Run:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
         self.sink: Sink = report.findings.append
         self.stop = threading.Event()
+        self.listing: set[str] = set()
 
     def lone_file(self) -> None:
         file = self.model_file(self.path, self.path.name)
@@ -107,7 +118,8 @@ class _Run:
     def folder(self) -> None:
         layout = model_layout(self.path, self.sink)
         whole = self.report.valid
-        if not layout.files and not self.report.valid and not os.path.lexists(self.path / MANIFEST):
+        self.listing = self.list_files()
+        if not layout.files and not self.report.valid and not os.access(self.path / MANIFEST, os.F_OK):
             return
         config = read_config(self.path, self.sink)
         manifest = self.manifest()
@@ -128,11 +140,21 @@ class _Run:
         finally:
             self.stop.set()
             hasher.shutdown(cancel_futures=True)
-        if whole and os.path.lexists(self.path / SOURCE):
+        if whole and any(name.startswith(f"{SOURCE}/") for name in self.listing):
             names = None  # a file that cannot be read is one error, not one more for each of its tensors
             if len(files) == len(layout.files):
                 names = {n for file in files for n in file.dense}, {n for file in files for n in file.specs}
-            check_provenance(self.path, names, self.sink)
+            check_provenance(self.path, self.listing, names, self.sink)
+
+    def list_files(self) -> set[str]:
+        """The files of the folder; BCQ-V507 for its links."""
+        try:
+            for fault in leaving_links(self.path):
+                self.once(fault.finding)
+            return set(file_list(self.path))
+        except BcqError as fault:
+            self.sink(fault.finding)
+            return set()
 
     def model_file(self, path: Path, shown: str) -> ModelFile | None:
         """Container, descriptor and parts of one file."""
@@ -182,7 +204,7 @@ class _Run:
 
     def manifest(self) -> Manifest | None:
         """BCQ-V601, V602, V603."""
-        if not os.path.lexists(self.path / MANIFEST):
+        if not os.access(self.path / MANIFEST, os.F_OK):
             self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
             return None
         try:
@@ -207,14 +229,11 @@ class _Run:
             check_quantization_config(config, version, self.sink)
 
     def across(self, files: list[ModelFile], layout: Layout) -> None:
-        """BCQ-V504, V505: the shards and the index together."""
-        where: dict[str, str] = {}
+        """BCQ-V504, V505, and V214 between files: the shards and the index together."""
+        names = FolderNames()
         for file in files:
-            shown = file.source.shown
-            for name in file.header.tensors:
-                if name in where:
-                    self.sink(Finding("BCQ-V505", shown, name, f"also in {where[name]}", "one file"))
-                where.setdefault(name, shown)
+            names.add(file, self.sink)
+        where = names.tensors
         if layout.weight_map is None:
             return
         opened = {file.source.shown for file in files}
@@ -256,12 +275,9 @@ class _Run:
         """BCQ-V604, V605. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
-        try:
-            present = set(file_list(self.path)) - {MANIFEST}
-        except BcqError as fault:
-            self.sink(fault.finding)
-            return digests
-        for name in sorted(present ^ manifest.files.keys()):
+        present = self.listing - {MANIFEST}
+        told = {finding.file for finding in self.report.findings if finding.code in ("BCQ-V507", "BCQ-V508")}
+        for name in sorted((present ^ manifest.files.keys()) - told):
             found = "a file that the manifest does not list" if name in present else "missing"
             self.sink(Finding("BCQ-V604", name, "", found, "exactly the listed files"))
         for name in sorted(present & manifest.files.keys()):

@@ -15,7 +15,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 
 from .packing import pack, pack_planes, unpack
-from .scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+from .scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
 __all__ = [
     "affine",
@@ -52,7 +52,7 @@ def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTenso
     return parts
 
 
-def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size: int, dtype: str | None) -> Built:
+def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size: int | str, dtype: str | None) -> Built:
     """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G)."""
     codes = _codes(codes, bits)
     kind = _float(scale, "scale")
@@ -61,20 +61,20 @@ def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size:
             "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {scale.shape} as the scales"
         )
     declared, part = declared_zero(zero, bits)
-    segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
+    segment = Segment(encoding="affine", bits=bits, **sized(group_size), scale=kind, zero=declared)
     arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, **part}
     return one_segment(segment, codes.shape, dtype or kind), arrays
 
 
 def float_second(
-    encoding: str, codes: Array, scale: Array, second: Array, bits: int, group_size: int, dtype: str | None
+    encoding: str, codes: Array, scale: Array, second: Array, bits: int, group_size: int | str, dtype: str | None
 ) -> Built:
     """Like :func:`affine` with floating-point zeros (``float-zero``) or offsets (``offset``), (..., out, G)."""
     name = "zero" if encoding == "float-zero" else "offset"
     codes = _codes(codes, bits)
     kind = _float(scale, "scale")
     stored: dict[str, Any] = {"scale": kind, name: _float(second, name)}
-    segment = Segment(encoding=encoding, bits=bits, group_size=group_size, **stored)
+    segment = Segment(encoding=encoding, bits=bits, **sized(group_size), **stored)
     arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, f"s0_{name}": second}
     return one_segment(segment, codes.shape, dtype or kind), arrays
 
@@ -83,7 +83,7 @@ def bcq(
     signs: Array,
     alpha: Array,
     bias: Array | None,
-    group_size: int,
+    group_size: int | str,
     dtype: str | None,
     scale_sets: Mapping[int, tuple[Array, Array | None]],
 ) -> Built:
@@ -102,7 +102,11 @@ def bcq(
 
 
 def plane_numbers(
-    bits: int, group_size: int, alpha: Array, bias: Array | None, scale_sets: Mapping[int, tuple[Array, Array | None]]
+    bits: int,
+    group_size: int | str,
+    alpha: Array,
+    bias: Array | None,
+    scale_sets: Mapping[int, tuple[Array, Array | None]],
 ) -> tuple[Segment, Arrays]:
     """The bcq segment with these plane scales and biases, and its parts but for the planes."""
     arrays: Arrays = {}
@@ -113,7 +117,7 @@ def plane_numbers(
     segment = Segment(
         encoding="bcq",
         bits=bits,
-        group_size=group_size,
+        **sized(group_size),
         alpha=_float(alpha, "alpha"),
         bias=None if bias is None else _float(bias, "bias"),
         precisions=tuple(sorted(scale_sets)),

@@ -181,7 +181,7 @@ class BcqWeight:
 
     @classmethod
     def from_affine(
-        cls, codes: Array, scale: Array, zero_point: int | Array, *, group_size: int,
+        cls, codes: Array, scale: Array, zero_point: int | Array, *, group_size: int | str,
         bits: int | None = None, dtype: Any = None,
     ) -> BcqWeight:  # fmt: skip
         """``scale * (code - zero_point)``.
@@ -200,21 +200,21 @@ class BcqWeight:
 
     @classmethod
     def from_float_zero(
-        cls, codes: Array, scale: Array, zero: Array, *, group_size: int, bits: int, dtype: Any = None
+        cls, codes: Array, scale: Array, zero: Array, *, group_size: int | str, bits: int, dtype: Any = None
     ) -> BcqWeight:
         """``scale * RN(code - zero)`` with floating-point zeros ``([E,] out, G)``."""
         return cls._made(*build.float_second("float-zero", codes, scale, zero, bits, group_size, _logical(dtype)))
 
     @classmethod
     def from_offset(
-        cls, codes: Array, scale: Array, offset: Array, *, group_size: int, bits: int, dtype: Any = None
+        cls, codes: Array, scale: Array, offset: Array, *, group_size: int | str, bits: int, dtype: Any = None
     ) -> BcqWeight:
         """``scale * code + offset`` with floating-point offsets ``([E,] out, G)``."""
         return cls._made(*build.float_second("offset", codes, scale, offset, bits, group_size, _logical(dtype)))
 
     @classmethod
     def from_bcq(
-        cls, bits: Array, alpha: Array, bias: Array | None = None, *, group_size: int, dtype: Any = None,
+        cls, bits: Array, alpha: Array, bias: Array | None = None, *, group_size: int | str, dtype: Any = None,
         scale_sets: Mapping[int, tuple[Array, Array | None]] | None = None,
     ) -> BcqWeight:  # fmt: skip
         """Sum of +-alpha plus bias.

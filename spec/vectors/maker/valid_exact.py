@@ -74,10 +74,8 @@ def differences() -> Valid:
     for dtype, half in (("BF16", 2.0**-8), ("F16", 2.0**-11)):
         above, below = half * (1 + 2.0**-23), half * (3 - 2.0**-22)
         zeros = exact_rows("F32", [[-above], [above], [-below]])
-        seg = shifted(
-            "float-zero", 2, 8, [[0, 1, 2, 3] * 2] * 3, first("F32", exact_rows("F32", [[1.0], [-3.0], [1 + 2.0**-20]])),
-            ("F32", zeros),
-        )  # fmt: skip
+        scale = first("F32", exact_rows("F32", [[1.0], [-3.0], [1 + 2.0**-20]]))
+        seg = shifted("float-zero", 2, 8, [[0, 1, 2, 3] * 2] * 3, scale, ("F32", zeros))
         weights.append(Weight(f"{dtype.lower()}.weight", [3, 8], dtype, [seg]))
     comment = "1 + 2^-8 + 2^-31 as a difference: rounded once to the logical dtype, not first to binary32"
     return lone("float-zero-single-rounding", comment, weights)
