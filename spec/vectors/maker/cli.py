@@ -11,12 +11,14 @@ from . import (
     invalid_container,
     invalid_content,
     invalid_descriptor,
+    invalid_edges,
     invalid_folder,
     invalid_keys,
     invalid_manifest,
     invalid_source,
     valid_affine,
     valid_containers,
+    valid_edges,
     valid_encodings,
     valid_exact,
     valid_folders,
@@ -31,7 +33,7 @@ GROUPS = ("valid", "invalid")
 
 def all_valid() -> list[Valid]:
     """Every valid vector."""
-    modules = (valid_affine, valid_encodings, valid_exact, valid_structures, valid_containers, valid_folders)
+    modules = (valid_affine, valid_encodings, valid_exact, valid_structures, valid_containers, valid_folders, valid_edges)
     return [vector for module in modules for vector in module.vectors()]
 
 
@@ -42,6 +44,7 @@ def all_invalid() -> list[Invalid]:
         invalid_descriptor,
         invalid_keys,
         invalid_content,
+        invalid_edges,
         invalid_folder,
         invalid_manifest,
         invalid_source,
