@@ -195,8 +195,9 @@ class Conversion:
         hashing = [partial(hash_source, self.source, self.plan, space, i, path, stop.check) for i, path in files]
         # in turns: a source file is hashed about when its tensors are read, while it is in the page cache
         jobs = [job for pair in itertools.zip_longest(writing, hashing) for job in pair if job is not None]
+        # one thread more than cores: one of them is waiting for the disk much of the time
         with reused():
-            run_all(jobs, workers, stop, patience=None)
+            run_all(jobs, workers + 1 if workers > 1 else 1, stop, patience=None)
 
     def _write_shard(
         self, space: Workspace, shard: Shard, threads: int, stop: Stop, tick: Tick, shard_done: ShardDone
