@@ -31,6 +31,7 @@ from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
 
+_NOT_READ = ("BCQ-E101", "BCQ-E102", "BCQ-V508")  # something is there, and is no file that can be read
 Digest = tuple[Future[str], str]  # computed, and as the manifest states it
 
 
@@ -271,7 +272,7 @@ class _Run:
         """BCQ-V604, V605, V609. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
-        refused = {finding.file for finding in self.report.findings if finding.code == "BCQ-V508"}
+        refused = {finding.file for finding in self.report.findings if finding.code in _NOT_READ}
         present = set()
         try:
             for name in file_list(self.path):
