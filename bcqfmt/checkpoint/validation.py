@@ -22,9 +22,17 @@ from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
 
 from .folder import (
-    CONFIG, INDEX, MANIFEST, SOURCE, Layout,
-    check_quantization_config, file_list, is_documentation, model_layout, read_config,
-)  # fmt: skip
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    SOURCE,
+    Layout,
+    check_quantization_config,
+    file_list,
+    is_documentation,
+    model_layout,
+    read_config,
+)
 from .manifest import Manifest, parse_manifest
 from .model_file import ModelFile, read_model_file
 from .provenance import check_provenance

@@ -179,7 +179,7 @@ def hostile_side_file_not_named(where: Path) -> Path:
     return target
 
 
-@case(22, "file-name-not-text", "BCQ-V609", 4, place="bcq_source/x", also=("BCQ-V701",), seen="validator", why=NO_OTHERS)
+@case(22, "file-name-not-text", "BCQ-V609", 4, place="bcq_source/", also=("BCQ-V701",), seen="validator", why=NO_OTHERS)
 def file_name_not_text(where: Path) -> Path:
     """A name that is no UTF-8 reaches Python as a lone surrogate, which no terminal takes."""
     target = folder(where)

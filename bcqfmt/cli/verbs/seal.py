@@ -27,9 +27,9 @@ def command(folder: str, accept: bool, dry_run: bool, as_json: bool) -> int:
     """Renew the manifest after files were changed on purpose.
 
     FOLDER is a BCQ folder whose owner has changed, added or removed files: the tokenizer, config.json, a chat
-    template. All files are hashed, and what has changed is shown. The new manifest takes the place of the old one if the
-    folder is then valid. Changed model files or a changed bcq_source/ look like damage and are refused (exit code 6)
-    without --accept. Model card, licence and pictures are not in the manifest: they can be edited at any time.
+    template. All files are hashed, and what has changed is shown. The new manifest takes the place of the old one if
+    the folder is then valid. Changed model files or a changed bcq_source/ look like damage and are refused (exit
+    code 6) without --accept. Model card, licence and pictures are not in the manifest: edit them at any time.
 
     \b
     Example:

@@ -133,7 +133,7 @@ def claim_rules() -> list[Invalid]:
         ),
         Invalid("V605", "longer-file", "a side file grew", {**built, "notes.txt": b"123456789\n"}),
         Invalid("V606", "changed-file", "one bit of a side file changed", {**built, "notes.txt": b"12345679\n"}),
-        Invalid("V606", "changed-model-card", "a listed model card changed", {**built, "README.md": b"# a model card\n"}),
+        Invalid("V606", "changed-model-card", "a listed card changed", {**built, "README.md": b"# a model card\n"}),
         Invalid("V608", "feature", "another scheme, with another feature", manifest(permuted)),
         Invalid("V608", "weight-renamed", "another name of the weight", manifest(lambda m: rename(m, "v.weight"))),
         Invalid("V608", "scheme", "another zero point", manifest(other_zero)),
