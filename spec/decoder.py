@@ -1164,7 +1164,7 @@ def check_raw(path: Path | None, names: set[str]) -> None:
 
 
 def read_folder(path: str | Path) -> dict[str, Any]:
-    """Sections 9 and 10. Keys: dense and weights over all files, manifest, uncovered, files (name -> as `read_file`)."""
+    """Sections 9 and 10. Keys: dense and weights over all files, manifest, uncovered, files (as from `read_file`)."""
     root = Path(path).resolve()
     files = list_files(root)
     shards = read_shards(root)

@@ -281,7 +281,7 @@ class _Run:
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
         refused = {finding.file for finding in self.report.findings if finding.code in _NOT_READ}
-        present = set()
+        present: set[str] = set()
         try:
             for name in file_list(self.path):
                 (present if self.stays_inside(name) else refused).add(name)

@@ -86,7 +86,7 @@ def test_documentation_by_example() -> None:
         assert is_documentation(name), name
     for name in (
         "config.json", "vocab.txt", "merges.txt", "chat_template.jinja", "tokenizer.model", "modeling_x.py",
-        "README.safetensors", "bcq_source/files/README.md", "md", "spng", "mdx.mdx", "model.safetensors", "generation_config.json",
+        "README.safetensors", "bcq_source/files/README.md", "md", "spng", "mdx.mdx", "model.safetensors",
     ):  # fmt: skip
         assert not is_documentation(name), name
 
