@@ -26,6 +26,7 @@ class Code(NamedTuple):
 
 
 _DOWNLOAD = "download the file again"
+_SEAL = "download the file again; if it was changed on purpose: bcqfmt seal FOLDER"
 _WRITER = "the file was not written by a correct writer; write it again with bcqfmt"
 
 # fmt: off
@@ -100,10 +101,11 @@ _TABLE = [
     Code("BCQ-V601", "no manifest: the checkpoint is unfinished", 4, "finish or repeat the run that writes it"),
     Code("BCQ-V602", "malformed manifest", 4, _DOWNLOAD),
     Code("BCQ-V603", "the manifest's own digest is wrong", 6, _DOWNLOAD),
-    Code("BCQ-V604", "manifest and folder list different files", 4, "restore the missing file, remove the extra one"),
-    Code("BCQ-V605", "file size differs from the manifest", 6, _DOWNLOAD),
-    Code("BCQ-V606", "file digest differs from the manifest", 6, _DOWNLOAD),
+    Code("BCQ-V604", "file of the manifest missing", 4, "download it; if it was removed on purpose: bcqfmt seal FOLDER"),
+    Code("BCQ-V605", "file size differs from the manifest", 6, _SEAL),
+    Code("BCQ-V606", "file digest differs from the manifest", 6, _SEAL),
     Code("BCQ-V608", "manifest and files describe different weights", 4, _WRITER),
+    Code("BCQ-V609", "part of the model that the manifest does not name", 4, "remove it; if it belongs to the model: bcqfmt seal FOLDER --accept"),
     # provenance
     Code("BCQ-V701", "malformed provenance record", 4, _DOWNLOAD),
     Code("BCQ-V702", "archived source file missing or changed", 6, _DOWNLOAD),
@@ -132,6 +134,7 @@ _TABLE = [
     Code("BCQ-E402", "output cannot be written", 7, "check the permissions, the free space and the file system"),
     Code("BCQ-E403", "output is in use", 7, "wait until the other run is done"),
     Code("BCQ-E404", "conversion is not complete", 7, "run the missing parts, or convert again with --resume"),
+    Code("BCQ-E405", "weights or archived source changed: the manifest stays as it is", 6, "download those files again; if the change is meant: bcqfmt seal FOLDER --accept"),
     Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
     Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
     # converting
@@ -189,6 +192,8 @@ _TABLE = [
     Code("BCQ-E501", "content is covered by no digest", 0, "validate the folder it belongs to", "note"),
     Code("BCQ-E502", "__metadata__ lost; the manifest describes the file instead", 0, "write the folder again with bcqfmt", "warning"),
     Code("BCQ-E503", "infinities or NaNs among the numbers", 0, "the scheme allows it (`nonfinite`)", "warning"),
+    Code("BCQ-E504", "documentation is covered by no digest", 0, "", "note"),
+    Code("BCQ-E505", "file is covered by no digest", 0, "if it belongs to the model, take it into the manifest: bcqfmt seal FOLDER", "note"),
     Code("BCQ-E901", "interrupted", 130, ""),
     Code("BCQ-E999", "unexpected error", 1, "please report it, with --debug"),
 ]

@@ -1051,10 +1051,18 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def check_manifest(manifest: Any, files: dict[str, Path], shards: dict[str, dict[str, Any]]) -> None:
-    """Section 9.3: the manifest against the folder (V604 to V606, V608, and V513 for its version)."""
-    table = manifest["files"]
-    need(set(table) == set(files) - {"bcq_manifest.json"}, "BCQ-V604", "files are not those of the folder")
+def check_manifest(manifest: Any, files: dict[str, Path], shards: dict[str, dict[str, Any]]) -> list[str]:
+    """Section 9.3: the manifest against the folder (V604 to V606, V608, V609, and V513 for its version).
+
+    Returns the files that it does not name, sorted: no digest covers them.
+    """
+    table, own = manifest["files"], set(files) - {"bcq_manifest.json"}
+    for name in table:
+        need(name in own, "BCQ-V604", f"{name!a} is no file of the folder")
+    uncovered = own - set(table)
+    for name in uncovered:
+        needed = name in ("config.json", "model.safetensors.index.json", *shards) or name.startswith("bcq_source/")
+        need(not needed, "BCQ-V609", f"{name!a} is not named")
     for name, entry in table.items():
         need(files[name].stat().st_size == entry["size"], "BCQ-V605", f"size of {name!a}")
     for name, entry in table.items():
@@ -1074,6 +1082,7 @@ def check_manifest(manifest: Any, files: dict[str, Path], shards: dict[str, dict
         need(good, "BCQ-V608", f"{name}: not as in the file")
     for descriptor in descriptors:
         need(descriptor["version"] == manifest["version"], "BCQ-V513", "the manifest states another version")
+    return sorted(uncovered)
 
 
 # ---- Section 10: provenance
@@ -1155,7 +1164,7 @@ def check_raw(path: Path | None, names: set[str]) -> None:
 
 
 def read_folder(path: str | Path) -> dict[str, Any]:
-    """Sections 9 and 10. Keys: dense and weights over all files, manifest, files (name -> as `read_file`)."""
+    """Sections 9 and 10. Keys: dense and weights over all files, manifest, uncovered, files (as from `read_file`)."""
     root = Path(path).resolve()
     files = list_files(root)
     shards = read_shards(root)
@@ -1164,12 +1173,12 @@ def read_folder(path: str | Path) -> dict[str, Any]:
             weight["file"] = file
     check_config(root, {shard["descriptor"]["version"] for shard in shards.values()})
     manifest = read_manifest(root)
-    check_manifest(manifest, files, shards)
+    uncovered = check_manifest(manifest, files, shards)
     dense = {name: tensor for shard in shards.values() for name, tensor in shard["dense"].items()}
     weights = {name: weight for shard in shards.values() for name, weight in shard["weights"].items()}
     if any(name.startswith("bcq_source/") for name in files):
         check_source(root, files, set(dense), set(weights))
-    return {"dense": dense, "weights": weights, "manifest": manifest, "files": shards}
+    return {"dense": dense, "weights": weights, "manifest": manifest, "files": shards, "uncovered": uncovered}
 
 
 def main(arguments: list[str]) -> int:

@@ -21,13 +21,25 @@ from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
 
-from .folder import INDEX, MANIFEST, SOURCE, Layout, check_quantization_config, file_list, model_layout, read_config
+from .folder import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    SOURCE,
+    Layout,
+    check_quantization_config,
+    file_list,
+    is_documentation,
+    model_layout,
+    read_config,
+)
 from .manifest import Manifest, parse_manifest
 from .model_file import ModelFile, read_model_file
 from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
 
+_NOT_READ = ("BCQ-E101", "BCQ-E102", "BCQ-V508")  # something is there, and is no file that can be read
 Digest = tuple[Future[str], str]  # computed, and as the manifest states it
 
 
@@ -72,17 +84,22 @@ class Report:
 
 
 def validate(
-    path: str | os.PathLike[str], *, deep: bool = False, progress: Callable[[int], object] | None = None
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    progress: Callable[[int], object] | None = None,
+    manifest: bytes | None = None,
 ) -> Report:
     """Check a BCQ file or folder against the whole specification. Raises only when there is nothing to look at.
 
-    ``progress`` is called with the number of bytes hashed since the last call (deep only).
+    ``progress`` is called with the number of bytes hashed since the last call (deep only). ``manifest``: what
+    bcq_manifest.json is about to hold, judged instead of what it holds.
     """
     place = named(path)
     report = Report(str(place), deep)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
-    run = _Run(place, report, progress)
+    run = _Run(place, report, progress, manifest)
     run.folder() if place.is_dir() else run.lone_file()
     report.findings.sort(key=_order)
     return report
@@ -91,8 +108,11 @@ def validate(
 class _Run:
     """One validation: collects findings, never stops at the first."""
 
-    def __init__(self, path: Path, report: Report, progress: Callable[[int], object] | None) -> None:
+    def __init__(
+        self, path: Path, report: Report, progress: Callable[[int], object] | None, manifest: bytes | None
+    ) -> None:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
+        self.raw_manifest = manifest
         self.sink: Sink = report.findings.append
         self.stop = threading.Event()
 
@@ -120,7 +140,7 @@ class _Run:
                 self.same_weights(files, manifest)
         hasher = ThreadPoolExecutor(1)  # files are hashed while their content is checked
         try:
-            digests = self.same_files(manifest, files, hasher) if manifest is not None else {}
+            digests = self.same_files(manifest, layout, files, hasher) if manifest is not None else {}
             for file in files:
                 self.content(file)
             for name, (digest, stated) in digests.items():
@@ -182,6 +202,8 @@ class _Run:
 
     def manifest(self) -> Manifest | None:
         """BCQ-V601, V602, V603."""
+        if self.raw_manifest is not None:
+            return parse_manifest(self.raw_manifest, self.sink)
         if not os.path.lexists(self.path / MANIFEST):
             self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
             return None
@@ -252,22 +274,30 @@ class _Run:
             elif resolved_json(record.spec) != resolved_json(spec):
                 self.sink(Finding("BCQ-V608", MANIFEST, name, "another description than in the file", "the same"))
 
-    def same_files(self, manifest: Manifest, files: list[ModelFile], hasher: Executor) -> dict[str, Digest]:
-        """BCQ-V604, V605. When deep, the digests that are being computed, each with the stated one."""
+    def same_files(
+        self, manifest: Manifest, layout: Layout, files: list[ModelFile], hasher: Executor
+    ) -> dict[str, Digest]:
+        """BCQ-V604, V605, V609. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
+        refused = {finding.file for finding in self.report.findings if finding.code in _NOT_READ}
+        present: set[str] = set()
         try:
-            present = set(file_list(self.path)) - {MANIFEST}
+            for name in file_list(self.path):
+                (present if self.stays_inside(name) else refused).add(name)
         except BcqError as fault:
             self.sink(fault.finding)
             return digests
-        for name in sorted(present ^ manifest.files.keys()):
-            found = "a file that the manifest does not list" if name in present else "missing"
-            self.sink(Finding("BCQ-V604", name, "", found, "exactly the listed files"))
+        present = {name for name in present if name != MANIFEST and (self.path / name).is_file()}
+        for name in sorted(manifest.files.keys() - present - refused):
+            found = "the manifest itself" if name == MANIFEST else "no such file in the folder"
+            self.sink(Finding("BCQ-V604", name, "", found, "the file that the manifest names"))
+        for name in sorted(present - manifest.files.keys()):
+            self.not_named(name, layout)
         for name in sorted(present & manifest.files.keys()):
             record = manifest.files[name]
             try:
-                source = opened[name] if name in opened else SourceFile(inside(self.path, name), name)
+                source = opened[name] if name in opened else SourceFile(self.path / name, name)
             except BcqError as fault:
                 self.once(fault.finding)
                 continue
@@ -277,6 +307,25 @@ class _Run:
                 self.report.nbytes += 0 if name in opened else source.size
                 digests[name] = hasher.submit(hash_file, source, self.hashed), record.sha256
         return digests
+
+    def not_named(self, name: str, layout: Layout) -> None:
+        """BCQ-V609, or a note: a file that no digest covers."""
+        if name in (CONFIG, INDEX, *layout.files) or name.startswith(f"{SOURCE}/"):
+            self.sink(Finding("BCQ-V609", name, "", "no digest covers it", "its size and digest in the manifest"))
+        elif is_documentation(name):
+            self.sink(Finding("BCQ-E504", name, "", "its owner may edit it"))
+        else:
+            unused = "; nor does the index, so no weight is read from it" if name.endswith(".safetensors") else ""
+            self.sink(Finding("BCQ-E505", name, "", f"the manifest does not name it{unused}"))
+
+    def stays_inside(self, name: str) -> bool:
+        """BCQ-V507."""
+        try:
+            inside(self.path, name)
+        except BcqError as fault:
+            self.once(fault.finding)
+            return False
+        return True
 
     def same_digest(self, name: str, digest: Future[str], stated: str) -> None:
         """BCQ-V606."""

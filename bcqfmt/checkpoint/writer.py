@@ -26,7 +26,7 @@ from bcqfmt.weight.scheme_json import entry_json
 from bcqfmt.weight.weight import BcqWeight
 
 from .descriptor import Descriptor, descriptor_json, parse_weights
-from .folder import CONFIG, INDEX, MANIFEST
+from .folder import CONFIG, INDEX, MANIFEST, is_documentation
 from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from .shards import Unit, plan_shards, shard_names
 from .validation import validate
@@ -116,7 +116,8 @@ def _write_folder(
     for name, data in sorted(files.items()):
         make_folders((work / name).parent)
         write_file(work / name, data)
-        records[name] = FileRecord.of(data)
+        if not is_documentation(name):
+            records[name] = FileRecord.of(data)
     manifest = Manifest(
         generator=dict(generator or {"name": "bcqfmt", "version": __version__}),
         weights=found,

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
 from bcqfmt.checkpoint.model_file import ModelFile, read_model_file
 from bcqfmt.checkpoint.provenance import RAW, RECORD
@@ -193,4 +193,5 @@ def _put(folder: Path, name: str, data: bytes, files: dict[str, FileRecord]) -> 
     path = folder / name
     make_folders(path.parent)
     write_file(path, data)
-    files[name] = FileRecord.of(data)
+    if not is_documentation(name):
+        files[name] = FileRecord.of(data)

@@ -181,6 +181,8 @@ void bcq_close_folder(bcq_folder *folder);
 size_t bcq_folder_file_count(const bcq_folder *folder);
 bcq_file *bcq_folder_file(bcq_folder *folder, size_t i);
 const char *bcq_folder_file_name(const bcq_folder *folder, size_t i);
+size_t bcq_folder_uncovered_count(const bcq_folder *folder); /* files that no digest covers (section 9.3) */
+const char *bcq_folder_uncovered_name(const bcq_folder *folder, size_t i);
 bcq_weight *bcq_folder_find_weight(bcq_folder *folder, const char *name);
 #endif
 
@@ -3591,6 +3593,7 @@ typedef struct bcq__list { /* strings that grow in number */
 struct bcq_folder {
     char *root;          /* resolved */
     bcq__list listing;   /* every file: path relative to the root, sorted */
+    bcq__list uncovered; /* those that the manifest does not name */
     bcq__list names;     /* model files */
     bcq_file **files;    /* as many */
     const bcq_tensor **tensors; /* of all files, by name */
@@ -4213,23 +4216,45 @@ static int bcq__has_size(const bcq_folder *folder, const char *name, const bcq__
     return !code && bcq__integer(d, node, &stated) && (int64_t)status.st_size == stated;
 }
 
-/* V604 to V606: files of the manifest against those of the folder. */
-static int bcq__check_files(const bcq_folder *folder, int flags, bcq_error *error)
+/* V604 and V609: files of the manifest against those of the folder, both sorted. */
+static int bcq__match_files(bcq_folder *folder, const bcq__json *d, uint32_t table, bcq_error *error)
+{
+    bcq__str nothing = {"", 0};
+    uint32_t i, node = table + 1;
+    size_t k = 0;
+    for (i = 0; i <= d->nodes[table].count; i++) {
+        int last = i == d->nodes[table].count;
+        for (; k < folder->listing.count; k++) {
+            bcq__str name = bcq__text(folder->listing.items[k]);
+            if (!last && bcq__compare(name, bcq__string(d, node)) >= 0)
+                break;
+            if (strcmp(name.at, "bcq_manifest.json") == 0)
+                continue;
+            if (strcmp(name.at, "config.json") == 0 || strcmp(name.at, "model.safetensors.index.json") == 0 ||
+                strncmp(name.at, "bcq_source/", 11) == 0 ||
+                bcq__list_find(&folder->names, name.at) < folder->names.count)
+                return bcq__bad(error, 609, name, "the manifest does not name it");
+            if (!bcq__list_add(&folder->uncovered, name, "", nothing))
+                return bcq__no_memory(error);
+        }
+        if (last)
+            break;
+        if (k >= folder->listing.count || !bcq__is(d, node, folder->listing.items[k]) ||
+            bcq__is(d, node, "bcq_manifest.json"))
+            return bcq__bad(error, 604, bcq__string(d, node), "the manifest names it, and it is no file of the folder");
+        node = d->nodes[node + 1].next;
+        k++;
+    }
+    return 0;
+}
+
+/* V604 to V606 and V609 */
+static int bcq__check_files(bcq_folder *folder, int flags, bcq_error *error)
 {
     const bcq__json *d = &folder->manifest;
     uint32_t table = bcq__get(d, 0, "files"), i, node, count = d->nodes[table].count;
-    size_t k = 0;
     char hex[65];
-    for (i = 0, node = table + 1; i < count; i++, node = d->nodes[node + 1].next, k++) {
-        while (k < folder->listing.count && strcmp(folder->listing.items[k], "bcq_manifest.json") == 0)
-            k++;
-        if (k >= folder->listing.count || !bcq__is(d, node, folder->listing.items[k]))
-            return bcq__bad(error, 604, bcq__string(d, node), "files of the manifest are not those of the folder");
-    }
-    while (k < folder->listing.count && strcmp(folder->listing.items[k], "bcq_manifest.json") == 0)
-        k++;
-    if (k < folder->listing.count)
-        return bcq__bad(error, 604, bcq__text(folder->listing.items[k]), "a file that the manifest does not name");
+    BCQ__TRY(bcq__match_files(folder, d, table, error));
     for (i = 0, node = table + 1; i < count; i++, node = d->nodes[node + 1].next) {
         int right = bcq__has_size(folder, bcq__string(d, node).at, d, bcq__get(d, node + 1, "size"));
         if (right != 1)
@@ -4694,6 +4719,7 @@ void bcq_close_folder(bcq_folder *folder)
     BCQ_FREE(folder->weight_file);
     bcq__list_free(&folder->names);
     bcq__list_free(&folder->listing);
+    bcq__list_free(&folder->uncovered);
     bcq__json_free(&folder->manifest);
     bcq__tables_free(&folder->tables);
     BCQ_FREE((void *)(uintptr_t)folder->manifest_text.at);
@@ -4714,6 +4740,16 @@ bcq_file *bcq_folder_file(bcq_folder *folder, size_t i)
 const char *bcq_folder_file_name(const bcq_folder *folder, size_t i)
 {
     return i < folder->names.count ? folder->names.items[i] : NULL;
+}
+
+size_t bcq_folder_uncovered_count(const bcq_folder *folder)
+{
+    return folder->uncovered.count;
+}
+
+const char *bcq_folder_uncovered_name(const bcq_folder *folder, size_t i)
+{
+    return i < folder->uncovered.count ? folder->uncovered.items[i] : NULL;
 }
 
 bcq_weight *bcq_folder_find_weight(bcq_folder *folder, const char *name)

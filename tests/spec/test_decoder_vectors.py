@@ -84,6 +84,7 @@ def assert_values(data: bytes, expected: dict[str, Any]) -> None:
 def test_valid_vectors_give_the_expected_values(vector: dict[str, Any], tmp_path: Path) -> None:
     content = read(vector, tmp_path)
     assert set(content["weights"]) == set(vector["weights"])
+    assert content.get("uncovered", []) == vector.get("uncovered", [])
     for name, expected in vector["weights"].items():
         weight = content["weights"][name]
         assert (weight["dtype"], list(weight["shape"])) == (expected["dtype"], expected["shape"])

@@ -201,6 +201,16 @@ def manifest_pipe(where: Path) -> Path:
 @case(29, "side-pipe", "BCQ-V604", 4, place="pipe", seen="validator", why=NO_OTHERS)
 def side_pipe(where: Path) -> Path:
     target = folder(where)
+    (target / "pipe").write_bytes(b"")
+    seal(target)
+    (target / "pipe").unlink()
+    os.mkfifo(target / "pipe")
+    return target
+
+
+@legal(29, "side-pipe-not-named")
+def side_pipe_not_named(where: Path) -> Path:
+    target = folder(where)
     os.mkfifo(target / "pipe")
     return target
 
