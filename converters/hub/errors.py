@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["PAUSES", "attempt", "explain", "library", "may_help", "status_of"]
+__all__ = ["PAUSES", "address", "attempt", "explain", "library", "may_help", "status_of"]
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the first, second, ... retry
 LONGEST_WAIT = 60  # seconds; a hub that asks for a longer wait is an error
@@ -81,6 +81,8 @@ def status_of(fault: BaseException) -> int:
 
 def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) -> BcqError:
     """The error of ours for an exception of the library; ``file`` is the file of the repository that was asked for."""
+    if isinstance(fault, ValueError) and str(fault).startswith("Invalid metadata in README.md"):
+        return error("BCQ-E631", "README.md", found="the hub does not accept its front matter", hint=_FRONT)
     fault = _root(fault)
     names, status = _names(fault), status_of(fault)
     place = f"{repo_id}/{file}" if file else repo_id
@@ -121,6 +123,7 @@ def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) 
 
 
 _LATER = "try again later; https://status.huggingface.co tells whether the hub is down"
+_FRONT = "compare it with https://huggingface.co/docs/hub/model-cards#model-card-metadata"
 _CONNECTION = "check the connection, the proxy and HF_ENDPOINT, then try again"
 
 
@@ -205,6 +208,12 @@ def _asked_wait(fault: BaseException) -> int | None:
         return int(text)
     reset = _RESET.search(str(headers.get("ratelimit", "")))
     return int(reset[1]) if reset and status_of(fault) == 429 else None
+
+
+def address() -> str:
+    """The hub's address, without user and password."""
+    scheme = str(library().constants.ENDPOINT).partition("://")[0]
+    return f"{scheme if scheme in ('http', 'https') else 'https'}://{_host()}"
 
 
 def _host() -> str:
