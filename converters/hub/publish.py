@@ -22,7 +22,7 @@ from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list, read_config
 from bcqfmt.checkpoint.validation import validate
 from bcqfmt.container.durable import write_file
 from bcqfmt.container.files import inside, read_small
-from bcqfmt.converters.source.front_matter import CARD, has_front_matter
+from bcqfmt.converters.source.front_matter import CARD, front_fault
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
 
@@ -71,10 +71,9 @@ def files_to_push(folder: Path, progress: Callable[[int], object] | None = None)
         if finding.file != CARD:  # the card is its publisher's to edit
             refuse(finding)
     if os.path.lexists(folder / CARD):
-        try:
-            has_front_matter(read_small(inside(folder, CARD), limits.MAX_CONFIG_BYTES, CARD, "BCQ-E631"))
-        except ValueError as fault:
-            raise error("BCQ-E631", CARD, found=str(fault), expected="a YAML mapping as front matter") from None
+        wrong = front_fault(read_small(inside(folder, CARD), limits.MAX_CONFIG_BYTES, CARD, "BCQ-E631"))
+        if wrong:
+            raise error("BCQ-E631", CARD, found=wrong, expected="a YAML mapping as front matter")
     names = library().utils.filter_repo_objects(file_list(folder), ignore_patterns=_ignored())
     return {name: (folder / name).stat().st_size for name in names}
 
@@ -101,7 +100,8 @@ def push(
     """
     name, known = check_push(repo_id, token)
     if create_pr and revision is not None:
-        raise error("BCQ-E302", name, found=f"a pull request and revision '{escape(revision)}'", expected="one of them")
+        found = f"a new pull request and revision '{escape(revision)}'"
+        raise error("BCQ-E302", name, found=found, expected="one of them", hint="leave one of them out")
     files = files_to_push(folder, hashed)
     if card is not None and CARD in files:
         text = (folder / CARD).read_bytes().decode("utf-8", "surrogateescape")

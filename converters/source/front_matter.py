@@ -12,7 +12,7 @@ from typing import Any
 
 from bcqfmt.errors import escape
 
-__all__ = ["CARD", "front_lines", "front_matter", "has_front_matter", "is_repo_id"]
+__all__ = ["CARD", "front_fault", "front_lines", "front_matter", "is_repo_id"]
 
 CARD = "README.md"
 KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag", "datasets", "base_model", "tags")
@@ -33,9 +33,13 @@ def is_repo_id(text: str) -> bool:
     return len(text) <= 96 and _ID.fullmatch(text) is not None and not odd
 
 
-def has_front_matter(card: bytes) -> bool:
-    """Whether a card begins with front matter; ValueError where that is not a YAML mapping."""
-    return _parsed(card) is not None
+def front_fault(card: bytes) -> str:
+    """What is wrong with a card's front matter; empty when it has none, or a YAML mapping."""
+    try:
+        _parsed(card)
+    except ValueError as fault:
+        return str(fault)
+    return ""
 
 
 def front_matter(card: bytes | None) -> Front:

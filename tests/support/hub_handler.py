@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self.answer(200, b"")
             data = hub.uploads.get(path)
             return self.answer(404, b"") if data is None else self._send(data, {})
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit)/(.+))?", path)
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit|branch)/(.+))?", path)
         if found:
             return self._api(found[1], found[2] or "revision", found[3] or "main")
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -117,17 +117,27 @@ class Handler(BaseHTTPRequestHandler):
         if found:
             return self._batch()
         if path == "/api/repos/create":
-            wanted = json.loads(self.seen.body)
-            repo_id = f"{wanted['organization']}/{wanted['name']}"
-            if self.seen.token.removeprefix("Bearer ") not in hub.tokens:
-                return self.refuse(401, "", "no")
-            if repo_id in hub.repos:
-                return self.json({"url": f"{hub.url}/{repo_id}"}, 409)
-            hub.commit(repo_id, {})
-            return self.json({"url": f"{hub.url}/{repo_id}"})
+            return self._create()
         if path == "/api/validate-yaml":
-            return self.json({"warnings": [], "errors": []})
+            wrong = "license: wrong" in json.loads(self.seen.body)["content"]
+            told = [{"message": f"no such licence ({self.seen.token})"}]
+            return self.json({"warnings": told, "errors": told if wrong else []}, 400 if wrong else 200)
         return self.refuse(404, "", "nothing here")
+
+    def _create(self) -> None:
+        """A new repository; only accounts in ``hub.writers`` may have one."""
+        hub, wanted = self.server.hub, json.loads(self.seen.body)
+        repo_id = f"{wanted['organization']}/{wanted['name']}"
+        if self.seen.token.removeprefix("Bearer ") not in hub.tokens:
+            return self.refuse(401, "", "no")
+        if repo_id in hub.repos:
+            return self.json({"url": f"{hub.url}/{repo_id}"}, 409)
+        if wanted["organization"] not in hub.writers:
+            return self.refuse(403, "", "no rights in this namespace")
+        hub.commit(repo_id, {".gitattributes": b"*.safetensors filter=lfs"})
+        if wanted.get("visibility") == "private" or wanted.get("private"):
+            hub.repos[repo_id].access = "private"
+        return self.json({"url": f"{hub.url}/{repo_id}"})
 
     def _commit(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """The commit that a request may see; None when it has been refused."""
@@ -144,10 +154,21 @@ class Handler(BaseHTTPRequestHandler):
         return sha, repo.commits[sha]
 
     def _api(self, repo_id: str, what: str, revision: str) -> None:
+        if what == "branch":
+            refs = self.server.hub.repos[repo_id].refs
+            status = 409 if revision in refs else 200
+            refs.setdefault(revision, refs["main"])
+            return self.json({}, status)
+        below = ""
+        if what == "tree" and not revision.startswith("refs/"):
+            revision, _, below = revision.partition("/")
         at = self._commit(repo_id, revision)
         if at is None:
-            return
+            return None
         sha, files = at
+        files = {name: data for name, data in files.items() if name.startswith(below)}
+        if not files and below:
+            return self.refuse(404, "EntryNotFound", "no such folder")
         if what == "preupload":
             wanted = json.loads(self.seen.body)["files"]
             modes = [(item["path"], "lfs" if item["path"].endswith(LARGE) else "regular") for item in wanted]
@@ -160,17 +181,23 @@ class Handler(BaseHTTPRequestHandler):
                     new[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
                 elif item["key"] == "lfsFile":
                     new[item["value"]["path"]] = hub.uploads["/up/" + item["value"]["oid"]]
-            branch = "refs/pr/1" if "create_pr" in self.seen.query else "main"
-            sha = hub.commit(repo_id, new, branch)
+                elif item["key"] == "deletedFile":
+                    del new[item["value"]["path"]]
+                else:
+                    hub.messages.append(item["value"]["summary"])
+            request = "create_pr" in self.seen.query
+            number = 1 + sum(ref.startswith("refs/pr/") for ref in hub.repos[repo_id].refs)
+            sha = hub.commit(repo_id, new, f"refs/pr/{number}" if request else revision)
             base = f"{hub.url}/{repo_id}"
-            self.json(
-                {"commitUrl": f"{base}/commit/{sha}", "commitOid": sha, "pullRequestUrl": f"{base}/discussions/1"}
-            )
+            told = {"pullRequestUrl": f"{base}/discussions/{number}"} if request else {}
+            self.json({"commitUrl": f"{base}/commit/{sha}", "commitOid": sha, **told})
         elif what == "tree":
             self.json([self._entry(name, data, "oid") for name, data in files.items()])
         else:
             siblings = [self._entry(name, data, "sha256") for name, data in files.items()]
-            self.json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": False, "siblings": siblings})
+            private = self.server.hub.repos[repo_id].access == "private"
+            self.json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings})
+        return None
 
     @staticmethod
     def _entry(name: str, data: bytes, digest: str) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class HubServer:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.tokens: set[str] = set()
+        self.writers = {"me"}  # accounts in which a known token may make repositories
+        self.messages: list[str] = []  # of commits
         self.faults: list[Fault] = []
         self.log: list[Seen] = []
         self.uploads: dict[str, bytes] = {}
