@@ -54,11 +54,13 @@ def download(repo: HubRepo, offline: bool = False, progress: bool = False) -> Pa
     is fetched once more. Offline nothing is sent: the folder is there and complete, or an error says so.
     """
     local = offline or repo.offline or bool(library().constants.HF_HUB_OFFLINE)
-    folder = Path(attempt(lambda: _snapshot(repo, local, progress), repo.repo_id, again=_not_retried))
+    small = [name for name in repo.needed() if not name.endswith(".safetensors")]
+    if small and not local:  # first, and on their own: none of them may be as large as a model
+        _fetch(repo, progress, small)
+    folder = _fetch(repo, progress, local=local)
     wrong = _wrong_files(repo, folder)
     if wrong and not local:
-        only = [glob.escape(name) for name in wrong]
-        attempt(lambda: _snapshot(repo, local, progress, only), repo.repo_id, again=_not_retried)
+        _fetch(repo, progress, list(wrong), force=True)
         wrong = _wrong_files(repo, folder)
     if wrong:
         name, (found, expected) = next(iter(wrong.items()))
@@ -69,21 +71,30 @@ def download(repo: HubRepo, offline: bool = False, progress: bool = False) -> Pa
     return folder
 
 
-def _snapshot(repo: HubRepo, local: bool, progress: bool, only: list[str] | None = None) -> str:
+def _fetch(
+    repo: HubRepo, progress: bool, only: list[str] | None = None, *, local: bool = False, force: bool = False
+) -> Path:
+    """The folder, with all files of the model or with ``only`` these; none may be larger than the listing says."""
     hub = library()
-    return str(
-        hub.snapshot_download(
-            repo.repo_id,
-            revision=repo.commit,
-            local_files_only=local,
-            allow_patterns=list(KEEP) if only is None else only,
-            ignore_patterns=list(SKIP),
-            force_download=only is not None,
-            library_name="bcqfmt",
-            library_version=__version__,
-            tqdm_class=None if progress else _silent(),
+    wanted = repo.needed()
+    largest = max((wanted[name].size for name in (wanted if only is None else only)), default=0)
+
+    def fetch() -> str:
+        return str(
+            hub.snapshot_download(
+                repo.repo_id,
+                revision=repo.commit,
+                local_files_only=local,
+                allow_patterns=list(KEEP) if only is None else [glob.escape(name) for name in only],
+                ignore_patterns=list(SKIP),
+                force_download=force,
+                library_name="bcqfmt",
+                library_version=__version__,
+                tqdm_class=None if progress else _silent(),
+            )
         )
-    )
+
+    return Path(attempt(fetch, repo.repo_id, again=_not_retried, file_bytes=largest))
 
 
 def _silent() -> type[Any]:

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 
 from bcqfmt.errors import BcqError, error
 
+from .answers import limited
+
 __all__ = ["PAUSES", "address", "attempt", "explain", "library", "may_help", "status_of"]
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the first, second, ... retry
@@ -49,14 +51,20 @@ def attempt(
     file: str = "",
     again: Callable[[BaseException], bool] | None = None,
     pauses: Sequence[float] | None = None,
+    file_bytes: int = 0,
 ) -> Result:
-    """The result of ``call``; after a failure that may pass it is called again, at most once per pause."""
+    """The result of ``call``; after a failure that may pass it is called again, at most once per pause.
+
+    ``file_bytes``: of the largest file that the call fetches; answers that are longer are refused (`answers`).
+    """
     waits = PAUSES if pauses is None else tuple(pauses)
+    hub = library()
     for tries in range(1, len(waits) + 2):
         try:
-            return call()
-        except BcqError:
-            raise
+            with limited(hub, file_bytes):
+                return call()
+        except BcqError as fault:
+            problem: BcqError | None = _anew(fault, repo_id)
         except _caught() as fault:
             wait = _wait(fault, waits[tries - 1]) if tries <= len(waits) and (again or may_help)(fault) else None
             problem = explain(fault, repo_id, file, tries) if wait is None else None
@@ -84,6 +92,8 @@ def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) 
     if isinstance(fault, ValueError) and str(fault).startswith("Invalid metadata in README.md"):
         return error("BCQ-E631", "README.md", found="the hub does not accept its front matter", hint=_FRONT)
     fault = _root(fault)
+    if isinstance(fault, BcqError):
+        return _anew(fault, repo_id)
     names, status = _names(fault), status_of(fault)
     place = f"{repo_id}/{file}" if file else repo_id
     fetch = f"hf download {repo_id}"
@@ -120,6 +130,12 @@ def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) 
     if status:
         return error("BCQ-E704", place, found=f"HTTP {status} from {_host()} after {_count(tries)}", hint=_LATER)
     return _without_answer(fault, names, place, tries)
+
+
+def _anew(fault: BcqError, repo_id: str) -> BcqError:
+    """An error of ours that was raised inside the library, without anything of the library that hangs on it."""
+    found = fault.finding
+    return error(fault.code, found.file or repo_id, found.tensor, found.found, found.expected, fault.hint)
 
 
 _LATER = "try again later; https://status.huggingface.co tells whether the hub is down"
@@ -185,6 +201,8 @@ def _caught() -> tuple[type[BaseException], ...]:
 def _root(fault: BaseException) -> BaseException:
     """The exception behind the ones by which the library only says that it failed, or that its cache is empty."""
     cause = fault.__cause__
+    if isinstance(cause, BcqError):  # what our hooks raise in a thread of the library
+        return cause
     wrapped = isinstance(fault, ValueError | RuntimeError) or type(fault).__name__ == "LocalEntryNotFoundError"
     return _root(cause) if wrapped and cause is not None and isinstance(cause, _caught()) else fault
 

@@ -47,9 +47,9 @@ def test_the_perplexity_goes_into_the_model_card(run: Run, model: Path, text: Pa
     folder = tmp_path / "bcq"
     shutil.copytree(model, folder)
     before = (folder / "README.md").read_text()
-    options = ("--text", text, "--max-tokens", "50", "--card")
+    options = ("--text", text, "--max-tokens", "50", "--context", "32", "--card")
     found = json.loads(run("eval", folder, *options, "--json").stdout)
-    row = f"| perplexity | {found['perplexity']:.4f} on text.txt (49 tokens, windows of 512) |\n"
+    row = f"| perplexity | {found['perplexity']:.4f} on text.txt ({found['tokens']} tokens, windows of 32) |\n"
     assert (folder / "README.md").read_text().replace(row, "") == before
     assert run("eval", folder, *options).exit_code == 0
     assert (folder / "README.md").read_text().count("| perplexity |") == 1

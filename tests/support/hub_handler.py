@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+FLOOD = 200_000_000  # bytes; a client that takes all of it has no limit
 LARGE = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -85,7 +87,13 @@ class Handler(BaseHTTPRequestHandler):
         if fault.kind in ("slow", "drop"):
             self.close_connection = True
             return True
-        if fault.kind == "loop":
+        if fault.kind in ("flood", "bomb", "long"):
+            self._flood(fault)
+        elif fault.kind in ("pages", "elsewhere"):
+            hub = self.server.hub
+            where = hub.url + self.path if fault.kind == "pages" else f"{hub.store_url}/more"
+            self.answer(200, b"[]", {"Content-Type": "application/json", "Link": f'<{where}>; rel="next"'})
+        elif fault.kind == "loop":
             self.answer(302, b"", {"Location": self.path})
         elif fault.kind == "status":
             self.answer(fault.status, b'{"error":"no"}', fault.headers)
@@ -98,6 +106,29 @@ class Handler(BaseHTTPRequestHandler):
         else:
             return False
         return True
+
+    def _flood(self, fault: Fault) -> None:
+        """Much more than anyone wants, until the client hangs up; ``seen.sent`` is what it took."""
+        self.close_connection = True
+        self.send_response(fault.status)
+        for name, value in fault.headers.items():
+            self.send_header(name, value)
+        if fault.kind == "long":
+            self.send_header("Content-Length", str(FLOOD))
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
+        if fault.kind == "bomb":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        piece = b" " * (1 << 16)
+        data = piece if fault.kind == "long" else b"%x\r\n%s\r\n" % (len(piece), piece)
+        with contextlib.suppress(OSError):
+            while self.seen.sent < FLOOD and not self.server.hub.stopping.is_set():
+                self.wfile.write(data)
+                self.wfile.flush()
+                self.seen.sent += len(piece)
+            if fault.kind != "long":
+                self.wfile.write(b"0\r\n\r\n")
 
     def _route(self) -> None:
         path, hub = self.seen.path, self.server.hub

@@ -89,7 +89,9 @@ class HubServer:
         nothing until the test is over; ``loop`` redirects to itself; ``ignore_range`` sends whole files; ``shrunk`` has
         a file of another size; ``commit`` names another commit; ``gzip`` claims a compressed body; ``wrong_range``
         sends other bytes; ``garbage`` answers with a web page; ``drop`` closes without a word; ``echo`` denies access
-        and repeats the token in every text that the client might show.
+        and repeats the token in every text that the client might show; ``flood`` and ``long`` send 200 MB without and
+        with a length, ``bomb`` says that they are compressed; ``pages`` lists without an end, ``elsewhere`` goes on at
+        the store.
         """
 
         def match(seen: Seen) -> bool:
