@@ -166,6 +166,7 @@ _TABLE = [
     Code("BCQ-E628", "malformed record of a quantization", 4, _DOWNLOAD),
     Code("BCQ-E629", "malformed calibration statistics", 4, "make them again: bcqfmt calibrate MODEL --text FILE"),
     Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--seq)"),
+    Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),
     Code("BCQ-E652", "configuration holds calibration text, which is archived with it", 0, "--no-provenance leaves the archive out", "warning"),
     Code("BCQ-E653", "weight files of another kind are not carried", 0, "", "warning"),
@@ -179,6 +180,8 @@ _TABLE = [
     Code("BCQ-E705", "offline, and not in the cache", 8, "download it once while online"),
     Code("BCQ-E706", "download incomplete or changed", 8, "try again; finished files are not downloaded twice"),
     Code("BCQ-E707", "revision not found on the hub", 8, "check the branch, tag or commit"),
+    Code("BCQ-E708", "the hub sends more than it should", 8, "check HF_ENDPOINT; do not use a hub that does this"),
+    Code("BCQ-E709", "repository that this folder cannot go to", 8, "name another repository"),
     # clusters
     Code("BCQ-E710", "Ray cluster cannot be reached", 8, "start one (ray start --head), or give the address of one that runs: --ray-address HOST:PORT"),
     Code("BCQ-E711", "a node of the cluster sees another source, or has another bcqfmt", 8, "install the same bcqfmt on every node, and mount SRC and DST under the same paths"),

@@ -51,6 +51,7 @@ class ConvertOptions:
     overwrite: bool = False
     part: tuple[int, int] | None = None
     name: str = ""  # of the model, for its card; the folder's by default
+    revision: str = ""  # the commit of a source from the hub, for the card
     dry_run: bool = False  # plan only; the source may be one whose data is far away
 
     def meaning(self) -> dict[str, Any]:
@@ -88,7 +89,8 @@ class Conversion:
         self.layouts = layouts()
         self.settings, modules = find_modules(self.source, asked, self.options.layout)
         self.modules = {module.weight_name: module for module in modules}
-        meaning = {**self.options.meaning(), "name": self.options.name or self.source.folder.name}
+        known = {"name": self.options.name or self.source.folder.name, "revision": self.options.revision}
+        meaning = {**self.options.meaning(), **known}
         carried_out = not self.options.dry_run
         self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
         add_warnings(self.source, modules, data=carried_out)

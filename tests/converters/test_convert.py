@@ -137,9 +137,9 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     assert {"README.md", "config.json", "model.safetensors", "bcq_manifest.json", "tokenizer.json"} <= set(files)
     assert (tmp_path / "bcq/extra/notes.txt").read_text() == "keep me"
     card = (tmp_path / "bcq/README.md").read_text()
-    for line in ("license: mit", "language:\n- de", 'base_model: "me/my-model"', "library_name: bcqfmt"):
+    for line in ("license: mit", "language:\n- de", "base_model: me/my-model", "library_name: bcqfmt"):
         assert line in card
-    assert "gptq\nlibrary_name: x" not in card
+    assert "- gptq" not in card
     config = json.loads((tmp_path / "bcq/config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "bcq"
     assert config["model_type"] == "llama"
@@ -149,10 +149,10 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "card", "expected"),
     [
-        ("me/my-model", None, ['base_model: "me/my-model"', "base_model_relation: quantized"]),
-        ("me/my-model", "base_model: other/one", ['base_model: "me/my-model"', "base_model_relation: quantized"]),
+        ("me/my-model", None, ["base_model: me/my-model", "base_model_relation: quantized"]),
+        ("me/my-model", "base_model: other/one", ["base_model: me/my-model", "base_model_relation: quantized"]),
         ("", "base_model: other/one", ["base_model: other/one", "base_model_relation: quantized"]),
-        ("", 'base_model:\n- "a/b"\n- c/d', ["base_model:", '- "a/b"', "- c/d", "base_model_relation: quantized"]),
+        ("", 'base_model:\n- "a/b"\n- c/d', ["base_model:", "- a/b", "- c/d", "base_model_relation: quantized"]),
         ("", "base_model: /home/me/model", []),
         ("", "base_model: model", []),
         ("", None, []),

@@ -18,6 +18,7 @@ from bcqfmt.converters.hub import repo as hub_repo
 from bcqfmt.converters.jobs import model_card as card
 from bcqfmt.converters.report import html as report_html
 from bcqfmt.converters.source import checkpoint
+from bcqfmt.converters.source import front_matter as front
 from bcqfmt.weight import checks
 from mutation import Edit, without
 
@@ -80,11 +81,20 @@ GUARDS = {
     ),
     "names in the model card": Guard(
         attacks.names_in_the_card,
-        ((card._words, 're.sub(r"([\\\\`<>\\[\\]|*])", r"\\\\\\1", escape(text))', "escape(text)"),),
+        (
+            (
+                card._words,
+                're.sub(r"([\\\\`<>\\[\\]|*]|:(?=//)|(?<=www)\\.)", r"\\\\\\1", escape(text))',
+                "escape(text)",
+            ),
+        ),
     ),
     "lines of the source's card": Guard(
         attacks.names_in_the_card,
-        ((card._front_matter, "line if line.isprintable() else escape(line, 4096)", "line"),),
+        (
+            (front.front_matter, "escape(value.strip(), _LENGTH)", "value.strip()"),
+            (front._scalar, "escape(text, _LENGTH)", "text"),
+        ),
     ),
     "the length of a header": Guard(
         attacks.header_too_long,

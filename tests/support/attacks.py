@@ -28,7 +28,7 @@ from bcqfmt import limits
 from bcqfmt.cli import render
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.convert.restore import restore
-from bcqfmt.converters.jobs.model_card import model_card
+from bcqfmt.converters.jobs.model_card import Facts, converted, model_card
 from bcqfmt.converters.report import make_report
 from bcqfmt.converters.report.html import report_html
 from bcqfmt.converters.source.checkpoint import open_source
@@ -277,13 +277,20 @@ def names_in_the_report(scratch: Path) -> None:
 
 
 def names_in_the_card(scratch: Path) -> None:
-    settings = Settings(method="<img src=x onerror=alert(1)>[x](http://e)")
-    front = b"---\nlicense: mit\x1b]52;c;x\x07\n---\n"
-    card = model_card(front, "me/" + HOSTILE, [], settings).decode()
+    settings = Settings(method="<img src=x onerror=alert(1)>[x](http://e)", raw={"dataset": "www.e.com `x` | {bits}"})
+    front = b'---\nlicense: "mit\\e]52;c;x\\a\\nbase_model: evil/x"\ntags: ["a\\n---\\n# x"]\n---\n'
+    facts = Facts("me/" + HOSTILE, "", {"_name_or_path": HOSTILE}, front, [], [], 0.5, 1, provenance=True)
+    card = model_card(facts, converted(settings, provenance=True)).decode()
     clean(card)
-    body = card.split("---", 2)[2].replace("\\<", "").replace("\\[", "")
+    front_part, body = card.split("\n---\n", 1)
+    assert [line.partition(":")[0] for line in front_part.split("\n")[1:] if ":" in line.partition('"')[0]] == [
+        "license", "library_name", "tags",
+    ]  # fmt: skip
+    body = body.replace("\\<", "").replace("\\[", "")
     assert "<" not in body
     assert "[x](" not in body
+    assert "http://e" not in body
+    assert "www.e" not in body
 
 
 # ---------------------------------------------------------------------------------------------------------- resources
