@@ -99,7 +99,7 @@ def number_rules() -> list[Invalid]:
         Invalid("V302", "zero-in-scheme", "stored zeros, none called for", swapped(scaled(constant), **zeros)),
         Invalid("V302", "offset-twice", "an offset of first order as well", swapped(moved, **first_order)),
         Invalid("V303", "e8m0-type", "F8_E8M0 for U8", swapped(power, s0_scale=tensor("F8_E8M0", [1, 3], [127] * 3))),
-        Invalid("V303", "byte-codes", "I32 for U8", swapped(two_level, s0_scale_codes=tensor("I32", [1, 3], [1, 2, 3]))),
+        Invalid("V303", "byte-codes", "no U8", swapped(two_level, s0_scale_codes=tensor("I32", [1, 3], [1, 2, 3]))),
         Invalid(
             "V304", "super-groups", "a number for every group, not for every two",
             swapped(scaled(constant), s0_scale_scale=tensor("F16", [1, 3], [ONE] * 3)),
