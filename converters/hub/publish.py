@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def files_to_push(folder: Path, progress: Callable[[int], object] | None = None)
         if wrong:
             raise error("BCQ-E631", CARD, found=wrong, expected="a YAML mapping as front matter")
     names = library().utils.filter_repo_objects(file_list(folder), ignore_patterns=_ignored())
-    return {name: (folder / name).stat().st_size for name in names}
+    return {name: inside(folder, name).stat().st_size for name in names}  # no link may lead out of the folder
 
 
 def push(
@@ -119,7 +120,7 @@ def push(
             api.create_branch(name, branch=revision, exist_ok=True)
         strange = _strange(api, name, revision, private, files)
         if strange and not overwrite:
-            shown = escape(", ".join(strange[:5])) + (" ..." if len(strange) > 5 else "")
+            shown = escape(", ".join(strange[:5]).replace(known, "***")) + (" ..." if len(strange) > 5 else "")
             hint = "name another repository, or delete them there with --overwrite"
             found = f"{len(strange)} files that this folder does not have: {shown}"
             raise error("BCQ-E709", name, found=found, expected="a repository of this model", hint=hint)
@@ -145,6 +146,9 @@ def push(
 def _check_kind(folder: Path) -> None:
     """The mistakes that a validator would explain in terms of its rules."""
     if not folder.is_dir():
+        if os.path.lexists(f"{folder}.partial"):
+            hint = "finish it: the command that began it, with --resume"
+            raise error("BCQ-V601", str(folder), found="an unfinished one", expected="a BCQ folder", hint=hint)
         found = "a file" if os.path.lexists(folder) else "no such folder"
         raise error("BCQ-E101", str(folder), found=found, expected="a BCQ folder")
     if os.path.lexists(folder / MANIFEST):
@@ -153,7 +157,8 @@ def _check_kind(folder: Path) -> None:
     stated = config.get("quantization_config") if config is not None else None
     if folder.name.endswith(".partial") or (isinstance(stated, dict) and stated.get("quant_method") == "bcq"):
         raise error("BCQ-V601", str(folder), found=f"no {MANIFEST}", expected="a finished BCQ folder")
-    hint = f"convert it first: bcqfmt convert {folder} OUT" if os.path.lexists(folder / CONFIG) else None
+    convert = shlex.join(["bcqfmt", "convert", str(folder), "OUT"])
+    hint = f"convert it first: {convert}" if os.path.lexists(folder / CONFIG) else None
     raise error(
         "BCQ-V601", str(folder), found=f"no {MANIFEST}: this is no BCQ folder", expected="a BCQ folder", hint=hint
     )

@@ -15,8 +15,10 @@ from bcqfmt.errors import escape
 __all__ = ["CARD", "front_fault", "front_lines", "front_matter", "is_repo_id"]
 
 CARD = "README.md"
-KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag", "datasets", "base_model", "tags")
-KEPT += ("base_model_relation", "library_name")
+KEPT = (
+    *("license", "license_name", "license_link", "language", "pipeline_tag", "datasets"),
+    *("base_model", "base_model_relation", "library_name", "tags"),
+)
 _BYTES = 100_000  # of front matter; a hub refuses longer ones
 _ITEMS = 256
 _LENGTH = 300

@@ -105,6 +105,10 @@ FAULTS: dict[str, tuple[Any, str, int]] = {
         lambda folder: (folder / "README.md").write_text("---\na: [b\n---\n"), "BCQ-E631", 4,
     ),
     "a card with a list": (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "BCQ-E631", 4),
+    "a card that is a link": (
+        lambda folder: (folder / "README.md").rename(folder.parent / "y")
+        and (folder / "README.md").symlink_to(folder.parent / "y"), "BCQ-V507", 4,
+    ),
     "a link to elsewhere": (
         lambda folder: (folder / "model.safetensors").rename(folder.parent / "x")
         and (folder / "model.safetensors").symlink_to(folder.parent / "x"), "BCQ-V507", 4,
@@ -128,6 +132,8 @@ def test_what_is_no_bcq_folder(hub: HubServer, finished: Path, tmp_path: Path) -
     (other / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
     fault = failure(lambda: client.push(other, REPO))
     assert (fault.code, fault.hint) == ("BCQ-V601", f"convert it first: bcqfmt convert {other} OUT")
+    (tmp_path / "new.partial").mkdir()
+    assert "--resume" in failure(lambda: client.push(tmp_path / "new", REPO)).hint
     assert hub.log == []
 
 
@@ -167,6 +173,11 @@ def test_a_repository_with_files_of_another_model(hub: HubServer, finished: Path
     assert there(hub) == {**welcome, **strange}
     client.push(finished, REPO, overwrite=True)
     assert there(hub) == {**welcome, **here(finished)}
+
+
+def test_names_that_a_hub_lists_do_not_show_the_token(hub: HubServer, finished: Path) -> None:
+    hub.commit(REPO, {f"{TOKEN}.bin": b""})
+    assert failure(lambda: client.push(finished, REPO)).code == "BCQ-E709"
 
 
 def test_a_public_repository_stays_unused_when_a_private_one_is_wanted(hub: HubServer, finished: Path) -> None:
