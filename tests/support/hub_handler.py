@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -108,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def _flood(self, fault: Fault) -> None:
-        """Much more than anyone wants, until the client hangs up; ``seen.sent`` is what it took."""
+        """Much more than anyone wants, until the client hangs up; ``seen.sent`` is what it took, unpacked."""
         self.close_connection = True
         self.send_response(fault.status)
         for name, value in fault.headers.items():
@@ -120,11 +121,12 @@ class Handler(BaseHTTPRequestHandler):
         if fault.kind == "bomb":
             self.send_header("Content-Encoding", "gzip")
         self.end_headers()
-        piece = b" " * (1 << 16)
-        data = piece if fault.kind == "long" else b"%x\r\n%s\r\n" % (len(piece), piece)
+        piece, packer = bytes(1 << 16), zlib.compressobj(9, zlib.DEFLATED, 31)
         with contextlib.suppress(OSError):
             while self.seen.sent < FLOOD and not self.server.hub.stopping.is_set():
-                self.wfile.write(data)
+                bomb = fault.kind == "bomb"
+                data = packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH) if bomb else piece
+                self.wfile.write(data if fault.kind == "long" else b"%x\r\n%s\r\n" % (len(data), data))
                 self.wfile.flush()
                 self.seen.sent += len(piece)
             if fault.kind != "long":
