@@ -30,8 +30,10 @@ __all__ = [
     "check_tables",
     "check_version",
     "descriptor_json",
+    "expect_tables",
     "known_features",
     "parse_descriptor",
+    "parse_entries",
     "parse_schemes",
     "parse_weights",
     "tables_json",
@@ -99,23 +101,19 @@ def parse_descriptor(text: str, file: str, sink: Sink) -> Descriptor | None:
             "a JSON object",
         )
         return None
-    if not check_version(value, report):
+    if not check_version(value, report) or not known_features(value, report):
         return None
-    if canonical(value) != text:
-        report("BCQ-V204", "another spelling of the same JSON", "canonical JSON")
     try:
         expect_keys(value, {"version", "features", "schemes", "weights"}, {"ignorable"}, "descriptor")
-        expect(value, "schemes", list, "descriptor")
-        expect(value, "weights", dict, "descriptor")
-        if "ignorable" in value:
-            expect(value, "ignorable", dict, "descriptor")
+        expect_tables(value, "descriptor")
     except Misfit as misfit:
         report("BCQ-V208", str(misfit))
         return None
-    if not known_features(value["features"], report):
-        return None
     schemes = parse_schemes(value["schemes"], report)
-    weights = parse_weights(value["weights"], schemes, report)
+    entries = parse_entries(value["weights"], report)
+    if canonical(value) != text:
+        report("BCQ-V204", "another spelling of the same JSON", "canonical JSON")
+    weights = parse_weights(entries, schemes, report)
     unreadable = [name for name in value["weights"] if name not in weights]
     descriptor = Descriptor(value["version"], weights, value.get("ignorable"), unreadable)
     if not unreadable:
@@ -133,15 +131,24 @@ def check_version(value: Mapping[str, Any], report: Any) -> bool:
     return True
 
 
-def known_features(features: Any, report: Any) -> bool:
-    """BCQ-V206; a feature that is not known may change the meaning of anything."""
-    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
-        report("BCQ-V208", "features is not an array of strings")
-        return False
-    unknown = [escape(feature, 40) for feature in features if feature not in FEATURES]
+def known_features(value: Mapping[str, Any], report: Any) -> bool:
+    """BCQ-V206, before other keys; a feature that is not known may change the meaning of anything."""
+    features = value.get("features")
+    names = [name for name in features if isinstance(name, str)] if isinstance(features, list) else []
+    unknown = [escape(name, 40) for name in names if name not in FEATURES]
     if unknown:
         report("BCQ-V206", ", ".join(unknown[:8]), f"one of {', '.join(FEATURES)}")
     return not unknown
+
+
+def expect_tables(value: Mapping[str, Any], where: str) -> None:
+    """The types of what descriptor and manifest share; :class:`Misfit` when one is another."""
+    if not all(isinstance(name, str) for name in expect(value, "features", list, where)):
+        raise Misfit("features is not an array of strings")
+    expect(value, "schemes", list, where)
+    expect(value, "weights", dict, where)
+    if "ignorable" in value:
+        expect(value, "ignorable", dict, where)
 
 
 def check_tables(features: Any, schemes: Any, entries: Any, weights: Mapping[str, WeightSpec], report: Any) -> None:
@@ -170,24 +177,29 @@ def parse_schemes(values: list[Any], report: Any) -> list[Scheme | None]:
     return schemes
 
 
-def parse_weights(
-    entries: Mapping[str, Any], schemes: list[Scheme | None], report: Any, extra: Iterable[str] = ()
-) -> dict[str, WeightSpec]:
+def parse_entries(entries: Mapping[str, Any], report: Any, extra: Iterable[str] = ()) -> dict[str, Any]:
+    """BCQ-V208: the weight entries that fit their table; the others are reported and left out."""
+    found = {}
+    for name, entry in entries.items():
+        try:
+            _check_entry(entry, f"weights.{escape(name)}", set(extra))
+            found[name] = entry
+        except Misfit as misfit:
+            report("BCQ-V208", str(misfit), "", name)
+    return found
+
+
+def parse_weights(entries: Mapping[str, Any], schemes: list[Scheme | None], report: Any) -> dict[str, WeightSpec]:
     """Weights by name; those that cannot be understood are reported and left out."""
     weights: dict[str, WeightSpec] = {}
     for name, entry in entries.items():
         if not _NAME.fullmatch(name) or ".." in name or len(name) > limits.MAX_WEIGHT_NAME_BYTES:
             report("BCQ-V213", f"'{escape(name)}'", "letters, digits and _.:+-, at most 480", name)
             continue
-        try:
-            number = _entry(entry, f"weights.{name}", set(extra))
-        except Misfit as misfit:
-            report("BCQ-V208", str(misfit), "", name)
+        if entry["scheme"] >= len(schemes):
+            report("BCQ-V209", f"scheme {entry['scheme']}", f"0..{len(schemes) - 1}", name)
             continue
-        if number >= len(schemes):
-            report("BCQ-V209", f"scheme {number}", f"0..{len(schemes) - 1}", name)
-            continue
-        scheme = schemes[number]
+        scheme = schemes[entry["scheme"]]
         if scheme is None:
             continue
         shape = tuple(entry["shape"])
@@ -205,7 +217,7 @@ def parse_weights(
     return weights
 
 
-def _entry(entry: Any, where: str, extra: set[str]) -> int:
+def _check_entry(entry: Any, where: str, extra: set[str]) -> None:
     expect_keys(entry, {"scheme", "shape", "dtype"} | extra, {"widths"}, where)
     for key in ("shape", "widths"):
         if key in entry:
@@ -213,4 +225,4 @@ def _entry(entry: Any, where: str, extra: set[str]) -> int:
             if not all(is_int(v) and v >= 0 for v in values):
                 raise Misfit(f"{where}.{key} is not an array of integers from 0 on")
     one_of(entry, "dtype", FLOATS, where)
-    return integer(entry, "scheme", 0, limits.MAX_JSON_INTEGER, where)
+    integer(entry, "scheme", 0, limits.MAX_JSON_INTEGER, where)

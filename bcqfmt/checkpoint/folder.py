@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ __all__ = [
     "Layout",
     "file_list",
     "is_documentation",
+    "leaving_links",
     "model_layout",
     "read_config",
 ]
@@ -51,12 +52,15 @@ class Layout:
 
 def model_layout(folder: Path, sink: Sink) -> Layout:
     """BCQ-V501, V502, V503, V506, V507, before any shard is opened."""
-    single, index = os.path.lexists(folder / SINGLE), os.path.lexists(folder / INDEX)
+    single, index = (
+        os.access(folder / SINGLE, os.F_OK),
+        os.access(folder / INDEX, os.F_OK),
+    )  # not links that lead nowhere
     if single and index:
         sink(Finding("BCQ-V506", folder.name, "", f"{SINGLE} and {INDEX}", "one of them"))
         return Layout()
     if not single and not index:
-        finished = os.path.lexists(folder / MANIFEST)
+        finished = os.access(folder / MANIFEST, os.F_OK)
         sink(Finding("BCQ-V503", folder.name, "", f"no {SINGLE}", "the model") if finished else _no_model(folder))
         return Layout()
     layout = Layout(files=[SINGLE])
@@ -76,7 +80,7 @@ def model_layout(folder: Path, sink: Sink) -> Layout:
 
 def read_config(folder: Path, sink: Sink) -> dict[str, Any] | None:
     """BCQ-V510, V511, V512 as far as config.json alone tells; the object, or None."""
-    if not os.path.lexists(folder / CONFIG):
+    if not os.access(folder / CONFIG, os.F_OK):
         sink(Finding("BCQ-V510", CONFIG, "", "the file does not exist", "the model's configuration"))
         return None
     return _json_object(folder, CONFIG, limits.MAX_CONFIG_BYTES, limits.MAX_CONFIG_DEPTH, "BCQ-V511", sink)
@@ -100,15 +104,35 @@ def is_documentation(path: str) -> bool:
 
 
 def file_list(folder: Path) -> list[str]:
-    """Every file of the folder as a relative path, sorted; names that begin with a dot at the top are not its own."""
+    """Every file of the folder as a relative path, sorted; names that begin with a dot at the top are not its own.
+
+    A link to a file counts as one. What a link to a folder leads to does not, nor do links that lead nowhere, pipes,
+    sockets and devices.
+    """
+    return sorted(name for name in _entries(folder) if (folder / name).is_file())
+
+
+def leaving_links(folder: Path) -> list[BcqError]:
+    """BCQ-V507 for every link of the folder, to whatever it leads."""
     found = []
+    for name in _entries(folder):
+        try:
+            if (folder / name).is_symlink():
+                inside(folder, name)
+        except BcqError as fault:
+            found.append(fault)
+    return found
+
+
+def _entries(folder: Path) -> Iterator[str]:
+    """Relative paths of all that is no folder itself; links are not followed."""
     for top, folders, files in os.walk(folder, onerror=cannot_list):
         at_root = Path(top) == folder
         if at_root:
             folders[:] = [name for name in folders if not name.startswith(".")]
-        kept = [name for name in files if not (at_root and name.startswith("."))]
-        found += [(Path(top) / name).relative_to(folder).as_posix() for name in kept]
-    return sorted(found)
+        links = [name for name in folders if (Path(top) / name).is_symlink()]
+        kept = [name for name in (*files, *links) if not (at_root and name.startswith("."))]
+        yield from ((Path(top) / name).relative_to(folder).as_posix() for name in kept)
 
 
 def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
@@ -149,7 +173,7 @@ def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> lis
     for name in bad:
         sink(Finding("BCQ-V502", INDEX, "", f"'{escape(name)}'", "a plain name of a .safetensors file in the folder"))
     good = [name for name in names if name not in bad]
-    missing = [name for name in good if not (folder / name).exists()]  # a link that leads nowhere counts
+    missing = [name for name in good if not os.access(folder / name, os.F_OK)]
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         sink(Finding("BCQ-V503", INDEX, "", f"{len(missing)} of {len(good)} shards missing: {shown}", "all of them"))

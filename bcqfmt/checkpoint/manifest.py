@@ -13,7 +13,17 @@ from bcqfmt.limits import MAX_JSON_INTEGER
 from bcqfmt.weight.scheme import WeightSpec, features_of
 from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
 
-from .descriptor import VERSION, check_tables, check_version, known_features, parse_schemes, parse_weights, tables_json
+from .descriptor import (
+    VERSION,
+    check_tables,
+    check_version,
+    expect_tables,
+    known_features,
+    parse_entries,
+    parse_schemes,
+    parse_weights,
+    tables_json,
+)
 from .folder import MANIFEST
 
 __all__ = ["FileRecord", "Manifest", "WeightRecord", "manifest_bytes", "parse_manifest", "relative_path"]
@@ -100,7 +110,7 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
     except JsonFault as fault:
         report("BCQ-V602", escape(fault.detail), "a JSON object")
         return None
-    if not check_version(value, report):
+    if not check_version(value, report) or not known_features(value, report):
         return None
     if raw != canonical(value).encode("ascii") + b"\n":
         report("BCQ-V602", "another spelling of the same JSON", "canonical JSON and a line feed")
@@ -109,14 +119,13 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
     except Misfit as misfit:
         report("BCQ-V602", str(misfit))
         return None
-    if not known_features(value["features"], report):
-        return None
     digest = value.pop("sha256")
     if check_digest:
         real = hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
         if real != digest:
             report("BCQ-V603", f"sha256 is stated as {digest}", real)
-    specs = parse_weights(value["weights"], parse_schemes(value["schemes"], report), report, ("file",))
+    schemes = parse_schemes(value["schemes"], report)
+    specs = parse_weights(parse_entries(value["weights"], report, ("file",)), schemes, report)
     if len(specs) == len(value["weights"]):
         check_tables(value["features"], value["schemes"], value["weights"], specs, report)
     entries = value["weights"]
@@ -138,8 +147,8 @@ def _check_form(value: dict[str, Any]) -> None:
     expect_keys(value["generator"], {"name", "version"}, set(), "generator")
     for key in ("name", "version"):
         expect(value["generator"], key, str, "generator")
-    expect(value, "schemes", list, "manifest")
-    for name, entry in expect(value, "weights", dict, "manifest").items():
+    expect_tables(value, "manifest")
+    for name, entry in value["weights"].items():
         if not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
             raise Misfit(f"weights.{escape(name)} names no file")
     check_files(value["files"], "files")
@@ -148,8 +157,6 @@ def _check_form(value: dict[str, Any]) -> None:
         expect_keys(value["source"], {"format", "files"}, set(), "source")
         expect(value["source"], "format", str, "source")
         check_files(value["source"]["files"], "source.files")
-    if "ignorable" in value:
-        expect(value, "ignorable", dict, "manifest")
 
 
 def check_files(files: Any, where: str) -> None:

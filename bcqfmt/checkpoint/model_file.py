@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bcqfmt.container.files import ByteSource
 from bcqfmt.container.header import Header, check_strict, read_header
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import Finding, Sink, error, escape
+from bcqfmt.errors import Finding, Sink, escape
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme import WeightSpec, part_prefix
 
 from .descriptor import Descriptor, parse_descriptor
 
-__all__ = ["ModelFile", "read_model_file", "refuse_duplicates"]
+__all__ = ["FolderNames", "ModelFile", "read_model_file"]
 
 
 @dataclass(slots=True)
@@ -74,12 +74,27 @@ def read_model_file(
     return found
 
 
-def refuse_duplicates(seen: dict[str, str], file: str, tensors: Iterable[str]) -> None:
-    """BCQ-V505: a tensor in two files has two values; neither is taken. ``seen`` (tensor -> file) grows."""
-    for tensor in tensors:
-        other = seen.setdefault(tensor, file)
-        if other != file:
-            raise error("BCQ-V505", file, tensor, f"also in {other}", "one file")
+class FolderNames:
+    """The names in the files of a folder, tensor or weight -> file. A name in two files has two values."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, str] = {}
+        self.weights: dict[str, str] = {}
+
+    def add(self, file: ModelFile, sink: Sink) -> None:
+        """BCQ-V505 and, across files, V214; the names of ``file`` are added."""
+        shown, weights = file.source.shown, file.descriptor.weights if file.descriptor is not None else {}
+        for name in file.header.tensors:
+            if name in self.tensors:
+                sink(Finding("BCQ-V505", shown, name, f"also in {self.tensors[name]}", "one file"))
+            elif name in self.weights:
+                sink(Finding("BCQ-V214", shown, name, f"the name of a weight in {self.weights[name]}"))
+        for name in weights:
+            if name in self.tensors or name in self.weights:
+                other = self.tensors.get(name) or self.weights[name]
+                sink(Finding("BCQ-V214", shown, name, f"the name of something else in {other}"))
+        self.tensors = {**dict.fromkeys(file.header.tensors, shown), **self.tensors}
+        self.weights = {**dict.fromkeys(weights, shown), **self.weights}
 
 
 def _assign(found: ModelFile, descriptor: Descriptor, sink: Sink) -> None:

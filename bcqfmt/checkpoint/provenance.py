@@ -1,8 +1,7 @@
-"""bcq_source/: what rebuilds the source checkpoint, and whether it is all there (spec section 10)."""
+"""bcq_source/: what rebuilds the source checkpoint, and whether it is all there (spec/provenance-1.0.md)."""
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Collection
 from pathlib import Path
@@ -16,6 +15,7 @@ from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, par
 from bcqfmt.errors import BcqError, Finding, Sink, escape, refuse
 from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
 
+from .descriptor import check_version
 from .folder import SOURCE
 from .manifest import check_files, relative_path
 
@@ -45,32 +45,36 @@ def source_record(folder: Path, sink: Sink) -> dict[str, Any] | None:
     return None
 
 
-def check_provenance(folder: Path, names: tuple[Collection[str], Collection[str]] | None, sink: Sink) -> None:
+def check_provenance(
+    folder: Path, files: Collection[str], names: tuple[Collection[str], Collection[str]] | None, sink: Sink
+) -> None:
     """BCQ-V701 to V704 for a folder that has ``bcq_source/``.
 
-    ``names``: of its dense tensors and of its weights; None if not all of them are known.
+    ``files`` of the folder; ``names``: of its dense tensors and of its weights; None if not all of them are known.
     """
     record = source_record(folder, sink)
     if record is None:
         return
     archived: dict[str, list[str]] = {}
     for path, entry in record["files"].items():
-        if entry["kind"] == "verbatim":
+        verbatim = entry["kind"] == "verbatim"
+        place = f"{SOURCE}/files/{path}" if verbatim else f"{SOURCE}/headers/{path}.header"
+        if place not in files:
+            sink(Finding("BCQ-V702", place, "", "the file does not exist", "the archived file"))
+        elif verbatim:
             _check_verbatim(folder, path, entry, sink)
         else:
             found = _header_names(folder, path, sink)
             if found is not None:
                 archived[path] = found
-    raw_wanted = _check_rules(record, archived, names, sink)
-    _check_raw(folder, raw_wanted, sink)
+    _check_raw(folder, RAW in files, _check_rules(record, archived, names, sink), sink)
 
 
 def _check_form(value: Any) -> None:
     expect_keys(value, {"version", "format", "files", "rules", "tensors"}, {"ignorable"}, "source")
-    for key in ("version", "format"):
-        expect(value, key, str, "source")
-    if value["version"].partition(".")[0] != "1":
-        raise Misfit(f"version {escape(value['version'], 40)}")
+    expect(value, "format", str, "source")
+    if not check_version(value, lambda *_: None):
+        raise Misfit(f"version {escape(str(value['version']), 40)}")
     kinds = {}
     for path, entry in expect(value, "files", dict, "source").items():
         expect_keys(entry, {"kind", "size", "sha256"}, set(), f"files.{escape(path)}")
@@ -146,9 +150,10 @@ def _check_rules(
 
     raw: set[str] = set()
     listed = {path for path, entry in record["files"].items() if entry["kind"] == "safetensors"}
-    if set(record["tensors"]) != listed:
-        report(f"tensors of {len(record['tensors'])} files", f"of the {len(listed)} safetensors files")
-    for path, tensors in record["tensors"].items():
+    for path in sorted(set(record["tensors"]) | listed):
+        tensors = record["tensors"].get(path, {})
+        if path not in listed:
+            report(f"tensors of {escape(path)}", "tensors of the safetensors files")
         if path in archived and set(tensors) != set(archived[path]):
             report(f"{len(tensors)} rules for the {len(archived[path])} tensors of {escape(path)}", "one for each")
         for name, entry in tensors.items():
@@ -168,8 +173,8 @@ def _check_rules(
     return raw
 
 
-def _check_raw(folder: Path, wanted: set[str], sink: Sink) -> None:
-    if not os.path.lexists(folder / RAW):
+def _check_raw(folder: Path, there: bool, wanted: set[str], sink: Sink) -> None:
+    if not there:
         if wanted:
             sink(Finding("BCQ-V704", RAW, "", "the file does not exist", f"{len(wanted)} tensors"))
         return

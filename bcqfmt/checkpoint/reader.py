@@ -19,7 +19,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .folder import MANIFEST, Layout, model_layout
 from .manifest import Manifest, parse_manifest
-from .model_file import ModelFile, read_model_file, refuse_duplicates
+from .model_file import FolderNames, ModelFile, read_model_file
 
 __all__ = ["Checkpoint", "open"]
 
@@ -37,7 +37,7 @@ class Checkpoint:
         self._paths = files
         self._opened: dict[str, ModelFile] = {}
         self._layout = layout
-        self._seen: dict[str, str] = {}
+        self._claims = FolderNames()
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> BcqWeight | StoredTensor:
@@ -147,7 +147,7 @@ class Checkpoint:
                 file = read_model_file(SourceFile(self._paths[name], name), self._sink, fallback)
                 assert file is not None  # the sink has raised otherwise
                 if len(self._paths) > 1:
-                    refuse_duplicates(self._seen, name, file.header.tensors)
+                    self._claims.add(file, refuse)
                 self._opened[name] = file
             return self._opened[name]
 
@@ -175,7 +175,7 @@ def open(path: str | os.PathLike[str]) -> Checkpoint:
 
 def _open_folder(folder: Path) -> Checkpoint:
     layout = model_layout(folder, refuse)
-    if not os.path.lexists(folder / MANIFEST):
+    if not os.access(folder / MANIFEST, os.F_OK):
         _refuse_foreign(folder, layout.files[0])
     manifest = read_manifest(folder)
     return Checkpoint(folder, {name: folder / name for name in layout.files}, layout, manifest)
@@ -191,7 +191,7 @@ def _refuse_foreign(folder: Path, name: str) -> None:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder; its digest is left to the validator."""
-    if not os.path.lexists(folder / MANIFEST):
+    if not os.access(folder / MANIFEST, os.F_OK):
         raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
     raw = read_small(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     manifest = parse_manifest(raw, refuse, check_digest=False)

@@ -30,11 +30,12 @@ from .folder import (
     check_quantization_config,
     file_list,
     is_documentation,
+    leaving_links,
     model_layout,
     read_config,
 )
 from .manifest import Manifest, parse_manifest
-from .model_file import ModelFile, read_model_file
+from .model_file import FolderNames, ModelFile, read_model_file
 from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
@@ -115,6 +116,7 @@ class _Run:
         self.raw_manifest = manifest
         self.sink: Sink = report.findings.append
         self.stop = threading.Event()
+        self.listing: set[str] = set()
 
     def lone_file(self) -> None:
         file = self.model_file(self.path, self.path.name)
@@ -127,7 +129,8 @@ class _Run:
     def folder(self) -> None:
         layout = model_layout(self.path, self.sink)
         whole = self.report.valid
-        if not layout.files and not self.report.valid and not os.path.lexists(self.path / MANIFEST):
+        self.listing = self.list_files()
+        if not layout.files and not self.report.valid and not os.access(self.path / MANIFEST, os.F_OK):
             return
         config = read_config(self.path, self.sink)
         manifest = self.manifest()
@@ -148,11 +151,21 @@ class _Run:
         finally:
             self.stop.set()
             hasher.shutdown(cancel_futures=True)
-        if whole and os.path.lexists(self.path / SOURCE):
+        if whole and any(name.startswith(f"{SOURCE}/") for name in self.listing):
             names = None  # a file that cannot be read is one error, not one more for each of its tensors
             if len(files) == len(layout.files):
                 names = {n for file in files for n in file.dense}, {n for file in files for n in file.specs}
-            check_provenance(self.path, names, self.sink)
+            check_provenance(self.path, self.listing, names, self.sink)
+
+    def list_files(self) -> set[str]:
+        """The files of the folder; BCQ-V507 for its links."""
+        try:
+            for fault in leaving_links(self.path):
+                self.once(fault.finding)
+            return set(file_list(self.path))
+        except BcqError as fault:
+            self.sink(fault.finding)
+            return set()
 
     def model_file(self, path: Path, shown: str) -> ModelFile | None:
         """Container, descriptor and parts of one file."""
@@ -204,7 +217,7 @@ class _Run:
         """BCQ-V601, V602, V603."""
         if self.raw_manifest is not None:
             return parse_manifest(self.raw_manifest, self.sink)
-        if not os.path.lexists(self.path / MANIFEST):
+        if not os.access(self.path / MANIFEST, os.F_OK):
             self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
             return None
         try:
@@ -229,14 +242,11 @@ class _Run:
             check_quantization_config(config, version, self.sink)
 
     def across(self, files: list[ModelFile], layout: Layout) -> None:
-        """BCQ-V504, V505: the shards and the index together."""
-        where: dict[str, str] = {}
+        """BCQ-V504, V505, and V214 between files: the shards and the index together."""
+        found = FolderNames()
         for file in files:
-            shown = file.source.shown
-            for name in file.header.tensors:
-                if name in where:
-                    self.sink(Finding("BCQ-V505", shown, name, f"also in {where[name]}", "one file"))
-                where.setdefault(name, shown)
+            found.add(file, self.sink)
+        where = found.tensors
         if layout.weight_map is None:
             return
         opened = {file.source.shown for file in files}
@@ -280,16 +290,9 @@ class _Run:
         """BCQ-V604, V605, V609. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
-        refused = {finding.file for finding in self.report.findings if finding.code in _NOT_READ}
-        present: set[str] = set()
-        try:
-            for name in file_list(self.path):
-                (present if self.stays_inside(name) else refused).add(name)
-        except BcqError as fault:
-            self.sink(fault.finding)
-            return digests
-        present = {name for name in present if name != MANIFEST and (self.path / name).is_file()}
-        for name in sorted(manifest.files.keys() - present - refused):
+        told = {finding.file for finding in self.report.findings if finding.code in ("BCQ-V507", *_NOT_READ)}
+        present = self.listing - {MANIFEST} - told
+        for name in sorted(manifest.files.keys() - present - told):
             found = "the manifest itself" if name == MANIFEST else "no such file in the folder"
             self.sink(Finding("BCQ-V604", name, "", found, "the file that the manifest names"))
         for name in sorted(present - manifest.files.keys()):
@@ -317,15 +320,6 @@ class _Run:
         else:
             unused = "; nor does the index, so no weight is read from it" if name.endswith(".safetensors") else ""
             self.sink(Finding("BCQ-E505", name, "", f"the manifest does not name it{unused}"))
-
-    def stays_inside(self, name: str) -> bool:
-        """BCQ-V507."""
-        try:
-            inside(self.path, name)
-        except BcqError as fault:
-            self.once(fault.finding)
-            return False
-        return True
 
     def same_digest(self, name: str, digest: Future[str], stated: str) -> None:
         """BCQ-V606."""

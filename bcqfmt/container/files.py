@@ -201,10 +201,12 @@ def cannot_list(fault: OSError) -> NoReturn:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """``folder/name``, refused when it is a link that leaves the folder (or, in a hub cache, the cache entry)."""
+    """``folder/name``, refused when it is a link that leaves the folder (or, in a hub cache, the cache's blobs)."""
     path = folder / name
     root = os.path.realpath(folder)
     real = os.path.realpath(path)
+    if Path(real).is_symlink():
+        raise error("BCQ-V507", name, found="links that run in a circle")
     if real.startswith(root.rstrip(os.sep) + os.sep):
         return path
     parent = Path(root).parent

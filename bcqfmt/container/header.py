@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import struct
-import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bcqfmt import limits
@@ -18,7 +17,7 @@ from .header_json import HeaderFault, scan_header
 from .strict_json import canonical
 
 _KEYS = {"dtype", "shape", "data_offsets"}
-_FORM = "dtype, shape and data_offsets, integers in 0..2^53-1"
+_FORM = "dtype, shape and data_offsets, integers from 0 on"
 _MAX_FAULTS = 100  # malformed entries after which the rest is not looked at
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive (a pickled torch file or an npz)"),
@@ -36,7 +35,7 @@ _MAGIC = (
     (b"\x28\xb5\x2f\xfd", "zstd-compressed"),
 )
 
-__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header"]
+__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header", "twins"]
 
 
 class TensorEntry(NamedTuple):
@@ -49,7 +48,7 @@ class TensorEntry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A header that obeys the container's rules; ``data_start`` is 8+N."""
+    """A header that obeys the container's rules; ``data_start`` is 8+L."""
 
     tensors: dict[str, TensorEntry]
     metadata: dict[str, str]
@@ -128,12 +127,17 @@ def check_strict(header: Header, file: str, sink: Sink) -> None:
             )
         if len(name) * 4 > limits.MAX_NAME_BYTES and len(name.encode()) > limits.MAX_NAME_BYTES:
             sink(Finding("BCQ-V119", file, name, f"{len(name.encode())} bytes", f"at most {limits.MAX_NAME_BYTES}"))
-    seen: dict[str, str] = {}
-    for name in header.tensors:
-        folded = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
-        if folded in seen:
-            sink(Finding("BCQ-V120", file, name, f"equal to '{escape(seen[folded])}' but for case or composition"))
-        seen[folded] = name
+    for name, other in twins(header.tensors):
+        sink(Finding("BCQ-V120", file, name, f"equal to '{escape(other)}' but for case"))
+
+
+def twins(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """BCQ-V120: (name, an earlier one) that differ only by the case of ASCII letters."""
+    seen: dict[bytes, str] = {}
+    for name in names:
+        other = seen.setdefault(name.encode("utf-8", "surrogatepass").lower(), name)  # of bytes: ASCII letters only
+        if other is not name:
+            yield name, other
 
 
 def layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, TensorEntry]:
@@ -149,7 +153,7 @@ def layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tens
 
 
 def header_bytes(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    """The first 8+N bytes of a file: canonical JSON, padded with spaces to a multiple of 8."""
+    """The first 8+L bytes of a file: canonical JSON, padded with spaces to a multiple of 8."""
     value: dict[str, Any] = {
         name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
         for name, entry in tensors.items()
@@ -244,7 +248,7 @@ def _misfit(entry: Any) -> str | None:
         if type(numbers) is not list:
             return f"a {key} that is no array"
         for i, number in enumerate(numbers):
-            if type(number) is not int or not 0 <= number <= limits.MAX_JSON_INTEGER:
+            if type(number) is not int or number < 0:
                 return f"{key}[{i}] = {ascii(number)[:40]}"
     if len(entry["shape"]) > limits.MAX_RANK:
         return f"{len(entry['shape'])} dimensions, more than {limits.MAX_RANK}"
@@ -255,23 +259,21 @@ def _misfit(entry: Any) -> str | None:
 
 
 def _covers(tensors: Mapping[str, TensorEntry], size: int, report: Any) -> bool:
-    """No overlap, no hole, nothing missing, nothing left over."""
-    fine, at, before = True, 0, ""
+    """No overlap, no hole, nothing missing, nothing left over; the first deviation decides."""
+    at, before = 0, ""
     for begin, end, name in sorted((entry.begin, entry.end, name) for name, entry in tensors.items()):
-        if begin == at:
-            at, before = end, name
-            continue
-        fine = False
         if begin < at:
             report("BCQ-V113", f"bytes {begin}..{end} overlap '{escape(before)}', which ends at {at}", "", name)
-        else:
+            return False
+        if begin > at:
             report("BCQ-V114", f"{begin - at} unused bytes before byte {begin}", "none", name)
-        at, before = max(at, end), name
+            return False
+        at, before = end, name
     if size > at:
         report("BCQ-V115", _bytes(size - at), "none")
     elif size < at:
         report("BCQ-V116", f"{_bytes(at - size)} missing", f"{at} bytes of data")
-    return fine and size == at
+    return size == at
 
 
 def _bytes(count: int) -> str:

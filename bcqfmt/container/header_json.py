@@ -1,7 +1,6 @@
-"""The header's JSON, read entry by entry: a hostile header is refused before it fills memory.
+"""The header's JSON, read entry by entry: ``json.loads`` would make objects of everything first.
 
-``json.loads`` would make objects of everything first. Here an entry is decoded from a short window of text, checked
-by the caller, and only what is kept stays.
+Here one entry is decoded, checked by the caller, and only what is kept stays.
 """
 
 from __future__ import annotations
@@ -143,11 +142,10 @@ def _metadata(text: str, at: int, found: dict[str, str]) -> int:
 
 
 def _value(text: str, at: int, name: str, above: int = 1) -> tuple[Any, int]:
-    """A value that fits the window, and its end; ``above`` levels of nesting lie around it."""
-    window = text[at : at + limits.MAX_ENTRY_BYTES]
+    """A value and its end; ``above`` levels of nesting lie around it."""
     try:
-        value, used = _DECODER.raw_decode(window)
-        check_limits(value, limits.MAX_JSON_DEPTH - above, integers=False)
+        value, end = _DECODER.raw_decode(text, at)
+        check_limits(value, limits.MAX_JSON_DEPTH - above)
     except JsonFault as fault:
         if fault.kind == "duplicate":
             raise HeaderFault("BCQ-V107", f"{fault.detail[:80]!a} occurs twice", "each key once", name) from None
@@ -155,15 +153,8 @@ def _value(text: str, at: int, name: str, above: int = 1) -> tuple[Any, int]:
     except RecursionError:
         raise HeaderFault("BCQ-V106", "nested too deeply", _LEVELS, name) from None
     except json.JSONDecodeError as fault:
-        cut = len(window) == limits.MAX_ENTRY_BYTES and (fault.pos >= len(window) - 1 or "Unterminated" in fault.msg)
-        if not cut:
-            raise _syntax(at + fault.pos, "JSON") from None
-        if _depth(window) >= limits.MAX_JSON_DEPTH:
-            raise HeaderFault("BCQ-V106", "nested too deeply", _LEVELS, name) from None
-        raise HeaderFault(
-            "BCQ-V109", "an entry that does not end", f"at most {limits.MAX_ENTRY_BYTES} bytes", name
-        ) from None
-    return value, at + used
+        raise _syntax(fault.pos, "JSON") from None
+    return value, end
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
@@ -183,15 +174,6 @@ def _skip(text: str, at: int) -> int:
 
 def _syntax(at: int, expected: str) -> HeaderFault:
     return HeaderFault("BCQ-V106", f"not JSON at character {at} of the header", expected)
-
-
-def _depth(window: str) -> int:
-    """Deepest nesting of brackets, strings aside."""
-    deepest = depth = 0
-    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', window):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(bracket, 0)
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def _kind(value: Any) -> str:
@@ -215,6 +197,8 @@ def _integer(text: str) -> int:
     """``-0`` is a floating-point number to the reference reader: two readers must not disagree on a file."""
     if text == "-0":
         raise JsonFault("json", "-0 is not an integer of a header")
+    if len(text) > 17:
+        raise JsonFault("json", "an integer beyond 2^53-1")
     return int(text)
 
 

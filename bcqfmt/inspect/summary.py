@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.checkpoint.folder import MANIFEST, model_layout
 from bcqfmt.checkpoint.manifest import Manifest
-from bcqfmt.checkpoint.model_file import ModelFile, read_model_file, refuse_duplicates
+from bcqfmt.checkpoint.model_file import FolderNames, ModelFile, read_model_file
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
 from bcqfmt.container.header import Header, read_header, require_header
@@ -224,7 +224,7 @@ class _Sum:
     def __init__(self, summary: Summary) -> None:
         self.summary = summary
         self.rows: dict[Scheme, int] = {}
-        self.seen: dict[str, str] = {}
+        self.names = FolderNames()
 
     def bcq(self, files: Openers, manifest: Manifest | None) -> None:
         """BCQ files, described by themselves or by the manifest."""
@@ -242,7 +242,7 @@ class _Sum:
         file = read_model_file(source, self._sink, fallback, header)
         assert file is not None  # the sink has refused anything else
         assert file.descriptor is not None
-        refuse_duplicates(self.seen, source.shown, file.header.tensors)
+        self.names.add(file, refuse)
         self._add(file)
         if fallback is None:
             self.summary.version = file.descriptor.version

@@ -1,4 +1,4 @@
-"""The layout aligned64 and its bijection with the canonical parts (spec section 7).
+"""The layout aligned64 and its bijection with the canonical parts (spec annex A).
 
 Tiles of 64 columns: three groups of 16 two-bit codes, sixteen four-bit codes, three zeros and three scale codes.
 """

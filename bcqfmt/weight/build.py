@@ -15,7 +15,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 
 from .packing import pack, pack_planes, unpack
-from .scheme import BYTE_FLOATS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+from .scheme import BYTE_FLOATS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
 __all__ = [
     "Coded",
@@ -74,7 +74,9 @@ def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTenso
     return parts
 
 
-def affine(codes: Array, scale: Numbers, zero: int | Array, bits: int, group_size: int, dtype: str | None) -> Built:
+def affine(
+    codes: Array, scale: Numbers, zero: int | Array, bits: int, group_size: int | str, dtype: str | None
+) -> Built:
     """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G)."""
     codes = _codes(codes, bits)
     kind, arrays = _numbers(scale, "scale")
@@ -84,13 +86,13 @@ def affine(codes: Array, scale: Numbers, zero: int | Array, bits: int, group_siz
             "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {shape} as the scales"
         )
     declared, part = declared_zero(zero, bits)
-    segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
+    segment = Segment(encoding="affine", bits=bits, **sized(group_size), scale=kind, zero=declared)
     arrays |= {"s0_planes": pack_planes(codes, bits), **part}
     return one_segment(segment, codes.shape, dtype or _usual(kind)), arrays
 
 
 def table(
-    codes: Array, scale: Numbers, levels: Sequence[int], exponent: int, group_size: int, dtype: str | None
+    codes: Array, scale: Numbers, levels: Sequence[int], exponent: int, group_size: int | str, dtype: str | None
 ) -> Built:
     """Like :func:`affine` with the number of each code in ``levels``, multiples of 2^exponent."""
     bits = max(1, (len(levels) - 1).bit_length())
@@ -99,7 +101,7 @@ def table(
     segment = Segment(
         encoding="table",
         bits=bits,
-        group_size=group_size,
+        **sized(group_size),
         scale=kind,
         table=tuple(int(level) for level in levels),
         table_exponent=exponent,
@@ -109,7 +111,7 @@ def table(
 
 
 def float_second(
-    encoding: str, codes: Array, scale: Numbers, second: Numbers, bits: int, group_size: int, dtype: str | None
+    encoding: str, codes: Array, scale: Numbers, second: Numbers, bits: int, group_size: int | str, dtype: str | None
 ) -> Built:
     """Like :func:`affine` with floating-point zeros (``float-zero``) or offsets (``offset``), (..., out, G)."""
     name = "zero" if encoding == "float-zero" else "offset"
@@ -117,7 +119,7 @@ def float_second(
     kind, arrays = _numbers(scale, "scale")
     other, more = _numbers(second, name)
     stored: dict[str, Any] = {"scale": kind, name: other}
-    segment = Segment(encoding=encoding, bits=bits, group_size=group_size, **stored)
+    segment = Segment(encoding=encoding, bits=bits, **sized(group_size), **stored)
     return one_segment(segment, codes.shape, dtype or _usual(kind)), {
         "s0_planes": pack_planes(codes, bits), **arrays, **more,
     }  # fmt: skip
@@ -127,7 +129,7 @@ def bcq(
     signs: Array,
     alpha: Array,
     bias: Array | None,
-    group_size: int,
+    group_size: int | str,
     dtype: str | None,
     scale_sets: Mapping[int, tuple[Array, Array | None]],
 ) -> Built:
@@ -146,7 +148,11 @@ def bcq(
 
 
 def plane_numbers(
-    bits: int, group_size: int, alpha: Array, bias: Array | None, scale_sets: Mapping[int, tuple[Array, Array | None]]
+    bits: int,
+    group_size: int | str,
+    alpha: Array,
+    bias: Array | None,
+    scale_sets: Mapping[int, tuple[Array, Array | None]],
 ) -> tuple[Segment, Arrays]:
     """The bcq segment with these plane scales and biases, and its parts but for the planes."""
     arrays: Arrays = {}
@@ -157,7 +163,7 @@ def plane_numbers(
     segment = Segment(
         encoding="bcq",
         bits=bits,
-        group_size=group_size,
+        **sized(group_size),
         alpha=_float(alpha, "alpha"),
         bias=None if bias is None else _float(bias, "bias"),
         precisions=tuple(sorted(scale_sets)),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 from .packing import words_for
 
 __all__ = [
     "BYTE_FLOATS", "FEATURES", "OutlierRule", "PackedZero", "PartSpec", "Scheme", "SecondOrder", "Segment",
-    "WeightSpec", "byte_type", "features_of", "part_prefix",
+    "WeightSpec", "byte_type", "features_of", "part_prefix", "sized",
 ]  # fmt: skip
 
 FEATURES: Final = (
@@ -51,11 +52,16 @@ class OutlierRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Encoding of a run of stored columns; the fields that its encoding does not use are None."""
+    """Encoding of a run of stored columns; the fields that its encoding does not use are None.
+
+    ``row``: the group size is ``"row"``, one group over all columns of the segment. ``group_size`` is their number
+    once the segment belongs to a :class:`WeightSpec`.
+    """
 
     encoding: str
     bits: int
     group_size: int
+    row: bool = False
     scale: str | SecondOrder | None = None
     zero: int | str | PackedZero | None = None
     offset: str | SecondOrder | None = None
@@ -99,6 +105,11 @@ class WeightSpec:
     shape: tuple[int, ...]
     dtype: str
     widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Group sizes that are ``"row"`` become numbers here and nowhere else."""
+        if any(segment.row for segment in self.scheme.segments):
+            object.__setattr__(self, "scheme", _with_row_sizes(self.scheme, self.widths))
 
     @property
     def stack(self) -> int:
@@ -156,7 +167,7 @@ class WeightSpec:
         return {f"s{k}_{name}": part for name, part in found.items()}
 
     def _retile(self, found: dict[str, PartSpec]) -> None:
-        """The parts of section 7 in place of those they replace."""
+        """The parts of annex A in place of those they replace."""
         for name in ("s0_planes", "s1_planes", "s0_zero", "s0_scale_codes"):
             found.pop(name, None)
         tiles = self.columns // 64
@@ -179,6 +190,19 @@ def _number_parts(name: str, kind: str | SecondOrder, out: int, groups: int) -> 
     if isinstance(kind.zero, str) and kind.zero != "packed":
         found[f"{name}_zero"] = PartSpec(kind.zero, shared)
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _with_row_sizes(scheme: Scheme, widths: tuple[int, ...]) -> Scheme:
+    if len(widths) != len(scheme.segments):
+        return scheme  # BCQ-V211 will say so
+    pairs = zip(scheme.segments, widths, strict=True)
+    return replace(scheme, segments=tuple(replace(s, group_size=width) if s.row else s for s, width in pairs))
+
+
+def sized(group_size: int | str) -> dict[str, Any]:
+    """The fields of a :class:`Segment` for a group size that may be ``"row"``."""
+    return {"group_size": 0, "row": True} if group_size == "row" else {"group_size": group_size}
 
 
 def part_prefix(name: str) -> str:

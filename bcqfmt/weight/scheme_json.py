@@ -11,7 +11,7 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import escape
 
-from .scheme import BYTE_FLOATS, ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+from .scheme import BYTE_FLOATS, ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
 __all__ = [
     "Misfit",
@@ -72,7 +72,7 @@ def _segment_json(segment: Segment) -> dict[str, Any]:
     found: dict[str, Any] = {
         "encoding": segment.encoding,
         "bits": segment.bits,
-        "group_size": segment.group_size,
+        "group_size": "row" if segment.row else segment.group_size,
         "scale": _number_json(segment.scale),
         "zero": segment.zero._asdict() if isinstance(segment.zero, PackedZero) else segment.zero,
         "offset": _number_json(segment.offset),
@@ -125,13 +125,13 @@ def _segment(value: Any, where: str) -> Segment:
     encoding = one_of(value, "encoding", ENCODINGS, where)
     keys = {"encoding", "bits", "group_size"}
     bits = integer(value, "bits", 1, 8, where)
-    group_size = integer(value, "group_size", 8, limits.MAX_DIM, where)
+    size = sized("row" if value.get("group_size") == "row" else integer(value, "group_size", 8, limits.MAX_DIM, where))
     if encoding == "bcq":
         expect_keys(value, keys | {"alpha"}, {"bias", "precisions"}, where)
         return Segment(
             encoding=encoding,
             bits=bits,
-            group_size=group_size,
+            **size,
             alpha=one_of(value, "alpha", FLOATS, where),
             bias=one_of(value, "bias", FLOATS, where) if "bias" in value else None,
             precisions=_rising(value, "precisions", 1, bits - 1, where) if "precisions" in value else (),
@@ -146,7 +146,7 @@ def _segment(value: Any, where: str) -> Segment:
     return Segment(
         encoding=encoding,
         bits=bits,
-        group_size=group_size,
+        **size,
         scale=_number(value, "scale", where),
         zero=zero,
         offset=_number(value, "offset", where) if encoding == "offset" else None,

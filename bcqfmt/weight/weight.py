@@ -181,7 +181,7 @@ class BcqWeight:
 
     @classmethod
     def from_affine(
-        cls, codes: Array, scale: Array | build.Coded, zero_point: int | Array, *, group_size: int,
+        cls, codes: Array, scale: Array | build.Coded, zero_point: int | Array, *, group_size: int | str,
         bits: int | None = None, dtype: Any = None,
     ) -> BcqWeight:  # fmt: skip
         """``scale * (code - zero_point)``.
@@ -200,14 +200,21 @@ class BcqWeight:
 
     @classmethod
     def from_float_zero(
-        cls, codes: Array, scale: Array | build.Coded, zero: Array, *, group_size: int, bits: int, dtype: Any = None
+        cls,
+        codes: Array,
+        scale: Array | build.Coded,
+        zero: Array,
+        *,
+        group_size: int | str,
+        bits: int,
+        dtype: Any = None,
     ) -> BcqWeight:
         """``scale * RN(code - zero)`` with floating-point zeros ``([E,] out, G)``."""
         return cls._made(*build.float_second("float-zero", codes, scale, zero, bits, group_size, _logical(dtype)))
 
     @classmethod
     def from_offset(
-        cls, codes: Array, scale: Array | build.Coded, offset: Array | build.Coded, *, group_size: int, bits: int,
+        cls, codes: Array, scale: Array | build.Coded, offset: Array | build.Coded, *, group_size: int | str, bits: int,
         dtype: Any = None,
     ) -> BcqWeight:  # fmt: skip
         """``scale * code + offset`` with offsets ``([E,] out, G)`` of the same kinds as the scales."""
@@ -223,7 +230,7 @@ class BcqWeight:
 
     @classmethod
     def from_bcq(
-        cls, bits: Array, alpha: Array, bias: Array | None = None, *, group_size: int, dtype: Any = None,
+        cls, bits: Array, alpha: Array, bias: Array | None = None, *, group_size: int | str, dtype: Any = None,
         scale_sets: Mapping[int, tuple[Array, Array | None]] | None = None,
     ) -> BcqWeight:  # fmt: skip
         """Sum of +-alpha plus bias.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import unicodedata
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.header import twins
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -165,12 +165,8 @@ def _check_names(names: list[str], dense: list[str]) -> None:
     for name in dense:
         if ".bcq_" in name or "_bcq_" in name or len(name.encode()) > limits.MAX_NAME_BYTES:
             raise error("BCQ-V302", tensor=name, found="a name that the format reserves, or a too long one")
-    seen: dict[str, str] = {}
-    for name in names:
-        folded = unicodedata.normalize("NFC", name).casefold()
-        if folded in seen:
-            raise error("BCQ-V120", tensor=name, found=f"equal to '{escape(seen[folded])}' but for case or composition")
-        seen[folded] = name
+    for name, other in twins(names):
+        raise error("BCQ-V120", tensor=name, found=f"equal to '{escape(other)}' but for case")
 
 
 def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:

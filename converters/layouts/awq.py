@@ -126,7 +126,8 @@ def _gemm_module(source: SourceCheckpoint, settings: Settings, name: str) -> Mod
     why = f"for {n} x {k} in groups of {size} in the AWQ GEMM layout"
     expect(source, tensors["qzeros"], ("I32",), (groups, n // 8), why)
     expect(source, tensors["scales"], FLOATS, (groups, n), why)
-    return Module(name, "awq", tensors, {"variant": "gemm", "bits": 4, "group_size": size, "n": n, "k": k})
+    resolved = {"variant": "gemm", "bits": 4, "group_size": size, "row": stated == -1}
+    return Module(name, "awq", tensors, {**resolved, "n": n, "k": k})
 
 
 def _qweight(weight: BcqWeight, rule: Rule) -> Array:

@@ -152,7 +152,8 @@ def _resolve(
         _expect_one(source, tensors["weight_g_idx"], ("I32", "I64"), {(k,), (*lead, k)}, why)
     elif scheme.act_order and (library_version(settings) or (0,)) < _NO_G_IDX_SINCE:
         raise error("BCQ-E603", source.home[f"{name}.{codes}"], name, "actorder group, without weight_g_idx", "it")
-    resolved = {"shape": list(shape), "bits": bits, "group_size": size, "codes": codes, "packing": packing}
+    resolved = {"shape": list(shape), "bits": bits, "group_size": size, "row": scheme.group_size == -1}
+    resolved |= {"codes": codes, "packing": packing}
     return {**resolved, **({"activations": scheme.activations} if scheme.activations else {})}
 
 

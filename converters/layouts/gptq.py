@@ -113,6 +113,7 @@ class Gptq:
         resolved = {
             "bits": bits,
             "group_size": g,
+            "row": group == -1,
             "n": n,
             "k": k,
             "planar": planar and bits not in (2, 4, 8),

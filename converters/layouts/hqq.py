@@ -58,7 +58,8 @@ class Hqq:
         n, k, size, bits = s["n"], s["k"], s["group_size"], s["bits"]
         rows = n * k // size
         scale, zero = tensors["scale"], tensors["zero"]
-        segment = Segment(encoding="float-zero", bits=bits, group_size=size, scale=scale.dtype, zero=zero.dtype)
+        kinds = {"scale": scale.dtype, "zero": zero.dtype}
+        segment = Segment(encoding="float-zero", bits=bits, group_size=size, row=s["row"], **kinds)
 
         def planes() -> Array:
             codes = words.hqq_to_codes(tensors["W_q"].array(), bits, n, k, options.threads)
@@ -103,7 +104,7 @@ class Hqq:
             expect(source, needed[suffix], FLOATS, (rows, 1), why)
         _check_texts(source, name, needed, bits)
         tensors = {suffix: needed[suffix] for suffix in ("W_q", "scale", "zero")}
-        return Module(name, self.name, tensors, {"bits": bits, "group_size": size, "n": n, "k": k})
+        return Module(name, self.name, tensors, {"bits": bits, "group_size": size, "row": stated == -1, "n": n, "k": k})
 
 
 _OPTIONAL: Final = ("group_size", "packing", "compute_dtype", "view_as_float", "quant_scale", "quant_zero")

@@ -40,7 +40,8 @@ def affine_weight(
 ) -> BcqWeight:
     """``s * (code - zp)``: scale (out, G), or (G, out) when ``transposed``; zeros an integer or (out, G)."""
     declared, arrays = declared_zero(zeros, bits)
-    segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=scale.dtype, zero=declared)
+    row = bool(module.settings.get("row"))
+    segment = Segment(encoding="affine", bits=bits, group_size=group_size, row=row, scale=scale.dtype, zero=declared)
     return segment_weight(module, segment, shape, {"s0_scale": (scale, transposed)}, arrays, perm, planes, options)
 
 

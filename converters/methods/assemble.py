@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.converters.words import codes_to_planes
 from bcqfmt.weight.build import declared_zero, one_segment, plane_numbers, wrap
-from bcqfmt.weight.scheme import Segment
+from bcqfmt.weight.scheme import Segment, sized
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["ScaleSet", "affine_weight", "bcq_weight"]
@@ -22,18 +22,26 @@ ScaleSet = tuple[Array, Array | None]  # alpha [p, out, G] and bias [out, G], as
 
 
 def affine_weight(
-    codes: Codes, scale: Array, zero: Array, *, bits: int, group_size: int, stored: str, dtype: str, threads: int = 1
+    codes: Codes,
+    scale: Array,
+    zero: Array,
+    *,
+    bits: int,
+    group_size: int | str,
+    stored: str,
+    dtype: str,
+    threads: int = 1,
 ) -> BcqWeight:
     """``s * (code - zp)``: codes ``[out, in]``, scale ``[out, G]`` exact in type ``stored``, zero ``[out, G]``."""
     declared, part = declared_zero(zero.astype(np.uint16), bits)
     planes = codes_to_planes(codes, bits, threads=threads)
     arrays: dict[str, Array] = {"s0_planes": planes, "s0_scale": scale.astype(numpy_dtype(stored)), **part}
-    segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=stored, zero=declared)
+    segment = Segment(encoding="affine", bits=bits, **sized(group_size), scale=stored, zero=declared)
     return _weight(segment, codes.shape, dtype, arrays)
 
 
 def bcq_weight(
-    codes: Codes, alpha: Array, bias: Array | None, *, group_size: int, dtype: str,
+    codes: Codes, alpha: Array, bias: Array | None, *, group_size: int | str, dtype: str,
     scale_sets: Mapping[int, ScaleSet] | None = None, threads: int = 1,
 ) -> BcqWeight:  # fmt: skip
     """Sum of +-alpha plus bias: codes ``[out, in]`` whose highest bit is plane 0.

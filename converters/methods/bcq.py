@@ -22,7 +22,7 @@ from .assemble import bcq_weight
 from .hessian import importance_of, stats_of
 from .loops.bcq import STARTS, solve_rows
 from .loops.bcq_levels import new_work
-from .matrix import checked, groups_of, refuse_overflow
+from .matrix import checked, groups_of, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
@@ -75,7 +75,7 @@ class Bcq(MethodBase[BcqSettings]):
         )
         made = bcq_weight(
             solved.codes, solved.numbers.alpha, solved.numbers.z if s.bias else None,
-            group_size=solved.group_size, dtype=job.dtype, threads=job.threads,
+            group_size=stored_size(s.group_size, solved.group_size), dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
         return Quantized(made, {"starts": solved.starts})
 

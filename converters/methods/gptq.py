@@ -22,7 +22,7 @@ from .assemble import affine_weight
 from .columns import is_identity, largest_first
 from .hessian import compensation, damped, dead_columns, hessian_of
 from .loops.gptq import accumulate, grids, round_columns
-from .matrix import checked, groups_of, refuse_overflow
+from .matrix import checked, groups_of, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
@@ -147,7 +147,8 @@ class Gptq(MethodBase[GptqSettings]):
         refuse_overflow(job, made.scale, "scale", s.scale_dtype)
         quantized = affine_weight(
             _in_place(made, order) if s.static_groups else made.codes, made.scale, made.zero,
-            bits=s.bits, group_size=size, stored=s.scale_dtype, dtype=job.dtype, threads=job.threads,
+            bits=s.bits, group_size=stored_size(s.group_size, size), stored=s.scale_dtype, dtype=job.dtype,
+            threads=job.threads,
         )  # fmt: skip
         if not is_identity(moved):
             quantized = quantized.with_perm(moved)

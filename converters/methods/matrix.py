@@ -13,7 +13,7 @@ from bcqfmt.errors import error
 from .parameters import ROW
 from .protocol import Job
 
-__all__ = ["checked", "groups_of", "refuse_overflow"]
+__all__ = ["checked", "groups_of", "refuse_overflow", "stored_size"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -46,6 +46,11 @@ def groups_of(columns: int, group_size: int) -> tuple[int, int]:
     """(group size, number of groups): the one asked for, or the whole row where that is shorter or ``ROW``."""
     size = columns if group_size == ROW else min(group_size, columns)
     return size, -(-columns // size)
+
+
+def stored_size(asked: int, size: int) -> int | str:
+    """The group size as the scheme states it: ``"row"`` where ``ROW`` was asked for, else the number."""
+    return "row" if asked == ROW else size
 
 
 def refuse_overflow(job: Job, numbers: npt.NDArray[Any], what: str, dtype: str, first: int = 0) -> None:

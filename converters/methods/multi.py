@@ -17,7 +17,7 @@ from .bcq import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
 from .loops.bcq_levels import new_work
 from .loops.multi import extend_rows
 from .loops.multi_joint import new_joint_work
-from .matrix import checked
+from .matrix import checked, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
@@ -66,9 +66,8 @@ class Multi(MethodBase[MultiSettings]):
         codes, precisions, errors = self._extended(job, weight, seed, self._weights(job, weight, seed))
         sets = {s.seed + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
         alpha, z = sets.pop(s.bits)
-        made = bcq_weight(
-            codes, alpha, z, group_size=seed.group_size, dtype=job.dtype, scale_sets=sets, threads=job.threads
-        )
+        size = stored_size(s.group_size, seed.group_size)
+        made = bcq_weight(codes, alpha, z, group_size=size, dtype=job.dtype, scale_sets=sets, threads=job.threads)
         mse = {str(s.seed + i): float(sums) / weight.size for i, sums in enumerate(errors.sum(axis=0))}
         return Quantized(made, {"mse_by_precision": mse})
 

@@ -11,7 +11,7 @@ from bcqfmt.compiled.threads import each_share
 
 from .assemble import affine_weight
 from .loops.rtn import quantize_rows
-from .matrix import checked, groups_of, refuse_overflow
+from .matrix import checked, groups_of, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
@@ -53,6 +53,7 @@ class Rtn(MethodBase[RtnSettings]):
         each_share(work, rows, 1, job.threads)
         refuse_overflow(job, scale, "scale", s.scale_dtype)
         made = affine_weight(
-            codes, scale, zero, bits=s.bits, group_size=size, stored=s.scale_dtype, dtype=job.dtype, threads=job.threads
-        )
+            codes, scale, zero, bits=s.bits, group_size=stored_size(s.group_size, size), stored=s.scale_dtype,
+            dtype=job.dtype, threads=job.threads,
+        )  # fmt: skip
         return Quantized(made, {})

@@ -39,7 +39,7 @@ class SourceModel:
     header: Header
 
     def header_bytes(self) -> bytes:
-        """The first 8+N bytes of the file."""
+        """The first 8+L bytes of the file."""
         return self.source.read(0, self.header.data_start).tobytes()
 
 

@@ -5,7 +5,6 @@
        values NAME PLANES DTYPE FIRST LAST   rows FIRST..LAST-1 of every matrix in hexadecimal, or `refused ...`
        misuse                       wrong calls for the first weight that is open: their codes
        starve file|folder PATH      opens and decodes with the 1st, 2nd, ... allocation failing, until none fails
-       fold HEX                     a name (UTF-8) as rule V120 compares it
        round BITS                   a binary64 as F16, BF16, F32
        mul BITS BITS | add BITS BITS   the arithmetic of section 8
        packed B COUNT HEX           the fields of one row
@@ -325,22 +324,6 @@ static void command_canonical(char *hex)
     free(bytes);
 }
 
-static void command_fold(char *hex)
-{
-    static uint32_t work[BCQ__FOLDED];
-    static unsigned char name[BCQ__MAX_NAME];
-    static char out[BCQ__FOLDED * 12];
-    bcq__str s;
-    size_t bytes;
-    s.bytes = read_hex(hex, name);
-    s.at = (const char *)name;
-    bytes = bcq__fold(s, work, out);
-    if (bytes != bcq__fold(s, work, NULL))
-        printf("two lengths\n");
-    show_hex(out, bytes);
-    printf("\n");
-}
-
 static void command_packed(char **field)
 {
     static unsigned char row[4096];
@@ -377,8 +360,6 @@ int main(void)
             command_misuse(&o);
         } else if (strcmp(field[0], "starve") == 0 && n == 2) {
             command_starve(field[1], field[2]);
-        } else if (strcmp(field[0], "fold") == 0 && n == 1) {
-            command_fold(field[1]);
         } else if (strcmp(field[0], "packed") == 0 && n == 3) {
             command_packed(field);
         } else if (strcmp(field[0], "canonical") == 0 && n == 1) {

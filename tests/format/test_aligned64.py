@@ -1,4 +1,4 @@
-"""The layout aligned64: its hex vector, its bijection, what does not fit (spec section 7)."""
+"""The layout aligned64: its hex vector, its bijection, what does not fit (spec annex A)."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_codes_are_those_of_the_planes(pair: Pair) -> None:
 def check_identity(weight: BcqWeight, plain: Plain, slack: float) -> None:
     """The sum of the alphas against the affine value, within `slack` of the largest number that takes part."""
     ((alpha, z),) = weight.alpha_z()
-    q, g = plain.segments[0]["bits"], plain.segments[0]["group_size"]
+    q, g = plain.segments[0]["bits"], plain.group_size(0)
     assert alpha.shape == (*plain.shape[:-2], q, plain.out, plain.groups(0))
     assert z.shape == (*plain.shape[:-2], plain.out, plain.groups(0))
     alpha = alpha.astype(np.float64).reshape(plain.stack, q, plain.out, -1)

@@ -90,7 +90,7 @@ def expressible(plain: Plain, start: int, stop: int) -> bool:
         return False
     at, groups = 0, []  # (segment, columns kept, whole group size)
     for k, width in enumerate(plain.widths):
-        g = plain.segments[k]["group_size"]
+        g = plain.group_size(k)
         counts: dict[int, int] = {}
         for j in kept[0]:
             if at <= j < at + width:
@@ -145,7 +145,7 @@ def test_columns_where_the_order_keeps_halves_together(
     if "outliers" in plain.scheme:
         del plain.scheme["outliers"]
         plain.parts = {s: raw for s, raw in plain.parts.items() if not s.startswith("outlier_")}
-    cut = plain.segments[0]["group_size"]
+    cut = plain.group_size(0)
     flat = []
     for e in range(plain.stack):
         row = plain.matrix("perm", e)
@@ -234,7 +234,7 @@ def test_ranges_outside(bad: tuple[int, int]) -> None:
 
 
 def test_zero_points_get_their_shortest_form() -> None:
-    """A slice in which all zero points are equal has none stored (BCQ-V403); smaller ones take fewer bits (V402)."""
+    """A slice in which all zero points are equal has none stored; smaller ones take fewer bits."""
     zeros = np.array([[1, 1, 3], [1, 1, 7], [2, 1, 15]])
     weight = BcqWeight.from_affine(np.zeros((3, 24), int), np.ones((3, 3), np.float16), zeros, group_size=8, bits=4)
     assert weight.scheme.segments[0].zero == bcqfmt.PackedZero(4)

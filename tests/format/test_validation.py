@@ -38,7 +38,7 @@ def folder_of(tmp_path: Path, **options: Any) -> Path:
 def broken_file() -> bytes:
     """Three weights, each with another fault in its numbers, and a dense name that a part would have."""
     segment = {"encoding": "affine", "bits": 2, "group_size": 8, "scale": "F16", "zero": 1}
-    stored = {**segment, "zero": {"bits": 2}}
+    stored = {**segment, "zero": {"bits": 3}}
 
     def weight(scheme: dict[str, Any], words: list[int], scale: int, zeros: list[int] | None = None) -> oracle.Plain:
         parts: dict[str, oracle.Raw] = {
@@ -46,14 +46,14 @@ def broken_file() -> bytes:
             "s0_scale": ("F16", [1, 2], [scale, 0x3C00]),
         }
         if zeros is not None:
-            parts["s0_zero"] = ("I32", [1, 1], oracle.pack(zeros, 2))
+            parts["s0_zero"] = ("I32", [1, 1], oracle.pack(zeros, 3))
         return oracle.Plain([1, 16], "F16", {"segments": [scheme]}, [16], parts)
 
     return oracle.file_bytes(
         {
             "padding.weight": weight(segment, [0x10000, 0], 0x3C00),
             "infinite.weight": weight(segment, [0, 0], 0x7C00),
-            "zeros.weight": weight(stored, [0, 0], 0x3C00, [1, 1]),
+            "zeros.weight": weight(stored, [0, 0], 0x3C00, [5, 1]),
         },
         {"x.bcq_s0_planes": ("U8", [1], b"a")},
     )
@@ -67,7 +67,7 @@ def test_three_faults_are_three_findings(tmp_path: Path) -> None:
     assert found == [
         ("BCQ-V302", "x.bcq_s0_planes"),
         ("BCQ-V401", "padding.bcq_s0_planes"),
-        ("BCQ-V403", "zeros.bcq_s0_zero"),
+        ("BCQ-V404", "zeros.bcq_s0_zero"),
         ("BCQ-V405", "infinite.bcq_s0_scale"),
     ]
     assert not report.valid

@@ -32,7 +32,7 @@ def test_check_passes_and_names_every_difference(copy: Path) -> None:
     (valid / "perm.safetensors").unlink()
     (copy / "vectors" / "invalid" / "v604-missing-file" / "more.txt").write_bytes(b"")
     text = (copy / "bcq-1.0.md").read_text("utf-8")
-    (copy / "bcq-1.0.md").write_text(text.replace("N = 416", "N = 417"), "utf-8")
+    (copy / "bcq-1.0.md").write_text(text.replace("L = 416", "L = 417"), "utf-8")
     result = make(copy, "--check")
     assert result.returncode == 1
     assert result.stdout.splitlines() == [

@@ -16,7 +16,7 @@ from bcqfmt.container import dtypes
 from bcqfmt.weight import scheme
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
-TEXT = (SPEC / "bcq-1.0.md").read_text(encoding="utf-8")
+TEXT = "\n".join((SPEC / name).read_text(encoding="utf-8") for name in ("bcq-1.0.md", "provenance-1.0.md"))
 RULE = re.compile(r"BCQ-V\d{3}")
 
 
@@ -70,6 +70,24 @@ def test_rules_of_the_text_the_program_and_the_vectors_are_the_same() -> None:
     assert written == exercised
 
 
+def listed_rules(cell: str) -> list[str]:
+    """`V101 to V103, V105` as ids; the numbers of a range that no rule has are left out."""
+    known = {code for code in codes.CODES if code.startswith("BCQ-V")}
+    found = []
+    for first, last in re.findall(r"V(\d{3})(?: to V(\d{3}))?", cell):
+        found += [f"BCQ-V{number}" for number in range(int(first), int(last or first) + 1)]
+    return [rule for rule in found if rule in known]
+
+
+def test_every_rule_has_one_level_and_the_vectors_know_it() -> None:
+    levels = {cells[0].split()[0]: listed_rules(cells[2]) for cells in rows(section("1.1 Three levels"))}
+    assert list(levels) == ["open", "read", "verify"]
+    every = [rule for rules in levels.values() for rule in rules]
+    assert sorted(every) == sorted(code for code in codes.CODES if code.startswith("BCQ-V"))
+    for entry in samples.vector_index()["invalid"]:
+        assert entry["rule"] in levels[entry["level"]], entry["id"]
+
+
 def stated(block: str) -> list[str]:
     """Sentences with a MUST; the one that explains the key words themselves apart."""
     if "The key words MUST" in block or "Every MUST and MUST NOT is" in block:
@@ -95,7 +113,7 @@ def test_numbers_of_rules_follow_their_sections() -> None:
         "3": "6. Parts",
         "5": "9. Folder",
         "6": "9.3 Manifest",
-        "7": "10. Provenance",
+        "7": "2. Rules",
     }
     for digit, title in homes.items():
         own = {rule for rule in RULE.findall(TEXT) if rule[5] == digit}
@@ -132,12 +150,10 @@ def test_element_types() -> None:
 
 
 def test_parts() -> None:
-    """Every part of the table in section 6 and 7 is one that the package knows, and the other way round."""
+    """Every part of the tables in section 6 and annex A is one that the package knows, and the other way round."""
     table = {
         re.sub(r"[{}]", "", name)
-        for name in re.findall(
-            r"^\| `P ([\w{}]+)`", section("6. Parts") + section("7. The layout aligned64"), re.MULTILINE
-        )
+        for name in re.findall(r"^\| `P ([\w{}]+)`", section("6. Parts") + section("Annex A. The layout"), re.MULTILINE)
     }
     known = set()
     F = "F16"
@@ -209,7 +225,7 @@ def test_the_notes_of_the_dump_are_true() -> None:
             if ": " in note:
                 assert np.frombuffer(raw, np.float16)[0] == float(note.split(": ")[1])
         else:
-            assert note == f"N = {start - 8}: the header ends at byte {start}"
+            assert note == f"L = {start - 8}: the header ends at byte {start}"
 
 
 def test_the_dump_decodes_to_the_table(tmp_path: Path) -> None:
@@ -240,8 +256,8 @@ def test_the_word_of_section_6_1() -> None:
         assert int(bits, 2) == int(value)
 
 
-def test_the_hex_vector_of_section_7() -> None:
-    text = section("7. The layout aligned64")
+def test_the_hex_vector_of_annex_a() -> None:
+    text = section("Annex A. The layout aligned64")
     tile = re.search(r"`tile = ((?:[0-9a-f]{8} ?){4})`", text)
     extra, meta = re.search(r"`tile_extra = ([0-9a-f]{8})`", text), re.search(r"`tile_meta = ([0-9a-f]{4})`", text)
     zeros, scales = re.search(r"z = ([\d, ]+\d), s = ([\d, ]+\d)", text).groups()  # type: ignore[union-attr]

@@ -217,9 +217,9 @@ def names_by_case(where: Path) -> Path:
     return place(where, frame(*described(tensors, example_descriptor())))
 
 
-@case(24, "composition", "BCQ-V120", 4)
-def names_by_composition(where: Path) -> Path:
-    tensors = {**example_tensors(), "caf\u00e9": ("U8", [1], b"a"), "cafe\u0301": ("U8", [1], b"b")}
+@case(24, "case-beside-others", "BCQ-V120", 4)
+def names_by_one_letter(where: Path) -> Path:
+    tensors = {**example_tensors(), "caf\u00e9A": ("U8", [1], b"a"), "caf\u00e9a": ("U8", [1], b"b")}
     return place(where, frame(*described(tensors, example_descriptor())))
 
 

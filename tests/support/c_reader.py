@@ -143,6 +143,8 @@ def _apply(folder: Path, action: str, what: Any) -> None:
         (folder / what["path"]).symlink_to(what["target"])
     elif action == "fifo":
         os.mkfifo(folder / what)
+    elif action == "mkdir":
+        (folder / what).mkdir()
     elif action == "append_spaces":
         with (folder / what["path"]).open("ab") as file:
             file.write(b" " * what["count"])

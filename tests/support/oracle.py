@@ -45,8 +45,12 @@ class Plain:
     def segments(self) -> list[dict[str, Any]]:
         return self.scheme["segments"]
 
+    def group_size(self, k: int) -> int:
+        size = self.segments[k]["group_size"]
+        return self.widths[k] if size == "row" else size
+
     def groups(self, k: int) -> int:
-        return ceil(self.widths[k], self.segments[k]["group_size"])
+        return ceil(self.widths[k], self.group_size(k))
 
     def matrix(self, suffix: str, e: int) -> Any:
         """Part `suffix` of matrix e as nested lists."""
@@ -182,7 +186,7 @@ class _Matrix:
                     self.outliers[r, indices[i]] = number(raw[i], plain.scheme["outliers"]["dtype"])
 
     def _untile(self) -> None:
-        """Section 7: planes, zeros and scale codes out of the tiles."""
+        """Annex A: planes, zeros and scale codes out of the tiles."""
         plain, parts = self.plain, self.parts
         tiles = plain.columns // 64
         low: list[list[int]] = []
@@ -219,7 +223,7 @@ class _Matrix:
 
     def _segment(self, k: int, r: int, j: int) -> float:
         segment = self.plain.segments[k]
-        q, a = segment["bits"], j // segment["group_size"]
+        q, a = segment["bits"], j // self.plain.group_size(k)
         p = min(self.planes or q, q)
         bits = plane_bits(self.parts[f"s{k}_planes"], r, j)
         code = sum(b << (q - 1 - i) for i, b in enumerate(bits))

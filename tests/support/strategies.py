@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import oracle
 from bcqfmt import BcqWeight, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, StoredTensor, WeightSpec
 from bcqfmt.container.dtypes import numpy_dtype
+from bcqfmt.weight.scheme import sized
 from oracle import Plain, Raw, ceil
 
 EXPLORE = int(os.environ.get("BCQ_EXPLORE", "1"))  # above 1: that many times as many examples, and fresh ones
@@ -146,7 +147,8 @@ def _segment(
     if last and groups > 1:
         width -= draw(st.integers(0, g - 1))
     *stack, out = lead
-    segment: dict[str, Any] = {"encoding": encoding, "bits": q, "group_size": g}
+    size = "row" if groups == 1 and draw(st.booleans()) else g
+    segment: dict[str, Any] = {"encoding": encoding, "bits": q, "group_size": size}
     parts: dict[str, Raw] = {"planes": source.packed(1, width, *stack, q, out)[0]}
     if encoding == "bcq":
         _bcq_parts(draw, source, segment, parts, stack, out, groups)
@@ -346,7 +348,8 @@ def _segment_of(value: dict[str, Any]) -> Segment:
         made["zero"] = PackedZero(**made["zero"])
     if "precisions" in made:
         made["precisions"] = tuple(made["precisions"])
-    return Segment(**made)
+    size = sized(made.pop("group_size"))
+    return Segment(**made, **size)
 
 
 def bits_of(array: np.ndarray[Any, Any]) -> list[int]:

@@ -372,7 +372,9 @@ def _bits(plane: Tensor, width: int) -> Tensor:
 def _as_bcq(spec: WeightSpec, dtype: str) -> WeightSpec:
     """The same weight with every segment in bcq encoding, alpha and bias of a type."""
     segments = tuple(
-        Segment(encoding="bcq", bits=segment.bits, group_size=segment.group_size, alpha=dtype, bias=dtype)
+        Segment(
+            encoding="bcq", bits=segment.bits, group_size=segment.group_size, row=segment.row, alpha=dtype, bias=dtype
+        )
         for segment in spec.scheme.segments
     )
     return replace(spec, scheme=replace(spec.scheme, segments=segments, aligned64=False))

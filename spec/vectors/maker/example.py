@@ -14,7 +14,7 @@ def dump() -> str:
     assert isinstance(content, bytes)
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    lines = [row(0, content[:8], f"N = {length}: the header ends at byte {8 + length}")]
+    lines = [row(0, content[:8], f"L = {length}: the header ends at byte {8 + length}")]
     for at in range(8, 8 + length, 16):
         chunk = content[at : min(at + 16, 8 + length)]
         lines.append(row(at, chunk, chunk.decode("ascii")))

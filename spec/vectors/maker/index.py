@@ -53,6 +53,8 @@ def apply(steps: Iterable[Any], folder: Path) -> None:
             (folder / what["path"]).symlink_to(what["target"])
         elif action == "fifo":
             os.mkfifo(folder / what)
+        elif action == "mkdir":
+            (folder / what).mkdir()
         else:
             assert action == "append_spaces", action
             with (folder / what["path"]).open("ab") as f:
@@ -142,6 +144,19 @@ def path_of(group: str, name: str, content: bytes | dict[str, bytes], zipped: bo
     return f"{group}/{name}{suffix}{'.gz.gz' if zipped else ''}"
 
 
+def level(rule: str) -> str:
+    """The level of reading that judges a rule (section 1.1)."""
+    if rule[1] == "4":
+        return "read"
+    later = {
+        "V504",
+        "V507",
+        *(f"V{number}" for number in range(510, 514)),
+        *(f"V{number}" for number in range(603, 705)),
+    }
+    return "verify" if rule in later else "open"
+
+
 def invalid_entry(vector: Invalid) -> dict[str, Any]:
     """The entry of an invalid vector."""
     return {
@@ -149,6 +164,7 @@ def invalid_entry(vector: Invalid) -> dict[str, Any]:
         "path": path_of("invalid", vector.id, vector.content, vector.gzip),
         "kind": "folder" if isinstance(vector.content, dict) else "file",
         "rule": f"BCQ-{vector.rule}",
+        "level": level(vector.rule),
         "comment": vector.comment,
         **({"gzip": 2} if vector.gzip else {}),
         **({"setup": vector.setup} if vector.setup else {}),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .build import Lcg, Tensor, canonical, container, tensor
+from .build import Lcg, Tensor, canonical, container, frame, place, tensor
 from .catalogue import Invalid
 from .encodings import affine, first, shifted, some_affine, some_bcq, some_numbers, table
 from .valid_affine import worked_example
@@ -55,6 +55,7 @@ def metadata_rules() -> list[Invalid]:
     for _ in range(15):
         deep = [deep]
     return [
+        Invalid("V201", "no-metadata", "no __metadata__ at all", frame(canonical(place(DENSE)[0]), place(DENSE)[1])),
         Invalid("V201", "no-descriptor", "__metadata__ without bcqfmt", container(DENSE, {"format": "pt"})),
         Invalid("V202", "no-format", "__metadata__ without format", container(DENSE, {"bcqfmt": body})),
         Invalid("V202", "format-np", "format is np", container(DENSE, {"bcqfmt": body, "format": "np"})),
@@ -164,6 +165,8 @@ def weight_rules() -> list[Invalid]:
     twin.name = "v.weight"
     wide = affine(2, 8, [[0] * 8], first("F16", [[0x3C00]]), 1)
     wide.spec["group_size"] = 16
+    narrow = affine(2, 7, [[0] * 7], first("F16", [[0x3C00]]), 1)
+    narrow.spec["group_size"] = "row"
     ghost = {"scheme": 1, "shape": [2, 8], "dtype": "F16"}
     unused = descriptor([pair(16, 8)])["schemes"][0]["segments"][:1]
     return [
@@ -191,6 +194,12 @@ def weight_rules() -> list[Invalid]:
             "group-too-wide",
             "groups of 16, eight columns",
             made(keep, [Weight("w.weight", [1, 8], "F16", [wide])]),
+        ),
+        Invalid(
+            "V212",
+            "row-of-seven",
+            "one group a row of seven columns",
+            made(keep, [Weight("w.weight", [1, 7], "F16", [narrow])]),
         ),
         Invalid("V212", "short-group-inside", "24 columns in groups of 16, not last", made(keep, [pair(24, 8, 16)])),
     ]

@@ -1,10 +1,11 @@
-"""Folders that break one rule of sections 9.1 and 9.2, BCQ-V501 to BCQ-V508, BCQ-V510 to BCQ-V513."""
+"""Folders that break one rule of sections 9.1 and 9.2: BCQ-V501 to BCQ-V508, V510 to V513, V214 between files."""
 
 from collections.abc import Callable
 from typing import Any
 
+from .build import tensor
 from .catalogue import Invalid
-from .folder import INDEX, Files, Folder, Shard, pretty
+from .folder import INDEX, MANIFEST, Files, Folder, Shard, pretty
 from .valid_affine import worked_example
 from .valid_folders import SHARDS, norm, sharded, single
 
@@ -61,6 +62,9 @@ def shard_rules() -> list[Invalid]:
     double = sharded()
     double.shards[SHARDS[1]].dense = norm()
 
+    twin = sharded()
+    twin.shards[SHARDS[1]].dense = {"w.weight": tensor("F16", [2, 8], [0] * 16)}
+
     def first_shard(index: dict[str, Any]) -> None:
         index["weight_map"]["norm.weight"] = SHARDS[0]
 
@@ -107,12 +111,13 @@ def shard_rules() -> list[Invalid]:
             reindexed(lambda i: i["weight_map"].update({"norm.weight": SHARDS[1]})),
         ),
         Invalid("V505", "tensor-twice", "a dense tensor is in both files", reindexed(first_shard, double)),
+        Invalid("V214", "dense-twin-in-other-file", "a weight in one file, a dense tensor in another", twin.build()),
         Invalid("V506", "index-and-single", "model.safetensors and an index that names it", both.build()),
     ]
 
 
 def member_rules() -> list[Invalid]:
-    """V507, V508 and V513: links, pipes, versions."""
+    """V507, V508 and V513, and what a link that leads nowhere lacks: links, pipes, versions."""
     sided = single()
     sided.side = {"tokenizer.json": b"{}\n"}
 
@@ -121,6 +126,9 @@ def member_rules() -> list[Invalid]:
 
     def piped(path: str) -> list[Any]:
         return [{"remove": path}, {"fifo": path}]
+
+    def one_link(path: str, target: str) -> list[Any]:
+        return [{"symlink": {"path": path, "target": target}}]
 
     away = "../outside.safetensors"
     blob = "../blobs/0123456789abcdef"
@@ -148,6 +156,30 @@ def member_rules() -> list[Invalid]:
             "a link into blobs/ where there is no snapshots/",
             sided.build(),
             setup=linked("tokenizer.json", blob),
+        ),
+        Invalid("V507", "folder-link", "a link to a folder outside", same, setup=one_link("more", "..")),
+        Invalid("V507", "dangling-link", "a link that leads nowhere, outside", same, setup=one_link("more", "../gone")),
+        Invalid("V507", "circle", "two links to each other", same, setup=one_link("a", "b") + one_link("b", "a")),
+        Invalid(
+            "V503",
+            "dangling-link",
+            "model.safetensors is a link that leads nowhere",
+            replaced("model.safetensors", None),
+            setup=one_link("model.safetensors", "gone"),
+        ),
+        Invalid(
+            "V510",
+            "dangling-link",
+            "config.json is a link that leads nowhere",
+            replaced("config.json", None),
+            setup=one_link("config.json", "gone"),
+        ),
+        Invalid(
+            "V601",
+            "dangling-link",
+            "the manifest is a link that leads nowhere",
+            same,
+            setup=[{"remove": MANIFEST}, *one_link(MANIFEST, "gone")],
         ),
         Invalid("V508", "model-pipe", "the model file is a pipe", same, setup=piped("model.safetensors")),
         Invalid("V508", "config-pipe", "config.json is a pipe", same, setup=piped("config.json")),
@@ -177,6 +209,12 @@ def config_rules() -> list[Invalid]:
         Invalid("V511", "not-json", "config.json is cut", replaced("config.json", text[:-3])),
         Invalid("V511", "array", "config.json is an array", replaced("config.json", b"[" + text + b"]")),
         Invalid("V511", "duplicate-key", "a key twice", replaced("config.json", key)),
+        Invalid(
+            "V511",
+            "lone-surrogate",
+            "an escaped surrogate without its partner",
+            replaced("config.json", text.replace(b"example", b"\\ud800")),
+        ),
         Invalid("V511", "too-deep", "101 levels", replaced("config.json", deep)),
         Invalid("V511", "not-utf8", "the byte ff", replaced("config.json", text.replace(b"example", b"\xff"))),
         Invalid(

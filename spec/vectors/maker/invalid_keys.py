@@ -50,6 +50,7 @@ PLAIN: list[tuple[str, str, Edit]] = [
     ("scheme-boolean", "false is not 0", path(*ENTRY, "scheme", value=False)),
     ("shape-string", "a string in a shape", path(*ENTRY, "shape", value=["2", 8])),
     ("group-size", "groups of 7", path(*SEGMENT, "group_size", value=7)),
+    ("group-size-word", "a word that is not `row`", path(*SEGMENT, "group_size", value="column")),
     ("encoding", "an unknown encoding", path(*SEGMENT, "encoding", value="codebook")),
     ("bits-0", "no planes", path(*SEGMENT, "bits", value=0)),
     ("bits-9", "nine planes", path(*SEGMENT, "bits", value=9)),

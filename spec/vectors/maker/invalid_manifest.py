@@ -62,6 +62,13 @@ def form_rules() -> list[Invalid]:
         ("feature-missing", "a feature in use is not named", lambda m: m["features"].remove("bcq"), sharded()),
         ("feature-not-in-use", "a feature that no scheme has", lambda m: m["features"].append("perm"), single()),
         ("scheme-unused", "a scheme that no weight has", lambda m: m["schemes"].append(other_scheme(m)), single()),
+        (
+            "weight-name",
+            "a name that no weight can have",
+            lambda m: m["weights"].update({"a b": m["weights"].pop("w.weight")}),
+            single(),
+        ),
+        ("widths", "widths of a single segment", lambda m: m["weights"]["w.weight"].update(widths=[8]), single()),
         ("scheme-position", "no such scheme", lambda m: m["weights"]["w.weight"].update(scheme=9), sharded()),
     ]
     return [

@@ -101,6 +101,7 @@ def tensor_rules() -> list[Invalid]:
     return [
         Invalid("V703", "not-listed", "a tensor of the header has no rule", sourced(tensors(**{"w.words": None}))),
         Invalid("V703", "not-in-header", "a rule for a tensor that the header lacks", sourced(tensors(more=[0]))),
+        Invalid("V703", "metadata", "a rule for __metadata__", sourced(tensors(__metadata__=[0]))),
         Invalid("V703", "renamed", "a rule under another name", sourced(renamed)),
         Invalid(
             "V703", "rule-position", "a rule that does not exist", sourced(tensors(**{"w.words": [3, "w.weight"]}))

@@ -38,7 +38,7 @@ def summed(z: float, alphas: list[float], code: int, q: int) -> float:
 def element(seg: Segment, r: int, j: int, out: int, dtype: str, planes: int) -> float:
     """E of section 8 (8.1 where planes < q), before outliers and rounding."""
     spec, q = seg.spec, seg.spec["bits"]
-    a, code, fewer = j // spec["group_size"], seg.codes[r][j], planes < q
+    a, code, fewer = 0 if spec["group_size"] == "row" else j // spec["group_size"], seg.codes[r][j], planes < q
     if spec["encoding"] == "bcq":
         name, use = "alpha", min(planes, q)
         own = f"_p{use}" if fewer and use in spec.get("precisions", []) else ""

@@ -89,6 +89,22 @@ def zeros() -> Valid:
     return lone("affine-zeros", comment, [*weights, Weight("q8.weight", [1, 40], "F16", [wide])], {}, True, expect)
 
 
+def wide_zeros() -> Valid:
+    """Zero points that a writer should have stored in fewer bits, or in the scheme."""
+    cases = {
+        "wide": ([[3], [1]], 4),
+        "one-bit-enough": ([[0], [1]], 2),
+        "equal": ([[2], [2]], 2),
+        "zero": ([[0], [0]], 4),
+    }
+    weights = []
+    for name, (values, bits) in cases.items():
+        seg = affine(3, 8, [list(range(8))] * 2, first("F16", exact_rows("F16", [[1.0], [0.25]])), values)
+        seg.spec["zero"] = {"bits": bits}
+        weights.append(Weight(f"{name}.weight", [2, 8], "F16", [seg]))
+    return lone("affine-zeros-wide", "zero points in more bits than they need, and equal ones stored", weights)
+
+
 def scales() -> Valid:
     """Negative, zero and subnormal scales."""
     tiny = 2.0**-24
@@ -265,6 +281,7 @@ def vectors() -> list[Valid]:
         worked(),
         widths(),
         zeros(),
+        wide_zeros(),
         scales(),
         dtypes(),
         shapes(),

@@ -7,6 +7,8 @@ from .catalogue import Valid, lone
 from .valid_affine import worked_example
 from .weights import descriptor, metadata, tensors_of
 
+ALIKE = ["\u00e9", "e\u0301", "\u00c9", "stra\u00dfe", "strasse", "\u212a", "k", "\u0416", "\u0436", "\u0130", "i"]
+
 
 def dense() -> list[Valid]:
     """Tensors that are not weights."""
@@ -34,6 +36,12 @@ def dense() -> list[Valid]:
             "a weight with dense tensors of every type, scalars, empty ones, odd names",
             [worked_example()],
             named,
+        ),
+        lone(
+            "names-alike",
+            "names that only Unicode's own rules would call equal: BCQ-V120 folds ASCII letters and nothing else",
+            [worked_example()],
+            dict.fromkeys(ALIKE, some("U8", [1])),
         ),
         lone("no-weights", "a file of dense tensors only", [], {"x": some("BF16", [3]), "y": some("I64", [2])}),
         lone("no-tensors", "no tensor at all", []),
@@ -91,7 +99,9 @@ def styles() -> list[Valid]:
         [weight],
         kept,
     )
-    return [loose, padded]
+    wide = canonical({**entries, "__metadata__": meta}).replace('"a":{', '"a":{' + " " * 5000)
+    long = Valid("header-long-entry", "an entry of more than 5,000 bytes", frame(wide, data), [weight], kept)
+    return [loose, padded, long]
 
 
 def vectors() -> list[Valid]:

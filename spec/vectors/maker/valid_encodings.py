@@ -2,7 +2,19 @@
 
 from .build import Lcg, exact_rows, number
 from .catalogue import Valid, lone
-from .encodings import affine, bcq, first, groups, second, shifted, some_bcq, some_numbers, some_second, table
+from .encodings import (
+    affine,
+    bcq,
+    first,
+    groups,
+    second,
+    shifted,
+    some_affine,
+    some_bcq,
+    some_numbers,
+    some_second,
+    table,
+)
 from .weights import Outliers, Segment, Weight
 
 
@@ -351,6 +363,28 @@ def single() -> Valid:
     return lone("single-rounding", comment, weights, {}, False, expect)
 
 
+def row_groups() -> Valid:
+    """One group a row, whatever the width: weights of three widths share a scheme."""
+    rng = Lcg(208)
+
+    def row(segment: Segment) -> Segment:
+        segment.spec["group_size"] = "row"
+        return segment
+
+    weights = [Weight(f"n{n}.weight", [3, n], "F16", [row(some_affine(rng, 3, n, 4, n, 8))]) for n in (8, 45, 64)]
+    binary = row(some_bcq(rng, 2, 40, 2, 40, "F16", "F16"))
+    weights.append(Weight("binary.weight", [2, 40], "F16", [binary]))
+    pair = [row(some_affine(rng, 2, 20, 2, 20, None)), some_affine(rng, 2, 21, 4, 8, 3)]
+    weights.append(Weight("first.weight", [2, 41], "BF16", pair))
+    turned = [some_affine(rng, 2, 16, 2, 8, None), row(some_affine(rng, 2, 11, 4, 11, None))]
+    weights.append(Weight("last.weight", [2, 27], "F32", turned))
+    coded = affine(2, 16, rng.rows(3, 16, 4), some_second(rng, 3, 1, 4, 2, "F16", "packed"), 1)
+    weights.append(Weight("second.weight", [3, 16], "F16", [row(coded)]))
+    stated = Weight("number.weight", [3, 64], "F16", [some_affine(rng, 3, 64, 4, 64, 8)])
+    comment = "the group size `row`: one group over a segment's whole width; the number 64 says the same of 64 columns"
+    return lone("row-groups", comment, [*weights, stated], planes=True)
+
+
 def vectors() -> list[Valid]:
     """All of this module."""
     return [
@@ -365,4 +399,5 @@ def vectors() -> list[Valid]:
         tables(),
         byte_floats(),
         single(),
+        row_groups(),
     ]

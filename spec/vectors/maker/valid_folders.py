@@ -114,16 +114,15 @@ def with_unnamed() -> Folder:
     return folder
 
 
-def hub_cache() -> Valid:
+def hub_cache(name: str, blobs: str, comment: str) -> Valid:
     """Links as a download cache makes them."""
     folder = single()
     files = folder.build()
     steps: list[Any] = []
-    for name in ("config.json", "model.safetensors"):
-        blob = f"../../blobs/{sha256(files[name])}"
-        steps += [{"move": {"path": name, "to": blob}}, {"symlink": {"path": name, "target": blob}}]
-    comment = "a hub cache entry: links from snapshots/<revision>/ into blobs/ stay inside"
-    return whole("folder-hub-cache", comment, folder, "models--a--b/snapshots/0123456789abcdef", steps)
+    for path in ("config.json", "model.safetensors"):
+        blob = f"{blobs}/{sha256(files[path])}"
+        steps += [{"move": {"path": path, "to": blob}}, {"symlink": {"path": path, "target": blob}}]
+    return whole(f"folder-{name}", comment, folder, "models--a--b/snapshots/0123456789abcdef", steps)
 
 
 def loose() -> Valid:
@@ -137,6 +136,22 @@ def loose() -> Valid:
     return whole(
         "folder-loose-json", "numbers of any kind, NaN, 100 levels in config.json; 1500.0 in the index", folder
     )
+
+
+def lying() -> Valid:
+    """Keys of quantization_config that readers ignore."""
+    folder = single()
+    config = folder.config()
+    config["quantization_config"].update(features=["bcq", "no-such-feature"], bits=7, modules_to_not_convert=[1])
+    folder.side = {"config.json": pretty(config)}
+    return whole("folder-config-lies", "quantization_config states other features, which are ignored", folder)
+
+
+def inner_side() -> Folder:
+    """A folder with a folder in it."""
+    folder = single()
+    folder.side = {"sub/notes.txt": b"x"}
+    return folder
 
 
 def vectors() -> list[Valid]:
@@ -174,6 +189,20 @@ def vectors() -> list[Valid]:
             None,
             link,
         ),
+        whole(
+            "folder-odd-members",
+            "a pipe, a link that leads nowhere and one to a folder, an empty bcq_source/: none of them is a file",
+            inner_side(),
+            None,
+            [
+                {"fifo": "pipe"},
+                {"symlink": {"path": "nowhere", "target": "gone/away.json"}},
+                {"symlink": {"path": "sub/linked", "target": "."}},
+                {"mkdir": "bcq_source"},
+            ],
+        ),
+        lying(),
         loose(),
-        hub_cache(),
+        hub_cache("hub-cache", "../../blobs", "links from snapshots/<revision>/ into blobs/ next to snapshots/"),
+        hub_cache("hub-cache-shared", "../../../blobs/ab", "links into the blobs/ that cache entries share"),
     ]

@@ -132,7 +132,7 @@ def tiled() -> list[Valid]:
     expect: dict[str, list[float] | str] = {"section7.weight": hand}
     twins = [untile(w) for w in weights]
     return [
-        lone("aligned64", "tiles; section7.weight has the tile of section 7", weights, {}, True, expect),
+        lone("aligned64", "tiles; section7.weight has the tile of annex A", weights, {}, True, expect),
         lone(
             "aligned64-twin",
             "the canonical form of every weight of aligned64: the same values",

@@ -133,7 +133,7 @@ def segment_parts(seg: Segment, matrices: int, stack: list[int], aligned: bool) 
 
 
 def tiles(weight: Weight) -> dict[str, Tensor]:
-    """The parts of section 7 that replace planes, zeros and scale codes."""
+    """The parts of annex A that replace planes, zeros and scale codes."""
     low, high = weight.segments
     lead, tile, extra, meta = weight.shape[:-1], [], [], []
     count = weight.shape[-1] // 64
