@@ -1,7 +1,7 @@
 """Input files: opened safely, read by position, checked for changes.
 
 No memory map: a mapped file that shrinks kills the process. Positioned reads return short instead, and the
-file's identity (device, inode, size, modification time) is compared after every read.
+file's identity (device, inode, size, times of its content and of its inode) is compared after every read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import weakref
 from collections import OrderedDict
 from contextlib import closing
@@ -20,16 +19,24 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import BINARY, read_at
+from bcqfmt.system import BINARY, ForkLock, read_at
 
-__all__ = ["ByteSource", "SourceFile", "cannot_list", "inside", "named", "read_small"]
+__all__ = ["ByteSource", "SourceFile", "cannot_list", "file_state", "inside", "named", "read_small", "unwritable"]
 
 Bytes = npt.NDArray[np.uint8]
 
 _FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _MAX_OPEN = 64
+_LONGEST_NAME = 255  # bytes
+_LONGEST_PATH = 900  # bytes; macOS has 1,024 for the whole, with the folder that it is in
+_MOST_FOLDERS = 64
 _open_files: OrderedDict[int, weakref.ref[SourceFile]] = OrderedDict()
-_pool_lock = threading.Lock()
+_pool_lock = ForkLock()
+
+
+def file_state(status: os.stat_result) -> list[int]:
+    """What tells one content of a file from another: a modification time can be set back, that of the inode cannot."""
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 class ByteSource(Protocol):
@@ -64,8 +71,8 @@ class SourceFile(ByteSource):
         self.size = 0
         self.bytes_read = 0
         self._descriptor = -1
-        self._lock = threading.RLock()
-        self._identity: tuple[int, int, int, int] | None = None
+        self._lock = ForkLock()
+        self._identity: tuple[int, ...] | None = None
         with self._lock:
             self.size = self._open()
 
@@ -118,7 +125,7 @@ class SourceFile(ByteSource):
         return {"path": self.path, "shown": self.shown, "size": self.size, "_identity": self._identity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, bytes_read=0, _descriptor=-1, _lock=threading.RLock())
+        self.__dict__.update(state, bytes_read=0, _descriptor=-1, _lock=ForkLock())
 
     def _open(self) -> int:
         """Open if need be, check that it is the file it was; its size."""
@@ -148,7 +155,7 @@ class SourceFile(ByteSource):
         return status.st_size
 
     def _check(self, status: os.stat_result) -> None:
-        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        identity = (status.st_dev, *file_state(status))
         if self._identity is None:
             self._identity = identity
         elif identity != self._identity:
@@ -213,6 +220,17 @@ def inside(folder: Path, name: str) -> Path:
         if real.startswith((str(entry / "blobs") + os.sep, str(entry.parent / "blobs") + os.sep)):
             return path
     raise error("BCQ-V507", name, found=f"resolves to a file outside {folder.name or folder}")
+
+
+def unwritable(path: str) -> str:
+    """Why a relative path is none that every file system can hold, empty if it is one."""
+    parts = path.encode("utf-8", "surrogateescape").split(b"/")
+    if len(parts) > _MOST_FOLDERS:
+        return f"{len(parts)} folders deep"
+    if max(map(len, parts)) > _LONGEST_NAME:
+        return f"a name of {max(map(len, parts))} bytes"
+    whole = sum(map(len, parts)) + len(parts) - 1
+    return f"a path of {whole} bytes" if whole > _LONGEST_PATH else ""
 
 
 def _kind(mode: int) -> str:

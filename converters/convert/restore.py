@@ -35,7 +35,7 @@ def restore(
     """Rebuild the source folder; path -> SHA-256. A file whose digest is not the recorded one stops everything."""
     rebuilder, stop = SourceRebuilder(checkpoint), Stop()
     progress = stop.progress(tick)
-    with folder_in_progress(target, overwrite=overwrite) as work, reused():
+    with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work, reused():
         return run_each(
             lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), WORKERS, stop
         )

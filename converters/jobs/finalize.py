@@ -25,13 +25,12 @@ from bcqfmt.version import __version__
 from bcqfmt.weight.scheme import features_of
 
 from .model_card import model_card
+from .paths import CARD, written_anew
 from .plan import Plan
 from .source_files import digest_step
 from .workspace import Workspace
 
 __all__ = ["finalize"]
-
-_CARD = "README.md"
 
 
 def finalize(
@@ -155,6 +154,8 @@ def _write_provenance(
         "rules": [json.loads(text) for text in table],
         "tensors": listed,
     }
+    if source.left_out:
+        value["ignorable"] = {"left_out": source.left_out}
     _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
     raw = {
         f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
@@ -175,12 +176,12 @@ def _folder_files(
     settings: Settings,
 ) -> dict[str, bytes]:
     """Side files as they are; new config.json, index and card; quantization files of other tools left out."""
-    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
+    left_out = {*QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX) or written_anew(path))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    found[_CARD] = model_card(verbatim.get(_CARD), plan.options["name"], opened, settings)
+    found[CARD] = model_card(verbatim.get(CARD), plan.options["name"], opened, settings)
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())
         names = {name: file.source.shown for file in opened for name in file.header.tensors}

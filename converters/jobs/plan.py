@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
+from bcqfmt.checkpoint.descriptor import allowed_name
 from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.provenance import source_record
@@ -29,6 +30,8 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
+
+from .paths import check_paths
 
 __all__ = ["Plan", "Shard", "make_plan"]
 
@@ -143,6 +146,16 @@ def make_plan(
     units = [Unit(m.weight_name, {t.name: t for t in m.tensors.values()}, True) for m in modules]
     units += [Unit.of_dense(source.tensors[name]) for name in dense]
     _check_names([unit.name for unit in units], dense)
+    for module in modules:
+        if not allowed_name(module.weight_name):
+            raise error(
+                "BCQ-V213",
+                source.home[next(iter(module.tensors.values())).name],
+                module.weight_name,
+                "a module whose name a weight cannot have",
+                "letters, digits and _.:+-, at most 480",
+                hint="rename its tensors in the source, and its module in the model's code",
+            )
     shards = []
     planned = plan_shards(units, max_shard_size)
     for file, group in zip(shard_names(len(planned)), planned, strict=True):
@@ -154,6 +167,7 @@ def make_plan(
                 sum(unit.nbytes for unit in group),
             )
         )
+    check_paths(source, [shard.file for shard in shards])
     quantized = sum(_elements(module) for module in modules)
     plain = sum(math.prod(source.tensors[name].shape) for name in dense)
     known = _fingerprint(source) if carried_out else {}
@@ -179,7 +193,8 @@ def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
         path: {"size": model.source.size, "header": hashlib.sha256(model.header_bytes()).hexdigest()}
         for path, model in source.models.items()
     }
-    return {"models": models, "sides": {path: _digest(source, path) for path in source.side_files}}
+    sides = {path: _digest(source, path) for path in source.side_files}
+    return {"models": models, "sides": sides, "left_out": source.left_out}
 
 
 def _digest(source: SourceCheckpoint, path: str) -> str:

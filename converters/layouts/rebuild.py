@@ -114,6 +114,11 @@ class SourceRebuilder:
         found: dict[str, dict[str, Any]] = self.record["files"]
         return found
 
+    def left_out(self) -> dict[str, str]:
+        """What the source had besides its files, path -> why it was not carried; nothing depends on it."""
+        found = self.record.get("ignorable", {}).get("left_out")
+        return {path: str(why) for path, why in found.items()} if isinstance(found, dict) else {}
+
     def chunks(self, path: str) -> Iterator[Bytes]:
         """The bytes of a source file in order, in chunks of any size; BCQ-E613 when a tensor has the wrong size."""
         if self.files()[path]["kind"] == "verbatim":

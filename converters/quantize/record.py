@@ -24,6 +24,7 @@ from bcqfmt import limits
 from bcqfmt.container.files import inside, read_small
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.converters.jobs.model_card import quantized_card
+from bcqfmt.converters.jobs.paths import CARD, QUANTIZATION
 from bcqfmt.converters.jobs.plan import Plan
 from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -33,8 +34,7 @@ from .choice import Choice
 
 __all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same_record"]
 
-RECORD = "bcq_quantization.json"
-_CARD = "README.md"
+RECORD = QUANTIZATION
 _DEPTH = 32  # of the whole record; a method's notes may nest
 _NUMBERS = ("bytes", "bits_per_weight", "power", "noise")
 _FIGURES = ("mse", "relative", "sqnr_db")
@@ -66,12 +66,12 @@ def closing_files(
     value = {"version": "1.0", **made._asdict()}
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
     front = None
-    if _CARD in source.side_files:
-        front = read_small(inside(source.folder, _CARD), limits.MAX_CONFIG_BYTES, _CARD, "BCQ-E102")
+    if CARD in source.side_files:
+        front = read_small(inside(source.folder, CARD), limits.MAX_CONFIG_BYTES, CARD, "BCQ-E102")
     nbytes = sum(entry["bytes"] for entry in weights.values())
     used = [(recipe, sum(entry["recipe"] == i for entry in weights.values())) for i, recipe in enumerate(recipes)]
     card = quantized_card(front, plan.options["name"], used, nbytes, made.sums().size, made.sums().figures())
-    return {RECORD: text.encode("ascii"), _CARD: card}
+    return {RECORD: text.encode("ascii"), CARD: card}
 
 
 def read_record(folder: Path) -> QuantizationRecord | None:
