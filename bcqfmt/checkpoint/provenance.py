@@ -19,7 +19,7 @@ from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
 from .folder import SOURCE
 from .manifest import check_files, relative_path
 
-__all__ = ["check_provenance", "source_record"]
+__all__ = ["RAW", "RECORD", "check_provenance", "check_raw", "check_rules", "source_record"]
 
 RECORD = f"{SOURCE}/source.json"
 RAW = f"{SOURCE}/raw.safetensors"
@@ -61,8 +61,8 @@ def check_provenance(folder: Path, names: tuple[Collection[str], Collection[str]
             found = _header_names(folder, path, sink)
             if found is not None:
                 archived[path] = found
-    raw_wanted = _check_rules(record, archived, names, sink)
-    _check_raw(folder, raw_wanted, sink)
+    raw_wanted = check_rules(record, archived, names, sink)
+    check_raw(folder, raw_wanted, sink)
 
 
 def _check_form(value: Any) -> None:
@@ -133,7 +133,7 @@ def _header_names(folder: Path, path: str, sink: Sink) -> list[str] | None:
     return [name for name in value if name != "__metadata__"]
 
 
-def _check_rules(
+def check_rules(
     record: dict[str, Any],
     archived: dict[str, list[str]],
     names: tuple[Collection[str], Collection[str]] | None,
@@ -168,7 +168,8 @@ def _check_rules(
     return raw
 
 
-def _check_raw(folder: Path, wanted: set[str], sink: Sink) -> None:
+def check_raw(folder: Path, wanted: set[str], sink: Sink) -> None:
+    """BCQ-V704: ``raw.safetensors`` holds the ``wanted`` tensors and no other, or is not there."""
     if not os.path.lexists(folder / RAW):
         if wanted:
             sink(Finding("BCQ-V704", RAW, "", "the file does not exist", f"{len(wanted)} tensors"))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import unicodedata
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -18,10 +20,11 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import BINARY, ForkLock, read_at
 
-__all__ = ["ByteSource", "SourceFile", "cannot_list", "file_state", "inside", "named", "read_small", "unwritable"]
+__all__ = ["ByteSource", "SourceFile", "cannot_list", "file_state", "folded", "inside", "named", "read_small"]
+__all__ += ["unfit", "unwritable"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -231,6 +234,27 @@ def unwritable(path: str) -> str:
         return f"a name of {max(map(len, parts))} bytes"
     whole = sum(map(len, parts)) + len(parts) - 1
     return f"a path of {whole} bytes" if whole > _LONGEST_PATH else ""
+
+
+def folded(path: str) -> str:
+    """The same for paths that are one file on some file system: case and composition do not count."""
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def unfit(paths: Collection[str]) -> tuple[str, str, str, str] | None:
+    """The first path that cannot be written, or not next to the others: it, '', what was found, what is expected."""
+    spelled: dict[str, str] = {}
+    for path in sorted(paths):
+        if reason := unwritable(path):
+            return path, "", reason, "a path that every file system can hold"
+        for end in [at for at, character in enumerate(path) if character == "/"] + [len(path)]:
+            part = path[:end]
+            other = spelled.setdefault(folded(part), part)
+            if other != part:
+                return path, "", f"equal to '{escape(other)}' but for case or composition", "one of them"
+            if end < len(path) and part in paths:
+                return path, "", f"'{escape(part)}' is a file", "a folder"
+    return None
 
 
 def _kind(mode: int) -> str:

@@ -15,9 +15,10 @@ from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
-from bcqfmt.converters.layouts.rebuild import SourceRebuilder
 from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import error
+
+from .source_rebuilder import SourceRebuilder
 
 __all__ = ["WORKERS", "restore", "small_chunks"]
 

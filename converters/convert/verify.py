@@ -16,7 +16,7 @@ from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
-from bcqfmt.converters.layouts.rebuild import SourceRebuilder, same_bytes
+from bcqfmt.converters.layouts.rebuild import same_bytes
 from bcqfmt.converters.layouts.reference import reference_rows
 from bcqfmt.converters.layouts.registry import find_modules
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -26,6 +26,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .restore import WORKERS, small_chunks
 from .shard import ReadOnce
+from .source_rebuilder import SourceRebuilder
 
 __all__ = ["SAMPLE_ROWS", "Certificate", "verify"]
 

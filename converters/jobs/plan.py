@@ -23,7 +23,7 @@ from bcqfmt.checkpoint.provenance import source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
-from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.files import SourceFile, inside, read_small
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.layouts.protocol import Module
@@ -120,13 +120,14 @@ class Plan:
     def _same_provenance(self, folder: Path, modules: Iterable[Module]) -> bool:
         """Source headers byte for byte, and zero points read by the same rules."""
         for path, model in self.source["models"].items():
-            header = inside(folder, f"{SOURCE}/headers/{path}.header").read_bytes()
+            place = f"{SOURCE}/headers/{path}.header"
+            header = read_small(inside(folder, place), limits.MAX_JSON_FILE_BYTES + 8, place, "BCQ-V702")
             if hashlib.sha256(header).hexdigest() != model["header"]:
                 return False
         record = source_record(folder, refuse)
         assert record is not None  # refuse has raised otherwise
-        rules = {rule["zero_point"] for rule in record["rules"] if "zero_point" in rule}
-        return rules <= {module.settings.get("zero_point") for module in modules}
+        known = [module.settings.get("zero_point") for module in modules]
+        return all(rule["zero_point"] in known for rule in record["rules"] if "zero_point" in rule)
 
 
 def make_plan(

@@ -32,8 +32,8 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     import bcqfmt
     from bcqfmt.cli.forecast import nearest
     from bcqfmt.converters.convert.restore import restore
+    from bcqfmt.converters.convert.source_rebuilder import SourceRebuilder
     from bcqfmt.converters.jobs.warnings import in_words
-    from bcqfmt.converters.layouts.rebuild import SourceRebuilder
 
     keep_apart(bcq, out, "the BCQ folder")
     with bcqfmt.open(bcq) as checkpoint:
