@@ -18,6 +18,7 @@ import bcqfmt
 from attacks import peak
 from bcqfmt import BcqError
 from bcqfmt.cli.main import cli
+from bcqfmt.converters.convert import source_rebuilder
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.layouts.registry import rebuilders
 from conversions import convert, proved, tree
@@ -35,6 +36,7 @@ WRONG: list[Any] = [
 
 
 MISSING = object()
+KNOWN = rebuilders()
 
 
 class Folder:
@@ -89,6 +91,12 @@ class Folder:
         assert all("error: BCQ-" in result.stderr and "E999" not in result.stderr for result in results)
         assert sorted(path.name for path in self.scratch.iterdir()) == ["bcq", "source"]
         return {result.exit_code for result in results}
+
+
+@pytest.fixture(autouse=True)
+def _known_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for installed layouts takes longer than all the rest."""
+    monkeypatch.setattr(source_rebuilder, "rebuilders", lambda: KNOWN)
 
 
 # one of so many, spread over all; every one in `make soak`
