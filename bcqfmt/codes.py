@@ -153,6 +153,7 @@ _TABLE = [
     Code("BCQ-E614", "source cannot be rebuilt", 5, "it was written without its source, or converted with --no-provenance"),
     Code("BCQ-E615", "unknown rule", 5, "pip install -U bcqfmt"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
+    Code("BCQ-E617", "file of the source has a name that the output cannot have", 5, "copy the source without this file, or give it another name there"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),
@@ -168,7 +169,7 @@ _TABLE = [
     Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),
     Code("BCQ-E652", "configuration holds calibration text, which is archived with it", 0, "--no-provenance leaves the archive out", "warning"),
-    Code("BCQ-E653", "weight files of another kind are not carried", 0, "", "warning"),
+    Code("BCQ-E653", "not everything in the source is carried", 0, "", "warning"),
     Code("BCQ-E654", "configuration and tensors disagree about tied embeddings; the tensors count", 0, "", "warning"),
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
     # network

@@ -81,7 +81,7 @@ def save(
                 found="a file name that is not free",
                 expected="a side file with a plain relative path",
             )
-    with folder_in_progress(target, overwrite=overwrite) as work:
+    with folder_in_progress(target, overwrite=overwrite, like=MANIFEST) as work:
         _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
         _validated(work)
 

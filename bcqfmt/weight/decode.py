@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import BcqError, error, refuse
+from bcqfmt.errors import error
 
-from . import checks
 from .aligned64 import tile_codes, tile_meta_fields
 from .packing import unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
@@ -51,7 +50,10 @@ def load_rows(
     rows: tuple[int, int],
     planes: int | None = None,
 ) -> Numbers:
-    """Read what rows ``rows`` of matrix ``index`` need, and of the planes only the first ``planes``."""
+    """Read what rows ``rows`` of matrix ``index`` need, and of the planes only the first ``planes``.
+
+    ``parts`` are those of a `BcqWeight`, whose indices are checked when they are first read.
+    """
     lead = ((index, index + 1),) if len(spec.shape) == 3 else ()
     arrays: dict[str, Array] = {}
     for suffix, part in parts.items():
@@ -59,8 +61,6 @@ def load_rows(
             continue
         block = part.read(*lead, *row_ranges(spec, suffix, part.shape[len(lead)], rows, planes))
         arrays[suffix] = block[0] if lead else block
-        if suffix == "perm":
-            checks.check_perm(arrays[suffix][None], part.name, checks.Place(refuse, _file(part)))
     arrays.update(_load_outliers(spec, parts, index, rows))
     return Numbers(spec, rows[0], rows[1] - rows[0], planes, arrays)
 
@@ -86,34 +86,17 @@ def row_ranges(
 def _load_outliers(
     spec: WeightSpec, parts: Mapping[str, StoredTensor], index: int, rows: tuple[int, int]
 ) -> dict[str, Array]:
-    """Entries of the rows; checked here too, because a wrong index gives wrong values or an IndexError."""
+    """Entries of the rows."""
     if spec.scheme.outliers is None:
         return {}
     start = index * spec.out
     indptr = parts["outlier_indptr"].read((start + rows[0], start + rows[1] + 1)).astype(np.int64)
     span = (int(indptr[0]), int(indptr[-1]))
-    nnz = parts["outlier_indices"].shape[0]
-    if not 0 <= span[0] <= span[1] <= nnz or (np.diff(indptr) < 0).any():
-        raise _fault("BCQ-V407", parts["outlier_indptr"], "not a rising sequence within 0..nnz")
-    indices = parts["outlier_indices"].read(span).astype(np.int64)
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < spec.columns:
-        raise _fault("BCQ-V408", parts["outlier_indices"], "a column out of range")
-    row_of = np.repeat(np.arange(rows[1] - rows[0]), np.diff(indptr))
-    if ((np.diff(indices) <= 0) & (np.diff(row_of) == 0)).any():
-        raise _fault("BCQ-V408", parts["outlier_indices"], "columns that do not rise within a row")
     return {
-        "outlier_rows": row_of,
-        "outlier_indices": indices,
+        "outlier_rows": np.repeat(np.arange(rows[1] - rows[0]), np.diff(indptr)),
+        "outlier_indices": parts["outlier_indices"].read(span).astype(np.int64),
         "outlier_values": parts["outlier_values"].read(span),
     }
-
-
-def _fault(code: str, part: StoredTensor, found: str) -> BcqError:
-    return error(code, _file(part), part.name, found)
-
-
-def _file(part: StoredTensor) -> str:
-    return part.file.name if part.file is not None else ""
 
 
 def decode_matrix(

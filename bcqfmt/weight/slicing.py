@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from bcqfmt import limits
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import error, refuse
+from bcqfmt.errors import error
 
-from . import checks
 from .decode import row_ranges
 from .packing import pack, pack_planes, unpack, unpack_bits
 from .scheme import OutlierRule, Scheme, SecondOrder, Segment, WeightSpec
@@ -41,7 +40,6 @@ class _Piece(NamedTuple):
 
 def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
     """Rows ``start..stop`` of every matrix: whole row groups of second-order numbers, or rows within one."""
-    _refuse_bad_indices(spec, parts)
     for segment in spec.scheme.segments:
         for order in segment.numbers().values():
             rows = order.rows if isinstance(order, SecondOrder) else 1
@@ -67,7 +65,6 @@ def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
 
 def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
     """Original columns ``start..stop`` of every matrix, canonical layout."""
-    _refuse_bad_indices(spec, parts)
     perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
     kept = np.arange(start, stop)
     if perm is not None:
@@ -91,10 +88,11 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
             arrays["perm"] = local.reshape(*spec.shape[:-2], kept.size).astype(np.int32)
     if spec.scheme.outliers is not None:
         allowed = tuple(new for new, piece in enumerate(pieces) if piece.k in spec.scheme.outliers.segments)
+        outliers = _outlier_columns(parts, start, stop)  # read, and so checked, even where none can be left
         if allowed:
             rule = OutlierRule(spec.scheme.outliers.mode, spec.scheme.outliers.dtype, allowed)
             scheme = replace(scheme, outliers=rule)
-            arrays.update(_outlier_columns(parts, start, stop))
+            arrays.update(outliers)
     built = replace(
         spec,
         scheme=scheme,
@@ -102,11 +100,6 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
         widths=tuple(len(piece.columns) for piece in pieces),
     )
     return _within_outlier_limit(built, arrays, f"columns {start}..{stop}")
-
-
-def _refuse_bad_indices(spec: WeightSpec, parts: Parts) -> None:
-    """Indices lead to columns and rows: a slice made of wrong ones would be wrong silently."""
-    checks.check_indices(spec, parts, checks.Place(refuse))
 
 
 def _within_outlier_limit(spec: WeightSpec, arrays: dict[str, Array], asked: str) -> Built:

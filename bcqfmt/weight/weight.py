@@ -34,7 +34,9 @@ class BcqWeight:
     __slots__ = ("_parts", "name", "spec")
 
     def __init__(self, name: str, spec: WeightSpec, parts: Mapping[str, StoredTensor]) -> None:
-        """``parts``: suffix (``"s0_planes"``) -> tensor; structure is checked here, content by :meth:`check`."""
+        """``parts``: suffix (``"s0_planes"``) -> tensor; structure is checked here, indices when they are
+        first read, all content by :meth:`check`.
+        """
         self.name = name
         self.spec = spec
         prefix = part_prefix(name) if name else ""
@@ -42,6 +44,7 @@ class BcqWeight:
         place = checks.Place(refuse, weight=name)
         checks.check_spec(spec, place)
         checks.check_parts(spec, {s: (p.name, p.dtype, p.shape) for s, p in self._parts.items()}, place)
+        self._parts = checks.guard_indices(spec, self._parts, name)
 
     @property
     def shape(self) -> tuple[int, ...]:

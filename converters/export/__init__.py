@@ -98,7 +98,7 @@ def export(
     texts = {CONFIG: _json(config)}
     if made is not None and made.config_file is not None:
         texts[made.config_file] = _json(made.config)
-    with folder_in_progress(target, overwrite=overwrite) as work:
+    with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work:
         _write_model(work, units, max_shard_size, texts, result, tick)
         _write_side_files(work, checkpoint, texts, result)
     result.weights, result.dense = len(units) - len(dense), len(dense)

@@ -158,9 +158,9 @@ def _check_kind(folder: Path) -> None:
     if folder.name.endswith(".partial") or (isinstance(stated, dict) and stated.get("quant_method") == "bcq"):
         raise error("BCQ-V601", str(folder), found=f"no {MANIFEST}", expected="a finished BCQ folder")
     convert = shlex.join(["bcqfmt", "convert", str(folder), "OUT"])
-    hint = f"convert it first: {convert}" if os.path.lexists(folder / CONFIG) else None
+    advice = f"convert it first: {convert}" if os.path.lexists(folder / CONFIG) else None
     raise error(
-        "BCQ-V601", str(folder), found=f"no {MANIFEST}: this is no BCQ folder", expected="a BCQ folder", hint=hint
+        "BCQ-V601", str(folder), found=f"no {MANIFEST}: this is no BCQ folder", expected="a BCQ folder", hint=advice
     )
 
 

@@ -26,6 +26,7 @@ from bcqfmt.version import __version__
 from bcqfmt.weight.scheme import features_of
 
 from .model_card import Facts, How, converted, model_card
+from .paths import written_anew
 from .plan import Plan
 from .source_files import digest_step
 from .workspace import Workspace
@@ -168,6 +169,8 @@ def _write_provenance(
         "rules": [json.loads(text) for text in table],
         "tensors": listed,
     }
+    if source.left_out:
+        value["ignorable"] = {"left_out": source.left_out}
     _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
     raw = {
         f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
@@ -183,7 +186,7 @@ def _folder_files(
     source: SourceCheckpoint, opened: list[ModelFile], features: list[str], verbatim: dict[str, bytes]
 ) -> dict[str, bytes]:
     """Side files as they are; new config.json and index; quantization files of other tools left out."""
-    left_out = {CONFIG, CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
+    left_out = {*QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX) or written_anew(path))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}

@@ -24,6 +24,7 @@ from bcqfmt import limits
 from bcqfmt.container.files import inside, read_small
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.converters.jobs.model_card import How, quantized
+from bcqfmt.converters.jobs.paths import QUANTIZATION
 from bcqfmt.converters.jobs.plan import Plan
 from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.errors import BcqError, error, escape
@@ -33,7 +34,7 @@ from .stats import StatsFile
 
 __all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same_record"]
 
-RECORD = "bcq_quantization.json"
+RECORD = QUANTIZATION
 _DEPTH = 32  # of the whole record; a method's notes may nest
 _NUMBERS = ("bytes", "bits_per_weight", "power", "noise")
 _FIGURES = ("mse", "relative", "sqnr_db")

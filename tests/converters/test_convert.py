@@ -122,7 +122,7 @@ def test_foreign_files_are_named_and_left_behind(tmp_path: Path) -> None:
     conversion = convert(source, tmp_path / "bcq")
     (finding,) = conversion.warnings
     assert finding.code == "BCQ-E653"
-    assert "2 not part of the model: model.gguf, pytorch_model.bin" in finding.found
+    assert finding.found == "2 left out: model.gguf (another format), pytorch_model.bin (pickle)"
     assert not [path for path in tree(tmp_path / "bcq") if path.endswith((".bin", ".gguf"))]
 
 
@@ -247,6 +247,9 @@ def test_restore_does_not_overwrite_unasked(converted: Path, tmp_path: Path) -> 
             restore(checkpoint, tmp_path / "out", overwrite=True)
         assert (tmp_path / "out" / "mine").exists()
         (tmp_path / "out" / "config.json").write_text("{}")
+        with pytest.raises(BcqError, match="no checkpoint"):
+            restore(checkpoint, tmp_path / "out", overwrite=True)
+        (tmp_path / "out" / "old.safetensors").write_text("")
         restore(checkpoint, tmp_path / "out", overwrite=True)
     assert tree(tmp_path / "out") == tree(TINY)
 

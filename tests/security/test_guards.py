@@ -12,10 +12,12 @@ import attacks
 from bcqfmt import errors
 from bcqfmt.checkpoint import folder, manifest
 from bcqfmt.cli import render
-from bcqfmt.container import files, header
+from bcqfmt.container import durable, files, header
 from bcqfmt.container import header_json as header_text
 from bcqfmt.converters.hub import repo as hub_repo
 from bcqfmt.converters.jobs import model_card as card
+from bcqfmt.converters.jobs import paths
+from bcqfmt.converters.layouts import rebuild
 from bcqfmt.converters.report import html as report_html
 from bcqfmt.converters.source import checkpoint
 from bcqfmt.converters.source import front_matter as front
@@ -61,6 +63,19 @@ GUARDS = {
     ),
     "paths in the record of the source": Guard(
         attacks.restored_path, ((manifest.check_files, "if not relative_path(path):", "if False:"),)
+    ),
+    "the record of the source is ours": Guard(
+        attacks.record_of_its_own, ((paths.check_paths, "first in own", "False"),)
+    ),
+    "rules of a record": Guard(
+        attacks.rule_that_no_converter_writes, ((rebuild.check_rule, "not in allowed", "is None"),)
+    ),
+    "only checkpoints are replaced": Guard(
+        attacks.folder_that_is_no_checkpoint,
+        ((durable.refuse_other_things, "if not fnmatch.filter(names, like) or", "if False and"),),
+    ),
+    "a time that was set back": Guard(
+        attacks.time_that_was_set_back, ((files.file_state, "status.st_mtime_ns, status.st_ctime_ns", ""),)
     ),
     "names on a terminal": Guard(
         attacks.names_on_a_terminal,
