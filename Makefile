@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Build backend and packages come from the pins; nothing is resolved freely. Twice quiet: errors only.
 INSTALL := $(PIP) install --quiet --quiet --no-build-isolation --constraint constraints.txt
 # Test processes: one per core, at most this many (each may load torch). A file is run by one of them: its tests share
-# what they compile and build. (pytest-xdist 3.8 ignores its marker xdist_group under pytest 9.2, silently.)
+# what they compile and build.
 JOBS   ?= 8
 
 # converters/ and kernels/ lie in the root: with this, Python never takes them for top-level packages.

@@ -26,6 +26,7 @@ class Code(NamedTuple):
 
 
 _DOWNLOAD = "download the file again"
+_SEAL = "download the file again; if it was changed on purpose: bcqfmt seal FOLDER"
 _WRITER = "the file was not written by a correct writer; write it again with bcqfmt"
 
 # fmt: off
@@ -81,6 +82,7 @@ _TABLE = [
     Code("BCQ-V408", "outlier columns out of range or not rising", 4, _WRITER),
     Code("BCQ-V409", "outlier in a segment that may have none", 4, _WRITER),
     Code("BCQ-V410", "too many outliers", 9, "a dense tensor is smaller than that many outliers"),
+    Code("BCQ-V411", "a byte that is no UE4M3 number", 4, _WRITER),
     # folder
     Code("BCQ-V501", "malformed index", 4, _DOWNLOAD),
     Code("BCQ-V502", "index names a file that is no plain .safetensors name", 4, "do not use this checkpoint: plain file names are the only ones a writer makes"),
@@ -98,10 +100,11 @@ _TABLE = [
     Code("BCQ-V601", "no manifest: the checkpoint is unfinished", 4, "finish or repeat the run that writes it"),
     Code("BCQ-V602", "malformed manifest", 4, _DOWNLOAD),
     Code("BCQ-V603", "the manifest's own digest is wrong", 6, _DOWNLOAD),
-    Code("BCQ-V604", "manifest and folder list different files", 4, "restore the missing file, remove the extra one"),
-    Code("BCQ-V605", "file size differs from the manifest", 6, _DOWNLOAD),
-    Code("BCQ-V606", "file digest differs from the manifest", 6, _DOWNLOAD),
+    Code("BCQ-V604", "file of the manifest missing", 4, "download it; if it was removed on purpose: bcqfmt seal FOLDER"),
+    Code("BCQ-V605", "file size differs from the manifest", 6, _SEAL),
+    Code("BCQ-V606", "file digest differs from the manifest", 6, _SEAL),
     Code("BCQ-V608", "manifest and files describe different weights", 4, _WRITER),
+    Code("BCQ-V609", "part of the model that the manifest does not name", 4, "remove it; if it belongs to the model: bcqfmt seal FOLDER --accept"),
     # provenance
     Code("BCQ-V701", "malformed provenance record", 4, _DOWNLOAD),
     Code("BCQ-V702", "archived source file missing or changed", 6, _DOWNLOAD),
@@ -130,6 +133,7 @@ _TABLE = [
     Code("BCQ-E402", "output cannot be written", 7, "check the permissions, the free space and the file system"),
     Code("BCQ-E403", "output is in use", 7, "wait until the other run is done"),
     Code("BCQ-E404", "conversion is not complete", 7, "run the missing parts, or convert again with --resume"),
+    Code("BCQ-E405", "weights or archived source changed: the manifest stays as it is", 6, "download those files again; if the change is meant: bcqfmt seal FOLDER --accept"),
     Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
     Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
     # converting
@@ -149,6 +153,7 @@ _TABLE = [
     Code("BCQ-E614", "source cannot be rebuilt", 5, "it was written without its source, or converted with --no-provenance"),
     Code("BCQ-E615", "unknown rule", 5, "pip install -U bcqfmt"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
+    Code("BCQ-E617", "file of the source has a name that the output cannot have", 5, "copy the source without this file, or give it another name there"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),
@@ -161,9 +166,10 @@ _TABLE = [
     Code("BCQ-E628", "malformed record of a quantization", 4, _DOWNLOAD),
     Code("BCQ-E629", "malformed calibration statistics", 4, "make them again: bcqfmt calibrate MODEL --text FILE"),
     Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--seq)"),
+    Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),
     Code("BCQ-E652", "configuration holds calibration text, which is archived with it", 0, "--no-provenance leaves the archive out", "warning"),
-    Code("BCQ-E653", "weight files of another kind are not carried", 0, "", "warning"),
+    Code("BCQ-E653", "not everything in the source is carried", 0, "", "warning"),
     Code("BCQ-E654", "configuration and tensors disagree about tied embeddings; the tensors count", 0, "", "warning"),
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
     # network
@@ -174,6 +180,8 @@ _TABLE = [
     Code("BCQ-E705", "offline, and not in the cache", 8, "download it once while online"),
     Code("BCQ-E706", "download incomplete or changed", 8, "try again; finished files are not downloaded twice"),
     Code("BCQ-E707", "revision not found on the hub", 8, "check the branch, tag or commit"),
+    Code("BCQ-E708", "the hub sends more than it should", 8, "check HF_ENDPOINT; do not use a hub that does this"),
+    Code("BCQ-E709", "repository that this folder cannot go to", 8, "name another repository"),
     # clusters
     Code("BCQ-E710", "Ray cluster cannot be reached", 8, "start one (ray start --head), or give the address of one that runs: --ray-address HOST:PORT"),
     Code("BCQ-E711", "a node of the cluster sees another source, or has another bcqfmt", 8, "install the same bcqfmt on every node, and mount SRC and DST under the same paths"),
@@ -187,6 +195,8 @@ _TABLE = [
     Code("BCQ-E501", "content is covered by no digest", 0, "validate the folder it belongs to", "note"),
     Code("BCQ-E502", "__metadata__ lost; the manifest describes the file instead", 0, "write the folder again with bcqfmt", "warning"),
     Code("BCQ-E503", "infinities or NaNs among the numbers", 0, "the scheme allows it (`nonfinite`)", "warning"),
+    Code("BCQ-E504", "documentation is covered by no digest", 0, "", "note"),
+    Code("BCQ-E505", "file is covered by no digest", 0, "if it belongs to the model, take it into the manifest: bcqfmt seal FOLDER", "note"),
     Code("BCQ-E901", "interrupted", 130, ""),
     Code("BCQ-E999", "unexpected error", 1, "please report it, with --debug"),
 ]

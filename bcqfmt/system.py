@@ -10,6 +10,8 @@ import errno
 import importlib
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from .errors import error
 
 __all__ = [
     "BINARY",
+    "ForkLock",
     "after_fork",
     "cores",
     "lock_file",
@@ -137,3 +140,36 @@ def after_fork(function: Callable[[], None]) -> None:
     """Call ``function`` in every child that is forked from now on; nothing to do where there is no fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+
+
+class ForkLock:
+    """A reentrant lock that is free in a forked child, where no thread is left that would release it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _fork_locks.add(self)
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """As that of ``threading.RLock``."""
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        """As that of ``threading.RLock``."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_fork_locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+
+
+def _free_locks() -> None:
+    for lock in _fork_locks:
+        lock._lock = threading.RLock()
+
+
+after_fork(_free_locks)

@@ -27,6 +27,7 @@ from bcqfmt.weight.scheme_json import (
 __all__ = [
     "VERSION",
     "Descriptor",
+    "allowed_name",
     "check_tables",
     "check_version",
     "descriptor_json",
@@ -193,7 +194,7 @@ def parse_weights(entries: Mapping[str, Any], schemes: list[Scheme | None], repo
     """Weights by name; those that cannot be understood are reported and left out."""
     weights: dict[str, WeightSpec] = {}
     for name, entry in entries.items():
-        if not _NAME.fullmatch(name) or ".." in name or len(name) > limits.MAX_WEIGHT_NAME_BYTES:
+        if not allowed_name(name):
             report("BCQ-V213", f"'{escape(name)}'", "letters, digits and _.:+-, at most 480", name)
             continue
         if entry["scheme"] >= len(schemes):
@@ -215,6 +216,11 @@ def parse_weights(entries: Mapping[str, Any], schemes: list[Scheme | None], repo
         widths = tuple(entry["widths"]) if several else shape[-1:]
         weights[name] = WeightSpec(scheme=scheme, shape=shape, dtype=entry["dtype"], widths=widths)
     return weights
+
+
+def allowed_name(name: str) -> bool:
+    """Whether a weight may have this name (BCQ-V213)."""
+    return bool(_NAME.fullmatch(name)) and ".." not in name and len(name) <= limits.MAX_WEIGHT_NAME_BYTES
 
 
 def _check_entry(entry: Any, where: str, extra: set[str]) -> None:

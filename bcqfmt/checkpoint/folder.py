@@ -23,6 +23,7 @@ __all__ = [
     "SOURCE",
     "Layout",
     "file_list",
+    "is_documentation",
     "leaving_links",
     "model_layout",
     "read_config",
@@ -34,6 +35,10 @@ CONFIG = "config.json"
 MANIFEST = "bcq_manifest.json"
 SOURCE = "bcq_source"
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")  # BCQ-V502: nothing that could be a path
+_DOCUMENTATION = re.compile(  # the list of spec section 9.3
+    r"(?!.*\.safetensors\Z)((readme|licen[sc]e|notice).*|.*\.(md|pdf|avif|bmp|gif|ico|jpe?g|png|svg|webp)|\.gitattributes)",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -91,6 +96,11 @@ def check_quantization_config(config: Mapping[str, Any], version: str, sink: Sin
         if found.get(key) != want:
             stated = f"{key} = {escape(repr(found[key]), 60)}" if key in found else f"no {key}"
             sink(Finding("BCQ-V512", CONFIG, "", stated, repr(want)))
+
+
+def is_documentation(path: str) -> bool:
+    """Whether a file of the folder may change without changing the model; writers leave such out of the manifest."""
+    return not path.startswith(f"{SOURCE}/") and _DOCUMENTATION.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def file_list(folder: Path) -> list[str]:

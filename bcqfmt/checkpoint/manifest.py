@@ -1,4 +1,4 @@
-"""bcq_manifest.json: written last; lists every other file with its size and digest (spec section 9.3)."""
+"""bcq_manifest.json: written last; size and digest of every file that decides what the model is (spec section 9.3)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .descriptor import check_version
 from .folder import SOURCE
 from .manifest import check_files, relative_path
 
-__all__ = ["check_provenance", "source_record"]
+__all__ = ["RAW", "RECORD", "check_provenance", "check_raw", "check_rules", "source_record"]
 
 RECORD = f"{SOURCE}/source.json"
 RAW = f"{SOURCE}/raw.safetensors"
@@ -67,7 +67,7 @@ def check_provenance(
             found = _header_names(folder, path, sink)
             if found is not None:
                 archived[path] = found
-    _check_raw(folder, RAW in files, _check_rules(record, archived, names, sink), sink)
+    check_raw(folder, RAW in files, check_rules(record, archived, names, sink), sink)
 
 
 def _check_form(value: Any) -> None:
@@ -137,7 +137,7 @@ def _header_names(folder: Path, path: str, sink: Sink) -> list[str] | None:
     return [name for name in value if name != "__metadata__"]
 
 
-def _check_rules(
+def check_rules(
     record: dict[str, Any],
     archived: dict[str, list[str]],
     names: tuple[Collection[str], Collection[str]] | None,
@@ -173,7 +173,8 @@ def _check_rules(
     return raw
 
 
-def _check_raw(folder: Path, there: bool, wanted: set[str], sink: Sink) -> None:
+def check_raw(folder: Path, there: bool, wanted: set[str], sink: Sink) -> None:
+    """BCQ-V704: ``raw.safetensors`` is ``there`` and holds the ``wanted`` tensors and no other, or neither."""
     if not there:
         if wanted:
             sink(Finding("BCQ-V704", RAW, "", "the file does not exist", f"{len(wanted)} tensors"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from bcqfmt.container.files import SourceFile, inside, named, read_small
 from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
+from bcqfmt.system import ForkLock
 from bcqfmt.weight.scheme import WeightSpec, features_of
 from bcqfmt.weight.weight import BcqWeight
 
@@ -38,7 +38,7 @@ class Checkpoint:
         self._opened: dict[str, ModelFile] = {}
         self._layout = layout
         self._claims = FolderNames()
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
 
     def __getitem__(self, name: str) -> BcqWeight | StoredTensor:
         file = self._file_of(name)

@@ -22,12 +22,14 @@ from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
 
 from .folder import (
+    CONFIG,
     INDEX,
     MANIFEST,
     SOURCE,
     Layout,
     check_quantization_config,
     file_list,
+    is_documentation,
     leaving_links,
     model_layout,
     read_config,
@@ -38,6 +40,7 @@ from .provenance import check_provenance
 
 __all__ = ["Report", "validate"]
 
+_NOT_READ = ("BCQ-E101", "BCQ-E102", "BCQ-V508")  # something is there, and is no file that can be read
 Digest = tuple[Future[str], str]  # computed, and as the manifest states it
 
 
@@ -82,17 +85,22 @@ class Report:
 
 
 def validate(
-    path: str | os.PathLike[str], *, deep: bool = False, progress: Callable[[int], object] | None = None
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    progress: Callable[[int], object] | None = None,
+    manifest: bytes | None = None,
 ) -> Report:
     """Check a BCQ file or folder against the whole specification. Raises only when there is nothing to look at.
 
-    ``progress`` is called with the number of bytes hashed since the last call (deep only).
+    ``progress`` is called with the number of bytes hashed since the last call (deep only). ``manifest``: what
+    bcq_manifest.json is about to hold, judged instead of what it holds.
     """
     place = named(path)
     report = Report(str(place), deep)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
-    run = _Run(place, report, progress)
+    run = _Run(place, report, progress, manifest)
     run.folder() if place.is_dir() else run.lone_file()
     report.findings.sort(key=_order)
     return report
@@ -101,8 +109,11 @@ def validate(
 class _Run:
     """One validation: collects findings, never stops at the first."""
 
-    def __init__(self, path: Path, report: Report, progress: Callable[[int], object] | None) -> None:
+    def __init__(
+        self, path: Path, report: Report, progress: Callable[[int], object] | None, manifest: bytes | None
+    ) -> None:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
+        self.raw_manifest = manifest
         self.sink: Sink = report.findings.append
         self.stop = threading.Event()
         self.listing: set[str] = set()
@@ -132,7 +143,7 @@ class _Run:
                 self.same_weights(files, manifest)
         hasher = ThreadPoolExecutor(1)  # files are hashed while their content is checked
         try:
-            digests = self.same_files(manifest, files, hasher) if manifest is not None else {}
+            digests = self.same_files(manifest, layout, files, hasher) if manifest is not None else {}
             for file in files:
                 self.content(file)
             for name, (digest, stated) in digests.items():
@@ -204,6 +215,8 @@ class _Run:
 
     def manifest(self) -> Manifest | None:
         """BCQ-V601, V602, V603."""
+        if self.raw_manifest is not None:
+            return parse_manifest(self.raw_manifest, self.sink)
         if not os.access(self.path / MANIFEST, os.F_OK):
             self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
             return None
@@ -230,10 +243,10 @@ class _Run:
 
     def across(self, files: list[ModelFile], layout: Layout) -> None:
         """BCQ-V504, V505, and V214 between files: the shards and the index together."""
-        names = FolderNames()
+        found = FolderNames()
         for file in files:
-            names.add(file, self.sink)
-        where = names.tensors
+            found.add(file, self.sink)
+        where = found.tensors
         if layout.weight_map is None:
             return
         opened = {file.source.shown for file in files}
@@ -271,19 +284,23 @@ class _Run:
             elif resolved_json(record.spec) != resolved_json(spec):
                 self.sink(Finding("BCQ-V608", MANIFEST, name, "another description than in the file", "the same"))
 
-    def same_files(self, manifest: Manifest, files: list[ModelFile], hasher: Executor) -> dict[str, Digest]:
-        """BCQ-V604, V605. When deep, the digests that are being computed, each with the stated one."""
+    def same_files(
+        self, manifest: Manifest, layout: Layout, files: list[ModelFile], hasher: Executor
+    ) -> dict[str, Digest]:
+        """BCQ-V604, V605, V609. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
-        present = self.listing - {MANIFEST}
-        told = {finding.file for finding in self.report.findings if finding.code in ("BCQ-V507", "BCQ-V508")}
-        for name in sorted((present ^ manifest.files.keys()) - told):
-            found = "a file that the manifest does not list" if name in present else "missing"
-            self.sink(Finding("BCQ-V604", name, "", found, "exactly the listed files"))
+        told = {finding.file for finding in self.report.findings if finding.code in ("BCQ-V507", *_NOT_READ)}
+        present = self.listing - {MANIFEST} - told
+        for name in sorted(manifest.files.keys() - present - told):
+            found = "the manifest itself" if name == MANIFEST else "no such file in the folder"
+            self.sink(Finding("BCQ-V604", name, "", found, "the file that the manifest names"))
+        for name in sorted(present - manifest.files.keys()):
+            self.not_named(name, layout)
         for name in sorted(present & manifest.files.keys()):
             record = manifest.files[name]
             try:
-                source = opened[name] if name in opened else SourceFile(inside(self.path, name), name)
+                source = opened[name] if name in opened else SourceFile(self.path / name, name)
             except BcqError as fault:
                 self.once(fault.finding)
                 continue
@@ -293,6 +310,16 @@ class _Run:
                 self.report.nbytes += 0 if name in opened else source.size
                 digests[name] = hasher.submit(hash_file, source, self.hashed), record.sha256
         return digests
+
+    def not_named(self, name: str, layout: Layout) -> None:
+        """BCQ-V609, or a note: a file that no digest covers."""
+        if name in (CONFIG, INDEX, *layout.files) or name.startswith(f"{SOURCE}/"):
+            self.sink(Finding("BCQ-V609", name, "", "no digest covers it", "its size and digest in the manifest"))
+        elif is_documentation(name):
+            self.sink(Finding("BCQ-E504", name, "", "its owner may edit it"))
+        else:
+            unused = "; nor does the index, so no weight is read from it" if name.endswith(".safetensors") else ""
+            self.sink(Finding("BCQ-E505", name, "", f"the manifest does not name it{unused}"))
 
     def same_digest(self, name: str, digest: Future[str], stated: str) -> None:
         """BCQ-V606."""

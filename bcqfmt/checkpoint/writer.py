@@ -26,7 +26,7 @@ from bcqfmt.weight.scheme_json import entry_json
 from bcqfmt.weight.weight import BcqWeight
 
 from .descriptor import Descriptor, descriptor_json, parse_weights
-from .folder import CONFIG, INDEX, MANIFEST
+from .folder import CONFIG, INDEX, MANIFEST, is_documentation
 from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from .shards import Unit, plan_shards, shard_names
 from .validation import validate
@@ -81,7 +81,7 @@ def save(
                 found="a file name that is not free",
                 expected="a side file with a plain relative path",
             )
-    with folder_in_progress(target, overwrite=overwrite) as work:
+    with folder_in_progress(target, overwrite=overwrite, like=MANIFEST) as work:
         _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
         _validated(work)
 
@@ -116,7 +116,8 @@ def _write_folder(
     for name, data in sorted(files.items()):
         make_folders((work / name).parent)
         write_file(work / name, data)
-        records[name] = FileRecord.of(data)
+        if not is_documentation(name):
+            records[name] = FileRecord.of(data)
     manifest = Manifest(
         generator=dict(generator or {"name": "bcqfmt", "version": __version__}),
         weights=found,

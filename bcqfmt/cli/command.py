@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["CONTEXT", "VERBS", "debug_option", "hub_options", "json_option", "usage_error", "verb"]
+__all__ = ["CONTEXT", "VERBS", "debug_option", "hub_options", "json_option", "push_options", "usage_error", "verb"]
 
 # The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
 VERBS = {
     "inspect": "Show what is in a checkpoint.",
     "validate": "Check a checkpoint against the specification.",
+    "seal": "Renew the manifest after files were changed on purpose.",
     "convert": "Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.",
     "calibrate": "Run a model on text and keep statistics of its inputs.",
     "quantize": "Quantize a dense checkpoint (F16, BF16, F32) to BCQ.",
@@ -23,6 +24,7 @@ VERBS = {
     "restore": "Rebuild the source of a converted folder, byte for byte.",
     "finalize": "Close a conversion that was done in parts.",
     "export": "Write a BCQ checkpoint in another layout, without loss.",
+    "push": "Publish a BCQ folder on the hub, checked first.",
     "generate": "Generate text with a BCQ checkpoint.",
     "eval": "Measure a BCQ checkpoint on a text: perplexity, speed.",
     "diff": "Compare two checkpoints, tensor by tensor.",
@@ -70,6 +72,14 @@ def hub_options(command: _F) -> _F:
     """``--revision`` and ``--offline``, of the verbs whose source may be a model on the hub."""
     command = click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")(command)
     return click.option("--revision", help="Branch, tag or commit of a hub id.")(command)
+
+
+def push_options(command: _F) -> _F:
+    """``--push``, ``--private`` and ``--create-pr``, of the verbs whose result can be published at once."""
+    command = click.option("--create-pr", is_flag=True, help="Upload as a pull request.")(command)
+    command = click.option("--private", is_flag=True, help="Make that repository private.")(command)
+    help_text = "Upload the result to this repository on the hub; `bcqfmt push` does it later."
+    return click.option("--push", metavar="REPO", help=help_text)(command)
 
 
 def usage_error(text: str) -> click.UsageError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bcqfmt.container.durable import output_path
 from bcqfmt.converters.convert.tasks import memory_of
+from bcqfmt.converters.jobs.warnings import in_words
 from bcqfmt.errors import BcqError, error, escape
 
 from . import render
@@ -112,6 +113,8 @@ class Forecast:
         for _, scheme, number, nbytes in self.kinds():
             pairs.append(("quantized", f"{render.count(number, 'module')}, {scheme}; {render.size(nbytes)}"))
         pairs.append(("carried", f"{render.count(tensors, 'dense tensor')}; {render.size(dense_bytes)}"))
+        if self.conversion.source.left_out:
+            pairs.append(("not carried", in_words(self.conversion.source.left_out)))
         share = f"{100 * plan.coverage:.2f} % of {plan.parameters:,} parameters are quantized"
         pairs += [
             ("coverage", share),

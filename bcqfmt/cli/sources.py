@@ -22,10 +22,14 @@ __all__ = ["Source", "command_line", "find_source", "keep_apart"]
 
 
 class Source(NamedTuple):
-    """An opened source; ``name`` is what the model is called; ``remote`` when only its headers were fetched."""
+    """An opened source; ``name``: what the model is called, ``revision``: its commit, where it is from the hub.
+
+    ``remote`` when only its headers were fetched.
+    """
 
     checkpoint: SourceCheckpoint
     name: str
+    revision: str = ""
     remote: RemoteHeaders | None = None
 
 
@@ -37,7 +41,7 @@ def find_source(text: str, revision: str | None, offline: bool, *, headers_only:
     if os.path.lexists(text):
         if revision is not None:
             raise usage_error("--revision is for models on the hub; SRC is a folder.")
-        return Source(open_source(folder), folder.name)
+        return Source(open_source(folder), *_called(folder))
     from bcqfmt.converters import hub
 
     if not hub.looks_like_hub_id(text):
@@ -46,9 +50,9 @@ def find_source(text: str, revision: str | None, offline: bool, *, headers_only:
     render.say(f"{repo.repo_id}: revision {repo.revision} is commit {repo.commit}")
     if headers_only and not repo.offline:
         remote = hub.remote_headers(repo)
-        return Source(_without_data(remote), repo.repo_id, remote)
+        return Source(_without_data(remote), repo.repo_id, repo.commit, remote)
     shown = sys.stderr is not None and sys.stderr.isatty()
-    return Source(open_source(hub.download(repo, offline=offline, progress=shown)), repo.repo_id)
+    return Source(open_source(hub.download(repo, offline=offline, progress=shown)), repo.repo_id, repo.commit)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
@@ -65,6 +69,14 @@ def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
 def command_line(*words: str | Path) -> str:
     """A command to type, quoted for a shell."""
     return shlex.join(str(word) for word in words)
+
+
+def _called(folder: Path) -> tuple[str, str]:
+    """Name and commit: a folder's own name, or what a snapshot in the hub's cache is a snapshot of."""
+    kind, _, owner = folder.parent.parent.name.partition("--")
+    if kind == "models" and owner.count("--") == 1 and folder.parent.name == "snapshots":
+        return owner.replace("--", "/"), folder.name
+    return folder.name, ""
 
 
 def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:

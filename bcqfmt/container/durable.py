@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import os
 import secrets
 import shutil
@@ -35,7 +36,7 @@ class OutputFile:
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        self.temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # no longer than any name may be
         self._descriptor = -1
         self._unsynced = 0
         self._syncer: ThreadPoolExecutor | None = None
@@ -135,12 +136,15 @@ def make_folders(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A new folder next to ``target``: renamed to it when the block ends, removed when the block raises."""
+def folder_in_progress(target: Path, *, overwrite: bool, like: str) -> Iterator[Path]:
+    """A new folder next to ``target``: renamed to it when the block ends, removed when the block raises.
+
+    ``like``: what a folder must hold to be replaced, see :func:`refuse_other_things`.
+    """
     target = output_path(target)
     if os.path.lexists(target) and not overwrite and not _empty_folder(target):
         raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
-    refuse_other_things(target)
+    refuse_other_things(target, like)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     with reported(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,6 +152,7 @@ def folder_in_progress(target: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         yield work
         with reported(target):
+            refuse_other_things(target, like)  # it may have appeared meanwhile
             _take_name(work, target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -162,15 +167,20 @@ def output_path(path: str | Path) -> Path:
     return place
 
 
-def refuse_other_things(target: Path) -> None:
-    """A checkpoint may be replaced by another one; any other file, link or folder is refused (BCQ-E401)."""
+def refuse_other_things(target: Path, like: str) -> None:
+    """BCQ-E401 unless ``target`` is free, or a folder with a file that matches ``like``, which may be replaced.
+
+    A configuration alone tells nothing, and a working copy under version control is more than a checkpoint.
+    """
     if not os.path.lexists(target) or _empty_folder(target):
         return
-    model = target.is_dir() and not target.is_symlink()
-    if not model or not any(path.name == "config.json" or path.suffix == ".safetensors" for path in target.iterdir()):
+    names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else set()
+    if not fnmatch.filter(names, like) or ".git" in names:
+        found = f"no checkpoint: it has {'a .git' if '.git' in names else f'no {like}'}"
         raise error(
-            "BCQ-E401", str(target), found="something that is no checkpoint", expected="a checkpoint to replace"
-        )
+            "BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing",
+            hint="choose another name, or remove it yourself if it is not needed",
+        )  # fmt: skip
 
 
 def _take_name(work: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """Input files: opened safely, read by position, checked for changes.
 
 No memory map: a mapped file that shrinks kills the process. Positioned reads return short instead, and the
-file's identity (device, inode, size, modification time) is compared after every read.
+file's identity (device, inode, size, times of its content and of its inode) is compared after every read.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
+import unicodedata
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -19,17 +20,26 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.errors import BcqError, error
-from bcqfmt.system import BINARY, read_at
+from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.system import BINARY, ForkLock, read_at
 
-__all__ = ["ByteSource", "SourceFile", "cannot_list", "inside", "named", "read_small"]
+__all__ = ["ByteSource", "SourceFile", "cannot_list", "file_state", "folded", "inside", "named", "read_small"]
+__all__ += ["unfit", "unwritable"]
 
 Bytes = npt.NDArray[np.uint8]
 
 _FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _MAX_OPEN = 64
+_LONGEST_NAME = 255  # bytes
+_LONGEST_PATH = 900  # bytes; macOS has 1,024 for the whole, with the folder that it is in
+_MOST_FOLDERS = 64
 _open_files: OrderedDict[int, weakref.ref[SourceFile]] = OrderedDict()
-_pool_lock = threading.Lock()
+_pool_lock = ForkLock()
+
+
+def file_state(status: os.stat_result) -> list[int]:
+    """What tells one content of a file from another: a modification time can be set back, that of the inode cannot."""
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 class ByteSource(Protocol):
@@ -64,8 +74,8 @@ class SourceFile(ByteSource):
         self.size = 0
         self.bytes_read = 0
         self._descriptor = -1
-        self._lock = threading.RLock()
-        self._identity: tuple[int, int, int, int] | None = None
+        self._lock = ForkLock()
+        self._identity: tuple[int, ...] | None = None
         with self._lock:
             self.size = self._open()
 
@@ -118,7 +128,7 @@ class SourceFile(ByteSource):
         return {"path": self.path, "shown": self.shown, "size": self.size, "_identity": self._identity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, bytes_read=0, _descriptor=-1, _lock=threading.RLock())
+        self.__dict__.update(state, bytes_read=0, _descriptor=-1, _lock=ForkLock())
 
     def _open(self) -> int:
         """Open if need be, check that it is the file it was; its size."""
@@ -148,7 +158,7 @@ class SourceFile(ByteSource):
         return status.st_size
 
     def _check(self, status: os.stat_result) -> None:
-        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        identity = (status.st_dev, *file_state(status))
         if self._identity is None:
             self._identity = identity
         elif identity != self._identity:
@@ -215,6 +225,38 @@ def inside(folder: Path, name: str) -> Path:
         if real.startswith((str(entry / "blobs") + os.sep, str(entry.parent / "blobs") + os.sep)):
             return path
     raise error("BCQ-V507", name, found=f"resolves to a file outside {folder.name or folder}")
+
+
+def unwritable(path: str) -> str:
+    """Why a relative path is none that every file system can hold, empty if it is one."""
+    parts = path.encode("utf-8", "surrogateescape").split(b"/")
+    if len(parts) > _MOST_FOLDERS:
+        return f"{len(parts)} folders deep"
+    if max(map(len, parts)) > _LONGEST_NAME:
+        return f"a name of {max(map(len, parts))} bytes"
+    whole = sum(map(len, parts)) + len(parts) - 1
+    return f"a path of {whole} bytes" if whole > _LONGEST_PATH else ""
+
+
+def folded(path: str) -> str:
+    """The same for paths that are one file on some file system: case and composition do not count."""
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def unfit(paths: Collection[str]) -> tuple[str, str, str, str] | None:
+    """The first path that cannot be written, or not next to the others: it, '', what was found, what is expected."""
+    spelled: dict[str, str] = {}
+    for path in sorted(paths):
+        if reason := unwritable(path):
+            return path, "", reason, "a path that every file system can hold"
+        for end in [at for at, character in enumerate(path) if character == "/"] + [len(path)]:
+            part = path[:end]
+            other = spelled.setdefault(folded(part), part)
+            if other != part:
+                return path, "", f"equal to '{escape(other)}' but for case or composition", "one of them"
+            if end < len(path) and part in paths:
+                return path, "", f"'{escape(part)}' is a file", "a folder"
+    return None
 
 
 def _kind(mode: int) -> str:

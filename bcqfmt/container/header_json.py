@@ -198,7 +198,7 @@ def _integer(text: str) -> int:
     if text == "-0":
         raise JsonFault("json", "-0 is not an integer of a header")
     if len(text) > 17:
-        raise JsonFault("json", f"an integer of {len(text)} digits")
+        raise JsonFault("json", "an integer beyond 2^53-1")
     return int(text)
 
 

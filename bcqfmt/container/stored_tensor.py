@@ -27,7 +27,7 @@ _CHUNK = 1 << 22
 class StoredTensor:
     """A tensor of the container: ``name``, ``dtype`` (``"I32"``), ``shape``, and bytes that are read on demand."""
 
-    __slots__ = ("_array", "_make", "_source", "dtype", "name", "offset", "shape")
+    __slots__ = ("_array", "_guard", "_make", "_source", "dtype", "name", "offset", "shape")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class StoredTensor:
         self._source = source
         self._array = array
         self._make = make
+        self._guard: Callable[[], None] | None = None
 
     @classmethod
     def from_array(cls, name: str, array: Array, dtype: str | None = None) -> StoredTensor:
@@ -81,6 +82,12 @@ class StoredTensor:
         found.name = name
         return found
 
+    def guarded(self, check: Callable[[], None] | None) -> StoredTensor:
+        """The same tensor; ``check`` is called whenever its numbers (not its bytes) are asked for, and may raise."""
+        found = copy.copy(self)
+        found._guard = check
+        return found
+
     def array(self) -> Array:
         """The whole tensor, read-only; read from the file into one fresh buffer that the array views, not copies.
 
@@ -90,6 +97,8 @@ class StoredTensor:
 
     def read(self, *ranges: tuple[int, int]) -> Array:
         """A block: ``ranges`` limit the leading axes; the others are whole. Reads only the bytes of the block."""
+        if self._guard is not None:
+            self._guard()
         held = self._held()
         if held is not None:
             return held[tuple(slice(a, b) for a, b in ranges)]
@@ -118,6 +127,8 @@ class StoredTensor:
         """A read-only memory map of the bytes: no copy, but the process crashes if the file shrinks meanwhile."""
         if self._source is None:
             return self.array()
+        if self._guard is not None:
+            self._guard()
         if self.nbytes == 0:
             return np.empty(self.shape, numpy_dtype(self.dtype))
         raw: Array = np.memmap(self._source.path, np.uint8, "r", self.offset, (self.nbytes,))

@@ -13,16 +13,17 @@ import numpy.typing as npt
 
 from bcqfmt import limits
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import Finding, Sink
+from bcqfmt.errors import Finding, Sink, refuse
 
 from . import aligned64
 from .packing import padding_is_zero, unpack
-from .scheme import PackedZero, PartSpec, WeightSpec
+from .scheme import PackedZero, PartSpec, SecondOrder, WeightSpec, byte_type
 
-__all__ = ["Place", "check_content", "check_indices", "check_parts", "check_perm", "check_spec"]
+__all__ = ["Place", "check_content", "check_parts", "check_spec", "guard_indices"]
 
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
+_INDICES = ("perm", "outlier_indptr", "outlier_indices")
 _ROWS = 1 << 24  # elements of a part checked at a time
 
 
@@ -93,7 +94,7 @@ def check_parts(spec: WeightSpec, found: Mapping[str, tuple[str, str, tuple[int,
 
 
 def check_content(spec: WeightSpec, parts: Parts, place: Place) -> bool:
-    """BCQ-V401 to V409: every number of the parts except the codes themselves, which are all legal."""
+    """BCQ-V401 to V409, V411: every number of the parts except the codes themselves, which are all legal."""
     before = place.faults
     for suffix, want in spec.parts().items():
         part = parts[suffix]
@@ -107,16 +108,44 @@ def check_content(spec: WeightSpec, parts: Parts, place: Place) -> bool:
             high = int(fields.max())
             if high > 2**segment.bits:
                 place("BCQ-V404", f"zero point {high}", f"0..{2**segment.bits}", parts[f"s{k}_zero"].name)
+        for name, kind in segment.numbers().items():
+            if byte_type(kind) == "UE4M3":
+                _check_bytes(parts[f"s{k}_{name}_codes" if isinstance(kind, SecondOrder) else f"s{k}_{name}"], place)
     if spec.scheme.aligned64 and (parts["s0_scale_zero"].array() > 15).any():
         place("BCQ-V401", "a second-order zero above 15", "upper four bits zero", parts["s0_scale_zero"].name)
-    check_indices(spec, parts, place)
+    _check_indices(spec, parts, place)
     return place.faults == before
 
 
-def check_indices(spec: WeightSpec, parts: Parts, place: Place) -> None:
+def guard_indices(spec: WeightSpec, parts: Parts, weight: str) -> dict[str, StoredTensor]:
+    """The parts; those that lead to a column or a row give out numbers only once BCQ-V406 to V409 were found to hold.
+
+    So no loop, kernel or slice can be led out of bounds by a weight that nobody has validated.
+    """
+    raw = {suffix: part.guarded(None) for suffix, part in parts.items() if suffix in _INDICES}
+    check = _IndexCheck(spec, raw, weight)
+    return {suffix: part.guarded(check) if suffix in raw else part for suffix, part in parts.items()}
+
+
+class _IndexCheck:
+    """BCQ-V406 to V409 of one weight, checked when it is first called."""
+
+    def __init__(self, spec: WeightSpec, parts: Parts, weight: str) -> None:
+        self._todo: tuple[WeightSpec, Parts] | None = (spec, parts)
+        self._weight = weight
+
+    def __call__(self) -> None:
+        if self._todo is not None:
+            spec, parts = self._todo
+            file = next((part.file.name for part in parts.values() if part.file is not None), "")
+            _check_indices(spec, parts, Place(refuse, file, self._weight))
+            self._todo = None
+
+
+def _check_indices(spec: WeightSpec, parts: Parts, place: Place) -> None:
     """BCQ-V406 to V409: everything that leads to a column or a row."""
     perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
-    fine = perm is None or check_perm(perm, parts["perm"].name, place)
+    fine = perm is None or _check_perm(perm, parts["perm"].name, place)
     if spec.scheme.outliers is not None:
         _check_outliers(spec, parts, perm, place, segments=fine)
 
@@ -145,7 +174,13 @@ def _check_finite(spec: WeightSpec, part: StoredTensor, place: Place) -> None:
         place(code, f"{bad} of {seen} numbers, the first at {where}", "finite numbers", part.name)
 
 
-def check_perm(perm: Array, name: str, place: Place) -> bool:
+def _check_bytes(part: StoredTensor, place: Place) -> None:
+    largest = max(int(block.max()) for block in _blocks(part))
+    if largest > 0x7E:
+        place("BCQ-V411", f"the byte 0x{largest:02X}", "UE4M3 numbers, 0x00..0x7E", part.name)
+
+
+def _check_perm(perm: Array, name: str, place: Place) -> bool:
     """BCQ-V406 for ``perm`` (E, columns)."""
     columns = perm.shape[1]
     for row in perm:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from bcqfmt import limits
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import error, refuse
+from bcqfmt.errors import error
 
-from . import checks
 from .decode import row_ranges
 from .packing import pack, pack_planes, unpack, unpack_bits
 from .scheme import OutlierRule, Scheme, SecondOrder, Segment, WeightSpec
@@ -40,12 +39,11 @@ class _Piece(NamedTuple):
 
 
 def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
-    """Rows ``start..stop`` of every matrix; second-order scales need ``start`` and ``stop`` on their row groups."""
-    _refuse_bad_indices(spec, parts)
+    """Rows ``start..stop`` of every matrix: whole row groups of second-order numbers, or rows within one."""
     for segment in spec.scheme.segments:
-        if isinstance(segment.scale, SecondOrder):
-            rows = segment.scale.rows
-            if start % rows or (stop % rows and stop != spec.out):
+        for order in segment.numbers().values():
+            rows = order.rows if isinstance(order, SecondOrder) else 1
+            if (start % rows or (stop % rows and stop != spec.out)) and start // rows != (stop - 1) // rows:
                 raise error(
                     "BCQ-E303",
                     found=f"rows {start}..{stop}",
@@ -67,7 +65,6 @@ def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
 
 def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
     """Original columns ``start..stop`` of every matrix, canonical layout."""
-    _refuse_bad_indices(spec, parts)
     perm = parts["perm"].array().reshape(-1, spec.columns) if spec.scheme.perm else None
     kept = np.arange(start, stop)
     if perm is not None:
@@ -81,7 +78,7 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
         for suffix, array in _piece_arrays(spec, parts, piece).items():
             arrays[f"s{new}_{suffix}"] = array
     scheme = Scheme(
-        segments=tuple(replace(spec.scheme.segments[piece.k], group_size=piece.group_size) for piece in pieces),
+        segments=tuple(_segment(spec.scheme.segments[piece.k], piece) for piece in pieces),
         nonfinite=spec.scheme.nonfinite,
     )
     if perm is not None:
@@ -91,10 +88,11 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
             arrays["perm"] = local.reshape(*spec.shape[:-2], kept.size).astype(np.int32)
     if spec.scheme.outliers is not None:
         allowed = tuple(new for new, piece in enumerate(pieces) if piece.k in spec.scheme.outliers.segments)
+        outliers = _outlier_columns(parts, start, stop)  # read, and so checked, even where none can be left
         if allowed:
             rule = OutlierRule(spec.scheme.outliers.mode, spec.scheme.outliers.dtype, allowed)
             scheme = replace(scheme, outliers=rule)
-            arrays.update(_outlier_columns(parts, start, stop))
+            arrays.update(outliers)
     built = replace(
         spec,
         scheme=scheme,
@@ -102,11 +100,6 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
         widths=tuple(len(piece.columns) for piece in pieces),
     )
     return _within_outlier_limit(built, arrays, f"columns {start}..{stop}")
-
-
-def _refuse_bad_indices(spec: WeightSpec, parts: Parts) -> None:
-    """Indices lead to columns and rows: a slice made of wrong ones would be wrong silently."""
-    checks.check_indices(spec, parts, checks.Place(refuse))
 
 
 def _within_outlier_limit(spec: WeightSpec, arrays: dict[str, Array], asked: str) -> Built:
@@ -162,6 +155,24 @@ def _inexpressible(asked: str, why: str) -> Exception:
     )
 
 
+def _shared(order: Any, piece: _Piece) -> int:
+    """How many neighbouring groups of a piece share second-order numbers: as many as possible, 1 if need be."""
+    if not isinstance(order, SecondOrder):
+        return 1
+    changes = np.flatnonzero(np.diff(piece.groups // order.groups)) + 1
+    return int(np.gcd.reduce(changes)) if changes.size else order.groups
+
+
+def _segment(segment: Segment, piece: _Piece) -> Segment:
+    """The segment of a piece; groups that shared second-order numbers still do where the cut lets them."""
+    changed: dict[str, Any] = {
+        name: order._replace(groups=_shared(order, piece))
+        for name, order in segment.numbers().items()
+        if isinstance(order, SecondOrder)
+    }
+    return replace(segment, group_size=piece.group_size, **changed)
+
+
 def _piece_arrays(spec: WeightSpec, parts: Parts, piece: _Piece) -> dict[str, Array]:
     """The parts of one new segment; names without the segment."""
     arrays: dict[str, Array] = {}
@@ -171,13 +182,16 @@ def _piece_arrays(spec: WeightSpec, parts: Parts, piece: _Piece) -> dict[str, Ar
         if not suffix.startswith(prefix):
             continue
         kind, want = suffix.removeprefix(prefix), wanted[suffix]
-        array = part.array()
+        array, groups = part.array(), piece.groups
+        if kind.endswith(("_scale", "_zero")):
+            order = getattr(spec.scheme.segments[piece.k], kind.partition("_")[0])
+            groups = groups[:: _shared(order, piece)] // order.groups
         if kind == "planes":
             arrays[kind] = _take_bits(array, piece.columns, spec.widths[piece.k])
         elif want.bits:
-            arrays[kind] = pack(unpack(array, want.bits, want.fields)[..., piece.groups], want.bits)
+            arrays[kind] = pack(unpack(array, want.bits, want.fields)[..., groups], want.bits)
         else:
-            arrays[kind] = array[..., piece.groups]
+            arrays[kind] = array[..., groups]
     return arrays
 
 

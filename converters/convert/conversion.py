@@ -51,6 +51,7 @@ class ConvertOptions:
     overwrite: bool = False
     part: tuple[int, int] | None = None
     name: str = ""  # of the model, for its card; the folder's by default
+    revision: str = ""  # the commit of a source from the hub, for the card
     dry_run: bool = False  # plan only; the source may be one whose data is far away
 
     def meaning(self) -> dict[str, Any]:
@@ -88,7 +89,8 @@ class Conversion:
         self.layouts = layouts()
         self.settings, modules = find_modules(self.source, asked, self.options.layout)
         self.modules = {module.weight_name: module for module in modules}
-        meaning = {**self.options.meaning(), "name": self.options.name or self.source.folder.name}
+        known = {"name": self.options.name or self.source.folder.name, "revision": self.options.revision}
+        meaning = {**self.options.meaning(), **known}
         carried_out = not self.options.dry_run
         self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
         add_warnings(self.source, modules, data=carried_out)
@@ -195,8 +197,9 @@ class Conversion:
         hashing = [partial(hash_source, self.source, self.plan, space, i, path, stop.check) for i, path in files]
         # in turns: a source file is hashed about when its tensors are read, while it is in the page cache
         jobs = [job for pair in itertools.zip_longest(writing, hashing) for job in pair if job is not None]
+        # one thread more than cores: one of them is waiting for the disk much of the time
         with reused():
-            run_all(jobs, workers, stop, patience=None)
+            run_all(jobs, workers + 1 if workers > 1 else 1, stop, patience=None)
 
     def _write_shard(
         self, space: Workspace, shard: Shard, threads: int, stop: Stop, tick: Tick, shard_done: ShardDone

@@ -15,9 +15,10 @@ from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
-from bcqfmt.converters.layouts.rebuild import SourceRebuilder
 from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import error
+
+from .source_rebuilder import SourceRebuilder
 
 __all__ = ["WORKERS", "restore", "small_chunks"]
 
@@ -35,7 +36,7 @@ def restore(
     """Rebuild the source folder; path -> SHA-256. A file whose digest is not the recorded one stops everything."""
     rebuilder, stop = SourceRebuilder(checkpoint), Stop()
     progress = stop.progress(tick)
-    with folder_in_progress(target, overwrite=overwrite) as work, reused():
+    with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work, reused():
         return run_each(
             lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), WORKERS, stop
         )

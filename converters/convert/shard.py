@@ -15,7 +15,7 @@ from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.jobs.plan import Shard
-from bcqfmt.converters.layouts.protocol import Layout, Module, Options, Rebuild, Rule
+from bcqfmt.converters.layouts.protocol import Layout, Module, Options, Rebuilder, Rule
 from bcqfmt.converters.layouts.rebuild import rebuilds
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.words.buffers import read_array, wait_for_room
@@ -109,7 +109,7 @@ class ShardJob:
         return BcqWeight(name, weight.spec, parts)
 
     def _proved_part(
-        self, weight: BcqWeight, part: str, rule: Rule, module: Module, suffix: str, known: Mapping[str, Rebuild]
+        self, weight: BcqWeight, part: str, rule: Rule, module: Module, suffix: str, known: Mapping[str, Rebuilder]
     ) -> StoredTensor:
         """A large part, computed on demand; with it the rule is proved that rebuilds the source tensor from it."""
         planned = weight.parts()[part]
@@ -124,7 +124,7 @@ class ShardJob:
 
         return StoredTensor(part, planned.dtype, planned.shape, make=make)
 
-    def _prove(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuild]) -> None:
+    def _prove(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuilder]) -> None:
         """Archive a tensor raw that the rule does not rebuild byte for byte."""
         if not rebuilds(weight, rule, tensor, known):
             self.rules[tensor.name] = ({"rule": "raw"}, None)

@@ -16,7 +16,7 @@ from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
-from bcqfmt.converters.layouts.rebuild import SourceRebuilder, same_bytes
+from bcqfmt.converters.layouts.rebuild import same_bytes
 from bcqfmt.converters.layouts.reference import reference_rows
 from bcqfmt.converters.layouts.registry import find_modules
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -26,6 +26,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .restore import WORKERS, small_chunks
 from .shard import ReadOnce
+from .source_rebuilder import SourceRebuilder
 
 __all__ = ["SAMPLE_ROWS", "Certificate", "verify"]
 
@@ -38,7 +39,8 @@ class Certificate:
     """What was compared, and that all of it was equal.
 
     ``values``: compared with the tools' own arithmetic; ``by_specification``: weights whose values the format defines,
-    because the tool has no single rounding (AnyBCQ). ``archived``: bytes that no rule rebuilds.
+    because the tool has no single rounding (AnyBCQ). ``archived``: bytes that no rule rebuilds. ``left_out``: what the
+    source has besides, path -> why it is not carried.
     """
 
     files: int = 0
@@ -51,6 +53,7 @@ class Certificate:
     by_specification: int = 0
     archived: int = 0
     digests: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON output."""
@@ -83,6 +86,7 @@ def verify(
         modules, weights = _modules(source, rebuilder), dict(checkpoint.weights())
         values = run_each(lambda name: _compare_values(modules[name], weights[name], rows), weights, WORKERS, stop)
     found = Certificate(len(files), sum(record["size"] for record in files.values()), digests=digests)
+    found.left_out = source.left_out
     for name, weight in weights.items():
         found.weights += 1
         found.values += values[name]

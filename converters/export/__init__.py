@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from bcqfmt.container.files import SourceFile, inside, read_small
 from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.checkpoint import QUANT_FILES
+from bcqfmt.converters.source.front_matter import CARD, front_lines, front_matter
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
 
@@ -39,7 +39,6 @@ from .target import Target, dense_unit, uniform
 __all__ = ["TARGETS", "Export", "export"]
 
 TARGETS: Final = ("gptq", "awq", "compressed-tensors", "dense")
-_CARD = "README.md"
 _COPY = 1 << 22
 
 
@@ -99,7 +98,7 @@ def export(
     texts = {CONFIG: _json(config)}
     if made is not None and made.config_file is not None:
         texts[made.config_file] = _json(made.config)
-    with folder_in_progress(target, overwrite=overwrite) as work:
+    with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work:
         _write_model(work, units, max_shard_size, texts, result, tick)
         _write_side_files(work, checkpoint, texts, result)
     result.weights, result.dense = len(units) - len(dense), len(dense)
@@ -195,9 +194,9 @@ def _write_side_files(work: Path, checkpoint: Checkpoint, texts: dict[str, bytes
     for path in file_list(folder):
         if path in left_out or path.startswith(f"{SOURCE}/"):
             continue
-        card = _card(folder, result.format) if path == _CARD else None
+        card = _card(folder, result.format) if path == CARD else None
         if card is not None:
-            texts[_CARD] = card
+            texts[CARD] = card
         else:
             _copy(folder, path, work)
     for name, data in texts.items():
@@ -214,16 +213,17 @@ def _copy(folder: Path, path: str, work: Path) -> None:
 
 def _card(folder: Path, layout: str) -> bytes | None:
     """A model card in place of the one that a conversion wrote, which is about BCQ; None for any other."""
-    with closing(SourceFile(inside(folder, _CARD), _CARD)) as source:
-        text = source.read(0, min(source.size, _COPY)).tobytes().decode("utf-8", "replace")
-    match = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    if match is None or "library_name: bcqfmt" not in match[1].splitlines():
+    with closing(SourceFile(inside(folder, CARD), CARD)) as source:
+        front = front_matter(source.read(0, min(source.size, _COPY)).tobytes())
+    if front.pop("library_name", "") != "bcqfmt":
         return None
-    kept = [line for line in match[1].splitlines() if line not in ("library_name: bcqfmt", "- bcq")]
+    untrue = {"bcq", "quantized"} if layout == "dense" else {"bcq"}
+    front["tags"] = [tag for tag in front.get("tags", []) if tag not in untrue]
     if layout == "dense":
-        kept = [line for line in kept if line not in ("tags:", "- quantized", "base_model_relation: quantized")]
+        front.pop("base_model_relation", None)
+    lines = front_lines({key: value for key, value in front.items() if value})
     body = f"Exported by bcqfmt {__version__} from a BCQ checkpoint: {layout}."
-    return "\n".join(["---", *kept, "---", "", body, ""]).encode()
+    return "\n".join(["---", *lines, "---", "", body, ""]).encode()
 
 
 def _was_v2(folder: Path) -> bool:

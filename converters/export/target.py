@@ -18,7 +18,7 @@ from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.layouts.g_idx import group_index
-from bcqfmt.converters.layouts.protocol import Rebuild, Rule
+from bcqfmt.converters.layouts.protocol import Rebuilder, Rule
 from bcqfmt.converters.layouts.rebuild import apply_rule
 from bcqfmt.converters.layouts.uniform import zero_points_of
 from bcqfmt.errors import BcqError, error
@@ -118,8 +118,6 @@ def _scattered(weight: BcqWeight) -> bool:
     columns, size = weight.spec.columns, weight.scheme.segments[0].group_size
     plain = group_index(None, columns, size)
     for perm in weight.parts()["perm"].array().reshape(-1, columns):
-        if not np.array_equal(np.sort(perm), np.arange(columns)):
-            raise error("BCQ-V406", tensor=weight.name, found="an entry out of range, or twice")
         if not np.array_equal(group_index(perm, columns, size), plain):
             return True
     return False
@@ -137,8 +135,8 @@ class Recipe(NamedTuple):
     weight: Uniform
     tensors: Shaped
 
-    def unit(self, known: Mapping[str, Rebuild]) -> Unit:
-        """The tensors, computed when they are written; ``known``: rule -> function."""
+    def unit(self, known: Mapping[str, Rebuilder]) -> Unit:
+        """The tensors, computed when they are written; ``known``: rules by name."""
         weight, found = self.weight.weight, {}
         for suffix, (dtype, shape, rule) in self.tensors.items():
             name = f"{self.weight.module}.{suffix}"

@@ -18,21 +18,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, read_config
 from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.errors import error, refuse
+from bcqfmt.errors import error
 from bcqfmt.version import __version__
 
 from .errors import attempt, library, status_of
+from .publish import Pushed, check_push, files_to_push, push
 from .remote import RemoteFile, RemoteHeaders, remote_headers
 from .repo import KEEP, SKIP, HubFile, HubRepo, looks_like_hub_id, resolve, split_hub_id
 
 __all__ = [
     "HubFile",
     "HubRepo",
+    "Pushed",
     "RemoteFile",
     "RemoteHeaders",
+    "check_push",
     "download",
+    "files_to_push",
     "looks_like_hub_id",
     "push",
     "remote_headers",
@@ -51,11 +54,13 @@ def download(repo: HubRepo, offline: bool = False, progress: bool = False) -> Pa
     is fetched once more. Offline nothing is sent: the folder is there and complete, or an error says so.
     """
     local = offline or repo.offline or bool(library().constants.HF_HUB_OFFLINE)
-    folder = Path(attempt(lambda: _snapshot(repo, local, progress), repo.repo_id, again=_not_retried))
+    small = [name for name in repo.needed() if not name.endswith(".safetensors")]
+    if small and not local:  # first, and on their own: none of them may be as large as a model
+        _fetch(repo, progress, small)
+    folder = _fetch(repo, progress, local=local)
     wrong = _wrong_files(repo, folder)
     if wrong and not local:
-        only = [glob.escape(name) for name in wrong]
-        attempt(lambda: _snapshot(repo, local, progress, only), repo.repo_id, again=_not_retried)
+        _fetch(repo, progress, list(wrong), force=True)
         wrong = _wrong_files(repo, folder)
     if wrong:
         name, (found, expected) = next(iter(wrong.items()))
@@ -66,56 +71,30 @@ def download(repo: HubRepo, offline: bool = False, progress: bool = False) -> Pa
     return folder
 
 
-def push(
-    folder: Path, repo_id: str, private: bool | None = None, create_pr: bool = False, token: str | None = None
-) -> str:
-    """Upload a finished BCQ folder; the address of the commit, or of the pull request.
-
-    Refused: a folder without manifest (unfinished), and one whose config.json has no quantization_config, because
-    such a model loads and then answers nonsense.
-    """
-    repo_id, revision = split_hub_id(repo_id)
-    if revision is not None:
-        raise error(
-            "BCQ-E302", repo_id, found=f"@{revision}", expected="a name without revision", hint=f"--push {repo_id}"
-        )
-    if not os.path.lexists(folder / MANIFEST):
-        raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}")
-    config = read_config(folder, refuse)
-    found = config.get("quantization_config") if config is not None else None
-    if not isinstance(found, dict) or found.get("quant_method") != "bcq":
-        raise error("BCQ-V512", CONFIG, found="no quantization_config of BCQ", expected='"quant_method": "bcq"')
-    api = library().HfApi(token=token, library_name="bcqfmt", library_version=__version__)
-
-    def send() -> str:
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        done: Any = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=folder,
-            commit_message=f"Upload BCQ checkpoint with bcqfmt {__version__}",
-            create_pr=create_pr,
-            ignore_patterns=[".*"],
-        )
-        return str(done.pr_url or done.commit_url)
-
-    return attempt(send, repo_id, pauses=())  # the library repeats what may be repeated; a commit is not
-
-
-def _snapshot(repo: HubRepo, local: bool, progress: bool, only: list[str] | None = None) -> str:
+def _fetch(
+    repo: HubRepo, progress: bool, only: list[str] | None = None, *, local: bool = False, force: bool = False
+) -> Path:
+    """The folder, with all files of the model or with ``only`` these; none may be larger than the listing says."""
     hub = library()
-    return str(
-        hub.snapshot_download(
-            repo.repo_id,
-            revision=repo.commit,
-            local_files_only=local,
-            allow_patterns=list(KEEP) if only is None else only,
-            ignore_patterns=list(SKIP),
-            force_download=only is not None,
-            library_name="bcqfmt",
-            library_version=__version__,
-            tqdm_class=None if progress else _silent(),
+    wanted = repo.needed()
+    largest = max((wanted[name].size for name in (wanted if only is None else only)), default=0)
+
+    def fetch() -> str:
+        return str(
+            hub.snapshot_download(
+                repo.repo_id,
+                revision=repo.commit,
+                local_files_only=local,
+                allow_patterns=list(KEEP) if only is None else [glob.escape(name) for name in only],
+                ignore_patterns=list(SKIP),
+                force_download=force,
+                library_name="bcqfmt",
+                library_version=__version__,
+                tqdm_class=None if progress else _silent(),
+            )
         )
-    )
+
+    return Path(attempt(fetch, repo.repo_id, again=_not_retried, file_bytes=largest))
 
 
 def _silent() -> type[Any]:

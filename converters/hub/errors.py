@@ -20,7 +20,9 @@ from urllib.parse import urlsplit
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["PAUSES", "attempt", "explain", "library", "may_help", "status_of"]
+from .answers import limited
+
+__all__ = ["PAUSES", "address", "attempt", "explain", "library", "may_help", "status_of"]
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the first, second, ... retry
 LONGEST_WAIT = 60  # seconds; a hub that asks for a longer wait is an error
@@ -49,14 +51,20 @@ def attempt(
     file: str = "",
     again: Callable[[BaseException], bool] | None = None,
     pauses: Sequence[float] | None = None,
+    file_bytes: int = 0,
 ) -> Result:
-    """The result of ``call``; after a failure that may pass it is called again, at most once per pause."""
+    """The result of ``call``; after a failure that may pass it is called again, at most once per pause.
+
+    ``file_bytes``: of the largest file that the call fetches; answers that are longer are refused (`answers`).
+    """
     waits = PAUSES if pauses is None else tuple(pauses)
+    hub = library()
     for tries in range(1, len(waits) + 2):
         try:
-            return call()
-        except BcqError:
-            raise
+            with limited(hub, file_bytes):
+                return call()
+        except BcqError as fault:
+            problem: BcqError | None = _anew(fault, repo_id)
         except _caught() as fault:
             wait = _wait(fault, waits[tries - 1]) if tries <= len(waits) and (again or may_help)(fault) else None
             problem = explain(fault, repo_id, file, tries) if wait is None else None
@@ -81,7 +89,11 @@ def status_of(fault: BaseException) -> int:
 
 def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) -> BcqError:
     """The error of ours for an exception of the library; ``file`` is the file of the repository that was asked for."""
+    if isinstance(fault, ValueError) and str(fault).startswith("Invalid metadata in README.md"):
+        return error("BCQ-E631", "README.md", found="the hub does not accept its front matter", hint=_FRONT)
     fault = _root(fault)
+    if isinstance(fault, BcqError):
+        return _anew(fault, repo_id)
     names, status = _names(fault), status_of(fault)
     place = f"{repo_id}/{file}" if file else repo_id
     fetch = f"hf download {repo_id}"
@@ -120,7 +132,14 @@ def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) 
     return _without_answer(fault, names, place, tries)
 
 
+def _anew(fault: BcqError, repo_id: str) -> BcqError:
+    """An error of ours that was raised inside the library, without anything of the library that hangs on it."""
+    found = fault.finding
+    return error(fault.code, found.file or repo_id, found.tensor, found.found, found.expected, fault.hint)
+
+
 _LATER = "try again later; https://status.huggingface.co tells whether the hub is down"
+_FRONT = "compare it with https://huggingface.co/docs/hub/model-cards#model-card-metadata"
 _CONNECTION = "check the connection, the proxy and HF_ENDPOINT, then try again"
 
 
@@ -182,6 +201,8 @@ def _caught() -> tuple[type[BaseException], ...]:
 def _root(fault: BaseException) -> BaseException:
     """The exception behind the ones by which the library only says that it failed, or that its cache is empty."""
     cause = fault.__cause__
+    if isinstance(cause, BcqError):  # what our hooks raise in a thread of the library
+        return cause
     wrapped = isinstance(fault, ValueError | RuntimeError) or type(fault).__name__ == "LocalEntryNotFoundError"
     return _root(cause) if wrapped and cause is not None and isinstance(cause, _caught()) else fault
 
@@ -205,6 +226,12 @@ def _asked_wait(fault: BaseException) -> int | None:
         return int(text)
     reset = _RESET.search(str(headers.get("ratelimit", "")))
     return int(reset[1]) if reset and status_of(fault) == 429 else None
+
+
+def address() -> str:
+    """The hub's address, without user and password."""
+    scheme = str(library().constants.ENDPOINT).partition("://")[0]
+    return f"{scheme if scheme in ('http', 'https') else 'https'}://{_host()}"
 
 
 def _host() -> str:

@@ -67,7 +67,7 @@ class RemoteFile(ByteSource):
     def _fetch(self, start: int, size: int) -> bytes:
         if self.repo.offline:
             raise error("BCQ-E705", self.repo.repo_id, found="headers of a model on the hub are asked for")
-        return attempt(lambda: self._request(start, size), self.repo.repo_id, self.shown)
+        return attempt(lambda: self._request(start, size), self.repo.repo_id, self.shown, file_bytes=self.size)
 
     def _request(self, start: int, size: int) -> bytes:
         """One GET of exactly these bytes; nothing is read beyond them, whatever the server sends."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bcqfmt.converters.source.front_matter import is_repo_id
 from bcqfmt.errors import error, escape
 from bcqfmt.version import __version__
 
@@ -25,8 +26,6 @@ SKIP = (
     *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data"),
     *("*.msgpack", "*.h5", "*.npz", "*.ot", "*.tflite", "*.py", "*.pyc", "*.so", "*.sh", "*/*.safetensors"),
 )
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
-_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]*[A-Za-z0-9_])?")
 _EXAMPLE = "for example Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4@main"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -174,8 +173,7 @@ def _sizes_listed(repo_id: str, commit: str) -> dict[str, int] | None:
 
 def _split(text: str) -> tuple[str, str | None] | None:
     repo_id, at, revision = text.partition("@")
-    fine = _ID.fullmatch(repo_id) and len(repo_id) <= 96 and "--" not in repo_id and ".." not in repo_id
-    if not fine or repo_id.endswith(".git") or (at and not _fine_revision(revision)):
+    if not is_repo_id(repo_id) or (at and not _fine_revision(revision)):
         return None
     return repo_id, revision if at else None
 

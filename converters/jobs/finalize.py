@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
 from bcqfmt.checkpoint.model_file import ModelFile, read_model_file
 from bcqfmt.checkpoint.provenance import RAW, RECORD
@@ -19,19 +19,19 @@ from bcqfmt.container.durable import make_folders, write_file
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint
+from bcqfmt.converters.source.front_matter import CARD
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import error, refuse
 from bcqfmt.version import __version__
 from bcqfmt.weight.scheme import features_of
 
-from .model_card import model_card
+from .model_card import Facts, How, converted, model_card
+from .paths import written_anew
 from .plan import Plan
 from .source_files import digest_step
 from .workspace import Workspace
 
 __all__ = ["finalize"]
-
-_CARD = "README.md"
 
 
 def finalize(
@@ -41,10 +41,12 @@ def finalize(
     settings: Settings,
     provenance: bool,
     extra: Mapping[str, bytes] | None = None,
+    how: How | None = None,
 ) -> None:
     """Write everything but the shards. BCQ-E404 unless every shard has its record.
 
-    ``extra``: more files of the folder, path -> content; they take the place of others of the same name.
+    ``extra``: more files of the folder, path -> content; they take the place of others of the same name. ``how``: what
+    the model card says about the making, by default that it was converted.
     """
     records = _records(plan, space)
     sources = _source_digests(source, plan, space)
@@ -55,7 +57,19 @@ def finalize(
     if provenance:
         _write_provenance(source, records, sources, verbatim, settings, folder, files)
     features = features_of(spec for file in opened for spec in file.specs.values())
-    own = _folder_files(source, plan, opened, features, verbatim, settings)
+    facts = Facts(
+        plan.options["name"],
+        plan.options.get("revision", ""),
+        source.config,
+        verbatim.get(CARD),
+        source.side_files,
+        opened,
+        plan.coverage,
+        sum(record.size for record in sources.values()),
+        provenance,
+    )
+    own = _folder_files(source, opened, features, verbatim)
+    own[CARD] = model_card(facts, how or converted(settings, provenance))
     for name, data in {**own, **(extra or {})}.items():
         _put(folder, name, data, files)
     weights = {name: WeightRecord(spec, file.source.shown) for file in opened for name, spec in file.specs.items()}
@@ -155,6 +169,8 @@ def _write_provenance(
         "rules": [json.loads(text) for text in table],
         "tensors": listed,
     }
+    if source.left_out:
+        value["ignorable"] = {"left_out": source.left_out}
     _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
     raw = {
         f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
@@ -167,20 +183,14 @@ def _write_provenance(
 
 
 def _folder_files(
-    source: SourceCheckpoint,
-    plan: Plan,
-    opened: list[ModelFile],
-    features: list[str],
-    verbatim: dict[str, bytes],
-    settings: Settings,
+    source: SourceCheckpoint, opened: list[ModelFile], features: list[str], verbatim: dict[str, bytes]
 ) -> dict[str, bytes]:
-    """Side files as they are; new config.json, index and card; quantization files of other tools left out."""
-    left_out = {CONFIG, _CARD, *QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX))}
+    """Side files as they are; new config.json and index; quantization files of other tools left out."""
+    left_out = {*QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX) or written_anew(path))}
     found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    found[_CARD] = model_card(verbatim.get(_CARD), plan.options["name"], opened, settings)
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())
         names = {name: file.source.shown for file in opened for name in file.header.tensors}
@@ -193,4 +203,5 @@ def _put(folder: Path, name: str, data: bytes, files: dict[str, FileRecord]) -> 
     path = folder / name
     make_folders(path.parent)
     write_file(path, data)
-    files[name] = FileRecord.of(data)
+    if not is_documentation(name):
+        files[name] = FileRecord.of(data)

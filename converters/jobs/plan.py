@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
+from bcqfmt.checkpoint.descriptor import allowed_name
 from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.provenance import source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
-from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.files import SourceFile, inside, read_small
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.header import twins
 from bcqfmt.container.strict_json import canonical
@@ -29,6 +30,8 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
+
+from .paths import check_paths
 
 __all__ = ["Plan", "Shard", "make_plan"]
 
@@ -117,13 +120,14 @@ class Plan:
     def _same_provenance(self, folder: Path, modules: Iterable[Module]) -> bool:
         """Source headers byte for byte, and zero points read by the same rules."""
         for path, model in self.source["models"].items():
-            header = inside(folder, f"{SOURCE}/headers/{path}.header").read_bytes()
+            place = f"{SOURCE}/headers/{path}.header"
+            header = read_small(inside(folder, place), limits.MAX_JSON_FILE_BYTES + 8, place, "BCQ-V702")
             if hashlib.sha256(header).hexdigest() != model["header"]:
                 return False
         record = source_record(folder, refuse)
         assert record is not None  # refuse has raised otherwise
-        rules = {rule["zero_point"] for rule in record["rules"] if "zero_point" in rule}
-        return rules <= {module.settings.get("zero_point") for module in modules}
+        known = [module.settings.get("zero_point") for module in modules]
+        return all(rule["zero_point"] in known for rule in record["rules"] if "zero_point" in rule)
 
 
 def make_plan(
@@ -143,6 +147,16 @@ def make_plan(
     units = [Unit(m.weight_name, {t.name: t for t in m.tensors.values()}, True) for m in modules]
     units += [Unit.of_dense(source.tensors[name]) for name in dense]
     _check_names([unit.name for unit in units], dense)
+    for module in modules:
+        if not allowed_name(module.weight_name):
+            raise error(
+                "BCQ-V213",
+                source.home[next(iter(module.tensors.values())).name],
+                module.weight_name,
+                "a module whose name a weight cannot have",
+                "letters, digits and _.:+-, at most 480",
+                hint="rename its tensors in the source, and its module in the model's code",
+            )
     shards = []
     planned = plan_shards(units, max_shard_size)
     for file, group in zip(shard_names(len(planned)), planned, strict=True):
@@ -154,6 +168,7 @@ def make_plan(
                 sum(unit.nbytes for unit in group),
             )
         )
+    check_paths(source, [shard.file for shard in shards])
     quantized = sum(_elements(module) for module in modules)
     plain = sum(math.prod(source.tensors[name].shape) for name in dense)
     known = _fingerprint(source) if carried_out else {}
@@ -175,7 +190,8 @@ def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
         path: {"size": model.source.size, "header": hashlib.sha256(model.header_bytes()).hexdigest()}
         for path, model in source.models.items()
     }
-    return {"models": models, "sides": {path: _digest(source, path) for path in source.side_files}}
+    sides = {path: _digest(source, path) for path in source.side_files}
+    return {"models": models, "sides": sides, "left_out": source.left_out}
 
 
 def _digest(source: SourceCheckpoint, path: str) -> str:

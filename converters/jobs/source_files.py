@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bcqfmt.container.files import SourceFile
+from bcqfmt.container.files import SourceFile, file_state
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
@@ -17,14 +17,14 @@ __all__ = ["check_unchanged", "digest_step", "hash_source", "source_state"]
 
 
 def source_state(source: SourceCheckpoint) -> dict[str, Any]:
-    """Sizes and times of the model files."""
+    """Inodes, sizes and times of the model files."""
     found = {}
     for path, model in source.models.items():
         try:
             status = model.source.path.stat()
         except OSError as fault:
             raise error("BCQ-E103", path, found=fault.strerror or str(fault)) from fault
-        found[path] = [status.st_size, status.st_mtime_ns]
+        found[path] = file_state(status)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,16 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import escape
 
-__all__ = ["add_warnings"]
+__all__ = ["add_warnings", "in_words"]
 
+_SHOWN = 3  # paths in a message
 _LONG = 40  # characters; the names of data sets are shorter, sentences are longer
 
 
 def add_warnings(source: SourceCheckpoint, modules: Iterable[Module], *, data: bool = True) -> None:
     """Add warnings to ``source.warnings``; ``data``: also those that need tensors to be read."""
-    if source.foreign:
-        shown = escape(", ".join(source.foreign[:3])) + (" ..." if len(source.foreign) > 3 else "")
-        source.warn("BCQ-E653", f"{len(source.foreign)} not part of the model: {shown}")
+    if source.left_out:
+        source.warn("BCQ-E653", in_words(source.left_out))
     for name, value in source.quant.items():
         texts = [text for text in _texts(value.get("dataset")) if len(text) > _LONG or " " in text]
         if texts:
@@ -29,6 +29,12 @@ def add_warnings(source: SourceCheckpoint, modules: Iterable[Module], *, data: b
         for module in modules:
             if module.settings.get("desc_act") is False and _scattered(module):
                 source.warn("BCQ-E651", "g_idx is scattered, desc_act is false", tensor=f"{module.name}.g_idx")
+
+
+def in_words(left_out: Mapping[str, str]) -> str:
+    """What is not carried: ``2 left out: evil.pt (pickle), docs/old (empty folder)``."""
+    shown = [f"{escape(path)} ({escape(left_out[path])})" for path in sorted(left_out)[:_SHOWN]]
+    return f"{len(left_out)} left out: {', '.join(shown)}" + (" ..." if len(left_out) > _SHOWN else "")
 
 
 def _texts(value: Any) -> list[str]:

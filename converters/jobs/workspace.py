@@ -59,7 +59,7 @@ class Workspace:
         target, part, overwrite = self.target, self._part, self._overwrite
         if os.path.lexists(target) and not overwrite and (not target.is_dir() or any(target.iterdir())):
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
-        refuse_other_things(target)
+        refuse_other_things(target, MANIFEST)
         self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
@@ -186,6 +186,7 @@ class Workspace:
         if os.path.lexists(self.target):
             if not self._overwrite and any(self.target.iterdir()):
                 raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
+            refuse_other_things(self.target, MANIFEST)
             old = self.target.with_name(f".{self.target.name}.old")
             _remove(old)
             self.target.rename(old)

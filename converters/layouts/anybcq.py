@@ -24,12 +24,12 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
-from bcqfmt.weight.scheme import Segment
+from bcqfmt.weight.scheme import Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .protocol import Converted, Module, Options, Rebuild, Rule
+from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import expect, gather
-from .uniform import segment_weight
+from .uniform import plain, segment_weight
 
 __all__ = ["AnyBcq"]
 
@@ -79,9 +79,14 @@ class AnyBcq:
         weight = segment_weight(module, segment, (n, k), floats, {}, None, planes, options)
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
-    def rebuilders(self) -> Mapping[str, Rebuild]:
-        """Rule name -> function."""
-        return {"anybcq.qweight": _qweight, "anybcq.alpha": _alpha}
+    def rebuilders(self) -> Mapping[str, Rebuilder]:
+        """Rule name -> how it rebuilds a tensor."""
+        return {
+            "anybcq.qweight": Rebuilder(_qweight, _fits),
+            "anybcq.alpha": Rebuilder(
+                _alpha, _fits, {"part": lambda spec, _: [part for part in spec.parts() if part.startswith("s0_alpha")]}
+            ),
+        }
 
     def _module(self, source: SourceCheckpoint, name: str, precisions: list[int]) -> Module:
         suffixes = [f"{kind}_{p}" for p in precisions for kind in ("alpha", "beta")]
@@ -145,6 +150,10 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
     """[G, p, N] as [p, N, G]."""
     groups, p, n = tensor.shape
     return StoredTensor(tensor.name, tensor.dtype, (p, n, groups), make=lambda: tensor.array().transpose(1, 2, 0))
+
+
+def _fits(spec: WeightSpec) -> bool:
+    return plain(spec, "bcq")
 
 
 def _qweight(weight: BcqWeight, rule: Rule) -> Array:

@@ -23,12 +23,13 @@ from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
 from bcqfmt.errors import error, escape
+from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from . import awq_gemv
-from .protocol import Converted, Module, Options, Rebuild, Rule
+from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
-from .uniform import affine_weight, zero_points_of
+from .uniform import affine_weight, plain, zero_points_of
 
 __all__ = ["Awq"]
 
@@ -80,9 +81,13 @@ class Awq:
         }
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
-    def rebuilders(self) -> Mapping[str, Rebuild]:
-        """Rule name -> function."""
-        return {"awq.qweight": _qweight, "awq.qzeros": _qzeros, **awq_gemv.REBUILDERS}
+    def rebuilders(self) -> Mapping[str, Rebuilder]:
+        """Rule name -> how it rebuilds a tensor."""
+        return {
+            "awq.qweight": Rebuilder(_qweight, _fits),
+            "awq.qzeros": Rebuilder(_qzeros, _fits),
+            **awq_gemv.REBUILDERS,
+        }
 
 
 def _variant(source: SourceCheckpoint, settings: Settings, name: str) -> str | None:
@@ -128,6 +133,10 @@ def _gemm_module(source: SourceCheckpoint, settings: Settings, name: str) -> Mod
     expect(source, tensors["scales"], FLOATS, (groups, n), why)
     resolved = {"variant": "gemm", "bits": 4, "group_size": size, "row": stated == -1}
     return Module(name, "awq", tensors, {**resolved, "n": n, "k": k})
+
+
+def _fits(spec: WeightSpec) -> bool:
+    return plain(spec, bits=[4]) and spec.out % 8 == 0
 
 
 def _qweight(weight: BcqWeight, rule: Rule) -> Array:

@@ -28,12 +28,12 @@ from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import error
-from bcqfmt.weight.scheme import Segment
+from bcqfmt.weight.scheme import Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .protocol import Converted, Module, Options, Rebuild, Rule
-from .tensors import columns_per_group, expect, gather
-from .uniform import affine_weight, segment_weight, zero_points_of
+from .protocol import Converted, Module, Options, Rebuilder, Rule
+from .tensors import columns_per_group, expect, gather, padded_groups
+from .uniform import affine_weight, plain, segment_weight, zero_points_of
 
 __all__ = ["REBUILDERS", "convert_gemv", "convert_gemv_fast", "gemv_fast_module", "gemv_module", "is_gemv"]
 
@@ -142,9 +142,7 @@ def _groups(source: SourceCheckpoint, settings: Settings, name: str, columns: in
         raise error(
             "BCQ-E608", source.folder.name, name, found, "32, 64, or 128 and more, and a divisor of the columns"
         )
-    multiple = {32: 4, 64: 2}.get(size, 1)
-    words_wide = -(-(columns // size) // 8)
-    return size, 8 * multiple * -(-words_wide // multiple)
+    return size, padded_groups(columns, size)
 
 
 def _without_padding(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
@@ -167,8 +165,18 @@ def _fast_qweight(weight: BcqWeight, rule: Rule) -> Array:
     return words.planes_to_gemv_fast(weight.planes()[0])
 
 
-REBUILDERS: dict[str, Rebuild] = {
-    "awq.gemv.qweight": _qweight,
-    "awq.gemv.qzeros": _qzeros,
-    "awq.gemv_fast.qweight": _fast_qweight,
+def _four_bits(spec: WeightSpec) -> bool:
+    return plain(spec, bits=[4])
+
+
+def _groups_stored(spec: WeightSpec, rule: Rule) -> list[int]:
+    return [padded_groups(spec.columns, spec.scheme.segments[0].group_size)]
+
+
+REBUILDERS: dict[str, Rebuilder] = {
+    "awq.gemv.qweight": Rebuilder(_qweight, _four_bits),
+    "awq.gemv.qzeros": Rebuilder(_qzeros, _four_bits, {"groups": _groups_stored}),
+    "awq.gemv_fast.qweight": Rebuilder(
+        _fast_qweight, lambda spec: plain(spec, "offset", [4]) and spec.out % 4 == 0 and spec.columns % 64 == 0
+    ),
 }

@@ -33,7 +33,7 @@ from bcqfmt.errors import BcqError, error
 from .compressed_config import CtScheme, groups_for, library_version, read_scheme, refuse_formats
 from .compressed_words import REBUILDERS, packings, per_matrix, planes_of, telling_bits, unpack_zeros, widened
 from .g_idx import permutation
-from .protocol import Converted, Module, Options, Rebuild, Rule
+from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
 from .uniform import affine_weight
 
@@ -98,8 +98,8 @@ class CompressedTensors:
                 rules["weight_g_idx"]["fill"] = -1
         return Converted(weight, rules, {s["codes"]: "s0_planes"})
 
-    def rebuilders(self) -> Mapping[str, Rebuild]:
-        """Rule name -> function."""
+    def rebuilders(self) -> Mapping[str, Rebuilder]:
+        """Rule name -> how it rebuilds a tensor."""
         return REBUILDERS
 
 

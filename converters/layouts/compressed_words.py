@@ -11,8 +11,8 @@ few codes; then the library's version does, or the bits that one of the two leav
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,12 @@ from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.weight.packing import padding_is_zero, words_for
+from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .g_idx import group_index
-from .protocol import Rebuild, Rule
-from .uniform import zero_points_of
+from .protocol import Rebuilder, Rule, Values
+from .uniform import plain, zero_points_of
 
 __all__ = ["REBUILDERS", "packings", "per_matrix", "planes_of", "telling_bits", "unpack_zeros", "widened"]
 
@@ -159,12 +160,35 @@ def _perm(weight: BcqWeight) -> Array | None:
     return weight.parts()["perm"].array() if weight.scheme.perm else None
 
 
-REBUILDERS: dict[str, Rebuild] = {
-    "compressed.weight_packed": _weight_packed,
-    "compressed.weight": _weight,
-    "compressed.scale": _scale,
-    "compressed.zero_packed": _zero_packed,
-    "compressed.zero_plain": _zero_plain,
-    "compressed.weight_shape": _weight_shape,
-    "compressed.g_idx": _g_idx,
+def _matrices(spec: WeightSpec) -> bool:
+    return plain(spec, stack=True)
+
+
+def _packings(spec: WeightSpec, rule: Rule) -> Collection[str]:
+    return packings(spec.columns, spec.scheme.segments[0].bits)
+
+
+def _narrow_shapes(spec: WeightSpec, rule: Rule) -> list[list[int]]:
+    """Of numbers for groups, rows or the whole, which experts may share."""
+    lead, n, groups = spec.shape[:-2], spec.out, spec.groups(0)
+    return [[*lead, n, groups], [n, groups], [n], [1], [*lead, 1, 1], []]
+
+
+_SHAPED: Final[dict[str, Values]] = {"shape": _narrow_shapes}
+_INTEGERS: Final[dict[str, Values]] = {"dtype": lambda *_: ("I32", "I64")}
+REBUILDERS: dict[str, Rebuilder] = {
+    "compressed.weight_packed": Rebuilder(_weight_packed, _matrices, {"packing": _packings}),
+    "compressed.weight": Rebuilder(
+        _weight, lambda spec: plain(spec, bits=[8], stack=True), {"packing": lambda *_: ["bytes"]}
+    ),
+    "compressed.scale": Rebuilder(_scale, _matrices, _SHAPED),
+    "compressed.zero_packed": Rebuilder(_zero_packed, _matrices, {"packing": _packings}),
+    "compressed.zero_plain": Rebuilder(_zero_plain, _matrices, _SHAPED),
+    "compressed.weight_shape": Rebuilder(_weight_shape, _matrices, _INTEGERS),
+    "compressed.g_idx": Rebuilder(
+        _g_idx,
+        _matrices,
+        {"shape": lambda spec, _: [[spec.columns], [*spec.shape[:-2], spec.columns]], **_INTEGERS},
+        {"fill": lambda *_: [-1]},
+    ),
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,15 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.packing import words_for
+from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .awq_gemv import is_gemv
 from .g_idx import group_index, permutation
-from .gptq_zeros import choose_rule, decode_zeros, encode_zeros
-from .protocol import Converted, Module, Options, Rebuild, Rule
+from .gptq_zeros import choose_rule, decode_zeros, encode_zeros, rules_for
+from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, incomplete
-from .uniform import affine_weight, zero_points_of
+from .uniform import affine_weight, plain, zero_points_of
 
 __all__ = ["Gptq"]
 
@@ -86,9 +87,9 @@ class Gptq:
             rules["g_idx"] = {"rule": "g_idx"}
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
-    def rebuilders(self) -> Mapping[str, Rebuild]:
-        """Rule name -> function."""
-        return {"gptq.qweight": _qweight, "gptq.qzeros": _qzeros, "g_idx": _g_idx}
+    def rebuilders(self) -> Mapping[str, Rebuilder]:
+        """Rule name -> how it rebuilds a tensor."""
+        return _REBUILDERS
 
     def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
         tensors = {s: source.tensors[f"{name}.{s}"] for s in _SUFFIXES if f"{name}.{s}" in source.tensors}
@@ -248,3 +249,21 @@ def _same_words(zero: int, groups: int, n: int, bits: int, planar: bool, rule: s
 def _g_idx(weight: BcqWeight, rule: Rule) -> Array:
     perm = weight.parts()["perm"].array() if weight.scheme.perm else None
     return group_index(perm, weight.shape[1], weight.scheme.segments[0].group_size)
+
+
+def _bits(spec: WeightSpec, rule: Rule) -> list[int]:
+    return [spec.scheme.segments[0].bits]
+
+
+_REBUILDERS: Final = {
+    "gptq.qweight": Rebuilder(
+        _qweight, plain, {"bits": _bits}, {"planar": lambda spec, _: [] if spec.columns % 32 else [True]}
+    ),
+    "gptq.qzeros": Rebuilder(
+        _qzeros,
+        plain,
+        {"bits": _bits, "zero_point": lambda spec, _: rules_for(spec.scheme.segments[0].bits)},
+        {"planar": lambda spec, _: [] if spec.out % 32 else [True]},
+    ),
+    "g_idx": Rebuilder(_g_idx, lambda spec: len(spec.shape) == 2),
+}

@@ -20,13 +20,19 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["RULES", "choose_rule", "decode_zeros", "encode_zeros"]
+__all__ = ["RULES", "choose_rule", "decode_zeros", "encode_zeros", "rules_for"]
 
 Array = npt.NDArray[Any]
 RULES: Final = ("v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 # GPTQModel before 7.0 subtracted these from words 0, 1, 2 of every block of three; 0 and 2 are swapped from what one in
 # every field would be.
 _SWAPPED: Final = (0x24924924, 0x92492492, 0x49249249)
+
+
+def rules_for(bits: int) -> list[str]:
+    """The rules that zero points of this width can have."""
+    known = {"v1-carry": 32 % bits == 0, "v1-gptqmodel-3bit": bits == 3}
+    return [rule for rule in RULES if known.get(rule, True)]
 
 
 def decode_zeros(words: Array, fields: Array, bits: int, rule: str, unpack: Any) -> Array:

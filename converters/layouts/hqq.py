@@ -27,12 +27,12 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error, escape
-from bcqfmt.weight.scheme import Segment
+from bcqfmt.weight.scheme import Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .protocol import Converted, Module, Options, Rebuild, Rule
+from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
-from .uniform import segment_weight
+from .uniform import plain, segment_weight
 
 __all__ = ["Hqq"]
 
@@ -58,8 +58,9 @@ class Hqq:
         n, k, size, bits = s["n"], s["k"], s["group_size"], s["bits"]
         rows = n * k // size
         scale, zero = tensors["scale"], tensors["zero"]
-        kinds = {"scale": scale.dtype, "zero": zero.dtype}
-        segment = Segment(encoding="float-zero", bits=bits, group_size=size, row=s["row"], **kinds)
+        segment = Segment(
+            encoding="float-zero", bits=bits, group_size=size, row=s["row"], scale=scale.dtype, zero=zero.dtype
+        )
 
         def planes() -> Array:
             codes = words.hqq_to_codes(tensors["W_q"].array(), bits, n, k, options.threads)
@@ -79,9 +80,9 @@ class Hqq:
         }
         return Converted(weight, rules, {"W_q": "s0_planes"})
 
-    def rebuilders(self) -> Mapping[str, Rebuild]:
-        """Rule name -> function."""
-        return {"hqq.W_q": _w_q}
+    def rebuilders(self) -> Mapping[str, Rebuilder]:
+        """Rule name -> how it rebuilds a tensor."""
+        return {"hqq.W_q": Rebuilder(_w_q, _fits)}
 
     def _module(self, source: SourceCheckpoint, name: str) -> Module:
         needed = gather(source, name, ("W_q", "scale", "zero", "nbits", "axis", "shape"), _OPTIONAL)
@@ -175,6 +176,12 @@ def _by_row(tensor: StoredTensor, n: int) -> StoredTensor:
     """[R, 1] as [N, G]."""
     shape = (n, tensor.shape[0] // n)
     return StoredTensor(tensor.name, tensor.dtype, shape, make=lambda: tensor.array().reshape(shape))
+
+
+def _fits(spec: WeightSpec) -> bool:
+    size, bits = spec.scheme.segments[0].group_size, spec.scheme.segments[0].bits
+    whole = spec.columns % size == 0 and (bits == 3 or spec.out * spec.groups(0) % _SLABS.get(bits, 1) == 0)
+    return plain(spec, "float-zero", _SLABS) and whole
 
 
 def _w_q(weight: BcqWeight, rule: Rule) -> Array:

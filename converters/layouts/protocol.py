@@ -11,7 +11,7 @@ that its rules cover every bit pattern.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,13 +19,28 @@ import numpy.typing as npt
 
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Converted", "Layout", "Module", "Options", "Rebuild", "Rule"]
+__all__ = ["Converted", "Layout", "Module", "Options", "Rebuilder", "Rule", "Values"]
 
 Array = npt.NDArray[Any]
 Rule = dict[str, Any]
-Rebuild = Callable[[BcqWeight, Rule], Array]
+Values = Callable[[WeightSpec, Rule], Collection[Any]]
+
+
+class Rebuilder(NamedTuple):
+    """What a rule does, and all that a rule of this name may say: rules come from files, which anyone can write.
+
+    ``make(weight, rule)`` is called only for a weight that ``fits``, with a value for every parameter in ``required``,
+    maybe some for those in ``optional``, and nothing else; both say which JSON values a parameter may have for a
+    weight (and, for later ones, with the earlier parameters as they are).
+    """
+
+    make: Callable[[BcqWeight, Rule], Array]
+    fits: Callable[[WeightSpec], bool]
+    required: Mapping[str, Values] = {}
+    optional: Mapping[str, Values] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +94,5 @@ class Layout(Protocol):
     def convert(self, module: Module, options: Options) -> Converted:
         """The weight of a module; reads the small tensors now, the large ones when parts are computed."""
 
-    def rebuilders(self) -> Mapping[str, Rebuild]:
-        """Rule name -> function that rebuilds a source tensor."""
+    def rebuilders(self) -> Mapping[str, Rebuilder]:
+        """Rule name -> how it rebuilds a source tensor."""

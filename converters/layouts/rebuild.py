@@ -1,35 +1,55 @@
-"""Source tensors from a weight by rules, and source files from a BCQ folder and its record, byte for byte."""
+"""Source tensors from a weight by rules, byte for byte; a rule is checked before it is applied, wherever it is from."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.checkpoint.folder import SOURCE
-from bcqfmt.checkpoint.provenance import RAW, source_record
-from bcqfmt.checkpoint.reader import Checkpoint
-from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.container.header import require_header
+from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.words.buffers import read_array
-from bcqfmt.errors import error, escape, refuse
+from bcqfmt.container.strict_json import canonical
+from bcqfmt.errors import error, escape
+from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .protocol import Rebuild, Rule
-from .registry import rebuilders
+from .protocol import Rebuilder, Rule
+from .tensors import padded_groups
 
-__all__ = ["SourceRebuilder", "apply_rule", "rebuilds", "same_bytes"]
+__all__ = ["apply_rule", "as_bytes", "check_rule", "rebuilds", "same_bytes"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
-_COPY = 1 << 22  # bytes read at a time
 _COMPARED = 1 << 20  # bytes compared while they are in the cache
+
+
+def check_rule(spec: WeightSpec, rule: Rule, known: Mapping[str, Rebuilder], place: str = "", tensor: str = "") -> None:
+    """BCQ-E615 for a rule that is not known, BCQ-V703 for one that no converter writes for such a weight."""
+    name = rule["rule"]
+    rebuilder = _PART if name == "part" else known.get(name)
+    if rebuilder is None:
+        raise error("BCQ-E615", place, tensor, f"rule {escape(name)}", f"one of {', '.join(sorted(known))}")
+    if not rebuilder.fits(spec):
+        shape = "x".join(map(str, spec.shape))
+        raise error("BCQ-V703", place, tensor, f"rule {name} for a weight {shape}", "a weight that the rule fits")
+    values = {**rebuilder.required, **rebuilder.optional}
+    wrong = (rule.keys() - values.keys() - {"rule"}) | (rebuilder.required.keys() - rule.keys())
+    if wrong:
+        found = f"rule {name} with {', '.join(sorted(map(escape, rule.keys() - {'rule'}))) or 'nothing'}"
+        raise error("BCQ-V703", place, tensor, escape(found), f"{', '.join(values) or 'no parameter'}")
+    for key in [key for key in values if key in rule]:  # in order: what a later one may be depends on earlier ones
+        allowed = [canonical(value) for value in values[key](spec, rule)]
+        if (found := canonical(rule[key])) not in allowed:
+            raise error("BCQ-V703", place, tensor, f"{key} = {escape(found, 80)}", " or ".join(allowed) or f"no {key}")
+
+
+def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuilder]) -> Array:
+    """The source tensor that ``rule`` makes of a weight."""
+    check_rule(weight.spec, rule, known, tensor=weight.name)
+    return (_PART if rule["rule"] == "part" else known[rule["rule"]]).make(weight, rule)
 
 
 def _part(weight: BcqWeight, rule: Rule) -> Array:
@@ -38,32 +58,32 @@ def _part(weight: BcqWeight, rule: Rule) -> Array:
     if rule.get("transpose"):
         array = np.ascontiguousarray(array.swapaxes(-1, -2))
     shape = tuple(rule.get("shape", array.shape))
-    if (
-        len(shape) == array.ndim
-        and shape != array.shape
-        and all(a >= b for a, b in zip(shape, array.shape, strict=True))
-    ):
-        padded = np.zeros(shape, array.dtype)
-        padded[tuple(slice(0, dim) for dim in array.shape)] = array
-        return padded
-    return array.reshape(shape)
+    if math.prod(shape) == array.size:
+        return array.reshape(shape)
+    padded = np.zeros(shape, array.dtype)
+    padded[tuple(slice(0, dim) for dim in array.shape)] = array
+    return padded
 
 
-def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuild]) -> Array:
-    """The source tensor that ``rule`` makes of a weight."""
-    name = rule["rule"]
-    if name == "part":
-        return _part(weight, rule)
-    if name not in known:
-        raise error(
-            "BCQ-E615", tensor=weight.name, found=f"rule {escape(name)}", expected=f"one of {', '.join(sorted(known))}"
-        )
-    return known[name](weight, rule)
+def _part_shapes(spec: WeightSpec, rule: Rule) -> list[list[int]]:
+    """Of a part of segment 0: one number a line (HQQ), or its groups padded (AWQ); transposed before that."""
+    *lead, rows, groups = spec.parts()[rule["part"]].shape
+    wide = padded_groups(spec.columns, spec.scheme.segments[0].group_size)
+    turned = "transpose" in rule
+    return [[math.prod((*lead, rows, groups)), 1], [*lead, wide, rows] if turned else [*lead, rows, wide]]
 
 
-def rebuilds(weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuild]) -> bool:
+_PART = Rebuilder(
+    _part,
+    lambda spec: len(spec.scheme.segments) == 1,
+    {"part": lambda spec, _: [name for name, part in spec.parts().items() if part.dtype in FLOATS and name[0] == "s"]},
+    {"transpose": lambda *_: [True], "shape": _part_shapes},
+)
+
+
+def rebuilds(weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuilder]) -> bool:
     """Whether ``rule`` gives back the bytes of the source tensor, which is read a little at a time."""
-    rebuilt = _as_bytes(apply_rule(weight, rule, known))
+    rebuilt = as_bytes(apply_rule(weight, rule, known))
     if rebuilt.size != tensor.nbytes:
         return False
     start = 0
@@ -84,91 +104,6 @@ def same_bytes(left: Bytes, right: Bytes) -> bool:
     )
 
 
-class SourceRebuilder:
-    """Yields the bytes of every source file of a converted folder."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.folder: Path = checkpoint.path
-        manifest = checkpoint.manifest
-        if manifest is not None and manifest.source is not None and manifest.source["format"] == "dense":
-            raise error(
-                "BCQ-E614",
-                self.folder.name,
-                found="quantized from a dense checkpoint, which rounds",
-                expected="a folder that was converted",
-                hint="keep the source; `bcqfmt export --to dense` writes the quantized values",
-            )
-        if not (self.folder / SOURCE).is_dir():
-            raise error(
-                "BCQ-E614", self.folder.name, found=f"no {SOURCE}/", expected="a folder converted with provenance"
-            )
-        record = source_record(self.folder, refuse)
-        assert record is not None  # refuse has raised otherwise
-        self.record = record
-        self._known = rebuilders()
-        self._raw: dict[str, StoredTensor] | None = None
-
-    def files(self) -> dict[str, dict[str, Any]]:
-        """path -> kind, size, sha256."""
-        found: dict[str, dict[str, Any]] = self.record["files"]
-        return found
-
-    def chunks(self, path: str) -> Iterator[Bytes]:
-        """The bytes of a source file in order, in chunks of any size; BCQ-E613 when a tensor has the wrong size."""
-        if self.files()[path]["kind"] == "verbatim":
-            yield from self._copy(f"{SOURCE}/files/{path}")
-            return
-        head = np.concatenate([np.empty(0, np.uint8), *self._copy(f"{SOURCE}/headers/{path}.header")])
-        yield head
-        header = json.loads(head[8:].tobytes())
-        header.pop("__metadata__", None)
-        for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
-            begin, end = header[name]["data_offsets"]
-            done = 0
-            for chunk in self._tensor(path, name):
-                done += chunk.size
-                yield chunk
-                del chunk  # the next one may need the memory
-            if done != end - begin:
-                raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{end - begin}")
-
-    def _tensor(self, path: str, name: str) -> Iterator[Bytes]:
-        """The bytes of one source tensor."""
-        number, *weight = self.record["tensors"][path][name]
-        rule = self.record["rules"][number]
-        if rule["rule"] == "raw":
-            yield from self._raw_tensors()[f"{path}/{name}"].chunks()
-        elif rule["rule"] == "copy":
-            dense = self.checkpoint[name]
-            assert isinstance(dense, StoredTensor)
-            yield from dense.chunks()
-        else:
-            yield _as_bytes(apply_rule(self._weight(weight[0]), rule, self._known))
-
-    def _weight(self, name: str) -> BcqWeight:
-        """A weight whose parts are read into reused memory."""
-        weight = self.checkpoint.weight(name)
-        parts = {
-            suffix: StoredTensor(part.name, part.dtype, part.shape, make=partial(read_array, part))
-            for suffix, part in weight.parts().items()
-        }
-        return BcqWeight(weight.name, weight.spec, parts)
-
-    def _copy(self, place: str) -> Iterator[Bytes]:
-        source = SourceFile(inside(self.folder, place), place)
-        for start in range(0, source.size, _COPY):
-            yield source.read(start, min(_COPY, source.size - start))
-        source.close()
-
-    def _raw_tensors(self) -> dict[str, StoredTensor]:
-        if self._raw is None:
-            source = SourceFile(inside(self.folder, RAW), RAW)
-            header = require_header(source)
-            self._raw = {name: StoredTensor.in_file(name, header, source) for name in header.tensors}
-        return self._raw
-
-
-def _as_bytes(array: Array) -> Bytes:
+def as_bytes(array: Array) -> Bytes:
     """The bytes of an array in order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -13,7 +13,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings, refuse_transforms
 from bcqfmt.errors import error, escape
 
-from .protocol import Layout, Module, Options, Rebuild
+from .protocol import Layout, Module, Options, Rebuilder
 
 __all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders", "refuse_by_name"]
 
@@ -60,9 +60,9 @@ def layouts() -> dict[str, Layout]:
     return {name: _REGISTRY.load(name)() for name in _REGISTRY.names()}
 
 
-def rebuilders() -> dict[str, Rebuild]:
-    """Rule name -> function, over all layouts."""
-    found: dict[str, Rebuild] = {}
+def rebuilders() -> dict[str, Rebuilder]:
+    """Rule name -> how it rebuilds a tensor, over all layouts."""
+    found: dict[str, Rebuilder] = {}
     for layout in layouts().values():
         found.update(layout.rebuilders())
     return found

@@ -8,7 +8,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["columns_per_group", "expect", "gather", "incomplete", "prefixes"]
+__all__ = ["columns_per_group", "expect", "gather", "incomplete", "padded_groups", "prefixes"]
 
 _SHOWN = 5  # names in a message
 
@@ -70,3 +70,10 @@ def columns_per_group(source: SourceCheckpoint, name: str, stated: int, columns:
     if size < 8:  # the format's smallest group
         raise error("BCQ-E608", source.folder.name, name, f"group size {stated} over {columns} columns", "8 and more")
     return size
+
+
+def padded_groups(columns: int, size: int) -> int:
+    """The number of groups with the padding that AWQ's kernels for one token want."""
+    multiple = {32: 4, 64: 2}.get(size, 1)
+    groups = -(-columns // size)
+    return 8 * multiple * -(-groups // (8 * multiple))

@@ -5,7 +5,7 @@ Scales and zeros are small and read now; planes are computed when the writer ask
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,12 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 from bcqfmt.weight.build import declared_zero
 from bcqfmt.weight.packing import unpack, words_for
-from bcqfmt.weight.scheme import PackedZero, Scheme, Segment, WeightSpec
+from bcqfmt.weight.scheme import PackedZero, Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Module, Options
 
-__all__ = ["affine_weight", "segment_weight", "zero_points_of"]
+__all__ = ["affine_weight", "plain", "segment_weight", "zero_points_of"]
 
 Array = npt.NDArray[Any]
 
@@ -77,6 +77,20 @@ def segment_weight(
             part, tensor.dtype, wanted[part].shape, make=_turned(tensor, transposed, wanted[part].shape)
         )
     return BcqWeight(module.weight_name, spec, parts)
+
+
+def plain(
+    spec: WeightSpec, encoding: str = "affine", bits: Collection[int] = range(1, 9), *, stack: bool = False
+) -> bool:
+    """Whether a weight is one segment of this encoding with first-order scales; a matrix, or maybe a stack of them."""
+    segment = spec.scheme.segments[0]
+    return (
+        len(spec.scheme.segments) == 1
+        and segment.encoding == encoding
+        and segment.bits in bits
+        and not isinstance(segment.scale, SecondOrder)
+        and (stack or len(spec.shape) == 2)
+    )
 
 
 def zero_points_of(weight: BcqWeight) -> Array:

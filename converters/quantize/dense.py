@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.checkpoint.descriptor import allowed_name
 from bcqfmt.container.dtypes import EXPONENT, FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.layouts.registry import refuse_by_name
@@ -27,12 +28,10 @@ from bcqfmt.converters.methods.loops.halves import widen
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import read_settings
 from bcqfmt.errors import error, escape
-from bcqfmt.limits import MAX_WEIGHT_NAME_BYTES
 
 __all__ = ["Verdict", "check_finite", "judge", "read_matrix", "refuse_quantized"]
 
 _BLOCK = 1 << 20  # elements converted at a time
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*")  # BCQ-V213
 _QUANTIZED = (".qweight", ".weight_packed", ".W_q", ".qzeros")
 
 # Reason -> pattern, tried on the whole name; components are separated by dots.
@@ -124,7 +123,7 @@ def _verdict(tensor: StoredTensor, turned: list[re.Pattern[str]]) -> Verdict:
         return Verdict(_FLAT.get(len(shape), f"{len(shape)} dimensions"), False)
     if not all(shape) or shape[-1] < 8:
         return Verdict("fewer than 8 columns", False)
-    if not _NAME.fullmatch(name) or ".." in name or len(name.encode()) > MAX_WEIGHT_NAME_BYTES:
+    if not allowed_name(name):
         return Verdict("name that a weight cannot have", False)
     for reason, pattern in _KEPT:
         if pattern.search(name):

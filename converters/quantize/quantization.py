@@ -62,6 +62,7 @@ class QuantizeOptions:
     resume: bool = False
     overwrite: bool = False
     name: str = ""
+    revision: str = ""
     dry_run: bool = False
     headers_only: bool = False  # the source's data is far away; only a dry run can do without
 
@@ -108,8 +109,8 @@ class Quantization:
                 check_source(self.source, self.modules, space, self.plan, self.options.workers, self._stop)
                 self._work(space, tick or (lambda _: None), shard_done or (lambda *_: None))
                 check_unchanged(self.source)
-                extra = closing_files(self.source, self.plan, self.choice, self._records(space))
-                finalize(self.source, self.plan, space, Settings(), provenance=False, extra=extra)
+                extra, how = closing_files(self.plan, self.choice, self._records(space), self.options.stats)
+                finalize(self.source, self.plan, space, Settings(), provenance=False, extra=extra, how=how)
             space.publish()
         except BcqError as fault:
             if fault.code in _HOPELESS:
@@ -143,6 +144,7 @@ class Quantization:
         return {
             "layout": "dense",
             "name": self.options.name or self.source.folder.name,
+            "revision": self.options.revision,
             "recipes": self.choice.recipes(),
             "weights": self.choice.weights,
             "stats": digest,

@@ -23,18 +23,18 @@ from typing import Any, NamedTuple
 from bcqfmt import limits
 from bcqfmt.container.files import inside, read_small
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
-from bcqfmt.converters.jobs.model_card import quantized_card
+from bcqfmt.converters.jobs.model_card import How, quantized
+from bcqfmt.converters.jobs.paths import QUANTIZATION
 from bcqfmt.converters.jobs.plan import Plan
 from bcqfmt.converters.methods.errors import Sums
-from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
 from .choice import Choice
+from .stats import StatsFile
 
 __all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same_record"]
 
-RECORD = "bcq_quantization.json"
-_CARD = "README.md"
+RECORD = QUANTIZATION
 _DEPTH = 32  # of the whole record; a method's notes may nest
 _NUMBERS = ("bytes", "bits_per_weight", "power", "noise")
 _FIGURES = ("mse", "relative", "sqnr_db")
@@ -57,21 +57,20 @@ class QuantizationRecord(NamedTuple):
 
 
 def closing_files(
-    source: SourceCheckpoint, plan: Plan, choice: Choice, records: Mapping[str, Mapping[str, Any]]
-) -> dict[str, bytes]:
-    """The record and the model card of a finished quantization."""
+    plan: Plan, choice: Choice, records: Mapping[str, Mapping[str, Any]], stats: StatsFile | None
+) -> tuple[dict[str, bytes], How]:
+    """The record of a finished quantization as a file, and what the model card says of it."""
     weights = {name: {"recipe": choice.weights[name], **records[name]} for name in sorted(records)}
     recipes = choice.recipes()
     made = QuantizationRecord(recipes, weights, dict(sorted(choice.dense.items())), plan.options["stats"])
     value = {"version": "1.0", **made._asdict()}
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
-    front = None
-    if _CARD in source.side_files:
-        front = read_small(inside(source.folder, _CARD), limits.MAX_CONFIG_BYTES, _CARD, "BCQ-E102")
-    nbytes = sum(entry["bytes"] for entry in weights.values())
     used = [(recipe, sum(entry["recipe"] == i for entry in weights.values())) for i, recipe in enumerate(recipes)]
-    card = quantized_card(front, plan.options["name"], used, nbytes, made.sums().size, made.sums().figures())
-    return {RECORD: text.encode("ascii"), _CARD: card}
+    seen = "none"
+    if stats is not None:
+        rows, length = stats.record["rows"], stats.record["seq"]
+        seen = f"{rows} rows of {length} tokens; SHA-256 of the statistics `{plan.options['stats']}`"
+    return {RECORD: text.encode("ascii")}, quantized(used, made.sums().figures()["relative"], seen)
 
 
 def read_record(folder: Path) -> QuantizationRecord | None:

@@ -66,7 +66,7 @@ class SourceFacts:
     files: dict[str, int] = field(default_factory=dict)
     restorable: bool = False  # everything of the source comes back, byte for byte
     archive: int = 0  # what that costs, in files of its own
-    folder: int = 0  # the whole BCQ folder
+    folder: int = 0  # the BCQ folder, manifest and documentation apart
 
     @property
     def converted(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
-from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside
+from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
@@ -26,7 +26,9 @@ __all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "Source
 
 INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-FOREIGN = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+FOREIGN = (*_PICKLES, ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
+_NOT_A_MODEL = {".git": "version control", ".cache": "download cache"}
 OpenFile = Callable[[str], ByteSource]
 
 
@@ -47,7 +49,7 @@ class SourceModel:
 class SourceCheckpoint:
     """Model files, tensors by name, configurations, and every other file that must come back.
 
-    ``home``: tensor -> model file. ``foreign``: weight files of other kinds; they are listed, never opened or carried.
+    ``home``: tensor -> model file. ``left_out``: path -> why it is not carried; no such file is ever opened.
     """
 
     folder: Path
@@ -57,7 +59,7 @@ class SourceCheckpoint:
     config: dict[str, Any]
     quant: dict[str, dict[str, Any]]
     side_files: list[str]
-    foreign: list[str]
+    left_out: dict[str, str]
     warnings: list[Finding] = field(default_factory=list)
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
@@ -89,16 +91,21 @@ def open_source(folder: Path) -> SourceCheckpoint:
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)
-    return read_source(folder, _files(folder), lambda name: SourceFile(inside(folder, name), name))
+    files, left_out = _files(folder)
+    return read_source(folder, files, lambda name: SourceFile(inside(folder, name), name), left_out=left_out)
 
 
 def read_source(
-    folder: Path, files: list[str], open_file: OpenFile, each: Callable[..., Any] = map
+    folder: Path,
+    files: list[str],
+    open_file: OpenFile,
+    each: Callable[..., Any] = map,
+    left_out: Mapping[str, str] | None = None,
 ) -> SourceCheckpoint:
     """The checkpoint that consists of these ``files``: headers and configurations are read and checked, no data.
 
     ``each`` is ``map``, or something like it that reads the headers of several files at once. No file is opened before
-    its name has been checked.
+    its name has been checked. ``left_out``: what the folder holds besides, path -> why it is not carried.
     """
     names, weight_map = _model_names(folder.name, files, open_file)
     sources = [open_file(name) for name in names]
@@ -110,7 +117,9 @@ def read_source(
     tensors = {}
     for name, path in home.items():
         tensors[name] = StoredTensor.in_file(name, models[path].header, models[path].source)
-    foreign = [name for name in files if name.endswith(FOREIGN)]
+    foreign = {
+        name: "pickle" if name.endswith(_PICKLES) else "another format" for name in files if name.endswith(FOREIGN)
+    }
     side = [name for name in files if name not in models and name not in foreign]
     if CONFIG not in files:
         raise error("BCQ-V510", CONFIG, found="the file does not exist", expected="the model's configuration")
@@ -119,7 +128,7 @@ def read_source(
     for key in ("quantization_config", "compression_config"):  # the latter is an old name of compressed-tensors
         if isinstance(config.get(key), dict):
             quant.setdefault(CONFIG, config[key])
-    return SourceCheckpoint(folder, models, tensors, home, config, quant, side, foreign)
+    return SourceCheckpoint(folder, models, tensors, home, config, quant, side, {**foreign, **(left_out or {})})
 
 
 def _check_name(name: str) -> None:
@@ -130,17 +139,29 @@ def _check_name(name: str) -> None:
         raise error("BCQ-E102", name, found=found, hint="set PYTHONUTF8=1; if that does not help, rename it to UTF-8")
 
 
-def _files(folder: Path) -> list[str]:
-    """Relative paths of the regular files; version control and download caches are not part of a model."""
-    found = []
+def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Relative paths of the regular files, and of what is not carried, with the reason."""
+    found, left_out = [], {}
     for top, folders, names in os.walk(folder, onerror=cannot_list):
-        folders[:] = sorted(name for name in folders if name not in (".git", ".cache"))
+        place = Path(top).relative_to(folder)
+        for name in folders:
+            path = (place / name).as_posix()
+            _check_name(path)
+            if reason := unwritable(path):  # walking on would recurse as deep as the folder goes
+                raise error("BCQ-E617", path, found=reason, expected="a path that every file system can hold")
+            if name in _NOT_A_MODEL:
+                left_out[path] = _NOT_A_MODEL[name]
+            elif (folder / path).is_symlink():
+                left_out[path] = "link to a folder"
+        if not folders and not names and Path(top) != folder:
+            left_out[place.as_posix()] = "empty folder"
+        folders[:] = sorted(name for name in folders if (place / name).as_posix() not in left_out)
         for name in names:
-            path = (Path(top) / name).relative_to(folder).as_posix()
+            path = (place / name).as_posix()
             _check_name(path)
             inside(folder, path)
             found.append(path)
-    return sorted(found)
+    return sorted(found), left_out
 
 
 def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[list[str], dict[str, str] | None]:

@@ -164,6 +164,14 @@ static void command_open(opened *o, const char *kind, const char *path)
             if (!bcq_tensor_at(f, k)->is_part)
                 show_dense(bcq_tensor_at(f, k));
     }
+#ifndef BCQ_NO_POSIX
+    for (k = 0; o->folder && k < bcq_folder_uncovered_count(o->folder); k++) {
+        const char *name = bcq_folder_uncovered_name(o->folder, k);
+        printf("uncovered\t");
+        show_hex(name, strlen(name));
+        printf("\n");
+    }
+#endif
     printf("end\n");
 }
 

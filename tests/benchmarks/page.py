@@ -32,10 +32,10 @@ _CONVERSION = f"""\
   and the new ones. `verify` rebuilds, compares and hashes every file once; `restore` rebuilds, hashes and writes
   ([decision 15](../decisions/0015-libraries-instead-of-own-code.md)).
 
-The goals of `convert`, `verify` and `restore` hang on the copy: the same run held on two cores of an x86-64 server with
-SHA instructions, where the copy makes 1369 MB/s and one SHA-256 1141, gave 0.39 (0.38 to 0.44), 0.52 (0.49 to 0.57) and
-0.72 (0.69 to 0.82). Two digests, packing, rebuilding, three reads and one write take about 4 ms of one core per MB:
-here at most 500 MB/s on two cores.
+The goals of `convert`, `verify` and `restore` hang on the copy: the same run held on two cores of an x86-64 server
+with SHA instructions, where the copy makes 1290 to 1370 MB/s and one SHA-256 1141, gave 0.42 (0.39 to 0.47), 0.52
+(0.49 to 0.57) and 0.72 (0.69 to 0.82). Two digests, packing, rebuilding, three reads and one write take about 4 ms of
+one core per MB: here at most 500 MB/s on two cores.
 
 Where the time goes, one thread, one layer of 22.5 MB, Neoverse-N1: one SHA-256 14 ms, packing 5 to 10, rebuilding 8 to
 16, reading from the page cache 3, comparing 2, writing 4 to 7.

@@ -20,6 +20,8 @@ STARVED = (
     "stack",
     "segments",
     "second-order",
+    "second-order-offset",
+    "table",
     "aligned64",
     "outliers-add",
     "multi-precision",

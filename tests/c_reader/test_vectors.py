@@ -47,6 +47,7 @@ def check_opened(found: Opened, entry: dict[str, Any]) -> None:
         name: {"dtype": expected["dtype"], "shape": expected["shape"], "digest": expected["sha256"]}
         for name, expected in entry["dense"].items()
     }
+    assert found.uncovered == entry.get("uncovered", [])
 
 
 def check_valid(runner: Runner, entries: list[dict[str, Any]], scratch: Path) -> None:

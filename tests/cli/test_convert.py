@@ -327,7 +327,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 
 def test_hub_ids(hub: HubServer, run: Run, tmp_path: Path) -> None:
     assert run("convert", NAME, tmp_path / "bcq").exit_code == 0
-    assert 'base_model: "some-org/tiny-gptq"' in (tmp_path / "bcq/README.md").read_text()
+    assert "base_model: some-org/tiny-gptq\n" in (tmp_path / "bcq/README.md").read_text()
     result = run("verify", NAME, tmp_path / "bcq")
     assert result.exit_code == 0, result.stderr
     assert run("restore", tmp_path / "bcq", tmp_path / "out").exit_code == 0
@@ -354,21 +354,6 @@ def test_hub_ids_that_are_not_there(hub: HubServer, run: Run, tmp_path: Path) ->
     assert run("convert", NAME, tmp_path / "bcq", "--revision", "nope").exit_code == 8
     assert run("convert", NAME, tmp_path / "bcq", "--offline").exit_code == 8
     assert not (tmp_path / "bcq").exists()
-
-
-def test_push(hub: HubServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bcqfmt.converters import hub as client
-
-    asked = []
-
-    def push(*args: object) -> str:
-        asked.append(args)
-        return "https://hub/x"
-
-    monkeypatch.setattr(client, "push", push)
-    result = run("convert", SOURCE, tmp_path / "bcq", "--push", "me/model", "--private", "--create-pr")
-    assert asked == [(tmp_path / "bcq", "me/model", True, True)]
-    assert "pushed: https://hub/x" in result.stdout
 
 
 def test_resuming_what_is_complete_says_so(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,22 @@ def test_against_the_exact_dense_export(run: Run, model: Path, text: Path) -> No
     assert 0 <= kernels["divergence"] <= 1e-4
     assert kernels["top1"] >= 0.995
     assert kernels["tokens"] == exact["tokens"]
+
+
+def test_the_perplexity_goes_into_the_model_card(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bcq"
+    shutil.copytree(model, folder)
+    before = (folder / "README.md").read_text()
+    options = ("--text", text, "--max-tokens", "50", "--context", "32", "--card")
+    found = json.loads(run("eval", folder, *options, "--json").stdout)
+    row = f"| perplexity | {found['perplexity']:.4f} on text.txt ({found['tokens']} tokens, windows of 32) |\n"
+    assert (folder / "README.md").read_text().replace(row, "") == before
+    assert run("eval", folder, *options).exit_code == 0
+    assert (folder / "README.md").read_text().count("| perplexity |") == 1
+    (folder / "README.md").write_text("# my own card\n")
+    refused = run("eval", folder, *options)
+    assert (refused.exit_code, "--card" in refused.stderr) == (2, True)
+    assert (folder / "README.md").read_text() == "# my own card\n"
 
 
 def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:

@@ -86,7 +86,7 @@ def test_of_a_hub_id_only_headers_are_read(run: Run, tmp_path: Path, monkeypatch
         assert not (tmp_path / "bcq").exists()
         result = run("quantize", "me/dense", tmp_path / "bcq", *RTN)
         assert result.exit_code == 0, result.stderr
-    assert 'base_model: "me/dense"' in (tmp_path / "bcq" / "README.md").read_text()
+    assert "base_model: me/dense\n" in (tmp_path / "bcq" / "README.md").read_text()
 
 
 def test_rules(run: Run, tmp_path: Path) -> None:

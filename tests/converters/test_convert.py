@@ -122,7 +122,7 @@ def test_foreign_files_are_named_and_left_behind(tmp_path: Path) -> None:
     conversion = convert(source, tmp_path / "bcq")
     (finding,) = conversion.warnings
     assert finding.code == "BCQ-E653"
-    assert "2 not part of the model: model.gguf, pytorch_model.bin" in finding.found
+    assert finding.found == "2 left out: model.gguf (another format), pytorch_model.bin (pickle)"
     assert not [path for path in tree(tmp_path / "bcq") if path.endswith((".bin", ".gguf"))]
 
 
@@ -137,9 +137,9 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
     assert {"README.md", "config.json", "model.safetensors", "bcq_manifest.json", "tokenizer.json"} <= set(files)
     assert (tmp_path / "bcq/extra/notes.txt").read_text() == "keep me"
     card = (tmp_path / "bcq/README.md").read_text()
-    for line in ("license: mit", "language:\n- de", 'base_model: "me/my-model"', "library_name: bcqfmt"):
+    for line in ("license: mit", "language:\n- de", "base_model: me/my-model", "library_name: bcqfmt"):
         assert line in card
-    assert "gptq\nlibrary_name: x" not in card
+    assert "- gptq" not in card
     config = json.loads((tmp_path / "bcq/config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "bcq"
     assert config["model_type"] == "llama"
@@ -149,10 +149,10 @@ def test_what_the_folder_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "card", "expected"),
     [
-        ("me/my-model", None, ['base_model: "me/my-model"', "base_model_relation: quantized"]),
-        ("me/my-model", "base_model: other/one", ['base_model: "me/my-model"', "base_model_relation: quantized"]),
+        ("me/my-model", None, ["base_model: me/my-model", "base_model_relation: quantized"]),
+        ("me/my-model", "base_model: other/one", ["base_model: me/my-model", "base_model_relation: quantized"]),
         ("", "base_model: other/one", ["base_model: other/one", "base_model_relation: quantized"]),
-        ("", 'base_model:\n- "a/b"\n- c/d', ["base_model:", '- "a/b"', "- c/d", "base_model_relation: quantized"]),
+        ("", 'base_model:\n- "a/b"\n- c/d', ["base_model:", "- a/b", "- c/d", "base_model_relation: quantized"]),
         ("", "base_model: /home/me/model", []),
         ("", "base_model: model", []),
         ("", None, []),
@@ -247,6 +247,9 @@ def test_restore_does_not_overwrite_unasked(converted: Path, tmp_path: Path) -> 
             restore(checkpoint, tmp_path / "out", overwrite=True)
         assert (tmp_path / "out" / "mine").exists()
         (tmp_path / "out" / "config.json").write_text("{}")
+        with pytest.raises(BcqError, match="no checkpoint"):
+            restore(checkpoint, tmp_path / "out", overwrite=True)
+        (tmp_path / "out" / "old.safetensors").write_text("")
         restore(checkpoint, tmp_path / "out", overwrite=True)
     assert tree(tmp_path / "out") == tree(TINY)
 

@@ -327,7 +327,7 @@ def test_overwriting(source: Path, plain: dict[str, str], tmp_path: Path) -> Non
     with pytest.raises(BcqError, match="no checkpoint"):
         convert(source, tmp_path / "bcq", max_shard_size=SIZE, overwrite=True)
     assert (tmp_path / "bcq" / "old").exists()
-    (tmp_path / "bcq" / "config.json").write_text("{}")
+    (tmp_path / "bcq" / "bcq_manifest.json").write_text("{}")
     convert(source, tmp_path / "bcq", max_shard_size=SIZE, overwrite=True)
     assert tree(tmp_path / "bcq") == plain
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]

@@ -63,11 +63,9 @@ def test_the_same_as_after_a_download(hub: HubServer) -> None:
         local.home,
         local.metadata,
     )
-    assert (seen.side_files, seen.foreign) == (
-        local.side_files,
-        ["model-Q4.gguf", "pytorch_model.bin"] and seen.foreign,
-    )
-    assert seen.foreign == ["flax_model.msgpack", "model-Q4.gguf", "pytorch_model.bin"]
+    assert seen.side_files == local.side_files
+    foreign = {"flax_model.msgpack": "another format", "model-Q4.gguf": "another format"}
+    assert seen.left_out == {**foreign, "pytorch_model.bin": "pickle"}
     for name, tensor in local.tensors.items():
         assert np.array_equal(seen.tensors[name].array(), tensor.array())
     assert [model.header_bytes() for model in seen.models.values()] == [m.header_bytes() for m in local.models.values()]

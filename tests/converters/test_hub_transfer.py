@@ -1,11 +1,9 @@
-"""Files on their way from the hub and to it: every fault, recovery, no secrets in any output.
+"""Files on their way from the hub (to it: test_publish.py): every fault, recovery, no secrets in any output.
 
 The hub is a real HTTP server on loopback and the client is huggingface_hub itself.
 """
 
-import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +17,6 @@ from bcqfmt.converters import hub as client
 from bcqfmt.converters.source.checkpoint import open_source
 from hub_samples import NAME, WANTED, files
 from hub_server import TOKEN, HubServer, failure, loopback_hub
-from verbs import tensors
 
 
 @pytest.fixture
@@ -123,51 +120,6 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         client.resolve(NAME)
     assert caught.value.code == "BCQ-E306"
     assert "pip install" in caught.value.hint
-
-
-@pytest.fixture
-def finished(tmp_path: Path) -> Path:
-    folder = tmp_path / "finished"
-    bcqfmt.save(folder, tensors(), config={"model_type": "test"})
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    (folder / ".cache").mkdir()
-    (folder / ".cache" / "x").write_text("not ours")
-    return folder
-
-
-@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the library's own way of sending files
-def test_push(hub: HubServer, finished: Path) -> None:
-    hub.tokens.add("hf_other")
-    url = client.push(finished, "me/new-model", private=True, token="hf_other")
-    repo = hub.repos["me/new-model"]
-    sent = repo.commits[repo.refs["main"]]
-    assert url == f"{hub.url}/me/new-model/commit/{repo.refs['main']}"
-    kept = {path.name: path.read_bytes() for path in finished.iterdir() if path.is_file()}
-    assert sent == kept
-    steps = r"/(repos/create|preupload|objects/batch|up|commit)(/|$)"
-    order = [found[1] for seen in hub.log if (found := re.search(steps, seen.path))]
-    assert order == ["repos/create", "preupload", "objects/batch", "up", "commit"]
-    assert json.loads(hub.asked("create")[0].body).items() >= {("name", "new-model"), ("organization", "me")}
-    assert "private" in hub.asked("create")[0].body.decode()
-    assert {seen.token for seen in hub.log if seen.store} == {""}
-    again = client.push(finished, "me/new-model", create_pr=True, token="hf_other")
-    assert again.endswith("/discussions/1")
-
-
-def test_push_refuses_what_is_not_finished(hub: HubServer, finished: Path) -> None:
-    config = json.loads((finished / "config.json").read_text())
-    del config["quantization_config"]
-    (finished / "config.json").write_text(json.dumps(config))
-    assert failure(lambda: client.push(finished, "me/x")).code == "BCQ-V512"
-    (finished / "bcq_manifest.json").unlink()
-    assert failure(lambda: client.push(finished, "me/x")).code == "BCQ-V601"
-    assert failure(lambda: client.push(finished, "me/x@v1")).code == "BCQ-E302"
-    assert not hub.log
-
-
-def test_push_without_rights(hub: HubServer, finished: Path) -> None:
-    fault = failure(lambda: client.push(finished, "me/x", token=TOKEN))
-    assert (fault.code, fault.exit_code) == ("BCQ-E702", 8)
 
 
 def test_blobs_that_repositories_share(hub: HubServer) -> None:

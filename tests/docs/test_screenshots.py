@@ -18,7 +18,7 @@ from conversions import convert
 from peers import PEERS
 from verbs import tensors
 
-pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("chromium")]
+pytestmark = pytest.mark.soak
 in_chromium = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium")
 PAPER = {False: (255, 255, 255), True: (0x0D, 0x11, 0x17)}
 BARS = {False: (0x00, 0x72, 0xB2), True: (0x56, 0xB4, 0xE9)}  # the first colour of the plots

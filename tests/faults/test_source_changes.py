@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from bcqfmt.converters.jobs.source_files import source_state
+from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import convert, tree
 from fault_case import Case
@@ -53,11 +55,24 @@ def rewritten(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
+def disguised(path: Path) -> None:
+    """In place, and its time set back; the time of the inode tells."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # clocks of file systems are coarse
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def removed(path: Path) -> None:
     path.unlink()
 
 
-CHANGES: list[Callable[[Path], None]] = [cut, emptied, grown, replaced, rewritten, removed]
+CHANGES: list[Callable[[Path], None]] = [cut, emptied, grown, replaced, rewritten, disguised, removed]
 
 
 def changed_at(case: Case, scratch: Path, change: Callable[[Path], None], at: int, file: str) -> str:
@@ -103,6 +118,17 @@ def test_now_and_then(small: Case, tmp_path: Path) -> None:
     ends = sweep(small, tmp_path, 17)
     assert ends["BCQ-E103"] > 3
     assert not {code for code in ends if code.startswith("BCQ-E9")}
+
+
+def test_a_time_that_was_set_back(small: Case, tmp_path: Path) -> None:
+    """While it is read, and before it is resumed."""
+    total = count((small.source,), ("read",), lambda: convert(small.source, tmp_path / "n", max_shard_size=small.size))
+    assert changed_at(small, tmp_path / "x", disguised, total // 2, "model.safetensors") == "BCQ-E103"
+    source = tmp_path / "source"
+    shutil.copytree(small.source, source)
+    before = source_state(open_source(source))
+    disguised(source / "model.safetensors")
+    assert source_state(open_source(source)) != before
 
 
 @pytest.mark.soak

@@ -151,3 +151,41 @@ def test_validation_tells_a_change_and_goes_on(tmp_path: Path) -> None:
         "BCQ-V606",
         "BCQ-E204",
     }
+
+
+def test_a_fork_while_a_thread_reads(tmp_path: Path) -> None:
+    """The child has the lock as it was, and no thread that would give it back."""
+    bcqfmt.save(tmp_path / "a.safetensors", {"w.weight": samples.affine(64, 256)})
+    program = """
+import os, signal, sys, threading
+import bcqfmt
+checkpoint = bcqfmt.open(sys.argv[1])
+weight = checkpoint.weight("w.weight")
+reading, forked, real = threading.Event(), threading.Event(), os.preadv
+def slow(*arguments):
+    if threading.current_thread() is not threading.main_thread():
+        reading.set()
+        forked.wait(60)
+    return real(*arguments)
+os.preadv = slow
+def read():
+    with checkpoint._lock:
+        weight.dequantize()
+thread = threading.Thread(target=read)
+thread.start()
+reading.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    checkpoint.weight("w.weight").dequantize()
+    bcqfmt.open(sys.argv[1]).weight("w.weight").dequantize()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+forked.set()
+thread.join()
+print(os.waitstatus_to_exitcode(status))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "a.safetensors")]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert ran.stdout.split() == ["0"], ran.stderr

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import bcqfmt
 import oracle
 import samples
 from bcqfmt import BcqError, OutputError
+from bcqfmt.container.durable import folder_in_progress
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ["model", "model.safetensors"]
@@ -175,16 +177,16 @@ def test_a_folder_with_something_in_it_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no checkpoint"):
         save(tmp_path / "model", overwrite=True)
     assert samples.tree(tmp_path) == {"model/precious.txt": b"x"}
-    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "bcq_manifest.json").write_text("{}")
     save(tmp_path / "model", overwrite=True)
-    assert not bcqfmt.validate(tmp_path / "model", deep=True).findings
+    assert not bcqfmt.validate(tmp_path / "model", deep=True).errors
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     save(tmp_path / "model")
-    assert not bcqfmt.validate(tmp_path / "model", deep=True).findings
+    assert not bcqfmt.validate(tmp_path / "model", deep=True).errors
 
 
 def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
@@ -289,7 +291,7 @@ def test_the_manifest_is_written_last(tmp_path: Path) -> None:
     assert order[-1] == "bcq_manifest.json"
     assert set(json.loads((tmp_path / "model" / "bcq_manifest.json").read_text())["files"]) == set(
         samples.tree(tmp_path / "model")
-    ) - {"bcq_manifest.json"}
+    ) - {"bcq_manifest.json", "docs/card.md"}
 
 
 @pytest.mark.parametrize("place", [".", "", "/"])
@@ -297,3 +299,40 @@ def test_an_output_without_a_name(place: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OutputError, match="BCQ-E402"):
         bcqfmt.save(place, {})
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("config.json",),
+        ("config.json", "package.json", "src/main.py"),
+        ("config.json", "model.safetensors"),
+        (".git/HEAD", "bcq_manifest.json", "config.json"),
+    ],
+)
+def test_only_a_checkpoint_is_replaced(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """A folder with a configuration may be anything; what is under version control is more than a checkpoint."""
+    for name in files:
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    before = samples.tree(tmp_path)
+    with pytest.raises(OutputError, match="no checkpoint") as caught:
+        save(tmp_path / "model", overwrite=True)
+    assert caught.value.code == "BCQ-E401"
+    assert samples.tree(tmp_path) == before
+
+
+def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    save(tmp_path / "model")
+
+    def replace() -> None:
+        with folder_in_progress(tmp_path / "model", overwrite=True, like="bcq_manifest.json"):
+            shutil.rmtree(tmp_path / "model")
+            (tmp_path / "model").mkdir()
+            (tmp_path / "model" / "precious").write_text("")
+
+    with pytest.raises(OutputError, match="no checkpoint"):
+        replace()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "precious").exists()

@@ -102,7 +102,7 @@ def test_faults_of_a_folder_are_all_there(tmp_path: Path) -> None:
     shards[0].write_bytes(bytes(raw))  # V606
     with shards[1].open("ab") as file:
         file.write(b"x")  # V115, V605
-    (folder / "extra.txt").write_text("")  # V604
+    (folder / "tokenizer.json").unlink()  # V604
     (folder / "config.json").write_text("{}")  # V512, V605
     report = bcqfmt.validate(folder, deep=True)
     found = {(f.code, f.file) for f in report.errors}
@@ -110,7 +110,7 @@ def test_faults_of_a_folder_are_all_there(tmp_path: Path) -> None:
         ("BCQ-V606", shards[0].name),
         ("BCQ-V115", shards[1].name),
         ("BCQ-V605", shards[1].name),
-        ("BCQ-V604", "extra.txt"),
+        ("BCQ-V604", "tokenizer.json"),
         ("BCQ-V512", "config.json"),
         ("BCQ-V605", "config.json"),
     } <= found
@@ -143,14 +143,15 @@ def test_a_lone_file_says_that_nothing_covers_its_content(tmp_path: Path) -> Non
         assert [f.code for f in report.findings] == ["BCQ-E501"]
         assert report.valid
         assert report.exit_code == 0
-    assert not bcqfmt.validate(folder_of(tmp_path), deep=True).findings
+    report = bcqfmt.validate(folder_of(tmp_path), deep=True)
+    assert [(f.code, f.file) for f in report.findings] == [("BCQ-E504", "docs/card.md")]
 
 
 def test_the_report_as_data(tmp_path: Path) -> None:
     report = bcqfmt.validate(folder_of(tmp_path), deep=True)
     data = json.loads(json.dumps(report.as_dict()))
     assert data["valid"] is True
-    assert data["findings"] == []
+    assert [(f["code"], f["severity"], f["file"]) for f in data["findings"]] == [("BCQ-E504", "note", "docs/card.md")]
     assert data["weights"] == sum(isinstance(t, BcqWeight) for t in samples.tensors().values()) == report.weights
     path = tmp_path / "a.safetensors"
     path.write_bytes(broken_file())

@@ -85,7 +85,6 @@ def fuzz(folder: Path, runs: int, *more: str) -> dict[str, Any]:
     figures: dict[str, Any] = json.loads(out.read_text())
     assert figures["runs"] >= runs
     assert not figures["escaped"]
-    assert not figures["slower_than_1_s"]
     assert figures["peak_memory_mb"] * 10**6 < MEMORY_LIMIT
     return figures
 
@@ -125,4 +124,5 @@ def test_the_fuzzer_sees_a_disagreement(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.soak
 def test_two_million_executions(tmp_path: Path) -> None:
     figures = fuzz(tmp_path, 2_000_000)
+    assert not figures["slower_than_1_s"]  # in the soak alone, on a machine without other work
     record("fuzzing", **figures)

@@ -24,7 +24,6 @@ from bcqfmt.integrations.torch import linear_op as ops
 from bcqfmt.integrations.torch.processor import dense_products
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("bcq-linear")
 BOUND = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 

@@ -11,7 +11,6 @@ from bcqfmt.integrations.torch import BcqLinear
 from bcqfmt.integrations.torch import linear_op as ops
 
 pytestmark = [
-    pytest.mark.xdist_group("bcq-linear"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # torch about itself
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
 ]

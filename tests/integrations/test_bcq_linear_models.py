@@ -15,8 +15,6 @@ import product_reference as reference
 from bcqfmt import BcqError
 from bcqfmt.integrations.torch import BcqLinear, load_linears, tensors_of
 
-pytestmark = pytest.mark.xdist_group("bcq-linear")
-
 
 class Block(torch.nn.Module):
     def __init__(self, bias: bool = True) -> None:

@@ -16,7 +16,6 @@ from bcqfmt import BcqError, BcqWeight
 from bcqfmt.integrations.torch import BcqLinear
 from bcqfmt.weight.packing import unpack_bits
 
-pytestmark = pytest.mark.xdist_group("bcq-linear")
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "finetune_scales.py"
 
 WEIGHTS = {

@@ -24,7 +24,6 @@ from bcqfmt.integrations.torch import BcqLinear
 from vllm_signatures import VERSION, read_from, signatures, text_of
 from vllm_stand_in import SIGNATURES, Rank, attributes_of, finish, installed, load
 
-pytestmark = pytest.mark.xdist_group("vllm")
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 BASE = "vllm.model_executor.layers.quantization.base_config"
 LINEAR = "vllm.model_executor.layers.linear"

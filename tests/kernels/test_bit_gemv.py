@@ -15,8 +15,6 @@ from bcqfmt.kernels.bits.layout import STEP_MASKS, in_steps, layout_of, pack_num
 from bcqfmt.kernels.operands import operand
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-bit_gemv")
-
 GROUPS = (8, 16, 32, 64, 128, 256, 384, 1000)
 SHAPES = ((17, 264), (16, 300), (33, 256))
 CASES = [

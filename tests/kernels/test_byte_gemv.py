@@ -13,8 +13,6 @@ from bcqfmt.kernels.bits.shape import BitShape, ByteShape, at_once, byte_shape_f
 from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-byte_gemv")
-
 GROUPS = (32, 64, 128, 256, 384, 1000)
 CASES = [
     (encoding, q, (1, 2, 5, 8)[(i + q) % 4], *((17, 264), (16, 300), (33, 520))[q % 3], GROUPS[(2 * i + q) % 6])

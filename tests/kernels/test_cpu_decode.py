@@ -16,7 +16,6 @@ from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
 from bcqfmt.kernels import cpu
 from strategies import bits_of, examples, tiled_weights, weights
 
-pytestmark = pytest.mark.xdist_group("cpu-kernels")
 CALM: Any = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}  # compiling takes time
 KINDS = ("F16", "BF16", "F32", "F64")
 

@@ -16,7 +16,6 @@ import product_reference as reference
 from bcqfmt.compiled.threads import together
 from bcqfmt.kernels import cpu
 
-pytestmark = pytest.mark.xdist_group("cpu-kernels")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 LOOKUPS = ("portable", "avx2", "avx512")  # a processor that has one has those before it
 _HASWELL = "+avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"

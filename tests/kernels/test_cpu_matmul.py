@@ -14,8 +14,6 @@ from bcqfmt import BcqError, BcqWeight
 from bcqfmt.kernels import cpu
 from strategies import examples, tiled_weights, weights
 
-pytestmark = pytest.mark.xdist_group("cpu-kernels")  # each process would compile them again
-
 CALM: Any = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}  # compiling takes time
 
 # (encoding, planes, group size, batch); 0: the whole row is a group. A kernel is compiled for each of them.

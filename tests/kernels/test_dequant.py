@@ -16,8 +16,6 @@ from bcqfmt import BcqWeight
 from bcqfmt.container.dtypes import float64_of, round_to
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-dequant")
-
 DTYPES = ("F16", "BF16", "F32")
 
 

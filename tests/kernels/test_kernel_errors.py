@@ -24,8 +24,6 @@ from bcqfmt.kernels.runtime import checks, device
 from cuda_sim import SimulationError, simulate
 from pretended_gpu import pretend_products
 
-pytestmark = pytest.mark.xdist_group("simulator-kernel_errors")
-
 
 @pytest.mark.parametrize("case", list(sim_errors.CASES))
 def test_arguments(case: str) -> None:

@@ -14,8 +14,6 @@ from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.atom import attention as kv
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-kv")
-
 LIMIT = {"F16": 1e-3, "BF16": 4e-3, "F32": 6e-4}
 
 

@@ -11,8 +11,6 @@ import sim_kernels
 from bcqfmt import BcqWeight
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-lut_gemv")
-
 # every encoding with every number of planes; the rest goes around with periods that have no common factor
 GROUPS = (8, 16, 32, 64, 12, 33, 128)
 SHAPES = ((3, 128), (33, 160), (1, 200), (40, 129))

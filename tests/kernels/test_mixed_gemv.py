@@ -17,7 +17,6 @@ from bcqfmt.kernels.operands.outliers import OutlierNeeds
 from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-mixed_gemv")
 BOUND = 2e-5  # 16-bit integers for x
 LARGE = 1e-4  # where one element of a group is twenty times the others
 

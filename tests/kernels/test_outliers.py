@@ -10,8 +10,6 @@ from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.operands.outliers import packed_entries
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-outliers")
-
 
 def sample(rows: int, columns: int, share: float, values: str) -> tuple[np.ndarray, ...]:
     """A dense matrix and its CSR; every fourth row is empty."""

@@ -59,7 +59,8 @@ def test_every_product_is_launched_as_by_the_function_for_it(weight: BcqWeight, 
                 bits.bit_gemv(found.bits, flat, out=y.reshape(-1, 33))
             assert len(quick) == len(recorder.launched) == (2 if weight is SEVERAL else 1)
             for one, other in zip(quick, recorder.launched, strict=True):
-                fixed = [k for k, value in enumerate(other.values) if value < 2**32 or k in (0, 1)]
+                # numbers of this small weight, not addresses, which begin at 2^20 or above wherever a heap lies
+                fixed = [k for k, value in enumerate(other.values) if value < 2**20 or k in (0, 1)]
                 assert one[:3] == other[:3]
                 assert one.early == other.early
                 assert [one.values[k] for k in fixed] == [other.values[k] for k in fixed]

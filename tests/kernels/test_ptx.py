@@ -21,8 +21,6 @@ import sim_ptx
 from bcqfmt.kernels.simulator import arithmetic
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-ptx")
-
 
 @pytest.fixture(autouse=True)
 def overflows_are_results() -> Iterator[None]:

@@ -13,8 +13,6 @@ from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.atom import operands as ao
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-w4a4")
-
 KINDS = ("F16", "BF16", "F32")
 
 

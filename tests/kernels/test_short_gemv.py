@@ -16,8 +16,6 @@ from bcqfmt.kernels.bits.layout import BitLayout
 from bcqfmt.kernels.bits.shape import BitShape, ShortShape, at_once, product_shape, short_shape_for
 from cuda_sim import simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-short_gemv")
-
 CASES = [
     (encoding, q, 1 + (i + q) % 2, *((17, 264), (16, 300), (33, 520))[q % 3], (8, 16)[(i + q // 2) % 2])
     for i, encoding in enumerate(ks.ENCODINGS)

@@ -11,8 +11,6 @@ import sim_torch
 from bcqfmt.errors import BcqError
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-torch_ops")
-
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
 def test_products_and_dense_matrices(dtype: str) -> None:

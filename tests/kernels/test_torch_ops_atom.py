@@ -13,8 +13,6 @@ from bcqfmt.errors import BcqError
 from bcqfmt.kernels.runtime import device
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-torch_ops_atom")
-
 
 @pytest.mark.parametrize("name", op_samples.ATOM)
 def test_the_kernel_is_what_runs(name: str) -> None:

@@ -22,9 +22,6 @@ from bcqfmt.kernels.atom.shape import Held, Tile
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 from cuda_sim import SimulationError, simulate
 
-pytestmark = pytest.mark.xdist_group("simulator-w4a4")
-
-
 # -- operands -----------------------------------------------------------------------------------------------------
 
 

@@ -63,7 +63,7 @@ def test_the_signature_holds_the_digests_of_the_manifest(signed: Path) -> None:
     statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
     told = {entry["name"]: entry["digest"] for entry in statement["predicate"]["resources"]}
     manifest = json.loads((signed / "bcq/bcq_manifest.json").read_text())
-    assert told.keys() == manifest["files"].keys() | {"bcq_manifest.json"}
+    assert told.keys() == manifest["files"].keys() | {"bcq_manifest.json", "README.md"}
     assert {name: told[name] for name in manifest["files"]} == {
         name: record["sha256"] for name, record in manifest["files"].items()
     }

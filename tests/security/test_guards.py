@@ -12,12 +12,15 @@ import attacks
 from bcqfmt import errors
 from bcqfmt.checkpoint import folder, manifest
 from bcqfmt.cli import render
-from bcqfmt.container import files, header
+from bcqfmt.container import durable, files, header
 from bcqfmt.container import header_json as header_text
 from bcqfmt.converters.hub import repo as hub_repo
 from bcqfmt.converters.jobs import model_card as card
+from bcqfmt.converters.jobs import paths
+from bcqfmt.converters.layouts import rebuild
 from bcqfmt.converters.report import html as report_html
 from bcqfmt.converters.source import checkpoint
+from bcqfmt.converters.source import front_matter as front
 from bcqfmt.weight import checks
 from mutation import Edit, without
 
@@ -61,6 +64,19 @@ GUARDS = {
     "paths in the record of the source": Guard(
         attacks.restored_path, ((manifest.check_files, "if not relative_path(path):", "if False:"),)
     ),
+    "the record of the source is ours": Guard(
+        attacks.record_of_its_own, ((paths.check_paths, "first in own", "False"),)
+    ),
+    "rules of a record": Guard(
+        attacks.rule_that_no_converter_writes, ((rebuild.check_rule, "not in allowed", "is None"),)
+    ),
+    "only checkpoints are replaced": Guard(
+        attacks.folder_that_is_no_checkpoint,
+        ((durable.refuse_other_things, "if not fnmatch.filter(names, like) or", "if False and"),),
+    ),
+    "a time that was set back": Guard(
+        attacks.time_that_was_set_back, ((files.file_state, "status.st_mtime_ns, status.st_ctime_ns", ""),)
+    ),
     "names on a terminal": Guard(
         attacks.names_on_a_terminal,
         (
@@ -80,11 +96,20 @@ GUARDS = {
     ),
     "names in the model card": Guard(
         attacks.names_in_the_card,
-        ((card._words, 're.sub(r"([\\\\`<>\\[\\]|*])", r"\\\\\\1", escape(text))', "escape(text)"),),
+        (
+            (
+                card._words,
+                're.sub(r"([\\\\`<>\\[\\]|*]|:(?=//)|(?<=www)\\.)", r"\\\\\\1", escape(text))',
+                "escape(text)",
+            ),
+        ),
     ),
     "lines of the source's card": Guard(
         attacks.names_in_the_card,
-        ((card._front_matter, "line if line.isprintable() else escape(line, 4096)", "line"),),
+        (
+            (front.front_matter, "escape(value.strip(), _LENGTH)", "value.strip()"),
+            (front._scalar, "escape(text, _LENGTH)", "text"),
+        ),
     ),
     "the length of a header": Guard(
         attacks.header_too_long,
@@ -107,7 +132,11 @@ GUARDS = {
         ),
     ),
     "the depth of a header": Guard(
-        attacks.nested_deeply, ((header_text._value, "except RecursionError", "except KeyError"),)
+        attacks.nested_deeply,
+        (
+            (header_text._value, "except RecursionError", "except KeyError"),  # where the parser's limit is low
+            (header_text._depth, "return deepest", "return 0"),  # and where it is not
+        ),
     ),
     "the size of config.json": Guard(
         attacks.configuration_too_large, ((files.read_small, "if opened.size > limit:", "if False:"),)

@@ -86,6 +86,7 @@ def assert_values(data: bytes, expected: dict[str, Any]) -> None:
 def test_valid_vectors_give_the_expected_values(vector: dict[str, Any], tmp_path: Path) -> None:
     content = read(vector, tmp_path)
     assert set(content["weights"]) == set(vector["weights"])
+    assert content.get("uncovered", []) == vector.get("uncovered", [])
     for name, expected in vector["weights"].items():
         weight = content["weights"][name]
         assert (weight["dtype"], list(weight["shape"])) == (expected["dtype"], expected["shape"])
@@ -126,12 +127,12 @@ def test_every_rule_of_the_text_has_a_vector() -> None:
 
 def test_every_feature_and_encoding_has_a_vector() -> None:
     known = {
-        "aligned64", "bcq", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm", "second-order",
-        "segments", "stack",
+        "aligned64", "bcq", "byte-floats", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
+        "second-order", "second-order-offset", "segments", "stack", "super-groups", "table",
     }  # fmt: skip
     assert {feature for vector in INDEX["valid"] for feature in vector["features"]} == known
     encodings = {encoding for vector in INDEX["valid"] for encoding in vector["encodings"]}
-    assert encodings == {"affine", "bcq", "float-zero", "offset"}
+    assert encodings == {"affine", "bcq", "float-zero", "offset", "table"}
 
 
 def test_tiles_and_their_canonical_twins_have_equal_values() -> None:

@@ -30,14 +30,14 @@ def test_check_passes_and_names_every_difference(copy: Path) -> None:
     content = (valid / "bcq.safetensors").read_bytes()
     (valid / "bcq.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     (valid / "perm.safetensors").unlink()
-    (copy / "vectors" / "invalid" / "v604-unlisted-file" / "more.txt").write_bytes(b"")
+    (copy / "vectors" / "invalid" / "v604-missing-file" / "more.txt").write_bytes(b"")
     text = (copy / "bcq-1.0.md").read_text("utf-8")
     (copy / "bcq-1.0.md").write_text(text.replace("L = 416", "L = 417"), "utf-8")
     result = make(copy, "--check")
     assert result.returncode == 1
     assert result.stdout.splitlines() == [
         "different: valid/bcq.safetensors",
-        "extra: invalid/v604-unlisted-file/more.txt",
+        "extra: invalid/v604-missing-file/more.txt",
         "missing: valid/perm.safetensors",
         "different: the example in section 14 of bcq-1.0.md (make.py --write-example)",
     ]
@@ -60,4 +60,4 @@ def test_example_is_a_fenced_block() -> None:
 
 def test_vectors_stay_small() -> None:
     files = [path for path in (SPEC / "vectors").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(os.path.getsize(path) for path in files) < 1 << 20  # noqa: PTH202
+    assert sum(os.path.getsize(path) for path in files) < 5 << 18  # noqa: PTH202

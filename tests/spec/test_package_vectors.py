@@ -80,7 +80,9 @@ def test_valid(name: str, tmp_path: Path) -> None:
     path = prepared(entry, tmp_path)
     report = bcqfmt.validate(path, deep=True)
     assert not report.errors
-    assert {f.code for f in report.findings} <= {"BCQ-E501", "BCQ-E503"}
+    notes = {"BCQ-E504", "BCQ-E505"}
+    assert {f.code for f in report.findings} - notes <= {"BCQ-E501", "BCQ-E503"}
+    assert sorted(f.file for f in report.findings if f.code in notes) == entry.get("uncovered", [])
     assert ("BCQ-E501" in {f.code for f in report.findings}) == (entry["kind"] == "file")
     with bcqfmt.open(path) as checkpoint:
         assert checkpoint.features == entry["features"]

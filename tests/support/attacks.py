@@ -5,6 +5,7 @@ Every attack is run twice: as it is, and with the guard that stops it taken out,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -27,8 +28,9 @@ import samples
 from bcqfmt import limits
 from bcqfmt.cli import render
 from bcqfmt.cli.main import cli
+from bcqfmt.container.files import SourceFile
 from bcqfmt.converters.convert.restore import restore
-from bcqfmt.converters.jobs.model_card import model_card
+from bcqfmt.converters.jobs.model_card import Facts, converted, model_card
 from bcqfmt.converters.report import make_report
 from bcqfmt.converters.report.html import report_html
 from bcqfmt.converters.source.checkpoint import open_source
@@ -196,6 +198,51 @@ def restored_path(scratch: Path) -> None:
     assert not list((scratch / "deep").rglob("escaped.txt"))
 
 
+def record_of_its_own(scratch: Path) -> None:
+    """A source that brings a record along, which says what `restore` gives back."""
+    source = gptq_folder(scratch / "source", layers=1, n=32, k=64)
+    convert(source, scratch / "first")
+    shutil.copytree(scratch / "first" / "bcq_source", source / "bcq_source")
+    (source / "bcq_source" / "files" / "config.json").write_text('{"evil": true}')
+    refused(lambda: convert(source, scratch / "bcq"), "BCQ-E617")
+    assert not (scratch / "bcq.partial").exists()
+
+
+def rule_that_no_converter_writes(scratch: Path) -> None:
+    source = gptq_folder(scratch / "source", layers=1, n=32, k=64)
+    convert(source, scratch / "bcq")
+    record = scratch / "bcq" / "bcq_source" / "source.json"
+    value = json.loads(record.read_text())
+    next(rule for rule in value["rules"] if rule["rule"] == "gptq.qweight")["bits"] = ["many"]
+    record.write_bytes(canonical(value))
+
+    def run() -> None:
+        with bcqfmt.open(scratch / "bcq") as checkpoint:
+            restore(checkpoint, scratch / "out")
+
+    refused(run, "BCQ-V703")
+
+
+def folder_that_is_no_checkpoint(scratch: Path) -> None:
+    (scratch / "bcq" / ".git").mkdir(parents=True)
+    (scratch / "bcq" / "config.json").write_text("{}")
+    source = gptq_folder(scratch / "source", layers=1, n=32, k=64)
+    refused(lambda: convert(source, scratch / "bcq", overwrite=True), "BCQ-E401")
+    assert (scratch / "bcq" / ".git").is_dir()
+
+
+def time_that_was_set_back(scratch: Path) -> None:
+    """Other bytes, the same length, the same time of writing."""
+    path = bcq_folder(scratch) / "model.safetensors"
+    with contextlib.closing(SourceFile(path)) as opened:
+        before, raw = path.stat(), path.read_bytes()
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        while path.stat().st_ctime_ns == before.st_ctime_ns:  # clocks of file systems are coarse
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        refused(lambda: opened.read(0, 8), "BCQ-E103")
+
+
 def signed(manifest: dict[str, Any]) -> bytes:
     manifest.pop("sha256", None)
     manifest["sha256"] = hashlib.sha256(canonical(manifest)[:-1]).hexdigest()
@@ -239,8 +286,6 @@ def names_on_a_terminal(scratch: Path) -> None:
 
 def lines_on_a_terminal(scratch: Path) -> None:
     """Whatever is written, by whatever verb, goes through one place."""
-    import contextlib
-
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         render.echo([HOSTILE])
@@ -277,13 +322,20 @@ def names_in_the_report(scratch: Path) -> None:
 
 
 def names_in_the_card(scratch: Path) -> None:
-    settings = Settings(method="<img src=x onerror=alert(1)>[x](http://e)")
-    front = b"---\nlicense: mit\x1b]52;c;x\x07\n---\n"
-    card = model_card(front, "me/" + HOSTILE, [], settings).decode()
+    settings = Settings(method="<img src=x onerror=alert(1)>[x](http://e)", raw={"dataset": "www.e.com `x` | {bits}"})
+    front = b'---\nlicense: "mit\\e]52;c;x\\a\\nbase_model: evil/x"\ntags: ["a\\n---\\n# x"]\n---\n'
+    facts = Facts("me/" + HOSTILE, "", {"_name_or_path": HOSTILE}, front, [], [], 0.5, 1, provenance=True)
+    card = model_card(facts, converted(settings, provenance=True)).decode()
     clean(card)
-    body = card.split("---", 2)[2].replace("\\<", "").replace("\\[", "")
+    front_part, body = card.split("\n---\n", 1)
+    assert [line.partition(":")[0] for line in front_part.split("\n")[1:] if ":" in line.partition('"')[0]] == [
+        "license", "library_name", "tags",
+    ]  # fmt: skip
+    body = body.replace("\\<", "").replace("\\[", "")
     assert "<" not in body
     assert "[x](" not in body
+    assert "http://e" not in body
+    assert "www.e" not in body
 
 
 # ---------------------------------------------------------------------------------------------------------- resources

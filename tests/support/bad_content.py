@@ -31,7 +31,6 @@ from bad_bytes import (
 from bad_case import case, legal
 
 IN_DATA = "it lies in the data, of which a look at the header reads nothing"
-CLEAR = "what the value of every element is remains clear"
 NO_EFFECT = "it changes no value"
 DIGESTS = "digests are the validator's business"
 NO_CONFIG = "the reader has no need of config.json"
@@ -59,8 +58,8 @@ _perm("far-out", 2**31 - 1)
 # -- rows 56 to 58: outliers ------------------------------------------------------------------------------------
 
 
-def _indptr(id: str, *indptr: int, seen: str = "values", why: str = IN_DATA) -> None:
-    @case(56, id, "BCQ-V407", 4, seen=seen, why=why)
+def _indptr(id: str, *indptr: int) -> None:
+    @case(56, id, "BCQ-V407", 4, seen="values", why=IN_DATA)
     def make(where: Path) -> Path:
         return place(where, sparse_weight(indptr=indptr))
 
@@ -69,8 +68,8 @@ _indptr("falls", 0, 2, 1, 2, 3)
 _indptr("beyond-nnz", 0, 1, 1, 2, 4)
 _indptr("far-beyond-nnz", 0, 1, 1, 2, 2**31 - 1)
 _indptr("negative", -1, 1, 1, 2, 3)
-_indptr("starts-late", 1, 1, 1, 2, 3, seen="validator", why=CLEAR)
-_indptr("ends-early", 0, 1, 1, 2, 2, seen="validator", why=CLEAR)
+_indptr("starts-late", 1, 1, 1, 2, 3)
+_indptr("ends-early", 0, 1, 1, 2, 2)
 
 
 def _indices(

@@ -127,7 +127,7 @@ def side_file_link_out(where: Path) -> Path:
     return target
 
 
-@case(28, "to-itself", "BCQ-E102", 3)
+@case(28, "to-itself", "BCQ-V503", 3, place="checkpoint", also=("BCQ-V507",))
 def link_to_itself(where: Path) -> Path:
     target = folder(where)
     (target / SINGLE).unlink()
@@ -198,8 +198,19 @@ def manifest_pipe(where: Path) -> Path:
     return target
 
 
-@case(29, "side-pipe", "BCQ-V604", 4, place="pipe", seen="validator", why=NO_OTHERS)
+@legal(29, "side-pipe")
 def side_pipe(where: Path) -> Path:
+    """A pipe is no file of the folder; it is not opened either."""
+    target = folder(where)
+    (target / "pipe").write_bytes(b"")
+    seal(target)
+    (target / "pipe").unlink()
+    os.mkfifo(target / "pipe")
+    return target
+
+
+@legal(29, "side-pipe-not-named")
+def side_pipe_not_named(where: Path) -> Path:
     target = folder(where)
     os.mkfifo(target / "pipe")
     return target
@@ -291,7 +302,7 @@ def dense_twice(where: Path) -> Path:
     return reindex(target, lambda index: index["weight_map"].update(twice=shard(target, 0).name))
 
 
-@case(32, "weight-twice", "BCQ-V505", 4, place="model-00004-of-", also=("BCQ-V608",))
+@case(32, "weight-twice", "BCQ-V505", 4, place="model-00004-of-", also=("BCQ-V214", "BCQ-V608"))
 def weight_twice(where: Path) -> Path:
     target = folder(where, shards=True)
     holder = next(file for file in sorted(target.glob("model-*")) if ".bcq_" in str(split(file)[0].keys()))

@@ -167,14 +167,24 @@ def hostile_file_name(where: Path) -> Path:
 def hostile_side_file(where: Path) -> Path:
     target = folder(where)
     (target / "x\x1b[31m").write_bytes(b"")
+    seal(target)
+    (target / "x\x1b[31m").unlink()
     return target
 
 
-@case(22, "file-name-not-text", "BCQ-V604", 4, place="", seen="validator", why=NO_OTHERS)
+@legal(22, "side-file-name-not-named")
+def hostile_side_file_not_named(where: Path) -> Path:
+    target = folder(where)
+    (target / "x\x1b[31m").write_bytes(b"")
+    return target
+
+
+@case(22, "file-name-not-text", "BCQ-V609", 4, place="bcq_source/", also=("BCQ-V701",), seen="validator", why=NO_OTHERS)
 def file_name_not_text(where: Path) -> Path:
     """A name that is no UTF-8 reaches Python as a lone surrogate, which no terminal takes."""
     target = folder(where)
-    (target / "x\udcff").write_bytes(b"")
+    (target / "bcq_source").mkdir()
+    (target / "bcq_source" / "x\udcff").write_bytes(b"")
     return target
 
 

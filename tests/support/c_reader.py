@@ -53,6 +53,7 @@ class Opened:
     version: str = ""
     weights: dict[str, dict[str, Any]] = field(default_factory=dict)
     dense: dict[str, dict[str, Any]] = field(default_factory=dict)
+    uncovered: list[str] = field(default_factory=list)
 
 
 class Runner:
@@ -93,7 +94,11 @@ def opened(answer: list[str]) -> Opened:
     for line in rest:
         if line == "end":
             continue
-        what, name, dtype, shape, digest = line.split("\t")
+        what, name, *about = line.split("\t")
+        if what == "uncovered":
+            found.uncovered.append(bytes.fromhex(name).decode())
+            continue
+        dtype, shape, digest = about
         entry = {"dtype": dtype, "shape": [int(size) for size in shape.split(",") if size], "digest": digest}
         (found.weights if what == "weight" else found.dense)[bytes.fromhex(name).decode()] = entry
     return found

@@ -31,9 +31,9 @@ def payload(x, kept):
 
 AFFINE = "s[a] * (float(code) - zp[a])"
 FLOAT_ZERO = "s[a] * rounded(float(code) - zero[a], dtype)"
-OFFSET = "(s[a] * float(code)) + offset[a]"
+OFFSET = "(s[a] * float(code)) + o[a]"
 PLANE = "result[at] = result[at] + value if bits[i * elements + at] else result[at] - value"
-SECOND = "scale[at] * (float(codes[r * groups + a]) - zero[at])"
+SECOND = "scale[at] * (codes[r * groups + a] - zero[at])"
 Z = "x * ((float(2**q - 1) - 2.0 * zero) * 0.5)"
 BITS = "((exponent + bias - 1) << fraction_bits) + kept"
 NAN = "infinity | 1 << (fraction_bits - 1)"
@@ -85,12 +85,12 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
         (
             OFFSET,
             {
-                "offset: fused": "fused(s[a], float(code), offset[a])",
-                "offset: product in binary32": "single(s[a] * float(code)) + offset[a]",
-                "offset: product rounded to the logical dtype": "rounded(s[a] * float(code), dtype) + offset[a]",
+                "offset: fused": "fused(s[a], float(code), o[a])",
+                "offset: product in binary32": "single(s[a] * float(code)) + o[a]",
+                "offset: product rounded to the logical dtype": "rounded(s[a] * float(code), dtype) + o[a]",
                 "offset: sum rounded to binary32 first": f"single({OFFSET})",
-                "offset: code 0 gives the offset": f"{OFFSET} if code else offset[a]",
-                "offset: scale rounded to binary32": "single(s[a]) * float(code) + offset[a]",
+                "offset: code 0 gives the offset": f"{OFFSET} if code else o[a]",
+                "offset: scale rounded to binary32": "single(s[a]) * float(code) + o[a]",
             },
         ),
         (
@@ -148,27 +148,27 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
             {"affine: by the formula of fewer planes": 'if encoding in ("bcq", "affine") or used < q:'},
         ),
     ],
-    "scales": [
+    "numbers": [
         (
             SECOND,
             {
-                "second order: difference in binary32": "scale[at] * single(float(codes[r * groups + a]) - zero[at])",
+                "second order: difference in binary32": "scale[at] * single(codes[r * groups + a] - zero[at])",
                 "second order: scale in binary32": f"single({SECOND})",
-                "second order: scale rounded to its type": f'rounded({SECOND}, second["scale"])',
-                "second order: two products": "scale[at] * float(codes[r * groups + a]) - scale[at] * zero[at]",
-                "second order: fused": "fused(scale[at], float(codes[r * groups + a]), -(scale[at] * zero[at]))",
-                "second order: zero as an integer": "scale[at] * (float(codes[r * groups + a]) - float(int(zero[at])))",
-                "second order: zero of the scale not used": "scale[at] * float(codes[r * groups + a])",
-                "second order: code + zero": "scale[at] * (float(codes[r * groups + a]) + zero[at])",
+                "second order: scale rounded to its type": f'rounded({SECOND}, kind["scale"])',
+                "second order: two products": "scale[at] * codes[r * groups + a] - scale[at] * zero[at]",
+                "second order: fused": "fused(scale[at], codes[r * groups + a], -(scale[at] * zero[at]))",
+                "second order: zero as an integer": "scale[at] * (codes[r * groups + a] - float(int(zero[at])))",
+                "second order: zero of the scale not used": "scale[at] * codes[r * groups + a]",
+                "second order: code + zero": "scale[at] * (codes[r * groups + a] + zero[at])",
             },
         ),
         (
-            'r // second["rows"]',
+            'r // kind["rows"]',
             {
-                "second order: row-groups interleaved": 'r % ceil_div(out, second["rows"])',
+                "second order: row-groups interleaved": 'r % ceil_div(out, kind["rows"])',
                 "second order: first row-group for all": "r // out",
                 "second order: the short last row-group uses the one before": (
-                    'min(r // second["rows"], max(out // second["rows"] - 1, 0))'
+                    'min(r // kind["rows"], max(out // kind["rows"] - 1, 0))'
                 ),
             },
         ),

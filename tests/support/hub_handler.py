@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+FLOOD = 200_000_000  # bytes; a client that takes all of it has no limit
 LARGE = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -85,7 +88,13 @@ class Handler(BaseHTTPRequestHandler):
         if fault.kind in ("slow", "drop"):
             self.close_connection = True
             return True
-        if fault.kind == "loop":
+        if fault.kind in ("flood", "bomb", "long"):
+            self._flood(fault)
+        elif fault.kind in ("pages", "elsewhere"):
+            hub = self.server.hub
+            where = hub.url + self.path if fault.kind == "pages" else f"{hub.store_url}/more"
+            self.answer(200, b"[]", {"Content-Type": "application/json", "Link": f'<{where}>; rel="next"'})
+        elif fault.kind == "loop":
             self.answer(302, b"", {"Location": self.path})
         elif fault.kind == "status":
             self.answer(fault.status, b'{"error":"no"}', fault.headers)
@@ -99,6 +108,30 @@ class Handler(BaseHTTPRequestHandler):
             return False
         return True
 
+    def _flood(self, fault: Fault) -> None:
+        """Much more than anyone wants, until the client hangs up; ``seen.sent`` is what it took, unpacked."""
+        self.close_connection = True
+        self.send_response(fault.status)
+        for name, value in fault.headers.items():
+            self.send_header(name, value)
+        if fault.kind == "long":
+            self.send_header("Content-Length", str(FLOOD))
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
+        if fault.kind == "bomb":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        piece, packer = bytes(1 << 16), zlib.compressobj(9, zlib.DEFLATED, 31)
+        with contextlib.suppress(OSError):
+            while self.seen.sent < FLOOD and not self.server.hub.stopping.is_set():
+                bomb = fault.kind == "bomb"
+                data = packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH) if bomb else piece
+                self.wfile.write(data if fault.kind == "long" else b"%x\r\n%s\r\n" % (len(data), data))
+                self.wfile.flush()
+                self.seen.sent += len(piece)
+            if fault.kind != "long":
+                self.wfile.write(b"0\r\n\r\n")
+
     def _route(self) -> None:
         path, hub = self.seen.path, self.server.hub
         if self.server.store:
@@ -107,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self.answer(200, b"")
             data = hub.uploads.get(path)
             return self.answer(404, b"") if data is None else self._send(data, {})
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit)/(.+))?", path)
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit|branch)/(.+))?", path)
         if found:
             return self._api(found[1], found[2] or "revision", found[3] or "main")
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -117,17 +150,27 @@ class Handler(BaseHTTPRequestHandler):
         if found:
             return self._batch()
         if path == "/api/repos/create":
-            wanted = json.loads(self.seen.body)
-            repo_id = f"{wanted['organization']}/{wanted['name']}"
-            if self.seen.token.removeprefix("Bearer ") not in hub.tokens:
-                return self.refuse(401, "", "no")
-            if repo_id in hub.repos:
-                return self.json({"url": f"{hub.url}/{repo_id}"}, 409)
-            hub.commit(repo_id, {})
-            return self.json({"url": f"{hub.url}/{repo_id}"})
+            return self._create()
         if path == "/api/validate-yaml":
-            return self.json({"warnings": [], "errors": []})
+            wrong = "license: wrong" in json.loads(self.seen.body)["content"]
+            told = [{"message": f"no such licence ({self.seen.token})"}]
+            return self.json({"warnings": told, "errors": told if wrong else []}, 400 if wrong else 200)
         return self.refuse(404, "", "nothing here")
+
+    def _create(self) -> None:
+        """A new repository; only accounts in ``hub.writers`` may have one."""
+        hub, wanted = self.server.hub, json.loads(self.seen.body)
+        repo_id = f"{wanted['organization']}/{wanted['name']}"
+        if self.seen.token.removeprefix("Bearer ") not in hub.tokens:
+            return self.refuse(401, "", "no")
+        if repo_id in hub.repos:
+            return self.json({"url": f"{hub.url}/{repo_id}"}, 409)
+        if wanted["organization"] not in hub.writers:
+            return self.refuse(403, "", "no rights in this namespace")
+        hub.commit(repo_id, {".gitattributes": b"*.safetensors filter=lfs"})
+        if wanted.get("visibility") == "private" or wanted.get("private"):
+            hub.repos[repo_id].access = "private"
+        return self.json({"url": f"{hub.url}/{repo_id}"})
 
     def _commit(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """The commit that a request may see; None when it has been refused."""
@@ -144,10 +187,21 @@ class Handler(BaseHTTPRequestHandler):
         return sha, repo.commits[sha]
 
     def _api(self, repo_id: str, what: str, revision: str) -> None:
+        if what == "branch":
+            refs = self.server.hub.repos[repo_id].refs
+            status = 409 if revision in refs else 200
+            refs.setdefault(revision, refs["main"])
+            return self.json({}, status)
+        below = ""
+        if what == "tree" and not revision.startswith("refs/"):
+            revision, _, below = revision.partition("/")
         at = self._commit(repo_id, revision)
         if at is None:
-            return
+            return None
         sha, files = at
+        files = {name: data for name, data in files.items() if name.startswith(below)}
+        if not files and below:
+            return self.refuse(404, "EntryNotFound", "no such folder")
         if what == "preupload":
             wanted = json.loads(self.seen.body)["files"]
             modes = [(item["path"], "lfs" if item["path"].endswith(LARGE) else "regular") for item in wanted]
@@ -160,17 +214,23 @@ class Handler(BaseHTTPRequestHandler):
                     new[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
                 elif item["key"] == "lfsFile":
                     new[item["value"]["path"]] = hub.uploads["/up/" + item["value"]["oid"]]
-            branch = "refs/pr/1" if "create_pr" in self.seen.query else "main"
-            sha = hub.commit(repo_id, new, branch)
+                elif item["key"] == "deletedFile":
+                    del new[item["value"]["path"]]
+                else:
+                    hub.messages.append(item["value"]["summary"])
+            request = "create_pr" in self.seen.query
+            number = 1 + sum(ref.startswith("refs/pr/") for ref in hub.repos[repo_id].refs)
+            sha = hub.commit(repo_id, new, f"refs/pr/{number}" if request else revision)
             base = f"{hub.url}/{repo_id}"
-            self.json(
-                {"commitUrl": f"{base}/commit/{sha}", "commitOid": sha, "pullRequestUrl": f"{base}/discussions/1"}
-            )
+            told = {"pullRequestUrl": f"{base}/discussions/{number}"} if request else {}
+            self.json({"commitUrl": f"{base}/commit/{sha}", "commitOid": sha, **told})
         elif what == "tree":
             self.json([self._entry(name, data, "oid") for name, data in files.items()])
         else:
             siblings = [self._entry(name, data, "sha256") for name, data in files.items()]
-            self.json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": False, "siblings": siblings})
+            private = self.server.hub.repos[repo_id].access == "private"
+            self.json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings})
+        return None
 
     @staticmethod
     def _entry(name: str, data: bytes, digest: str) -> dict[str, Any]:

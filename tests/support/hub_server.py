@@ -47,6 +47,8 @@ class HubServer:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.tokens: set[str] = set()
+        self.writers = {"me"}  # accounts in which a known token may make repositories
+        self.messages: list[str] = []  # of commits
         self.faults: list[Fault] = []
         self.log: list[Seen] = []
         self.uploads: dict[str, bytes] = {}
@@ -87,7 +89,9 @@ class HubServer:
         nothing until the test is over; ``loop`` redirects to itself; ``ignore_range`` sends whole files; ``shrunk`` has
         a file of another size; ``commit`` names another commit; ``gzip`` claims a compressed body; ``wrong_range``
         sends other bytes; ``garbage`` answers with a web page; ``drop`` closes without a word; ``echo`` denies access
-        and repeats the token in every text that the client might show.
+        and repeats the token in every text that the client might show; ``flood`` and ``long`` send 200 MB without and
+        with a length, ``bomb`` says that they are compressed; ``pages`` lists without an end, ``elsewhere`` goes on at
+        the store.
         """
 
         def match(seen: Seen) -> bool:

@@ -42,6 +42,13 @@ def tensors(seed: int = 0) -> dict[str, Any]:
     return {UP: affine(seed), DOWN: binary(), NORM: np.linspace(-1, 2, 64, dtype=np.float32)}
 
 
+def flip(path: Path, at: int = -5) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
 def assert_clean(text: str) -> None:
     assert all(line.isprintable() for line in text.split("\n")), repr(text)
 

@@ -32,6 +32,9 @@ WANTED: dict[str, tuple[str, ...]] = {
     "vllm.transformers_utils.repo_utils": ("get_hf_file_bytes",),
     "vllm.config.vllm": ("VllmConfig",),
     "vllm.plugins": ("load_general_plugins",),
+    "vllm": ("LLM", "SamplingParams"),
+    "vllm.entrypoints.llm": ("LLM",),
+    "vllm.sampling_params": ("SamplingParams",),
 }  # fmt: skip
 # calls of these are recorded wherever they stand in the above
 CALLS = {
@@ -41,6 +44,8 @@ CALLS = {
 }  # fmt: skip
 # of these, only how they call us
 CALLERS = ("VllmConfig", "AutoWeightsLoader", "SupportsQuant")
+# of these, only what programs of users need: their bases are not ours to know
+USED = ("LLM", "SamplingParams")
 Read = Callable[[str], str]
 
 
@@ -79,7 +84,12 @@ def _module(read: Read, name: str, wanted: tuple[str, ...]) -> dict[str, Any]:
         elif name == "vllm.plugins" and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             found["texts"].update({one: node.value.value for one in names if isinstance(node.value.value, str)})
-    missing = set(wanted) - {*found["classes"], *found["functions"]}
+    if name == "vllm":  # its names are looked up in a table: name -> module:name
+        tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+        pairs = [pair for table in tables for pair in zip(table.keys, table.values, strict=True)]
+        places = {key.value: ast.literal_eval(value) for key, value in pairs if isinstance(key, ast.Constant)}
+        found["texts"] = {one: places[one] for one in wanted if one in places}
+    missing = set(wanted) - {*found["classes"], *found["functions"], *found["texts"]}
     if missing:
         raise SystemExit(f"{name} has no {', '.join(sorted(missing))}")
     return found
@@ -90,6 +100,9 @@ def _class(node: ast.ClassDef) -> dict[str, Any]:
     calls = _calls(node)
     if node.name in CALLERS:
         return {"calls": calls}
+    if node.name in USED:
+        public = [child for child in functions if child.name in ("__init__", "generate")]
+        return {"methods": {one.name: _function(one) for one in public}, "attributes": sorted(_own(node))}
     return {
         "bases": [ast.unparse(base) for base in node.bases],
         "methods": {child.name: _function(child) for child in functions},

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.command import hub_options, json_option, push_options, usage_error, verb
 from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress, return_large_blocks
+from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, write_report
 from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
@@ -49,9 +50,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
 @hub_options
-@click.option("--push", metavar="REPO", help="Upload the result to this repository on the hub.")
-@click.option("--private", is_flag=True, help="Make that repository private.")
-@click.option("--create-pr", is_flag=True, help="Upload as a pull request.")
+@push_options
 @json_option
 def command(
     src: str,
@@ -84,7 +83,8 @@ def command(
       bcqfmt convert model-gptq/ model-bcq/ --resume
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
-    _check_usage(resume, overwrite, dry_run, part, push, private or create_pr)
+    _check_usage(resume, overwrite, part)
+    check_push_options(push, private, create_pr, whole=not dry_run and part is None)
     _check_engine(executor, ray_address, part)
     if report is not None:
         _check_report(report, dst, overwrite, src, whole=not dry_run and part is None)
@@ -116,30 +116,22 @@ def command(
         summary["executor"] = engine.summary()
     if report is not None:
         summary["reports"] = _write_report(dst, report)
+    if not as_json:
+        render.echo(_text(summary, conversion))
     if push is not None:
-        from bcqfmt.converters.hub import push as upload
+        summary["pushed"] = publish(dst, push, private=private, create_pr=create_pr)["url"]
+    if as_json:
+        render.emit_json(summary)
+    elif push is not None:
+        render.echo(f"pushed: {summary['pushed']}")
 
-        summary["pushed"] = upload(dst, push, private or None, create_pr)
-    render.emit_json(summary) if as_json else render.echo(_text(summary, conversion))
 
-
-def _check_usage(
-    resume: bool, overwrite: bool, dry_run: bool, part: tuple[int, int] | None, push: str | None, pushing: bool
-) -> None:
+def _check_usage(resume: bool, overwrite: bool, part: tuple[int, int] | None) -> None:
     """Options that contradict each other, before anything is looked at."""
-    wrong = [
-        (resume and overwrite, "--resume continues a run, --overwrite starts a new one: choose one."),
-        (overwrite and part is not None, "--part never overwrites; `bcqfmt finalize --overwrite` does."),
-        (push is not None and (dry_run or part is not None), "--push needs a complete conversion."),
-        (pushing and push is None, "--private and --create-pr go with --push."),
-    ]
-    for found, text in wrong:
-        if found:
-            raise usage_error(text)
-    if push is not None:
-        from bcqfmt.converters.hub import split_hub_id
-
-        split_hub_id(push)
+    if resume and overwrite:
+        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
+    if overwrite and part is not None:
+        raise usage_error("--part never overwrites; `bcqfmt finalize --overwrite` does.")
 
 
 def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] | None) -> None:
@@ -165,7 +157,7 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
     from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 
     try:
-        return Conversion(source.checkpoint, ConvertOptions(**asked, **run, name=source.name))
+        return Conversion(source.checkpoint, ConvertOptions(**asked, **run, name=source.name, revision=source.revision))
     except BcqError as fault:
         if fault.code == "BCQ-E610":
             hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
@@ -243,7 +235,5 @@ def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
         used += f" here, {render.size(engine['peak_task_rss_bytes'])} in a task"
         lines.append(f"ray: {render.count(engine['tasks'], 'task')} on {render.count(engine['nodes'], 'node')}")
     lines += [f"report: {escape(path)}" for path in summary.get("reports", ())]
-    if "pushed" in summary:
-        lines.append(f"pushed: {summary['pushed']}")
     then = "prove it" if summary["complete"] else "when all parts are done"
     return [*lines, f"{rate}, {used}", f"{then}: {summary['next']}"]

@@ -21,10 +21,18 @@ from bcqfmt.errors import error, escape
 @click.option("--reference", type=click.Path(path_type=Path), metavar="FOLDER", help="Compare with this model.")
 @click.option("--context", type=click.IntRange(2, 1 << 20), default=512, show_default=True, help="Tokens per window.")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
+@click.option("--card", is_flag=True, help="Write the perplexity into the model card, README.md.")
 @model_options
 @json_option
 def command(
-    bcq: Path, file: Path, reference: Path | None, context: int, max_tokens: int | None, as_json: bool, **options: Any
+    bcq: Path,
+    file: Path,
+    reference: Path | None,
+    context: int,
+    max_tokens: int | None,
+    card: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Measure a BCQ checkpoint on a text: perplexity, speed.
 
@@ -42,6 +50,8 @@ def command(
     from bcqfmt.integrations.transformers import run
 
     open_checkpoint(bcq).close()
+    if card:
+        _write_card(bcq, "")  # a card without a place for it is found before the work, not after it
     text = _read(file)
     with ExitStack() as stack:
         announce_kernels(stack)
@@ -56,6 +66,8 @@ def command(
         tick = bar(stack, total=sum(map(len, windows)), unit="token")
         found = run.evaluate(loaded, windows, other, tick=tick)
     rate = found.tokens / max(found.seconds, 1e-9)
+    if card:
+        _write_card(bcq, f"{found.perplexity:.4f} on {file.name} ({found.tokens:,} tokens, windows of {context})")
     if as_json:
         facts = {"bcq": str(bcq), "reference": None if reference is None else str(reference), "context": context}
         render.emit_json({**facts, **found._asdict(), "tokens_per_second": round(rate, 2)})
@@ -69,6 +81,22 @@ def command(
         ]
     pairs.append(("speed", f"{rate:.1f} tokens/s"))
     render.echo([escape(str(bcq)), *render.fields(pairs)])
+
+
+def _write_card(bcq: Path, text: str) -> None:
+    """Put the perplexity into the card; BCQ-E302 where it has no table of ours. With no text it is only looked at."""
+    from bcqfmt.container.durable import write_file
+    from bcqfmt.converters.jobs.model_card import with_perplexity
+
+    place = bcq / "README.md"
+    now = _read(place) if place.exists() else ""
+    made = with_perplexity(now, text)
+    if made is None:
+        found = "no model card with the table that convert and quantize write"
+        hint = "leave --card out, and put the perplexity where it belongs by hand"
+        raise error("BCQ-E302", str(place), found=found, expected="a line '| model files |'", hint=hint)
+    if text:
+        write_file(place, made.encode())
 
 
 def _read(file: Path) -> str:

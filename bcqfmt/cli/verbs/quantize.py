@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.command import hub_options, json_option, push_options, usage_error, verb
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
+from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
 from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
 from bcqfmt.errors import BcqError, escape
@@ -40,6 +41,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
 @hub_options
+@push_options
 @json_option
 def command(
     src: str,
@@ -50,6 +52,9 @@ def command(
     report: Path | None,
     revision: str | None,
     offline: bool,
+    push: str | None,
+    private: bool,
+    create_pr: bool,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -67,6 +72,7 @@ def command(
     """
     settings = given_settings(asked, pairs)
     _check_usage(asked, rules)
+    check_push_options(push, private, create_pr, whole=not asked["dry_run"])
     if report is not None:
         check_report_path(report, dst, asked["overwrite"], src)
     start = time.perf_counter()
@@ -90,12 +96,15 @@ def command(
     made = _report(dst)
     used = {"seconds": round(time.perf_counter() - start, 3), "peak_rss_bytes": peak_memory()}
     written = [] if report is None else write_report(made, report)
+    if not as_json:
+        render.echo(_text(quantization, made, dst, used, written))
+    pushed = {} if push is None else {"pushed": publish(dst, push, private=private, create_pr=create_pr)["url"]}
     if as_json:
         warnings = [finding.as_dict() for finding in quantization.warnings]
         facts = {"source": src, "target": str(dst), **used, "unused_rules": quantization.choice.unused}
-        render.emit_json({**facts, "reports": written, "warnings": warnings, **made.as_dict()})
-        return
-    render.echo(_text(quantization, made, dst, used, written))
+        render.emit_json({**facts, "reports": written, "warnings": warnings, **pushed, **made.as_dict()})
+    elif pushed:
+        render.echo(f"pushed: {pushed['pushed']}")
 
 
 def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
@@ -129,7 +138,13 @@ def _planned(
         keep_apart(source.checkpoint.folder, dst)
     asked["workers"] = asked["workers"] or default_workers()
     options = QuantizeOptions(
-        settings=settings, rules=read, stats=seen, name=source.name, headers_only=source.remote is not None, **asked
+        settings=settings,
+        rules=read,
+        stats=seen,
+        name=source.name,
+        revision=source.revision,
+        headers_only=source.remote is not None,
+        **asked,
     )
     return Quantization(source.checkpoint, options)
 

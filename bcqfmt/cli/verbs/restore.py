@@ -32,11 +32,13 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     import bcqfmt
     from bcqfmt.cli.forecast import nearest
     from bcqfmt.converters.convert.restore import restore
-    from bcqfmt.converters.layouts.rebuild import SourceRebuilder
+    from bcqfmt.converters.convert.source_rebuilder import SourceRebuilder
+    from bcqfmt.converters.jobs.warnings import in_words
 
     keep_apart(bcq, out, "the BCQ folder")
     with bcqfmt.open(bcq) as checkpoint:
-        files = SourceRebuilder(checkpoint).files()
+        rebuilder = SourceRebuilder(checkpoint)
+        files, left_out = rebuilder.files(), rebuilder.left_out()
         total = sum(record["size"] for record in files.values())
         free = shutil.disk_usage(nearest(out)).free
         if total > free:
@@ -45,8 +47,11 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
             return_large_blocks()
             digests = restore(checkpoint, out, overwrite=overwrite, tick=progress.tick)
     if as_json:
-        render.emit_json({"target": str(out), "bytes": total, "files": dict(sorted(digests.items()))})
+        render.emit_json(
+            {"target": str(out), "bytes": total, "files": dict(sorted(digests.items())), "left_out": left_out}
+        )
         return
     counted = f"{render.count(len(digests), 'file')}, {total:,} bytes, every SHA-256 as recorded"
+    counted += f"; {in_words(left_out)}" if left_out else ""
     render.echo(f"{escape(str(out))}: {counted}")
     render.echo(f"  {digest}  {escape(path)}" for path, digest in sorted(digests.items()))

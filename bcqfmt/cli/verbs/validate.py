@@ -25,8 +25,9 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
     """Check a checkpoint against the specification.
 
     PATH is a BCQ folder or file. Without --deep: headers, descriptions, shapes, sizes, the index, config.json and the
-    manifest. With --deep every byte is read and in a folder no flipped bit goes unseen. The exit code is 0 when the
-    input is valid, else that of the first finding.
+    manifest. With --deep every byte of the model is read, and in a folder no flipped bit of it goes unseen; files that
+    no digest covers (model card, pictures, files added later) are listed in notes. The exit code is 0 when the input
+    is valid, else that of the first finding.
 
     \b
     Example:

@@ -63,6 +63,8 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
 
 def _text(found: Certificate, src: str, bcq: Path, rows: int | None) -> list[str]:
     """The certificate."""
+    from bcqfmt.converters.jobs.warnings import in_words
+
     each = "all rows" if rows is None else f"up to {rows} rows of each weight"
     values = f"{found.values:,} equal bit for bit with the source's own arithmetic ({each})" if found.values else ""
     if found.by_specification:
@@ -79,5 +81,8 @@ def _text(found: Certificate, src: str, bcq: Path, rows: int | None) -> list[str
         ("values", values),
         ("archived", f"{found.archived:,} bytes kept as they were, not rebuilt"),
     ]
-    lines = [f"verified: {escape(str(bcq))} holds all of {escape(src)}", *render.fields(pairs)]
+    holds = f"all of {escape(src)}"
+    if found.left_out:
+        holds = f"{render.count(found.files, 'file')} of {escape(src)}, {in_words(found.left_out)}"
+    lines = [f"verified: {escape(str(bcq))} holds {holds}", *render.fields(pairs)]
     return [*lines, *(f"  sha256  {digest}  {escape(path)}" for path, digest in sorted(found.digests.items()))]

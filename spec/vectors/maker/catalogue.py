@@ -21,6 +21,7 @@ class Valid:
     expect: dict[str, list[float] | str] = field(default_factory=dict)
     place: str | None = None
     setup: list[Any] = field(default_factory=list)
+    uncovered: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -74,4 +75,5 @@ def whole(
         folder.dense,
         place=place,
         setup=setup or [],
+        uncovered=sorted(folder.unnamed),
     )

@@ -56,6 +56,7 @@ class Folder:
     version: str = "1.0"
     source: dict[str, Any] | None = None
     ignorable: dict[str, Any] | None = None
+    unnamed: Files = field(default_factory=dict)  # files that the manifest leaves out
 
     @property
     def weights(self) -> list[Weight]:
@@ -118,4 +119,4 @@ class Folder:
         manifest = self.manifest(files)
         if edit:
             edit(manifest)
-        return {**files, MANIFEST: line(seal(manifest))}
+        return {**files, **self.unnamed, MANIFEST: line(seal(manifest))}

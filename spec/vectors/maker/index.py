@@ -121,6 +121,7 @@ def valid_entry(vector: Valid, decoder: ModuleType, scratch: Path) -> dict[str, 
     assert set(found["weights"]) == {w.name for w in vector.weights}, vector.id
     dense = {n: (t.dtype, list(t.shape), t.data) for n, t in vector.dense.items()}
     assert {n: (d, list(s), bytes(b)) for n, (d, s, b) in found["dense"].items()} == dense, vector.id
+    assert found.get("uncovered", []) == vector.uncovered, vector.id
     shutil.rmtree(target) if folder else target.unlink()
     return {
         "id": vector.id,
@@ -131,6 +132,7 @@ def valid_entry(vector: Valid, decoder: ModuleType, scratch: Path) -> dict[str, 
         "encodings": sorted({s.spec["encoding"] for w in vector.weights for s in w.segments}),
         "weights": {w.name: weight_entry(vector, w, found["weights"][w.name], decoder) for w in vector.weights},
         "dense": {n: {"dtype": d, "shape": s, "sha256": sha256(b)} for n, (d, s, b) in dense.items()},
+        **({"uncovered": vector.uncovered} if vector.uncovered else {}),
         **({"place": vector.place} if vector.place else {}),
         **({"setup": vector.setup} if vector.setup else {}),
     }

@@ -110,7 +110,7 @@ def keys() -> list[Invalid]:
         ("float-zero-bits", "float-zero with packed zeros", path(*SEGMENT, "zero", value={"bits": 1}), floating),
         ("float-zero-integer", "float-zero with an integer zero", path(*SEGMENT, "zero", value=1), floating),
         ("float-zero-type", "zeros in F64", path(*SEGMENT, "zero", value="F64"), floating),
-        ("offset-type", "offsets in F64", path(*SEGMENT, "offset", value="F64"), offset),
+        ("offset-f64", "offsets in F64", path(*SEGMENT, "offset", value="F64"), offset),
         ("alpha-type", "plane scales in F64", path(*SEGMENT, "alpha", value="F64"), binary),
         ("bias-type", "a bias in F64", path(*SEGMENT, "bias", value="F64"), binary),
         ("precisions-integer", "precisions is an integer", path(*SEGMENT, "precisions", value=1), nested),
@@ -118,7 +118,7 @@ def keys() -> list[Invalid]:
         ("second-order-bits-0", "scale codes of no bits", path(*SEGMENT, "scale", "bits", value=0), coded),
         ("second-order-rows-2-31", "2^31 rows", path(*SEGMENT, "scale", "rows", value=2**31), coded),
         ("second-order-scale", "scale_scale in F64", path(*SEGMENT, "scale", "scale", value="F64"), coded),
-        ("second-order-zero", "scale_zero in F64", path(*SEGMENT, "scale", "zero", value="F64"), coded),
+        ("second-order-zero-f64", "scale_zero in F64", path(*SEGMENT, "scale", "zero", value="F64"), coded),
         ("outliers-type", "outliers in F64", path(*marks, "dtype", value="F64"), spiked),
         ("outliers-negative", "outliers in segment -1", path(*marks, "segments", value=[-1, 0]), spiked),
     ]  # fmt: skip

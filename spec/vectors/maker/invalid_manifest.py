@@ -1,12 +1,12 @@
-"""Folders whose manifest breaks one rule, BCQ-V601 to BCQ-V608."""
+"""Folders whose manifest breaks one rule, BCQ-V601 to BCQ-V609."""
 
 from collections.abc import Callable
 from typing import Any
 
 from .build import sha256
 from .catalogue import Invalid
-from .folder import MANIFEST, Files, Folder, line, pretty, seal
-from .valid_folders import SHARDS, sharded, single
+from .folder import INDEX, MANIFEST, Files, Folder, line, pretty, seal
+from .valid_folders import SHARDS, provenance, sharded, single
 
 WRONG = sha256(b"another text")
 EMPTY = {"size": 0, "sha256": sha256(b"")}
@@ -88,16 +88,13 @@ def form_rules() -> list[Invalid]:
 
 
 def claim_rules() -> list[Invalid]:
-    """V604 to V606 and V608: what the manifest says of the folder."""
-
-    def more(path: str) -> Files:
-        return {**single().build(), path: b"not listed\n"}
+    """V604 to V606, V608 and V609: what the manifest says of the folder."""
 
     def fewer(files: Files, path: str) -> Files:
         return {p: data for p, data in files.items() if p != path}
 
     sided = single()
-    sided.side = {"notes.txt": b"12345678\n"}
+    sided.side = {"notes.txt": b"12345678\n", "README.md": b"# A model card\n"}
     built = sided.build()
     w = "w.weight"
 
@@ -115,9 +112,14 @@ def claim_rules() -> list[Invalid]:
         m["weights"]["ghost.weight"] = m["weights"][w]
 
     return [
-        Invalid("V604", "unlisted-file", "a file that the manifest does not name", more("notes.txt")),
-        Invalid("V604", "unlisted-in-folder", "one in a folder", more("sub/.notes")),
         Invalid("V604", "missing-file", "a listed file is missing", fewer(built, "notes.txt")),
+        Invalid("V604", "missing-model-card", "a listed model card is missing", fewer(built, "README.md")),
+        Invalid(
+            "V604",
+            "listed-itself",
+            "the manifest lists itself",
+            manifest(lambda m: m["files"].update({MANIFEST: EMPTY})),
+        ),
         Invalid(
             "V604",
             "hidden-listed",
@@ -136,7 +138,9 @@ def claim_rules() -> list[Invalid]:
             "another digest of a file",
             manifest(lambda m: m["files"]["config.json"].update(sha256=WRONG)),
         ),
+        Invalid("V605", "longer-file", "a side file grew", {**built, "notes.txt": b"123456789\n"}),
         Invalid("V606", "changed-file", "one bit of a side file changed", {**built, "notes.txt": b"12345679\n"}),
+        Invalid("V606", "changed-model-card", "a listed card changed", {**built, "README.md": b"# a model card\n"}),
         Invalid("V608", "feature", "another scheme, with another feature", manifest(permuted)),
         Invalid("V608", "weight-renamed", "another name of the weight", manifest(lambda m: rename(m, "v.weight"))),
         Invalid("V608", "scheme", "another zero point", manifest(other_zero)),
@@ -150,6 +154,17 @@ def claim_rules() -> list[Invalid]:
         ),
         Invalid("V608", "dtype", "another logical dtype", manifest(lambda m: m["weights"][w].update(dtype="BF16"))),
         Invalid("V608", "shape", "another shape", manifest(lambda m: m["weights"][w].update(shape=[8, 2]))),
+        *(
+            Invalid("V609", what, f"{comment} is not named", manifest(lambda m, p=path: m["files"].pop(p), folder()))
+            for what, comment, path, folder in (
+                ("config", "config.json", "config.json", single),
+                ("model-file", "the model file", "model.safetensors", single),
+                ("shard", "a shard", SHARDS[1], sharded),
+                ("index", "the index", INDEX, sharded),
+                ("source-record", "the record of the source", "bcq_source/source.json", provenance),
+                ("source-file", "an archived file", "bcq_source/files/extra/notes 1.txt", provenance),
+            )
+        ),
     ]
 
 

@@ -98,6 +98,22 @@ def with_sides() -> Folder:
     return folder
 
 
+def with_unnamed() -> Folder:
+    """Files that no digest covers: documentation, and data that its owner has added."""
+    folder = single()
+    folder.side = {"tokenizer.json": b"{}\n"}
+    folder.unnamed = {
+        "README.md": b"# A model card that its owner has edited\n",
+        "LICENSE": b"\n",
+        "assets/Logo.PNG": b"\x89PNG\r\n\x1a\n",
+        "assets/.notes": b"hidden, and not at the top\n",
+        "vocab.txt": b"data that nobody took into the manifest\n",
+        "another.safetensors": b"neither the index nor its name makes it a model file\n",
+        "~last.txt": b"sorted by code points\n",
+    }
+    return folder
+
+
 def hub_cache(name: str, blobs: str, comment: str) -> Valid:
     """Links as a download cache makes them."""
     folder = single()
@@ -160,9 +176,10 @@ def vectors() -> list[Valid]:
         ),
         whole(
             "folder-side-files",
-            "side files in folders, hidden ones, an empty one; `ignorable` in the manifest",
+            "side files in folders, hidden ones, an empty one, a named model card; `ignorable` in the manifest",
             with_sides(),
         ),
+        whole("folder-uncovered-files", "files that the manifest does not name break no rule", with_unnamed()),
         whole("folder-minor-version", "version 1.7 everywhere", newer),
         whole("folder-no-weights", "dense tensors only", Folder({"model.safetensors": Shard([], norm())})),
         whole(

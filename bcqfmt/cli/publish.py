@@ -1,0 +1,81 @@
+"""Publishing a folder from the command line: what `push`, `convert --push` and `quantize --push` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.errors import BcqError
+
+from . import render
+from .command import usage_error
+from .progress import bar
+from .sources import command_line
+
+__all__ = ["check_push_options", "hashing", "publish"]
+
+
+def check_push_options(push: str | None, private: bool, create_pr: bool, *, whole: bool) -> None:
+    """Before any work: options that go together, a name that can be one, somebody who is logged in."""
+    if push is None:
+        if private or create_pr:
+            raise usage_error("--private and --create-pr go with --push.")
+        return
+    if not whole:
+        raise usage_error("--push needs a complete folder.")
+    from bcqfmt.converters.hub import check_push
+
+    check_push(push)
+
+
+def hashing(stack: ExitStack, folder: Path) -> Callable[[int], None] | None:
+    """A bar for checking all of a folder."""
+    total = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return bar(stack, total=total, unit="B", unit_scale=True, desc="checking")
+
+
+def publish(
+    folder: Path,
+    repo: str,
+    *,
+    private: bool = False,
+    create_pr: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Check and upload a folder; whatever stops it, the user is told the command that goes on."""
+    from bcqfmt.converters import hub
+    from bcqfmt.converters.jobs.model_card import with_name
+
+    words: list[str | Path] = ["bcqfmt", "push", folder, repo]
+    words += ["--private"] * private + ["--create-pr"] * create_pr + ["--overwrite"] * overwrite
+    words += [] if revision is None else ["--revision", revision]
+    words += [] if message is None else ["--message", message]
+    again = command_line(*words)
+    render.say(f"checking {folder}: every rule and every digest, then uploading to {repo}")
+    try:
+        with ExitStack() as stack:
+            done = hub.push(
+                folder,
+                repo,
+                private=private,
+                create_pr=create_pr,
+                revision=revision,
+                message=message,
+                overwrite=overwrite,
+                card=with_name,
+                progress=sys.stderr is not None and sys.stderr.isatty(),
+                hashed=hashing(stack, folder),
+            )
+    except BcqError as fault:
+        if fault.exit_code == 8:  # the folder is as it should be; what is missing is the upload
+            fault.hint = f"{fault.hint}; the folder is complete, then go on with: {again}"
+        raise
+    except BaseException:
+        render.say(f"nothing is lost; go on with: {again}")
+        raise
+    return {"repo": repo, "url": done.url, "files": len(done.files), "bytes": sum(done.files.values())}

@@ -1,0 +1,81 @@
+"""``bcqfmt push``: a BCQ folder goes to a repository on the hub."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from bcqfmt.cli import render
+from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.publish import hashing, publish
+from bcqfmt.errors import escape
+
+
+@verb("push")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("repo", type=click.STRING)
+@click.option("--private", is_flag=True, help="Make the repository private; one that is public already is refused.")
+@click.option("--create-pr", is_flag=True, help="Upload as a pull request.")
+@click.option("--revision", metavar="BRANCH", help="Upload to this branch, or to refs/pr/N, an open pull request.")
+@click.option("--message", metavar="TEXT", help="Message of the commit.")
+@click.option("--overwrite", is_flag=True, help="Delete the files of the repository that DST does not have.")
+@click.option("--dry-run", is_flag=True, help="Check DST, list what would be sent, and send nothing.")
+@json_option
+def command(
+    dst: Path,
+    repo: str,
+    private: bool,
+    create_pr: bool,
+    revision: str | None,
+    message: str | None,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Publish a BCQ folder on the hub, checked first.
+
+    DST is any complete BCQ folder; REPO is owner/name, and is made if it is not there. First every rule of the format
+    and every digest is checked, as `bcqfmt validate --deep` does. Files whose names begin with a dot are not sent. The
+    snippets of the model card get the name of the repository. After a failure the same command goes on. The token is
+    that of `hf auth login`, or HF_TOKEN.
+
+    \b
+    Example:
+      bcqfmt push model-bcq/ me/model-bcq --dry-run
+      bcqfmt push model-bcq/ me/model-bcq --private
+    """
+    if create_pr and revision is not None:
+        raise usage_error("--create-pr opens a new pull request, --revision goes on with one: choose one.")
+    if dry_run:
+        _show(dst, repo, as_json)
+        return
+    done = publish(
+        dst,
+        repo,
+        private=private,
+        create_pr=create_pr,
+        revision=revision,
+        message=message,
+        overwrite=overwrite,
+    )
+    if as_json:
+        render.emit_json({"folder": str(dst), **done})
+    else:
+        render.echo(f"pushed: {done['url']} ({render.count(done['files'], 'file')}, {render.size(done['bytes'])})")
+
+
+def _show(dst: Path, repo: str, as_json: bool) -> None:
+    from bcqfmt.converters.hub import files_to_push, split_hub_id
+
+    split_hub_id(repo)
+    with ExitStack() as stack:
+        files = files_to_push(dst, hashing(stack, dst))
+    total = sum(files.values())
+    if as_json:
+        render.emit_json({"folder": str(dst), "repo": repo, "files": files, "bytes": total})
+        return
+    rows = [(escape(name), render.size(size)) for name, size in files.items()]
+    render.echo(render.table(("file", "size"), rows))
+    render.echo(f"{escape(str(dst))} -> {repo}: {render.count(len(files), 'file')}, {render.size(total)}; nothing sent")

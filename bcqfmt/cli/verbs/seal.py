@@ -1,0 +1,76 @@
+"""``bcqfmt seal``: the manifest of a folder written anew, after a change that is meant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from bcqfmt.checkpoint.manifest import FileRecord
+from bcqfmt.checkpoint.seal import Change, Sealing, seal
+from bcqfmt.cli import render
+from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.progress import bar
+from bcqfmt.errors import escape
+
+_RELEASED = "documentation, covered by no digest any more"
+
+
+@verb("seal")
+@click.argument("folder")
+@click.option("--accept", is_flag=True, help="Take over changed model files and a changed bcq_source/ too.")
+@click.option("--dry-run", is_flag=True, help="Show what has changed; write nothing.")
+@json_option
+def command(folder: str, accept: bool, dry_run: bool, as_json: bool) -> int:
+    """Renew the manifest after files were changed on purpose.
+
+    FOLDER is a BCQ folder whose owner has changed, added or removed files: the tokenizer, config.json, a chat
+    template. All files are hashed, and what has changed is shown. The new manifest takes the place of the old one if
+    the folder is then valid. Changed model files or a changed bcq_source/ look like damage and are refused (exit
+    code 6) without --accept. Model card, licence and pictures are not in the manifest: edit them at any time.
+
+    \b
+    Example:
+      bcqfmt seal --dry-run model-bcq/
+      bcqfmt seal model-bcq/
+    """
+    with ExitStack() as stack:
+        total = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+        done = seal(
+            folder,
+            accept=accept,
+            dry_run=dry_run,
+            progress=bar(stack, total=total, unit="B", unit_scale=True, desc="hashing"),
+        )
+    if as_json:
+        render.emit_json({"dry_run": dry_run, **done.as_dict()})
+    else:
+        render.echo(_text(done))
+    return done.exit_code
+
+
+def _text(done: Sealing) -> list[str]:
+    lines = [f"{change.kind:<8}  {escape(change.path)}: {_figures(change)}" for change in done.changes]
+    counts = Counter(change.kind for change in done.changes)
+    counted = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counts.items()))
+    if not done.changes:
+        said = f"nothing has changed; the manifest stays as it is ({render.count(done.files, 'file')})"
+    elif done.findings:
+        said = f"NOT sealed: {counted}; the manifest stays as it is"
+    elif done.written:
+        said = f"sealed: {counted}; the manifest names {render.count(done.files, 'file')}"
+    else:
+        said = f"would be sealed: {counted}; nothing was written"
+    return [*lines, *render.findings(done.findings), f"{escape(done.path)}: {said}"]
+
+
+def _figures(change: Change) -> str:
+    if change.kind == "released":
+        return _RELEASED
+    return " -> ".join(_figure(record) for record in (change.old, change.new) if record is not None)
+
+
+def _figure(record: FileRecord) -> str:
+    return f"{record.size:,} bytes, sha256 {record.sha256[:12]}"

@@ -1,0 +1,174 @@
+"""The files of a source again, from a BCQ folder and its record of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.checkpoint.folder import SOURCE
+from bcqfmt.checkpoint.provenance import RAW, RECORD, check_raw, check_rules, source_record
+from bcqfmt.checkpoint.reader import Checkpoint
+from bcqfmt.container.files import ByteSource, SourceFile, inside, unfit
+from bcqfmt.container.header import Header, require_header
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.layouts.rebuild import apply_rule, as_bytes, check_rule
+from bcqfmt.converters.layouts.registry import rebuilders
+from bcqfmt.converters.words.buffers import read_array
+from bcqfmt.errors import error, refuse
+from bcqfmt.weight.weight import BcqWeight
+
+__all__ = ["SourceRebuilder"]
+
+Bytes = npt.NDArray[np.uint8]
+_COPY = 1 << 22  # bytes read at a time
+
+
+class _Archived(ByteSource):
+    """The archived header of a source file, as if it were the file with its ``size``; after it there are zeros."""
+
+    def __init__(self, folder: Path, path: str, size: int) -> None:
+        self.shown = f"{SOURCE}/headers/{path}.header"
+        self.path = inside(folder, self.shown)
+        self.size, self.bytes_read = size, 0
+        self._stored = SourceFile(self.path, self.shown)
+
+    def read_into(self, offset: int, buffer: Bytes) -> None:
+        """Fill ``buffer`` from ``offset``."""
+        stored = max(0, min(buffer.size, self._stored.size - offset))
+        self._stored.read_into(offset, buffer[:stored])
+        buffer[stored:] = 0
+
+    def close(self) -> None:
+        """Release the file."""
+        self._stored.close()
+
+    def header(self) -> Header:
+        """The header, as strictly checked as that of a file; BCQ-V702 when there is anything after it."""
+        with closing(self._stored):
+            found = require_header(self)
+        if found.data_start != self._stored.size:
+            raise error("BCQ-V702", self.shown, found=f"{self._stored.size} bytes", expected=f"{found.data_start}")
+        return found
+
+
+class SourceRebuilder:
+    """Yields the bytes of every source file of a converted folder."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.folder: Path = checkpoint.path
+        manifest = checkpoint.manifest
+        if manifest is not None and manifest.source is not None and manifest.source["format"] == "dense":
+            raise error(
+                "BCQ-E614",
+                self.folder.name,
+                found="quantized from a dense checkpoint, which rounds",
+                expected="a folder that was converted",
+                hint="keep the source; `bcqfmt export --to dense` writes the quantized values",
+            )
+        if not (self.folder / SOURCE).is_dir():
+            raise error(
+                "BCQ-E614", self.folder.name, found=f"no {SOURCE}/", expected="a folder converted with provenance"
+            )
+        record = source_record(self.folder, refuse)
+        assert record is not None  # refuse has raised otherwise
+        self.record = record
+        self._known = rebuilders()
+        self._headers: dict[str, Header] = {}
+        self._raw: dict[str, StoredTensor] = {}
+        self._check()
+
+    def _check(self) -> None:
+        """All that the record says, against what is there, before anything is allocated or written."""
+        files = self.files()
+        if wrong := unfit(files):
+            raise error("BCQ-E617", *wrong)
+        for path, entry in files.items():
+            if entry["kind"] == "safetensors":
+                self._headers[path] = _Archived(self.folder, path, entry["size"]).header()
+            else:
+                place = f"{SOURCE}/files/{path}"
+                with closing(SourceFile(inside(self.folder, place), place)) as file:
+                    if file.size != entry["size"]:
+                        raise error("BCQ-V702", place, found=f"{file.size} bytes", expected=f"{entry['size']}")
+        dense = dict(self.checkpoint.dense())
+        weights = {name: spec for file in self.checkpoint.files() for name, spec in file.specs.items()}
+        archived = {path: list(header.tensors) for path, header in self._headers.items()}
+        wanted = check_rules(self.record, archived, (dense, weights), refuse)
+        check_raw(self.folder, (self.folder / RAW).is_file(), wanted, refuse)
+        if wanted:
+            source = SourceFile(inside(self.folder, RAW), RAW)
+            header = require_header(source)
+            self._raw = {name: StoredTensor.in_file(name, header, source) for name in header.tensors}
+        for path, tensors in self.record["tensors"].items():
+            for name, (number, *weight) in tensors.items():
+                rule = self.record["rules"][number]
+                if weight:
+                    check_rule(weights[weight[0]], rule, self._known, RECORD, name)
+                    continue
+                stored = self._raw[f"{path}/{name}"] if rule["rule"] == "raw" else dense[name]
+                *_, begin, end = self._headers[path].tensors[name]
+                if rule.keys() != {"rule"} or stored.nbytes != end - begin:
+                    found = f"{rule['rule']} of {stored.nbytes} bytes"
+                    raise error("BCQ-V703", RECORD, name, found, f"{end - begin} bytes and no parameter")
+
+    def files(self) -> dict[str, dict[str, Any]]:
+        """path -> kind, size, sha256."""
+        found: dict[str, dict[str, Any]] = self.record["files"]
+        return found
+
+    def left_out(self) -> dict[str, str]:
+        """What the source had besides its files, path -> why it was not carried; nothing depends on it."""
+        found = self.record.get("ignorable", {}).get("left_out")
+        return {path: str(why) for path, why in found.items()} if isinstance(found, dict) else {}
+
+    def chunks(self, path: str) -> Iterator[Bytes]:
+        """The bytes of a source file in order, in chunks of any size; BCQ-E613 when a tensor has the wrong size."""
+        if self.files()[path]["kind"] == "verbatim":
+            yield from self._copy(f"{SOURCE}/files/{path}")
+            return
+        yield from self._copy(f"{SOURCE}/headers/{path}.header")
+        tensors = self._headers[path].tensors
+        for name in sorted(tensors, key=lambda name: tensors[name][2:]):
+            begin, end = tensors[name][2:]
+            done = 0
+            for chunk in self._tensor(path, name):
+                done += chunk.size
+                yield chunk
+                del chunk  # the next one may need the memory
+            if done != end - begin:
+                raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{end - begin}")
+
+    def _tensor(self, path: str, name: str) -> Iterator[Bytes]:
+        """The bytes of one source tensor."""
+        number, *weight = self.record["tensors"][path][name]
+        rule = self.record["rules"][number]
+        if rule["rule"] == "raw":
+            yield from self._raw[f"{path}/{name}"].chunks()
+        elif rule["rule"] == "copy":
+            dense = self.checkpoint[name]
+            assert isinstance(dense, StoredTensor)
+            yield from dense.chunks()
+        else:
+            yield as_bytes(apply_rule(self._weight(weight[0]), rule, self._known))
+
+    def _weight(self, name: str) -> BcqWeight:
+        """A weight whose parts are read into reused memory."""
+        weight = self.checkpoint.weight(name)
+        parts = {
+            suffix: StoredTensor(part.name, part.dtype, part.shape, make=partial(read_array, part))
+            for suffix, part in weight.parts().items()
+        }
+        return BcqWeight(weight.name, weight.spec, parts)
+
+    def _copy(self, place: str) -> Iterator[Bytes]:
+        source = SourceFile(inside(self.folder, place), place)
+        for start in range(0, source.size, _COPY):
+            yield source.read(start, min(_COPY, source.size - start))
+        source.close()
