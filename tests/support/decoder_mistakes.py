@@ -144,6 +144,18 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
         ),
         ("<< (q - 1 - i)", {"planes: least significant first": "<< i"}),
         (
+            "s[a] * table[code]",
+            {
+                "table: product rounded to binary32 first": "single(s[a] * table[code])",
+                "table: entry rounded to the logical dtype": "s[a] * rounded(table[code], dtype)",
+                "table: entry rounded to binary32": "s[a] * single(table[code])",
+                "table: scale rounded to the logical dtype": "rounded(s[a], dtype) * table[code]",
+                "table: backwards": "s[a] * table[-1 - code]",
+                "table: product before the step": "(s[a] * float(segment['table'][code])) * step",
+                "table: scale times step first": "(s[a] * step) * float(segment['table'][code])",
+            },
+        ),
+        (
             'if encoding == "bcq" or used < q:',
             {"affine: by the formula of fewer planes": 'if encoding in ("bcq", "affine") or used < q:'},
         ),
@@ -162,6 +174,7 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
                 "second order: code + zero": "scale[at] * (codes[r * groups + a] + zero[at])",
             },
         ),
+        ("a // h", {"super-groups: the first for all": "a // groups", "super-groups: interleaved": "a % columns"}),
         (
             'r // kind["rows"]',
             {
@@ -170,6 +183,27 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
                 "second order: the short last row-group uses the one before": (
                     'min(r // kind["rows"], max(out // kind["rows"] - 1, 0))'
                 ),
+            },
+        ),
+    ],
+    "byte_float": [
+        (
+            "2.0 ** (b - 127)",
+            {
+                "E8M0: 0 is zero": "2.0 ** (b - 127) if b else 0.0",
+                "E8M0: 255 is NaN": "2.0 ** (b - 127) if b < 255 else math.nan",
+                "E8M0: 255 is infinity": "2.0 ** (b - 127) if b < 255 else math.inf",
+                "E8M0: bias 128": "2.0 ** (b - 128)",
+                "E8M0: the smallest flushed": "flushed(2.0 ** (b - 127), 2.0**-126)",
+            },
+        ),
+        (
+            "m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10)",
+            {
+                "UE4M3: no subnormals": "(8 + m) * 2.0 ** (e - 10)",
+                "UE4M3: subnormals are 0": "0.0 if e == 0 else (8 + m) * 2.0 ** (e - 10)",
+                "UE4M3: with a sign": "(-1.0 if b >> 7 else 1.0) * (m * 2.0**-9 if e % 16 == 0 else (8 + m) * 2.0 ** (e % 16 - 10))",
+                "UE4M3: the largest exponent is infinite": "m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) if e < 15 else math.inf",
             },
         ),
     ],

@@ -13,6 +13,7 @@ from . import (
     invalid_descriptor,
     invalid_edges,
     invalid_folder,
+    invalid_folder_edges,
     invalid_keys,
     invalid_manifest,
     invalid_source,
@@ -46,6 +47,7 @@ def all_invalid() -> list[Invalid]:
         invalid_content,
         invalid_edges,
         invalid_folder,
+        invalid_folder_edges,
         invalid_manifest,
         invalid_source,
     )

@@ -2,12 +2,12 @@
 
 from .build import Lcg, Tensor, exact_rows, tensor
 from .catalogue import Valid, lone, whole
-from .encodings import affine, first, second, some_second
-from .folder import INDEX, Files, Folder
+from .encodings import affine, first, second, some_affine, some_bcq, some_second
+from .folder import INDEX, Files, Folder, Shard
 from .valid_affine import worked_example
-from .valid_folders import sharded, single
+from .valid_folders import SHARDS, sharded, single
 from .valid_structures import tile_segments
-from .weights import Weight
+from .weights import Outliers, Weight
 
 
 def containers() -> list[Valid]:
@@ -57,6 +57,16 @@ def tiles() -> Valid:
     return lone("aligned64-edges", "segment 1 with codes for scales and zero points; 63 tiles a row", weights, planes=True)
 
 
+def many_features() -> Folder:
+    """Two files, the second with many features and a weight of two segments."""
+    rng = Lcg(813)
+    left, right = some_affine(rng, 2, 8, 2, 8, 1), some_affine(rng, 2, 16, 4, 8, 8)
+    spikes = Outliers("add", "F16", [0], [[], [(3, 0x3C00)]])
+    wide = Weight("c.weight", [2, 24], "F16", [left, right], perm=[rng.permutation(24)], outliers=spikes)
+    stack = Weight("e.weight", [2, 2, 8], "F32", [some_bcq(rng, 4, 8, 2, 8, "F16", None)], nonfinite=True)
+    return Folder({SHARDS[0]: Shard([worked_example()]), SHARDS[1]: Shard([wide, stack])})
+
+
 def folders() -> list[Valid]:
     """White space before JSON, and config.json of exactly 16,000,000 bytes."""
 
@@ -74,7 +84,8 @@ def folders() -> list[Valid]:
     content["config.json"] = text
     long.content = content
     long.setup = [{"append_spaces": {"path": "config.json", "count": 16_000_000 - len(text)}}]
-    return [loose, long]
+    several = "features, and a weight with widths, in the last file only"
+    return [loose, long, whole("folder-features", several, many_features())]
 
 
 def vectors() -> list[Valid]:
