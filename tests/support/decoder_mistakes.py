@@ -36,6 +36,7 @@ PLANE = "result[at] = result[at] + value if bits[i * elements + at] else result[
 SECOND = "scale[at] * (codes[r * groups + a] - zero[at])"
 Z = "x * ((float(2**q - 1) - 2.0 * zero) * 0.5)"
 BITS = "((exponent + bias - 1) << fraction_bits) + kept"
+RESULT = f"return sign | min({BITS}, infinity)"
 NAN = "infinity | 1 << (fraction_bits - 1)"
 SIGN_BIT = "1 << exponent_bits + fraction_bits"
 TERMS = (
@@ -98,7 +99,9 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
             {
                 "bcq: rounded to binary32 after each plane": f"{PLANE}; result[at] = single(result[at])",
                 "bcq: rounded to dtype after each plane": f"{PLANE}; result[at] = rounded(result[at], dtype)",
-                "bcq: signs inverted": PLANE.replace("+ value", "# value").replace("- value", "+ value").replace("#", "-"),
+                "bcq: signs inverted": PLANE.replace("+ value", "# value")
+                .replace("- value", "+ value")
+                .replace("#", "-"),
                 "bcq: a bit 0 adds nothing": PLANE.replace("- value", "- 0.0"),
             },
         ),
@@ -119,12 +122,10 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
 """,
                 "bcq: z - sum(alpha) + 2 * (those with bit 1)": f"""\
         z = plane_scales(segment, parts, out, n, used)[1]
-        return [
-            (z[a] - sum(map(abs_alpha, alpha[a :: out * groups][:used])))
-            + sum(2.0 * term for term, i in zip({TERMS}, range(used)) if bits[i * elements + at])
-            for at, a in enumerate(group_of)
-        ]
-""".replace("map(abs_alpha, alpha[a :: out * groups][:used])", "alpha[a :: out * groups][:used]"),
+        low = [z[a] - sum(alpha[a :: out * groups][:used]) for a in group_of]
+        one = [[t for i, t in enumerate({TERMS}) if bits[i * elements + at]] for at, a in enumerate(group_of)]
+        return [x + 2.0 * sum(terms) for x, terms in zip(low, one, strict=True)]
+""",
                 "bcq: sum without rounding in between": f"""\
         z = plane_scales(segment, parts, out, n, used)[1]
         for at, a in enumerate(group_of):
@@ -202,8 +203,9 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
             {
                 "UE4M3: no subnormals": "(8 + m) * 2.0 ** (e - 10)",
                 "UE4M3: subnormals are 0": "0.0 if e == 0 else (8 + m) * 2.0 ** (e - 10)",
-                "UE4M3: with a sign": "(-1.0 if b >> 7 else 1.0) * (m * 2.0**-9 if e % 16 == 0 else (8 + m) * 2.0 ** (e % 16 - 10))",
-                "UE4M3: the largest exponent is infinite": "m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) if e < 15 else math.inf",
+                "UE4M3: the largest exponent is infinite": (
+                    "m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) if e < 15 else math.inf"
+                ),
             },
         ),
     ],
@@ -244,7 +246,9 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
                 "rounding: 16 bits of the rest decide": (
                     "lost << 16 >> shift > 1 << 15 or (lost << 16 >> shift == 1 << 15 and kept & 1)"
                 ),
-                "rounding: ties among subnormals away": "lost > half or (lost == half and (kept & 1 or exponent == 1 - bias))",
+                "rounding: ties among subnormals away": (
+                    "lost > half or (lost == half and (kept & 1 or exponent == 1 - bias))"
+                ),
             },
         ),
         (
@@ -284,7 +288,7 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
             },
         ),
         (
-            f"return sign | min({BITS}, infinity)",
+            RESULT,
             {
                 "overflow: the largest number": f"return sign | min({BITS}, infinity - 1)",
                 "overflow: only from the next power of two on": (
@@ -295,11 +299,11 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
                 ),
                 "overflow: without sign": f"return sign | {BITS} if {BITS} < infinity else infinity",
                 "overflow: NaN": f"return sign | {BITS} if {BITS} < infinity else {NAN}",
-                "subnormal results: zero": f"return sign | min({BITS}, infinity) if kept >> fraction_bits else sign",
-                "subnormal results: +0": f"return sign | min({BITS}, infinity) if kept >> fraction_bits else 0",
-                "results rounded to zero: without sign": f"return sign | min({BITS}, infinity) if kept else 0",
-                "results rounded to zero: smallest subnormal": f"return sign | min({BITS}, infinity) if kept else sign | 1",
-                "smallest normal number: zero": f"return sign | min({BITS}, infinity) if {BITS} != 1 << fraction_bits else sign",
+                "subnormal results: zero": f"{RESULT} if kept >> fraction_bits else sign",
+                "subnormal results: +0": f"{RESULT} if kept >> fraction_bits else 0",
+                "results rounded to zero: without sign": f"{RESULT} if kept else 0",
+                "results rounded to zero: smallest subnormal": f"{RESULT} if kept else sign | 1",
+                "smallest normal number: zero": f"{RESULT} if {BITS} != 1 << fraction_bits else sign",
             },
         ),
     ],
@@ -321,7 +325,6 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
                 "packed: fields never straddle": "first + bit // b // (32 // b), bit // b % (32 // b) * b",
             },
         ),
-        ("range(0, len(words), row_words)", {"packed: rows overlap": "range(0, len(words) - row_words + 1, row_words)"}),
     ],
     "decode_matrix": [
         ("perm[start + j]", {"perm: inverted": "perm.index(start + j)", "perm: ignored": "start + j"}),
@@ -335,7 +338,9 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
                 ),
                 "outliers: added in binary32": 'single(result[at] + v) if scheme["outliers"]["mode"] == "add" else v',
                 "outliers: added to binary32": 'single(result[at]) + v if scheme["outliers"]["mode"] == "add" else v',
-                "outliers: replaced ones keep -0 out": 'result[at] + v if scheme["outliers"]["mode"] == "add" else v + 0.0',
+                "outliers: replaced ones keep -0 out": (
+                    'result[at] + v if scheme["outliers"]["mode"] == "add" else v + 0.0'
+                ),
                 "outliers: left out with fewer planes": (
                     'result[at] if planes else result[at] + v if scheme["outliers"]["mode"] == "add" else v'
                 ),
@@ -346,58 +351,90 @@ MISTAKES: dict[str, list[tuple[str, dict[str, str]]]] = {
     "permutation": [("4 * columns * matrix", {"perm: that of the first matrix of a stack": "0"})],
     "column_segments": [("result[column]", {"outliers' segments: of stored columns": "result[stored]"})],
     "matrix_outliers": [
-        ("4 * out * matrix", {"outliers: those of the first matrix of a stack": "0", "outliers: an end for each matrix": "4 * (out + 1) * matrix"}),
+        (
+            "4 * out * matrix",
+            {
+                "outliers: those of the first matrix of a stack": "0",
+                "outliers: an end for each matrix": "4 * (out + 1) * matrix",
+            },
+        ),
     ],
     "to_canonical": [
-        ("meta[t] >> 10 & 7, meta[t] >> 13 & 7", {"aligned64: s1 and s2 swapped": "meta[t] >> 13 & 7, meta[t] >> 10 & 7"}),
-        ("zeros.append(meta[t] >> 2 * w & 3)", {"aligned64: zeros from the top": "zeros.append(meta[t] >> 4 - 2 * w & 3)"}),
+        (
+            "meta[t] >> 10 & 7, meta[t] >> 13 & 7",
+            {"aligned64: s1 and s2 swapped": "meta[t] >> 13 & 7, meta[t] >> 10 & 7"},
+        ),
+        (
+            "zeros.append(meta[t] >> 2 * w & 3)",
+            {"aligned64: zeros from the top": "zeros.append(meta[t] >> 4 - 2 * w & 3)"},
+        ),
         ("extra[t] >> 4 * m & 15", {"aligned64: tile_extra backwards": "extra[t] >> 28 - 4 * m & 15"}),
     ],
     "is_version": [
-        ('re.fullmatch(r"1\\.(0|[1-9][0-9]*)", value)', {
-            "version: a line feed at its end": 're.match(r"1\\.(0|[1-9][0-9]*)$", value)',
-            "version: more after it": 're.match(r"1\\.(0|[1-9][0-9]*)", value)',
-            "version: leading zeros": 're.fullmatch(r"1\\.[0-9]+", value)',
-            "version: digits of any script": 're.fullmatch(r"1\\.(0|[1-9]\\d*)", value)',
-            "version: any character for the point": 're.fullmatch(r"1.(0|[1-9][0-9]*)", value)',
-            "version: only 1.0": 're.fullmatch(r"1\\.0", value)',
-            "version: MAJOR from 1 on": 're.fullmatch(r"[1-9][0-9]*\\.(0|[1-9][0-9]*)", value)',
-            "version: MINOR of one digit": 're.fullmatch(r"1\\.[0-9]", value)',
-        }),
+        (
+            're.fullmatch(r"1\\.(0|[1-9][0-9]*)", value)',
+            {
+                "version: a line feed at its end": 're.match(r"1\\.(0|[1-9][0-9]*)$", value)',
+                "version: more after it": 're.match(r"1\\.(0|[1-9][0-9]*)", value)',
+                "version: leading zeros": 're.fullmatch(r"1\\.[0-9]+", value)',
+                "version: digits of any script": 're.fullmatch(r"1\\.(0|[1-9]\\d*)", value)',
+                "version: any character for the point": 're.fullmatch(r"1.(0|[1-9][0-9]*)", value)',
+                "version: only 1.0": 're.fullmatch(r"1\\.0", value)',
+                "version: MAJOR from 1 on": 're.fullmatch(r"[1-9][0-9]*\\.(0|[1-9][0-9]*)", value)',
+                "version: MINOR of one digit": 're.fullmatch(r"1\\.[0-9]", value)',
+            },
+        ),
     ],
     "is_hex": [
-        ('re.fullmatch(r"[0-9a-f]{64}", value)', {
-            "digest: upper case": 're.fullmatch(r"[0-9A-Fa-f]{64}", value)',
-            "digest: a line feed at its end": 're.match(r"[0-9a-f]{64}$", value)',
-            "digest: any length": 're.fullmatch(r"[0-9a-f]*", value)',
-        }),
+        (
+            're.fullmatch(r"[0-9a-f]{64}", value)',
+            {
+                "digest: upper case": 're.fullmatch(r"[0-9A-Fa-f]{64}", value)',
+                "digest: a line feed at its end": 're.match(r"[0-9a-f]{64}$", value)',
+                "digest: any length": 're.fullmatch(r"[0-9a-f]*", value)',
+            },
+        ),
     ],
     "is_weight_name": [
-        ('re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*", name)', {
-            "weight name: a line feed at its end": 're.match(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*$", name)',
-            "weight name: letters of any script": 're.fullmatch(r"\\w[\\w.:+-]*", name)',
-            "weight name: a point first": 're.fullmatch(r"[A-Za-z0-9_.:+-]+", name)',
-            "weight name: a slash": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./:+-]*", name)',
-            "weight name: no colon": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name)',
-            "weight name: no plus": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*", name)',
-            "weight name: no minus": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:+]*", name)',
-            "weight name: no underscore first": 're.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*", name)',
-            "weight name: no digit first": 're.fullmatch(r"[A-Za-z_][A-Za-z0-9_.:+-]*", name)',
-        }),
+        (
+            're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*", name)',
+            {
+                "weight name: a line feed at its end": 're.match(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*$", name)',
+                "weight name: letters of any script": 're.fullmatch(r"\\w[\\w.:+-]*", name)',
+                "weight name: a point first": 're.fullmatch(r"[A-Za-z0-9_.:+-]+", name)',
+                "weight name: a slash": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./:+-]*", name)',
+                "weight name: no colon": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name)',
+                "weight name: no plus": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*", name)',
+                "weight name: no minus": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:+]*", name)',
+                "weight name: no underscore first": 're.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*", name)',
+                "weight name: no digit first": 're.fullmatch(r"[A-Za-z_][A-Za-z0-9_.:+-]*", name)',
+            },
+        ),
     ],
     "read_index": [
-        ('re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\\.safetensors", file)', {
-            "file name: a line feed at its end": 're.match(r"[A-Za-z0-9_][A-Za-z0-9._-]*\\.safetensors$", file)',
-            "file name: a path": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._/-]*\\.safetensors", file)',
-            "file name: any character for the point": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*.safetensors", file)',
-            "file name: a point first": 're.fullmatch(r"[A-Za-z0-9._-]*\\.safetensors", file)',
-            "file name: any suffix": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", file)',
-        }),
+        (
+            're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\\.safetensors", file)',
+            {
+                "file name: a line feed at its end": 're.match(r"[A-Za-z0-9_][A-Za-z0-9._-]*\\.safetensors$", file)',
+                "file name: a path": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._/-]*\\.safetensors", file)',
+                "file name: any character for the point": (
+                    're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*.safetensors", file)'
+                ),
+                "file name: a point first": 're.fullmatch(r"[A-Za-z0-9._-]*\\.safetensors", file)',
+                "file name: any suffix": 're.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", file)',
+            },
+        ),
     ],
     "parse_json": [
-        ('if kind != "config":\n            raise', {"JSON: NaN and infinities everywhere": "if False:\n            raise"}),
+        (
+            'if kind != "config":\n            raise',
+            {"JSON: NaN and infinities everywhere": "if False:\n            raise"},
+        ),
         ('(kind == "header" and text == "-0")', {"JSON: -0 in headers": "False"}),
-        ('strip(" " if kind == "header" else " \\t\\r\\n")', {"JSON: any white space after a header": 'strip(" \\t\\r\\n")', "JSON: Unicode white space": "strip()"}),
+        (
+            'strip(" " if kind == "header" else " \\t\\r\\n")',
+            {"JSON: any white space after a header": 'strip(" \\t\\r\\n")', "JSON: Unicode white space": "strip()"},
+        ),
         ("if len(result) != len(items):", {"JSON: the last of equal keys counts": "if False:"}),
     ],
-}  # fmt: skip
+}

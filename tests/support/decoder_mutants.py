@@ -19,7 +19,8 @@ from typing import Any
 from decoder_mistakes import HELPERS, MISTAKES
 
 Change = tuple[str, Callable[[Any], ast.AST | None]]  # what stands there instead, and how; None takes a statement away
-NOT_JUDGED = {"main", "Refused"}  # the command line and the text of messages are no part of the format
+# The command line, the text of messages, and what stands for a number beyond every limit are no part of the format.
+NOT_JUDGED = {"main", "Refused", "parse_integer"}
 
 COMPARED: dict[type, list[type]] = {
     ast.Lt: [ast.LtE], ast.LtE: [ast.Lt], ast.Gt: [ast.GtE], ast.GtE: [ast.Gt],
@@ -192,9 +193,7 @@ def _changes(node: ast.AST, valued: bool) -> Iterator[Change]:
         yield "always the second", lambda n: n.orelse
     elif isinstance(node, ast.If):
         yield "never", lambda n: ast.If(ast.Constant(False), n.body, n.orelse)
-    elif isinstance(node, ast.Raise | ast.Continue):
-        yield "nothing", lambda _: None
-    elif isinstance(node, ast.Expr):
+    elif isinstance(node, ast.Raise | ast.Continue | ast.Expr):
         yield "nothing", lambda _: None
     elif isinstance(node, ast.Call):
         yield from _called(node)
@@ -202,10 +201,10 @@ def _changes(node: ast.AST, valued: bool) -> Iterator[Change]:
         yield from _repeated(node, valued)
     elif isinstance(node, ast.Subscript) and valued:
         yield from _indexed(node)
-    elif isinstance(node, ast.Set | ast.Tuple | ast.List) and all(isinstance(e, ast.Constant) for e in node.elts):
-        if isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and len(node.elts) > 1:
-            for i, element in enumerate(node.elts):
-                yield f"without {element.value!r}", lambda n, i=i: _without(n, i)  # type: ignore[attr-defined]
+    elif isinstance(node, ast.Set | ast.Tuple | ast.List) and not isinstance(getattr(node, "ctx", None), ast.Store):
+        for i, element in enumerate(node.elts if len(node.elts) > 1 else []):
+            if isinstance(element, ast.Constant):
+                yield f"without {element.value!r}", lambda n, i=i: _without(n, i)
 
 
 def _without(node: Any, at: int) -> ast.AST:

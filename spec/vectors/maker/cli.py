@@ -34,7 +34,15 @@ GROUPS = ("valid", "invalid")
 
 def all_valid() -> list[Valid]:
     """Every valid vector."""
-    modules = (valid_affine, valid_encodings, valid_exact, valid_structures, valid_containers, valid_folders, valid_edges)
+    modules = (
+        valid_affine,
+        valid_encodings,
+        valid_exact,
+        valid_structures,
+        valid_containers,
+        valid_folders,
+        valid_edges,
+    )
     return [vector for module in modules for vector in module.vectors()]
 
 

@@ -54,7 +54,9 @@ def entries() -> list[Invalid]:
     order = ["w.bcq_s0_planes", "w.bcq_s0_scale", "a", "y", "z"]
     shifted_file = container(tensors_of([worked_example()], odd), metadata(descriptor([worked_example()])), order)
     return [
-        Invalid("V115", "200000-tensors", "200,000 tensors, and a byte after them", too_many(200_000) + b"\0", gzip=True),
+        Invalid(
+            "V115", "200000-tensors", "200,000 tensors, and a byte after them", too_many(200_000) + b"\0", gzip=True
+        ),
         Invalid("V109", "first-entry", "only the first entry of the header is wrong", leading(1)),
         Invalid("V110", "first-entry", "only the first entry of the header is wrong", leading("F63")),
         Invalid("V109", "offsets-null", "data_offsets is null", offsets(None)),
@@ -65,10 +67,12 @@ def entries() -> list[Invalid]:
         Invalid("V118", "array", "__metadata__ is an array", meta([])),
         Invalid("V118", "text", "__metadata__ is a string", meta("bcqfmt")),
         Invalid(
-            "V118", "first-value", "only the first value is no string",
+            "V118",
+            "first-value",
+            "only the first value is no string",
             with_header(lambda h: h["__metadata__"].update({"!": 1})),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def keys() -> list[Invalid]:
@@ -104,7 +108,12 @@ def keys() -> list[Invalid]:
         ("widths-integer", "widths is an integer", path(*ENTRY, "widths", value=8), None),
         ("widths-negative", "-8 in widths", path(*ENTRY, "widths", value=[-8]), None),
         ("encoding-array", "encoding is an array", path(*SEGMENT, "encoding", value=["affine"]), None),
-        ("bits-0-zero-0", "no planes, zero point 0", lambda d: d["schemes"][0]["segments"][0].update(bits=0, zero=0), None),
+        (
+            "bits-0-zero-0",
+            "no planes, zero point 0",
+            lambda d: d["schemes"][0]["segments"][0].update(bits=0, zero=0),
+            None,
+        ),
         ("zero-empty", "zero is an empty object", path(*SEGMENT, "zero", value={}), None),
         ("group-size-2-31", "groups of 2^31", path(*SEGMENT, "group_size", value=2**31), None),
         ("float-zero-bits", "float-zero with packed zeros", path(*SEGMENT, "zero", value={"bits": 1}), floating),
@@ -121,7 +130,7 @@ def keys() -> list[Invalid]:
         ("second-order-zero-f64", "scale_zero in F64", path(*SEGMENT, "scale", "zero", value="F64"), coded),
         ("outliers-type", "outliers in F64", path(*marks, "dtype", value="F64"), spiked),
         ("outliers-negative", "outliers in segment -1", path(*marks, "segments", value=[-1, 0]), spiked),
-    ]  # fmt: skip
+    ]
     return [
         Invalid("V208", what, comment, made(edit, [chosen] if chosen else None), schema="descriptor")
         for what, comment, edit, chosen in cases
@@ -156,7 +165,9 @@ def shapes() -> list[Invalid]:
         Invalid("V210", "empty-stack", "E = 0", made(empty_stack)),
         Invalid("V210", "a-little-too-large", "2^40 bits and a few more", made(stated(2**20, 2**19 + 8))),
         Invalid(
-            "V210", "widest-segment", "more than 2^40 bits by the segment with the most planes",
+            "V210",
+            "widest-segment",
+            "more than 2^40 bits by the segment with the most planes",
             made(stated(2**20, wide + 8, widths=[wide, 8]), [both]),
         ),
         Invalid("V211", "one-width", "one width, two segments", made(stated(1, 24, widths=[24]), [both])),
@@ -166,7 +177,7 @@ def shapes() -> list[Invalid]:
         Invalid("V212", "one-column", "a segment of one column", made(keep, [pair(1, 8)])),
         Invalid("V304", "rows-2-31-1", "2^31 - 1 rows, but parts for two", made(stated(2**31 - 1, 8))),
         Invalid("V304", "bits-2-40", "exactly 2^40 bits, but parts for 32", made(stated(2**20, 2**19))),
-    ]  # fmt: skip
+    ]
 
 
 def parts() -> list[Invalid]:
@@ -226,17 +237,26 @@ def content() -> list[Invalid]:
         return made(keep, [Weight("w.weight", [2, 2, 32], "F16", halves, perm=order, outliers=spikes)])
 
     return [
-        Invalid("V401", "first-byte", "16 in the first byte", swapped(tiled, s0_scale_zero=tensor("U8", [1, 3], [16, 0, 0]))),
-        Invalid("V401", "last-byte", "16 in the last byte", swapped(tiled, s0_scale_zero=tensor("U8", [1, 3], [0, 0, 16]))),
+        Invalid(
+            "V401", "first-byte", "16 in the first byte", swapped(tiled, s0_scale_zero=tensor("U8", [1, 3], [16, 0, 0]))
+        ),
+        Invalid(
+            "V401", "last-byte", "16 in the last byte", swapped(tiled, s0_scale_zero=tensor("U8", [1, 3], [0, 0, 16]))
+        ),
         Invalid("V401", "63-columns", "bit 63 of row 0", flipped(odd, "s0_planes", 7, 7)),
-        Invalid("V405", "tiled", "an infinite scale_scale of tiles", swapped(tiled, s0_scale_scale=tensor("F16", [1, 3], [infinity, one, one]))),
+        Invalid(
+            "V405",
+            "tiled",
+            "an infinite scale_scale of tiles",
+            swapped(tiled, s0_scale_scale=tensor("F16", [1, 3], [infinity, one, one])),
+        ),
         Invalid("V407", "last-falls", "only the last step falls", falls),
         Invalid("V408", "last-row", "column 32 of 32, in the last row", made(keep, [sparse(32, [[1], [2, 32]])])),
         Invalid("V408", "first-row", "column 32 of 32, in the first row", made(keep, [sparse(32, [[1, 32], [2]])])),
         Invalid("V409", "first-of-stack", "row 0 of matrix 0", split(20, -1, -1, -1)),
         Invalid("V409", "last-of-stack", "row 1 of matrix 1", split(-1, 3, 20, 3)),
         Invalid("V410", "one-too-many", "five outliers among 39 elements", made(keep, [sparse(39, [[0, 1, 2, 3, 4]])])),
-    ]  # fmt: skip
+    ]
 
 
 def vectors() -> list[Invalid]:

@@ -42,10 +42,22 @@ def index() -> list[Invalid]:
         Invalid("V502", "no-dot", "a file name that only ends like the type", mapped("~", "modelXsafetensors")),
         Invalid("V504", "first-elsewhere", "the first tensor is in the other file", elsewhere(min)),
         Invalid("V504", "last-elsewhere", "the last tensor is in the other file", elsewhere(max)),
-        Invalid("V214", "first-weight", "the first weight of a file and a tensor of another", dense_twin("b.weight", SHARDS[1])),
-        Invalid("V214", "last-weight", "the last weight of the last file and a tensor", dense_twin("twin.weight", SHARDS[0])),
-        Invalid("V512", "version-array", "format_version is an array", reconfigured(lambda c: c[q].update(format_version=["1.0"]))),
-    ]  # fmt: skip
+        Invalid(
+            "V214",
+            "first-weight",
+            "the first weight of a file and a tensor of another",
+            dense_twin("b.weight", SHARDS[1]),
+        ),
+        Invalid(
+            "V214", "last-weight", "the last weight of the last file and a tensor", dense_twin("twin.weight", SHARDS[0])
+        ),
+        Invalid(
+            "V512",
+            "version-array",
+            "format_version is an array",
+            reconfigured(lambda c: c[q].update(format_version=["1.0"])),
+        ),
+    ]
 
 
 def manifests() -> list[Invalid]:
@@ -65,8 +77,12 @@ def manifests() -> list[Invalid]:
         ("generator-version", "the generator's version is an integer", lambda m: m["generator"].update(version=1)),
         ("weight-file", "an integer as file of a weight", lambda m: m["weights"]["w.weight"].update(file=1)),
         ("source-format", "an integer as format of the source", lambda m: m.update(source={"format": 1, "files": {}})),
-        ("source-file", "a file of the source without digest", lambda m: m.update(source={"format": "a", "files": {"a": {"size": 1}}})),
-    ]  # fmt: skip
+        (
+            "source-file",
+            "a file of the source without digest",
+            lambda m: m.update(source={"format": "a", "files": {"a": {"size": 1}}}),
+        ),
+    ]
 
     def scheme(weight: str, like: str) -> Any:
         return manifest(lambda m: m["weights"][weight].update(scheme=m["weights"][like]["scheme"]), sharded())
@@ -84,8 +100,19 @@ def manifests() -> list[Invalid]:
     wide = "c.weight"
     return [
         *(Invalid("V602", what, comment, manifest(e), schema="manifest") for what, comment, e in cases),
-        Invalid("V602", "own-digest-form", "no digest of itself", written(lambda m: line({**m, "sha256": "x"})), schema="manifest"),
-        Invalid("V602", "no-widths", "two segments, no widths", manifest(lambda m: m["weights"][wide].pop("widths"), many_features())),
+        Invalid(
+            "V602",
+            "own-digest-form",
+            "no digest of itself",
+            written(lambda m: line({**m, "sha256": "x"})),
+            schema="manifest",
+        ),
+        Invalid(
+            "V602",
+            "no-widths",
+            "two segments, no widths",
+            manifest(lambda m: m["weights"][wide].pop("widths"), many_features()),
+        ),
         Invalid("V603", "low", "its own digest is too low", written(lambda m: line({**m, "sha256": LOW}))),
         Invalid("V603", "high", "its own digest is too high", written(lambda m: line({**m, "sha256": HIGH}))),
         Invalid("V605", "larger", "the last file, stated one byte larger", manifest(larger)),
@@ -93,10 +120,15 @@ def manifests() -> list[Invalid]:
         Invalid("V606", "high", "the last file, a digest that is too high", file(sha256=HIGH)),
         Invalid("V608", "scheme-of-p", "a weight with the scheme of another", scheme("twin.weight", "p.weight")),
         Invalid("V608", "scheme-of-b", "a weight with the scheme of another", scheme("twin.weight", "b.weight")),
-        Invalid("V608", "widths", "other widths", manifest(lambda m: m["weights"][wide].update(widths=[16, 8]), many_features())),
+        Invalid(
+            "V608",
+            "widths",
+            "other widths",
+            manifest(lambda m: m["weights"][wide].update(widths=[16, 8]), many_features()),
+        ),
         Invalid("V513", "manifest-older", "the manifest states 1.0, the file 1.7", versions("1.7", "1.0")),
         Invalid("V513", "manifest-newer", "the manifest states 1.7, the file 1.0", versions("1.0", "1.7")),
-    ]  # fmt: skip
+    ]
 
 
 def records() -> list[Invalid]:
@@ -150,8 +182,13 @@ def records() -> list[Invalid]:
         Invalid("V702", "header-top-byte", "the highest byte of N is not zero", length(len(header) - 8 + 2**56)),
         Invalid("V703", "verbatim", "tensors of a verbatim file", sourced(listed("config.json", {}))),
         Invalid("V703", "no-such-file", "tensors of a file that is not listed", sourced(listed("z.safetensors", {}))),
-        Invalid("V703", "one-more", "a tensor that the header lacks, with a weight", sourced(recipe("more", [2, "w.weight"]))),
-    ]  # fmt: skip
+        Invalid(
+            "V703",
+            "one-more",
+            "a tensor that the header lacks, with a weight",
+            sourced(recipe("more", [2, "w.weight"])),
+        ),
+    ]
 
 
 def vectors() -> list[Invalid]:

@@ -18,8 +18,13 @@ def containers() -> list[Valid]:
     dense["huge"] = Tensor("U8", [0, 2**24, 2**24 - 1], b"")
     return [
         lone("metadata-1000", "1,000 keys in __metadata__", [], extra=empty),
-        lone("names-and-shapes", "names around the ASCII letters, 2^48 - 2^24 elements times 0", [worked_example()], dense),
-    ]  # fmt: skip
+        lone(
+            "names-and-shapes",
+            "names around the ASCII letters, 2^48 - 2^24 elements times 0",
+            [worked_example()],
+            dense,
+        ),
+    ]
 
 
 def words() -> Valid:
@@ -32,8 +37,13 @@ def words() -> Valid:
         zeros[0][0] = (1 << bits) - 1
         scale = some_second(rng, 3, G, bits, 2, "F16", "packed")
         weights.append(
-            Weight(f"n{columns}-b{bits}.weight", [3, columns], "F16", [affine(4, 8, rng.rows(3, columns, 16), scale, zeros)])
-        )  # fmt: skip
+            Weight(
+                f"n{columns}-b{bits}.weight",
+                [3, columns],
+                "F16",
+                [affine(4, 8, rng.rows(3, columns, 16), scale, zeros)],
+            )
+        )
     return lone("packed-rows", "rows of 32 and 33 packed bits: scale codes, their zeros and zero points", weights)
 
 
@@ -45,7 +55,9 @@ def tiles() -> Valid:
     high = affine(4, 8, rng.rows(4, 32, 16), scale, [[0, 16, 3, 7]] * 4)
     long = tile_segments(rng, 1, 4032, rng.rows(1, 189, 4), 1, 1)
     floating = tile_segments(rng, 1, 64, [[1, 2, 3]], 1, 1)
-    floating[1] = affine(4, 16, rng.rows(1, 16, 16), second(2, 1, [[3]], ("F32", exact_rows("F32", [[0.3125]])), ("F16", [[0x3555]])), 0)
+    floating[1] = affine(
+        4, 16, rng.rows(1, 16, 16), second(2, 1, [[3]], ("F32", exact_rows("F32", [[0.3125]])), ("F16", [[0x3555]])), 0
+    )
     constant = tile_segments(rng, 2, 64, [[0] * 3] * 2, 1, 2)
     constant[1] = affine(4, 16, rng.rows(2, 16, 16), first("F32", rng.floats("F32", 2, 1)), [[5], [9]])
     weights = [
@@ -54,7 +66,9 @@ def tiles() -> Valid:
         Weight("float.weight", [1, 64], "F32", floating, True),
         Weight("constant.weight", [2, 64], "BF16", constant, True),
     ]
-    return lone("aligned64-edges", "segment 1 with codes for scales and zero points; 63 tiles a row", weights, planes=True)
+    return lone(
+        "aligned64-edges", "segment 1 with codes for scales and zero points; 63 tiles a row", weights, planes=True
+    )
 
 
 def many_features() -> Folder:

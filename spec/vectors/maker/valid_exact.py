@@ -7,7 +7,7 @@ from typing import Any
 
 from .build import FORMATS, Lcg, Rows, exact, exact_rows, number, round_once
 from .catalogue import Valid, lone
-from .encodings import affine, bcq, first, groups, second, shifted
+from .encodings import affine, bcq, first, groups, second, shifted, table
 from .weights import Outliers, Segment, Weight
 
 
@@ -63,6 +63,7 @@ def products() -> Valid:
             named("float-zero", dtype, shifted("float-zero", 5, 8, codes, scale, (dtype, zeros))),
             named("offset", dtype, shifted("offset", 5, 8, codes, scale, ("F32", zeros))),
             named("second", dtype, affine(1, 8, [[1, 0] * 4] * len(codes), coded, 0)),
+            named("table", dtype, table(5, 8, codes, scale, list(range(32)))),
         ]
     comment = "products of F32 scales and codes that binary32 would round onto a tie of BF16 or F16: one rounding only"
     return lone("single-rounding-products", comment, weights)
@@ -86,8 +87,8 @@ def cancelling(rng: Lcg, dtype: str, order: str) -> Weight:
     tables: list[Rows] = [[] for _ in order]
     for _ in range(2):
         large = [wild(rng, "F32", 1, 1, 3)[0][0] + ((44 - rng.below(6)) << 23) for _ in range(5)]
-        for table, kind in zip(tables, order, strict=True):
-            table.append(large if kind == "L" else wild(rng, "F32", 1, 5, 2)[0])
+        for rows, kind in zip(tables, order, strict=True):
+            rows.append(large if kind == "L" else wild(rng, "F32", 1, 5, 2)[0])
     seg = bcq(5, 8, rng.rows(2, 40, 32), ("F32", tables), ("F32", wild(rng, "F32", 2, 5, 2)))
     spikes = [[(3, wild(rng, "F32", 1, 1, 2)[0][0])], [(0, wild(rng, "F32", 1, 1, 2)[0][0])]]
     name = f"{dtype.lower()}-{order.lower()}.weight"
