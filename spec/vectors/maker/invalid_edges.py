@@ -137,6 +137,12 @@ def keys() -> list[Invalid]:
     ]
 
 
+def versions() -> list[Invalid]:
+    """V205: what a loose pattern lets pass."""
+    cases = {"no-point": "1x0", "digits-of-another-script": "1.1\u0662"}
+    return [Invalid("V205", what, f"version {v!a}", made(path("version", value=v))) for what, v in cases.items()]
+
+
 def shapes() -> list[Invalid]:
     """V210 to V212, and V304 for what is exactly at a limit: the parts of so large a weight are not there."""
     rng = Lcg(802)
@@ -261,4 +267,4 @@ def content() -> list[Invalid]:
 
 def vectors() -> list[Invalid]:
     """All of this module."""
-    return [*lengths(), *entries(), *keys(), *shapes(), *parts(), *content()]
+    return [*lengths(), *entries(), *versions(), *keys(), *shapes(), *parts(), *content()]
