@@ -45,11 +45,17 @@ REASONS: dict[str, str] = {
     "check_weight: n % g == 0 -> <=": EQUIVALENT + _UNSIGNED,
     "check_weight: k == len(segments) - 1 -> >=": EQUIVALENT + "k is at most that",
     "check_weight: len(widths) == len(segments) *without part 2": EQUIVALENT + "BCQ-V212 refuses them",
-    "fits_aligned64: * -> without part 2": EQUIVALENT + "groups of 16 that fill 3/4 of the columns (BCQ-V212) imply it",
+    "check_segment: 1 -> 2 (#6)": EQUIVALENT + "-2 stands for an absent exponent as well as -1",
+    "check_number: 2 -> 3": EQUIVALENT + "3 stands for absent groups as well as 2",
+    "fits_aligned64: len(segments) != 2 or * -> without part 1": EQUIVALENT + "the widths of two are compared next",
+    "fits_aligned64: len(segments) != 2 or * -> without part 2": EQUIVALENT
+    + "groups of 16 that fill 3/4 of the columns (BCQ-V212) imply it",
     "fits_aligned64: columns // 4 -> rounded up*": EQUIVALENT + _DIVIDES,
     'prefix: name.endswith(".weight") and name != ".weight" -> without part 2': EQUIVALENT + "BCQ-V213 refuses .weight",
     "expected_parts: columns // 64 -> rounded up": EQUIVALENT + _DIVIDES,
     "collect_weights: len(indices) == 1 -> >=": EQUIVALENT + "another rank breaks BCQ-V304 anyway",
+    'collect_weights: ("", (), b"") -> *': EQUIVALENT + "it stands for a part that is missing",
+    "segment_parts: k == 0 -> <=*": EQUIVALENT + _UNSIGNED,
     "collect_weights: 0 -> -1": EQUIVALENT + "the shape has one dimension",
     "collect_weights: 0 -> * (#2)": EQUIVALENT + "the part is missing or of another rank and is refused anyway",
     "collect_weights: name not in tensors and not owned & full -> without part 2": (
