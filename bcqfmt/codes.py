@@ -151,6 +151,7 @@ _TABLE = [
     Code("BCQ-E614", "source cannot be rebuilt", 5, "it was written without its source, or converted with --no-provenance"),
     Code("BCQ-E615", "unknown rule", 5, "pip install -U bcqfmt"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
+    Code("BCQ-E617", "pattern of the configuration cannot be used", 5, "simplify it in the configuration: characters, classes, groups, |, * + ? {m,n}, ^ $ and lookaheads are understood"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),
