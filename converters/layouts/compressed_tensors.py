@@ -40,6 +40,18 @@ from .uniform import affine_weight
 __all__ = ["CompressedTensors"]
 
 Array = npt.NDArray[Any]
+_PLAIN: Final = {
+    "weight": (("I8",), (2, 3)),
+    "weight_scale": (FLOATS, (0, 1, 2, 3)),
+    "weight_zero_point": (("I8",), (0, 1, 2, 3)),
+    "weight_g_idx": (("I32", "I64"), (1, 2)),
+}
+_PACKED: Final = {
+    "weight_packed": (("I32",), (2, 3)),
+    "weight_shape": (("I64", "I32"), (1,)),
+    **{suffix: kind for suffix, kind in _PLAIN.items() if suffix != "weight"},
+    "weight_zero_point": (("I32", "I8"), (0, 1, 2, 3)),
+}
 _DENSE_SINCE: Final = (0, 18)
 _NO_G_IDX_SINCE: Final = (0, 19)
 
@@ -107,11 +119,13 @@ class CompressedTensors:
 # ------------------------------------------------------------------------------------------------------- finding
 def _module(source: SourceCheckpoint, settings: Settings, targets: Targets, name: str, codes: str) -> Module:
     """The module by the first group of the configuration that its tensors fit."""
-    required = (codes, "weight_scale", *(("weight_shape",) if codes == "weight_packed" else ()))
-    tensors = gather(source, name, required, ("weight_zero_point", "weight_g_idx"))
-    if tensors[codes].dtype not in ("I32", "I8"):
-        found = f"{codes} of type {tensors[codes].dtype}: a floating-point format of four bits"
-        raise error("BCQ-E601", source.home[f"{name}.{codes}"], name, found, "integers")
+    stored = source.tensors[f"{name}.{codes}"]
+    if stored.dtype == "U8":
+        found = f"{codes} of type U8: a floating-point format of four bits"
+        raise error("BCQ-E601", source.home[stored.name], name, found, "integers")
+    tensors = gather(
+        source, name, _PACKED if codes == "weight_packed" else _PLAIN, ("weight_zero_point", "weight_g_idx")
+    )
     first: BcqError | None = None
     for group in targets.of(name):
         try:
