@@ -134,6 +134,7 @@ _TABLE = [
     Code("BCQ-E404", "conversion is not complete", 7, "run the missing parts, or convert again with --resume"),
     Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
     Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
+    Code("BCQ-E803", "more than a model has", 9, "a folder holds one model and its own files; keep everything else elsewhere"),
     # converting
     Code("BCQ-E601", "a kind of checkpoint that is not converted", 5, "the documentation lists the layouts that are"),
     Code("BCQ-E602", "configuration contradicts itself or the tensors", 4, "correct the configuration, or name the layout with --from"),

@@ -16,6 +16,8 @@ import bcqfmt
 from bcqfmt.checkpoint.model_file import _begins_with
 from bcqfmt.checkpoint.validation import Report
 from bcqfmt.cli.main import cli
+from bcqfmt.converters.source.checkpoint import open_source
+from conversions import gptq_folder
 
 
 def file_with(path: Path, descriptor: dict[str, Any], tensors: int = 0) -> Path:
@@ -66,3 +68,40 @@ def test_names_of_parts(name: str, data: st.DataObject) -> None:
 def test_a_file_that_is_a_folder_too(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(bcqfmt.BcqError, match="BCQ-E302"):
         bcqfmt.save(tmp_path / "m", {}, config={}, files=dict.fromkeys(names, b""))
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "found"),
+    [("_MAX_FILES", 5, "files"), ("_MAX_TENSORS", 19, "tensors")],
+)
+def test_a_source_with_too_much_in_it(
+    tmp_path: Path, limit: str, most: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = gptq_folder(tmp_path / "source", layers=4)  # 20 tensors
+    (source / "more").mkdir()
+    for i in range(3):
+        (source / "more" / f"{i}.txt").write_text("")
+    monkeypatch.setattr(f"bcqfmt.converters.source.checkpoint.{limit}", most)
+    with pytest.raises(bcqfmt.ResourceError, match=f"BCQ-E803 source: .*: more than {most} {found}"):
+        open_source(source)
+
+
+def test_an_index_with_too_much_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted before it is parsed."""
+    source = gptq_folder(tmp_path / "source", layers=1)
+    index = source / "model.safetensors.index.json"
+    index.write_text('{"weight_map" :' + '{"a" : "model.safetensors", ' * 100)
+    with pytest.raises(bcqfmt.FormatError, match="BCQ-V501"):
+        open_source(source)
+    monkeypatch.setattr("bcqfmt.converters.source.checkpoint._MAX_TENSORS", 50)
+    with pytest.raises(bcqfmt.ResourceError, match=r"BCQ-E803 .*: more than 50 entries"):
+        open_source(source)
+
+
+def test_shards_without_number_that_are_not_there(tmp_path: Path) -> None:
+    """Names are looked up in the folder's listing; 60,000 searches in lists of 60,000 names would take a minute."""
+    names = [f"m{i}.safetensors" for i in range(60_000)]
+    weight_map = {f"t{i}": name for i, name in enumerate(names)} | {f"b{i}": f"/{i}" for i in range(60_000)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    report = bcqfmt.validate(tmp_path)
+    assert (counted(report, "BCQ-V502"), counted(report, "BCQ-V503"), report.more) == (1000, 1, 59_000)
