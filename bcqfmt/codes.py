@@ -136,6 +136,7 @@ _TABLE = [
     Code("BCQ-E405", "weights or archived source changed: the manifest stays as it is", 6, "download those files again; if the change is meant: bcqfmt seal FOLDER --accept"),
     Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
     Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
+    Code("BCQ-E803", "more than a model has", 9, "a folder holds one model and its own files; keep everything else elsewhere"),
     # converting
     Code("BCQ-E601", "a kind of checkpoint that is not converted", 5, "the documentation lists the layouts that are"),
     Code("BCQ-E602", "configuration contradicts itself or the tensors", 4, "correct the configuration, or name the layout with --from"),
@@ -154,6 +155,7 @@ _TABLE = [
     Code("BCQ-E615", "unknown rule", 5, "pip install -U bcqfmt"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
     Code("BCQ-E617", "file of the source has a name that the output cannot have", 5, "copy the source without this file, or give it another name there"),
+    Code("BCQ-E618", "pattern of the configuration cannot be used", 5, "simplify it in the configuration: characters, classes, groups, |, * + ? {m,n}, ^ $ and lookaheads are understood"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),

@@ -30,6 +30,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FOREIGN = (*_PICKLES, ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
 _NOT_A_MODEL = {".git": "version control", ".cache": "download cache"}
 OpenFile = Callable[[str], ByteSource]
+_MAX_FILES = 20_000  # the largest models have some hundred
+_MAX_TENSORS = 1_000_000  # the largest have 300,000
 
 
 @dataclass(slots=True)
@@ -107,12 +109,15 @@ def read_source(
     ``each`` is ``map``, or something like it that reads the headers of several files at once. No file is opened before
     its name has been checked. ``left_out``: what the folder holds besides, path -> why it is not carried.
     """
+    _check_number(folder.name, len(files), _MAX_FILES, "files")
     names, weight_map = _model_names(folder.name, files, open_file)
     sources = [open_file(name) for name in names]
-    models = {
-        name: SourceModel(name, source, header)
-        for name, source, header in zip(names, sources, each(require_header, sources), strict=True)
-    }
+    models: dict[str, SourceModel] = {}
+    tensors_so_far = 0
+    for name, source, header in zip(names, sources, each(require_header, sources), strict=True):
+        models[name] = SourceModel(name, source, header)
+        tensors_so_far += len(header.tensors)
+        _check_number(folder.name, tensors_so_far, _MAX_TENSORS, "tensors")
     home = _homes({name: model.header for name, model in models.items()}, weight_map)
     tensors = {}
     for name, path in home.items():
@@ -161,6 +166,7 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
             _check_name(path)
             inside(folder, path)
             found.append(path)
+            _check_number(folder.name, len(found), _MAX_FILES, "files")
     return sorted(found), left_out
 
 
@@ -176,14 +182,15 @@ def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[lis
             raise _nothing(place, files)
         return top, None
     index = indexes[0]
-    weight_map = _json(open_file, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501").get("weight_map")
+    weight_map = _json(open_file, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501", _MAX_TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise error("BCQ-V501", index, found="no object weight_map of names")
     names = sorted(set(weight_map.values()))
     for name in names:
         if not SHARD_NAME.fullmatch(name):
             raise error("BCQ-V502", index, found=f"'{escape(name)}'", expected="a plain name of a .safetensors file")
-    missing = [name for name in names if name not in files]
+    present = set(files)
+    missing = [name for name in names if name not in present]
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         raise error("BCQ-V503", index, found=f"{len(missing)} of {len(names)} shards missing: {shown}")
@@ -211,13 +218,24 @@ def _homes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None) 
     return home
 
 
+def _check_number(place: str, number: int, most: int, what: str) -> None:
+    if number > most:
+        raise error("BCQ-E803", place, found=f"more than {most:,} {what}", expected=f"at most {most:,} {what}")
+
+
 def _json(
-    open_file: OpenFile, name: str, limit: int = limits.MAX_CONFIG_BYTES, code: str = "BCQ-V511"
+    open_file: OpenFile,
+    name: str,
+    limit: int = limits.MAX_CONFIG_BYTES,
+    code: str = "BCQ-V511",
+    entries: int = limits.MAX_CONFIG_BYTES,
 ) -> dict[str, Any]:
+    """A JSON object; ``entries``: the most that it may have, all levels together, counted before it is parsed."""
     with closing(open_file(name)) as source:
         if source.size > limit:
             raise error(code, name, found=f"{source.size} bytes", expected=f"at most {limit}")
         data = source.read(0, source.size).tobytes()
+    _check_number(name, data.count(b":"), entries, "entries")
     try:
         value = parse(data, integers_only=False)
         check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)

@@ -26,6 +26,7 @@ RUNS = {
     "power_loss": ("power lost after every operation, what was not synced dropped", "0 partial files, same result"),
     "two_processes": ("two processes on one target at the same time", "one wins, one is refused"),
     "source_changes": ("source truncated, replaced, growing, rewritten, removed at every read", "refused, or right"),
+    "malformed": ("sources of every layout with one tensor or one value wrong", "refused with a code, or right"),
     "fuzzing": ("coverage-guided fuzzing of reader and validator", "only BcqError, < 512 MB, < 1 s each"),
     "differential": ("header readers compared: ours, safetensors', huggingface_hub's", "0 disagreements"),
     "bit_flips": ("single bits of finished folders flipped, documentation apart", "every one found by validate --deep"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, push_options, usage_error, verb
+from bcqfmt.cli.command import hub_options, json_option, push_options, stoppable, usage_error, verb
 from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
@@ -170,7 +170,10 @@ def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) ->
     shards = conversion.plan.shards
     part = conversion.options.part
     mine = shards if part is None else shards[part[0] - 1 :: part[1]]
-    with Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress:
+    with (
+        stoppable(dst, resumed=True),
+        Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress,
+    ):
         return_large_blocks()
         return conversion.run(dst, progress.tick, progress.done, engine)
 
