@@ -305,6 +305,8 @@ class _Run:
         """BCQ-V604, V605, V609. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
+        if not self.listing:  # it cannot be listed, which is a finding of its own
+            return digests
         told = {finding.file for finding in self.report.findings if finding.code in ("BCQ-V507", *_NOT_READ)}
         present = self.listing - {MANIFEST} - told
         for name in sorted(manifest.files.keys() - present - told):
