@@ -1,7 +1,7 @@
 """Publishing: a BCQ folder goes to a repository on the hub, checked first, through the library's own upload.
 
 Checked before anything is sent: every rule of the format and every digest of the manifest (as ``validate --deep``
-does), and that the front matter of the model card is YAML. A repository that holds another model's files is refused.
+does). A repository that holds another model's files is refused; the hub itself looks at the front matter of the card.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list, read_config
 from bcqfmt.checkpoint.validation import validate
 from bcqfmt.container.durable import write_file
-from bcqfmt.container.files import inside, read_small
-from bcqfmt.converters.source.front_matter import CARD, front_fault
+from bcqfmt.container.files import inside
+from bcqfmt.converters.source.front_matter import CARD
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
 
@@ -64,17 +63,13 @@ def check_push(repo_id: str, token: str | None = None) -> tuple[str, str]:
 def files_to_push(folder: Path, progress: Callable[[int], object] | None = None) -> dict[str, int]:
     """Check a folder and list what would be sent, path -> bytes; files whose names begin with a dot stay here.
 
-    Refused with the code of the fault: what is no folder, not BCQ, unfinished, damaged, or has an unreadable card.
+    Refused with the code of the fault: what is no folder, not BCQ, unfinished or damaged.
     """
     _check_kind(folder)
     report = validate(folder, deep=True, progress=progress)
     for finding in report.errors:
         if finding.file != CARD:  # the card is its publisher's to edit
             refuse(finding)
-    if os.path.lexists(folder / CARD):
-        wrong = front_fault(read_small(inside(folder, CARD), limits.MAX_CONFIG_BYTES, CARD, "BCQ-E631"))
-        if wrong:
-            raise error("BCQ-E631", CARD, found=wrong, expected="a YAML mapping as front matter")
     names = library().utils.filter_repo_objects(file_list(folder), ignore_patterns=_ignored())
     return {name: inside(folder, name).stat().st_size for name in names}  # no link may lead out of the folder
 

@@ -323,7 +323,7 @@ def names_in_the_report(scratch: Path) -> None:
 
 def names_in_the_card(scratch: Path) -> None:
     settings = Settings(method="<img src=x onerror=alert(1)>[x](http://e)", raw={"dataset": "www.e.com `x` | {bits}"})
-    front = b'---\nlicense: "mit\\e]52;c;x\\a\\nbase_model: evil/x"\ntags: ["a\\n---\\n# x"]\n---\n'
+    front = b'---\nlicense: "mit\\nbase_model: evil/x"\ntags: ["a\\n---\\n# x"]\n---\n'
     facts = Facts("me/" + HOSTILE, "", {"_name_or_path": HOSTILE}, front, [], [], 0.5, 1, provenance=True)
     card = model_card(facts, converted(settings, provenance=True)).decode()
     clean(card)
