@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from click.shell_completion import CompletionItem
 from bcqfmt.errors import error
 
 __all__ = ["CONTEXT", "VERBS", "Terminated", "debug_option", "hub_options", "json_option", "push_options", "stoppable"]
-__all__ += ["usage_error", "verb"]
+__all__ += ["usage_error", "verb", "verb_module"]
 
 # The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
 VERBS = {
@@ -38,8 +39,14 @@ VERBS = {
     "completion": "Print a script that lets a shell complete bcqfmt.",
     "demo": "Take a short tour: convert, prove, write, read, break.",
 }
+_MACHINE = {"bench", "doctor", "completion", "demo"}  # about this machine and this program, in a folder of their own
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def verb_module(name: str) -> Any:
+    """The module of a verb, loaded now."""
+    return importlib.import_module(f"bcqfmt.cli.{'machine' if name in _MACHINE else 'verbs'}.{name}")
 
 
 class Terminated(BaseException):

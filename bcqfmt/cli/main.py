@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import signal
 import sys
 import traceback
@@ -19,7 +18,7 @@ from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.version import __version__
 
 from . import render
-from .command import CONTEXT, VERBS, Terminated, debug_option
+from .command import CONTEXT, VERBS, Terminated, debug_option, verb_module
 
 __all__ = ["cli", "main", "preload"]
 
@@ -35,7 +34,7 @@ class Group(click.Group):
         """Import the verb's module."""
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"bcqfmt.cli.verbs.{cmd_name}").command
+        command = verb_module(cmd_name).command
         assert isinstance(command, click.Command)
         return command
 
@@ -198,7 +197,7 @@ def preload(words: Sequence[str]) -> None:
     name = next((word for word in words if word in VERBS), None)
     if name is not None:
         with contextlib.suppress(Exception):
-            importlib.import_module(f"bcqfmt.cli.verbs.{name}")
+            verb_module(name)
 
 
 def main() -> NoReturn:
