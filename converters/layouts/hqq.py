@@ -58,8 +58,9 @@ class Hqq:
         n, k, size, bits = s["n"], s["k"], s["group_size"], s["bits"]
         rows = n * k // size
         scale, zero = tensors["scale"], tensors["zero"]
-        kinds = {"scale": scale.dtype, "zero": zero.dtype}
-        segment = Segment(encoding="float-zero", bits=bits, group_size=size, row=s["row"], **kinds)
+        segment = Segment(
+            encoding="float-zero", bits=bits, group_size=size, row=s["row"], scale=scale.dtype, zero=zero.dtype
+        )
 
         def planes() -> Array:
             codes = words.hqq_to_codes(tensors["W_q"].array(), bits, n, k, options.threads)
