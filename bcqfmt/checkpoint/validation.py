@@ -258,10 +258,10 @@ class _Run:
 
     def across(self, files: list[ModelFile], layout: Layout) -> None:
         """BCQ-V504, V505, and V214 between files: the shards and the index together."""
-        found = FolderNames()
+        claims = FolderNames()
         for file in files:
-            found.add(file, self.sink)
-        where = found.tensors
+            claims.add(file, self.sink)
+        where = claims.tensors
         if layout.weight_map is None:
             return
         opened = {file.source.shown for file in files}

@@ -217,7 +217,7 @@ def inside(folder: Path, name: str) -> Path:
     real = os.path.realpath(path)
     if Path(real).is_symlink():
         raise error("BCQ-V507", name, found="links that run in a circle")
-    if real.startswith(root.rstrip(os.sep) + os.sep):
+    if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
         return path
     parent = Path(root).parent
     if parent.name == "snapshots":

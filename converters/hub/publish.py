@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list, read_config
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list, is_documentation, read_config
 from bcqfmt.checkpoint.validation import validate
 from bcqfmt.container.durable import write_file
 from bcqfmt.container.files import inside
@@ -32,8 +32,6 @@ from .repo import split_hub_id
 __all__ = ["Pushed", "check_push", "files_to_push", "push"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DOCUMENTS = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".gitattributes", ".pdf")
-_TEXTS = ("LICENSE", "LICENCE", "NOTICE")
 _LOGIN = "hf auth login, with a token that may write (https://huggingface.co/settings/tokens)"
 Card = Callable[[str, str], str]
 
@@ -166,7 +164,7 @@ def _strange(api: Any, name: str, revision: str | None, private: bool, files: di
         hint = f"make it private on {address()}/{name}/settings, or push without --private"
         raise error("BCQ-E709", name, found="it is public already", expected="a private one", hint=hint)
     there = [str(entry.rfilename) for entry in info.siblings or ()]
-    return sorted(n for n in there if n not in files and not n.endswith(_DOCUMENTS) and not n.startswith(_TEXTS))
+    return sorted(name for name in there if name not in files and not is_documentation(name))
 
 
 def _where(name: str, done: Any, create_pr: bool) -> str:

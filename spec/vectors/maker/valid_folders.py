@@ -82,6 +82,16 @@ def provenance() -> Folder:
     return folder
 
 
+def bare_source() -> Folder:
+    """A source with one more safetensors file, which has no tensors and no table of them."""
+    empty = frame("{}", b"", pad=False)
+    source = {**source_files(), "empty.safetensors": empty}
+    folder = provenance()
+    folder.side["bcq_source/headers/empty.safetensors.header"] = empty
+    folder.side["bcq_source/source.json"] = line(record(source))
+    return folder
+
+
 def with_sides() -> Folder:
     """Side files of all sorts."""
     folder = single()
@@ -174,6 +184,7 @@ def vectors() -> list[Valid]:
             "bcq_source/ with verbatim files, a header, copied, derived and raw tensors",
             provenance(),
         ),
+        whole("folder-provenance-bare", "a source file without tensors, which `tensors` leaves out", bare_source()),
         whole(
             "folder-side-files",
             "side files in folders, hidden ones, an empty one, a named model card; `ignorable` in the manifest",
