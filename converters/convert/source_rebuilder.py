@@ -44,9 +44,13 @@ class _Archived(ByteSource):
         self._stored.read_into(offset, buffer[:stored])
         buffer[stored:] = 0
 
+    def close(self) -> None:
+        """Close the archived header."""
+        self._stored.close()
+
     def header(self) -> Header:
         """The header, as strictly checked as that of a file; BCQ-V702 when there is anything after it."""
-        with closing(self._stored):
+        with closing(self):
             found = require_header(self)
         if found.data_start != self._stored.size:
             raise error("BCQ-V702", self.shown, found=f"{self._stored.size} bytes", expected=f"{found.data_start}")
