@@ -45,12 +45,12 @@ class _Archived(ByteSource):
         buffer[stored:] = 0
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the archived header."""
         self._stored.close()
 
     def header(self) -> Header:
         """The header, as strictly checked as that of a file; BCQ-V702 when there is anything after it."""
-        with closing(self._stored):
+        with closing(self):
             found = require_header(self)
         if found.data_start != self._stored.size:
             raise error("BCQ-V702", self.shown, found=f"{self._stored.size} bytes", expected=f"{found.data_start}")

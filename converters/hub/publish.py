@@ -150,11 +150,11 @@ def _check_kind(folder: Path) -> None:
     stated = config.get("quantization_config") if config is not None else None
     if folder.name.endswith(".partial") or (isinstance(stated, dict) and stated.get("quant_method") == "bcq"):
         raise error("BCQ-V601", str(folder), found=f"no {MANIFEST}", expected="a finished BCQ folder")
-    convert = shlex.join(["bcqfmt", "convert", str(folder), "OUT"])
-    advice = f"convert it first: {convert}" if os.path.lexists(folder / CONFIG) else None
-    raise error(
-        "BCQ-V601", str(folder), found=f"no {MANIFEST}: this is no BCQ folder", expected="a BCQ folder", hint=advice
-    )
+    hint = "convert or quantize a model first: bcqfmt convert SRC OUT"
+    if os.path.lexists(folder / CONFIG):
+        hint = f"convert it first: {shlex.join(['bcqfmt', 'convert', str(folder), 'OUT'])}"
+    found = f"no {MANIFEST}: this is no BCQ folder"
+    raise error("BCQ-V601", str(folder), found=found, expected="a BCQ folder", hint=hint)
 
 
 def _strange(api: Any, name: str, revision: str | None, private: bool, files: dict[str, int]) -> list[str]:
