@@ -174,8 +174,8 @@ def _folder_files(
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    card = verbatim.get(_CARD)
-    found[_CARD] = model_card(card and card.start(limits.MAX_CONFIG_BYTES), plan.options["name"], opened, settings)
+    start = verbatim[_CARD].start(limits.MAX_CONFIG_BYTES) if _CARD in verbatim else None
+    found[_CARD] = model_card(start, plan.options["name"], opened, settings)
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())
         names = {name: file.source.shown for file in opened for name in file.header.tensors}

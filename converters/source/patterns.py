@@ -220,10 +220,11 @@ class _Parser:
     def _branch(self) -> Step:
         steps: list[Step] = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
-            step = self._repeated()
-            if steps and isinstance(step, _Text) and isinstance(steps[-1], _Text):
-                step = _Text(steps.pop().text + step.text)
-            steps.append(step)
+            step, before = self._repeated(), steps[-1] if steps else None
+            if isinstance(step, _Text) and isinstance(before, _Text):
+                steps[-1] = _Text(before.text + step.text)
+            else:
+                steps.append(step)
         return _sequence(steps)
 
     def _repeated(self) -> Step:
