@@ -120,6 +120,12 @@ def _experts(rng: np.random.Generator) -> dict[str, Any]:
     return ct.made(rng, (2, 8, 64), 3, 32, True, False)
 
 
+def _dense(rng: np.random.Generator) -> dict[str, Any]:
+    names = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.experts.w1", "model.embed_tokens.weight")
+    shapes = ((16, 64), (2, 16, 64), (16, 64))
+    return {name: rng.standard_normal(shape).astype(np.float16) for name, shape in zip(names, shapes, strict=True)}
+
+
 _PACKED = ct.config(ct.group(ct.weights(symmetric=False)))
 BASES: dict[str, tuple[Callable[[np.random.Generator], dict[str, Any]], dict[str, Any]]] = {
     "gptq": (_gptq, GPTQ),
@@ -132,6 +138,7 @@ BASES: dict[str, tuple[Callable[[np.random.Generator], dict[str, Any]], dict[str
     "compressed-tensors, experts": (_experts, ct.config(ct.group(ct.weights(3)))),
     "compressed-tensors, bytes": (_plain, ct.config(ct.group(ct.weights(8, None, False), "re:m"))),
     "hqq": (_hqq, {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "axis": 1}}}),
+    "dense": (_dense, {}),
     "anybcq": (_anybcq, {"quant_method": "anybcq", "anybcq": {"parent_precision": 3, "group_size": 16}}),
 }  # fmt: skip
 
