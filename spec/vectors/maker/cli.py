@@ -11,13 +11,17 @@ from . import (
     invalid_container,
     invalid_content,
     invalid_descriptor,
+    invalid_edges,
     invalid_folder,
+    invalid_folder_edges,
     invalid_keys,
     invalid_manifest,
     invalid_source,
     valid_affine,
     valid_containers,
+    valid_edges,
     valid_encodings,
+    valid_exact,
     valid_folders,
     valid_structures,
 )
@@ -30,7 +34,15 @@ GROUPS = ("valid", "invalid")
 
 def all_valid() -> list[Valid]:
     """Every valid vector."""
-    modules = (valid_affine, valid_encodings, valid_structures, valid_containers, valid_folders)
+    modules = (
+        valid_affine,
+        valid_encodings,
+        valid_exact,
+        valid_structures,
+        valid_containers,
+        valid_folders,
+        valid_edges,
+    )
     return [vector for module in modules for vector in module.vectors()]
 
 
@@ -41,7 +53,9 @@ def all_invalid() -> list[Invalid]:
         invalid_descriptor,
         invalid_keys,
         invalid_content,
+        invalid_edges,
         invalid_folder,
+        invalid_folder_edges,
         invalid_manifest,
         invalid_source,
     )

@@ -116,9 +116,9 @@ def texts() -> list[Invalid]:
     ]
 
 
-def too_many() -> bytes:
-    """200,001 empty tensors; names and order are chosen so that the text compresses well, twice."""
-    names = (format(i, "05x")[::-1] for i in range(200_001))
+def too_many(count: int = 200_001) -> bytes:
+    """So many empty tensors; names and order are chosen so that the text compresses well, twice."""
+    names = (format(i, "05x")[::-1] for i in range(count))
     body = '":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
     described = canonical({"__metadata__": metadata(descriptor([]))})
     return frame(described[:-1] + "".join(',"' + name + body for name in names) + "}", b"")
