@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bcqfmt.checkpoint.validation import Report, validate
     from bcqfmt.checkpoint.writer import save
     from bcqfmt.container.stored_tensor import StoredTensor
+    from bcqfmt.weight.build import Coded
     from bcqfmt.weight.scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
     from bcqfmt.weight.weight import BcqWeight
 
@@ -38,6 +39,7 @@ __all__ = [
     "BcqError",
     "BcqWeight",
     "Checkpoint",
+    "Coded",
     "Finding",
     "FormatError",
     "InputError",
@@ -66,6 +68,7 @@ __all__ = [
 _HOME_OF = {
     "BcqWeight": "weight.weight",
     "Checkpoint": "checkpoint.reader",
+    "Coded": "weight.build",
     "OutlierRule": "weight.scheme",
     "PackedZero": "weight.scheme",
     "Report": "checkpoint.validation",

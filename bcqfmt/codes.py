@@ -84,6 +84,7 @@ _TABLE = [
     Code("BCQ-V408", "outlier columns out of range or not rising", 4, _WRITER),
     Code("BCQ-V409", "outlier in a segment that may have none", 4, _WRITER),
     Code("BCQ-V410", "too many outliers", 9, "a dense tensor is smaller than that many outliers"),
+    Code("BCQ-V411", "a byte that is no UE4M3 number", 4, _WRITER),
     # folder
     Code("BCQ-V501", "malformed index", 4, _DOWNLOAD),
     Code("BCQ-V502", "index names a file that is no plain .safetensors name", 4, "do not use this checkpoint: plain file names are the only ones a writer makes"),

@@ -27,14 +27,15 @@ MAX_INTEGER = 2**53 - 1
 MAX_DIM = 2**31 - 1
 MAX_JSON_FILE = 100_000_000
 FLOATS = ("F16", "BF16", "F32")
+BYTE_FLOATS = ("E8M0", "UE4M3")
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 FEATURES = {
-    "aligned64", "bcq", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
-    "second-order", "segments", "stack",
+    "aligned64", "bcq", "byte-floats", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
+    "second-order", "second-order-offset", "segments", "stack", "super-groups", "table",
 }  # fmt: skip
 
 
@@ -268,9 +269,9 @@ def check_segment(segment: Any, rule: str) -> None:
     encoding = segment.get("encoding") if isinstance(segment, dict) else None
     required = {"encoding", "bits", "group_size"}
     keys_of = {"affine": {"scale", "zero"}, "float-zero": {"scale", "zero"}}
-    keys_of |= {"offset": {"scale", "offset"}, "bcq": {"alpha"}}
+    keys_of |= {"offset": {"scale", "offset"}, "table": {"scale", "table"}, "bcq": {"alpha"}}
     need(isinstance(encoding, str) and encoding in keys_of, rule, f"encoding {str(encoding)[:40]!a}")
-    optional = {"bias", "precisions"} if encoding == "bcq" else set()
+    optional = {"bcq": {"bias", "precisions"}, "table": {"table_exponent"}}.get(str(encoding), set())
     check_keys(segment, required | keys_of[str(encoding)], optional, rule, "segment")
     q = segment["bits"]
     need(is_int(q, 1, 8), rule, "bits is not in 1..8")
@@ -282,23 +283,36 @@ def check_segment(segment: Any, rule: str) -> None:
         need(is_int(zero, 0, 2**q), rule, "zero is not in 0..2^q")
     elif encoding == "float-zero":
         need(zero in FLOATS, rule, "zero is not a floating-point type")
-    for key in ("offset", "alpha", "bias"):
+    for key in ("alpha", "bias"):
         need(key not in segment or segment[key] in FLOATS, rule, f"{key} is not a floating-point type")
     good = "precisions" not in segment or is_rising(segment["precisions"], 1, q - 1)
     need(good, rule, "precisions are not rising in 1..q-1")
-    if encoding != "bcq":
-        check_scale(segment["scale"], rule)
+    if encoding == "table":
+        table = segment["table"]
+        good = isinstance(table, list) and len(table) == 2**q and all(is_int(n, -(2**28), 2**28) for n in table)
+        need(good, rule, "table is not an array of 2^q integers in -2^28..2^28")
+        need(is_int(segment.get("table_exponent", -1), -126, -1), rule, "table_exponent is not in -126..-1")
+    for key in ("scale", "offset"):
+        if key in segment:
+            check_number(segment[key], rule)
 
 
-def check_scale(scale: Any, rule: str) -> None:
-    """Section 5.3: a type or a second-order object."""
-    if isinstance(scale, dict):
-        check_keys(scale, {"bits", "rows", "scale", "zero"}, set(), rule, "second-order scale")
-        good = is_int(scale["bits"], 1, 8) and is_int(scale["rows"], 1, MAX_DIM)
-        good = good and scale["scale"] in FLOATS and scale["zero"] in ("packed", *FLOATS)
-        need(good, rule, "malformed second-order scale")
+def check_number(number: Any, rule: str) -> None:
+    """Section 5.3: scale or offset, a type or a second-order object."""
+    if not isinstance(number, dict):
+        need(number in (*FLOATS, *BYTE_FLOATS), rule, "scale or offset is not a floating-point type")
+        return
+    keys = {"codes"} if "codes" in number else {"bits", "zero"}
+    check_keys(number, keys | {"rows", "scale"}, {"groups"}, rule, "second-order object")
+    good = is_int(number["rows"], 1, MAX_DIM) and is_int(number.get("groups", 2), 2, MAX_DIM)
+    good = good and number["scale"] in FLOATS
+    if "codes" in number:
+        good = good and number["codes"] in BYTE_FLOATS
     else:
-        need(scale in FLOATS, rule, "scale is not a floating-point type")
+        good = good and is_int(number["bits"], 1, 8)
+        zero = number["zero"]
+        good = good and (zero in ("packed", *FLOATS) if isinstance(zero, str) else is_int(zero, 0, 2 ** number["bits"]))
+    need(good, rule, "malformed second-order object")
 
 
 def check_scheme(scheme: Any, rule: str) -> None:
@@ -350,7 +364,12 @@ def features_in_use(schemes: list[Any], shapes: list[list[int]]) -> list[str]:
         for segment in scheme["segments"]:
             used |= {segment["encoding"]} - {"affine"}
             used |= {"multi-precision"} if "precisions" in segment else set()
-            used |= {"second-order"} if isinstance(segment.get("scale"), dict) else set()
+            for key, feature in (("scale", "second-order"), ("offset", "second-order-offset")):
+                number = segment.get(key)
+                second = number if isinstance(number, dict) else {}
+                used |= {feature} if second else set()
+                used |= {"super-groups"} if "groups" in second else set()
+                used |= {"byte-floats"} if "codes" in second or number in BYTE_FLOATS else set()
     return sorted(used)
 
 
@@ -413,7 +432,7 @@ def fits_aligned64(segments: list[Any], widths: list[int]) -> bool:
     if first["encoding"] != "affine" or first["bits"] != 2 or first["group_size"] != 16:
         return False
     scale = first["scale"]
-    if not isinstance(scale, dict) or scale["bits"] != 4 or scale["zero"] != "packed":
+    if not isinstance(scale, dict) or scale.get("bits") != 4 or scale["zero"] != "packed" or "groups" in scale:
         return False
     if first["zero"] != {"bits": 2}:
         return False
@@ -457,33 +476,42 @@ def segment_parts(segment: Any, out: int, n: int, aligned: bool, k: int) -> Shap
     """Section 6, the table, for one segment: name without P and s{k}_ -> dtype and shape."""
     parts: Shapes = {}
     groups = ceil_div(n, segment["group_size"])
-    q, scale, zero = segment["bits"], segment.get("scale"), segment.get("zero")
+    q, zero = segment["bits"], segment.get("zero")
     if not aligned:
         parts["planes"] = ("I32", [q, out, ceil_div(n, 32)])
-    if isinstance(scale, str):
-        parts["scale"] = (scale, [out, groups])
-    elif isinstance(scale, dict):
-        row_groups, row_words = ceil_div(out, scale["rows"]), ceil_div(groups * scale["bits"], 32)
-        if not (aligned and k == 0):
-            parts["scale_codes"] = ("I32", [out, row_words])
-        parts["scale_scale"] = (scale["scale"], [row_groups, groups])
-        if aligned and k == 0:
-            parts["scale_zero"] = ("U8", [row_groups, groups])
-        elif scale["zero"] == "packed":
-            parts["scale_zero"] = ("I32", [row_groups, row_words])
-        else:
-            parts["scale_zero"] = (scale["zero"], [row_groups, groups])
+    for key in ("scale", "offset"):
+        if key in segment:
+            parts |= number_parts(key, segment[key], out, groups)
+    if aligned and k == 0:
+        parts["scale_zero"] = ("U8", [*parts["scale_scale"][1]])
+        del parts["scale_codes"]
     if isinstance(zero, dict) and not (aligned and k == 0):
         parts["zero"] = ("I32", [out, ceil_div(groups * zero["bits"], 32)])
     if isinstance(zero, str):
         parts["zero"] = (zero, [out, groups])
-    if "offset" in segment:
-        parts["offset"] = (segment["offset"], [out, groups])
     for suffix, planes in [("", q)] + [(f"_p{p}", p) for p in segment.get("precisions", [])]:
         if "alpha" in segment:
             parts["alpha" + suffix] = (segment["alpha"], [planes, out, groups])
         if "bias" in segment:
             parts["bias" + suffix] = (segment["bias"], [out, groups])
+    return parts
+
+
+def number_parts(key: str, number: Any, out: int, groups: int) -> Shapes:
+    """Section 6, the table: the parts of a scale or an offset."""
+    if isinstance(number, str):
+        return {key: ("U8" if number in BYTE_FLOATS else number, [out, groups])}
+    shared = [ceil_div(out, number["rows"]), ceil_div(groups, number.get("groups", 1))]
+    parts: Shapes = {key + "_scale": (number["scale"], shared)}
+    if "codes" in number:
+        parts[key + "_codes"] = ("U8", [out, groups])
+        return parts
+    b, zero = number["bits"], number["zero"]
+    parts[key + "_codes"] = ("I32", [out, ceil_div(groups * b, 32)])
+    if zero == "packed":
+        parts[key + "_zero"] = ("I32", [shared[0], ceil_div(shared[1] * b, 32)])
+    elif isinstance(zero, str):
+        parts[key + "_zero"] = (zero, shared)
     return parts
 
 
@@ -612,7 +640,7 @@ def planes_part(codes: list[int], q: int, stack: list[int], out: int, n: int) ->
 
 
 def check_content(weight: Weight) -> None:
-    """The rules V401 to V410. An aligned64 weight is judged by its canonical form: the same numbers."""
+    """The rules V401 to V411. An aligned64 weight is judged by its canonical form: the same numbers."""
     if "layout" in weight["scheme"]:
         good = all(byte < 16 for byte in weight["parts"]["s0_scale_zero"][2])
         need(good, "BCQ-V401", f"{weight['name']}: upper bits in s0_scale_zero")
@@ -629,6 +657,11 @@ def check_content(weight: Weight) -> None:
             need(b == max(1, max(zeros).bit_length()), "BCQ-V402", f"{name}: s{k}_zero is wider than needed")
             need(min(zeros) != max(zeros), "BCQ-V403", f"{name}: s{k}_zero is the same everywhere")
             need(max(zeros) <= 2 ** segment["bits"], "BCQ-V404", f"{name}: a zero point above 2^q")
+        for key in ("scale", "offset"):
+            number = segment.get(key)
+            if number == "UE4M3" or (isinstance(number, dict) and number.get("codes") == "UE4M3"):
+                part = f"s{k}_{key}" + ("_codes" if isinstance(number, dict) else "")
+                need(max(parts[part][2]) <= 0x7E, "BCQ-V411", f"{name}: {part} has a byte that is no UE4M3 number")
     if "nonfinite" not in scheme:
         for part, content in parts.items():
             good = content[0] not in FLOATS or all(map(math.isfinite, floats(content)))
@@ -644,12 +677,15 @@ def check_content(weight: Weight) -> None:
 
 def packed_parts(k: int, n: int, segment: dict[str, Any]) -> list[tuple[str, int, int]]:
     """Section 6: the packed parts of a segment with the fields of a row and their width."""
-    groups, scale = ceil_div(n, segment["group_size"]), segment.get("scale")
+    groups = ceil_div(n, segment["group_size"])
     result = [(f"s{k}_planes", n, 1)]
-    if isinstance(scale, dict):
-        result.append((f"s{k}_scale_codes", groups, scale["bits"]))
-        if scale["zero"] == "packed":
-            result.append((f"s{k}_scale_zero", groups, scale["bits"]))
+    for key in ("scale", "offset"):
+        number = segment.get(key)
+        if isinstance(number, dict) and "bits" in number:
+            result.append((f"s{k}_{key}_codes", groups, number["bits"]))
+            if number["zero"] == "packed":
+                shared = ceil_div(groups, number.get("groups", 1))
+                result.append((f"s{k}_{key}_zero", shared, number["bits"]))
     if isinstance(segment.get("zero"), dict):
         result.append((f"s{k}_zero", groups, segment["zero"]["bits"]))
     return result
@@ -804,33 +840,55 @@ def decode_segment(
                 result[at] = result[at] + value if bits[i * elements + at] else result[at] - value
         return result
     codes = [sum(bits[i * elements + at] << (q - 1 - i) for i in range(q)) for at in range(elements)]
-    s = scales(segment, parts, out, groups)
+    s = numbers("scale", segment, parts, out, groups)
+    if encoding == "table":
+        step = 2.0 ** segment.get("table_exponent", 0)
+        table = [float(n) * step for n in segment["table"]]
+        return [s[a] * table[code] for code, a in zip(codes, group_of, strict=True)]
     if encoding == "affine":
         zp = zero_points(segment, parts, out, groups)
         return [s[a] * (float(code) - zp[a]) for code, a in zip(codes, group_of, strict=True)]
     if encoding == "float-zero":
         zero = floats(parts["zero"])
         return [s[a] * rounded(float(code) - zero[a], dtype) for code, a in zip(codes, group_of, strict=True)]
-    offset = floats(parts["offset"])
-    return [(s[a] * float(code)) + offset[a] for code, a in zip(codes, group_of, strict=True)]
+    o = numbers("offset", segment, parts, out, groups)
+    return [(s[a] * float(code)) + o[a] for code, a in zip(codes, group_of, strict=True)]
 
 
-def scales(segment: dict[str, Any], parts: dict[str, Part], out: int, groups: int) -> list[float]:
-    """Section 8, Scale: [out, G]."""
-    second = segment["scale"]
-    if isinstance(second, str):
-        return floats(parts["scale"])
-    codes = unpack(parts["scale_codes"][2], groups, second["bits"])
-    scale = floats(parts["scale_scale"])
-    if second["zero"] == "packed":
-        zero = [float(field) for field in unpack(parts["scale_zero"][2], groups, second["bits"])]
+def byte_float(b: int, kind: str) -> float:
+    """Section 8: the value of a byte of type E8M0 or UE4M3."""
+    if kind == "E8M0":
+        return 2.0 ** (b - 127)
+    e, m = b // 8, b % 8
+    return m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10)
+
+
+def numbers(key: str, segment: dict[str, Any], parts: dict[str, Part], out: int, groups: int) -> list[float]:
+    """Section 8, Scale and Offset: [out, G]."""
+    kind = segment[key]
+    if kind in FLOATS:
+        return floats(parts[key])
+    if isinstance(kind, str):
+        return [byte_float(b, kind) for b in parts[key][2]]
+    h = kind.get("groups", 1)
+    columns = ceil_div(groups, h)
+    scale = floats(parts[key + "_scale"])
+    zero = [0.0] * len(scale)
+    if "codes" in kind:
+        codes = [byte_float(b, kind["codes"]) for b in parts[key + "_codes"][2]]
     else:
-        zero = floats(parts["scale_zero"])
+        codes = [float(field) for field in unpack(parts[key + "_codes"][2], groups, kind["bits"])]
+        if kind["zero"] == "packed":
+            zero = [float(field) for field in unpack(parts[key + "_zero"][2], columns, kind["bits"])]
+        elif isinstance(kind["zero"], str):
+            zero = floats(parts[key + "_zero"])
+        else:
+            zero = [float(kind["zero"])] * len(scale)
     result = []
     for r in range(out):
         for a in range(groups):
-            at = r // second["rows"] * groups + a
-            result.append(scale[at] * (float(codes[r * groups + a]) - zero[at]))
+            at = r // kind["rows"] * columns + a // h
+            result.append(scale[at] * (codes[r * groups + a] - zero[at]))
     return result
 
 
@@ -852,8 +910,8 @@ def plane_scales(
         z = floats(parts["bias" + own]) if "bias" in segment else [0.0] * (out * groups)
         return floats(parts["alpha" + own])[: p * out * groups], z
     if segment["encoding"] != "affine":
-        raise Refused("section 8.1", "float-zero and offset have no value of fewer planes")
-    s, zp = scales(segment, parts, out, groups), zero_points(segment, parts, out, groups)
+        raise Refused("section 8.1", "float-zero, offset and table have no value of fewer planes")
+    s, zp = numbers("scale", segment, parts, out, groups), zero_points(segment, parts, out, groups)
     alpha = [x * 2.0 ** (q - 2 - i) for i in range(p) for x in s]
     return alpha, [x * ((float(2**q - 1) - 2.0 * zero) * 0.5) for x, zero in zip(s, zp, strict=True)]
 

@@ -42,8 +42,9 @@ def misfit(spec: WeightSpec, *, as_declared: bool = True) -> str:
         return f"widths {list(spec.widths)} instead of three quarters and one quarter of a multiple of 64"
     if low.encoding != "affine" or low.bits != 2 or low.group_size != 16:
         return "segment 0 is not affine with 2 bits and groups of 16"
-    if not isinstance(low.scale, SecondOrder) or low.scale.bits != 4 or low.scale.zero != "packed":
-        return "the scales of segment 0 are not second-order with 4 bits and packed zeros"
+    order = low.scale
+    if not isinstance(order, SecondOrder) or (order.bits, order.zero, order.groups) != (4, "packed", 1):
+        return "the scales of segment 0 are not second-order with 4 bits and packed zeros, without groups"
     if as_declared and low.zero != PackedZero(2):
         return "the zero of segment 0 is not declared as {bits: 2}"
     if high.encoding != "affine" or high.bits != 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,10 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 
 from .packing import pack, pack_planes, unpack
-from .scheme import OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+from .scheme import BYTE_FLOATS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
 
 __all__ = [
+    "Coded",
     "affine",
     "bcq",
     "concatenate",
@@ -27,6 +28,7 @@ __all__ = [
     "one_segment",
     "plane_numbers",
     "second_order",
+    "table",
     "with_outliers",
     "with_perm",
     "wrap",
@@ -35,6 +37,26 @@ __all__ = [
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Built = tuple[WeightSpec, Arrays]
+_BYTES = {"F8_E8M0": "E8M0", "F8_E4M3": "UE4M3"}
+
+
+class Coded(NamedTuple):
+    """Scales or offsets as ``scale * (code - zero)``.
+
+    ``codes`` ([E,] out, G) unsigned integers of ``bits`` bits, or without ``zero`` float8_e8m0fnu or float8_e4m3fn (no
+    sign). ``scale`` ([E,] ceil(out/rows), ceil(G/groups)) float16, bfloat16 or float32; ``zero`` of the same shape,
+    integers or floats, or one integer for all.
+    """
+
+    codes: Array
+    scale: Array
+    zero: Array | int = 0
+    bits: int = 8
+    rows: int = 1
+    groups: int = 1
+
+
+Numbers = Array | Coded
 
 
 def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
@@ -52,31 +74,53 @@ def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTenso
     return parts
 
 
-def affine(codes: Array, scale: Array, zero: int | Array, bits: int, group_size: int, dtype: str | None) -> Built:
+def affine(codes: Array, scale: Numbers, zero: int | Array, bits: int, group_size: int, dtype: str | None) -> Built:
     """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G)."""
     codes = _codes(codes, bits)
-    kind = _float(scale, "scale")
-    if np.ndim(zero) and np.shape(zero) != scale.shape:
+    kind, arrays = _numbers(scale, "scale")
+    shape = (scale.codes if isinstance(scale, Coded) else scale).shape
+    if np.ndim(zero) and np.shape(zero) != shape:
         raise error(
-            "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {scale.shape} as the scales"
+            "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {shape} as the scales"
         )
     declared, part = declared_zero(zero, bits)
     segment = Segment(encoding="affine", bits=bits, group_size=group_size, scale=kind, zero=declared)
-    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, **part}
-    return one_segment(segment, codes.shape, dtype or kind), arrays
+    arrays |= {"s0_planes": pack_planes(codes, bits), **part}
+    return one_segment(segment, codes.shape, dtype or _usual(kind)), arrays
+
+
+def table(
+    codes: Array, scale: Numbers, levels: Sequence[int], exponent: int, group_size: int, dtype: str | None
+) -> Built:
+    """Like :func:`affine` with the number of each code in ``levels``, multiples of 2^exponent."""
+    bits = max(1, (len(levels) - 1).bit_length())
+    codes = _codes(codes, bits)
+    kind, arrays = _numbers(scale, "scale")
+    segment = Segment(
+        encoding="table",
+        bits=bits,
+        group_size=group_size,
+        scale=kind,
+        table=tuple(int(level) for level in levels),
+        table_exponent=exponent,
+    )
+    arrays["s0_planes"] = pack_planes(codes, bits)
+    return one_segment(segment, codes.shape, dtype or _usual(kind)), arrays
 
 
 def float_second(
-    encoding: str, codes: Array, scale: Array, second: Array, bits: int, group_size: int, dtype: str | None
+    encoding: str, codes: Array, scale: Numbers, second: Numbers, bits: int, group_size: int, dtype: str | None
 ) -> Built:
     """Like :func:`affine` with floating-point zeros (``float-zero``) or offsets (``offset``), (..., out, G)."""
     name = "zero" if encoding == "float-zero" else "offset"
     codes = _codes(codes, bits)
-    kind = _float(scale, "scale")
-    stored: dict[str, Any] = {"scale": kind, name: _float(second, name)}
+    kind, arrays = _numbers(scale, "scale")
+    other, more = _numbers(second, name)
+    stored: dict[str, Any] = {"scale": kind, name: other}
     segment = Segment(encoding=encoding, bits=bits, group_size=group_size, **stored)
-    arrays = {"s0_planes": pack_planes(codes, bits), "s0_scale": scale, f"s0_{name}": second}
-    return one_segment(segment, codes.shape, dtype or kind), arrays
+    return one_segment(segment, codes.shape, dtype or _usual(kind)), {
+        "s0_planes": pack_planes(codes, bits), **arrays, **more,
+    }  # fmt: skip
 
 
 def bcq(
@@ -121,17 +165,48 @@ def plane_numbers(
     return segment, arrays
 
 
-def second_order(built: Built, codes: Array, scale: Array, zero: Array, bits: int, rows: int) -> Built:
-    """Replace the scale of a one-segment weight by codes (..., out, G), scale and zero (..., ceil(out/rows), G)."""
+def second_order(built: Built, scale: Coded) -> Built:
+    """Another scale for a weight of one segment."""
     spec, arrays = built
-    packed = zero.dtype.kind in "iu"
-    order = SecondOrder(bits, rows, _float(scale, "scale"), "packed" if packed else _float(zero, "zero"))
+    order, made = _numbers(scale, "scale")
     segment = replace(spec.scheme.segments[0], scale=order)
-    kept = {name: array for name, array in arrays.items() if name != "s0_scale"}
-    kept["s0_scale_codes"] = pack(_codes(codes, bits), bits)
-    kept["s0_scale_scale"] = scale
-    kept["s0_scale_zero"] = pack(_codes(zero, bits), bits) if packed else zero
-    return replace(spec, scheme=replace(spec.scheme, segments=(segment,))), kept
+    kept = {name: array for name, array in arrays.items() if not name.startswith("s0_scale")}
+    return replace(spec, scheme=replace(spec.scheme, segments=(segment,))), kept | made
+
+
+def _numbers(given: Numbers, name: str) -> tuple[str | SecondOrder, Arrays]:
+    """What the scheme says of scales or offsets, and their parts."""
+    if not isinstance(given, Coded):
+        kind, array = _stored(given, name)
+        return kind, {f"s0_{name}": array}
+    scale, zero = _float(given.scale, f"{name}.scale"), given.zero
+    arrays = {f"s0_{name}_scale": given.scale}
+    if given.codes.dtype.kind not in "iu":
+        kind, arrays[f"s0_{name}_codes"] = _stored(given.codes, f"{name}.codes")
+        if kind not in BYTE_FLOATS or not isinstance(zero, int) or zero:
+            raise error("BCQ-E302", found=f"{name}.codes of type {kind} with zero", expected="integers, or no zero")
+        return SecondOrder(kind, given.rows, scale, 0, given.groups), arrays
+    arrays[f"s0_{name}_codes"] = pack(_codes(given.codes, given.bits), given.bits)
+    declared: int | str
+    if isinstance(zero, int):
+        declared = zero
+    elif zero.dtype.kind in "iu":
+        declared, arrays[f"s0_{name}_zero"] = "packed", pack(_codes(zero, given.bits), given.bits)
+    else:
+        declared, arrays[f"s0_{name}_zero"] = _float(zero, f"{name}.zero"), zero
+    return SecondOrder(given.bits, given.rows, scale, declared, given.groups), arrays
+
+
+def _stored(array: Array, what: str) -> tuple[str, Array]:
+    """The type that numbers have in a scheme, and the array to store: bytes for the types of one byte."""
+    kind = _BYTES.get(name_of(array), "")
+    return (kind, array.view(np.uint8)) if kind else (_float(array, what), array)
+
+
+def _usual(kind: str | SecondOrder) -> str:
+    """The logical dtype where none is asked for: that of the scales, or F32 where they are bytes."""
+    found = kind.scale if isinstance(kind, SecondOrder) else kind
+    return "F32" if found in BYTE_FLOATS else found
 
 
 def concatenate(pieces: Sequence[tuple[WeightSpec, Mapping[str, Array]]]) -> Built:

@@ -17,7 +17,7 @@ from bcqfmt.errors import Finding, Sink
 
 from . import aligned64
 from .packing import padding_is_zero, unpack
-from .scheme import PackedZero, PartSpec, WeightSpec
+from .scheme import PackedZero, PartSpec, SecondOrder, WeightSpec, byte_type
 
 __all__ = ["Place", "check_content", "check_indices", "check_parts", "check_perm", "check_spec"]
 
@@ -93,7 +93,7 @@ def check_parts(spec: WeightSpec, found: Mapping[str, tuple[str, str, tuple[int,
 
 
 def check_content(spec: WeightSpec, parts: Parts, place: Place) -> bool:
-    """BCQ-V401 to V409: every number of the parts except the codes themselves, which are all legal."""
+    """BCQ-V401 to V409, V411: every number of the parts except the codes themselves, which are all legal."""
     before = place.faults
     for suffix, want in spec.parts().items():
         part = parts[suffix]
@@ -105,6 +105,9 @@ def check_content(spec: WeightSpec, parts: Parts, place: Place) -> bool:
         if isinstance(segment.zero, PackedZero) and not (spec.scheme.aligned64 and k == 0):
             fields = unpack(parts[f"s{k}_zero"].array(), segment.zero.bits, spec.groups(k))
             _check_zeros(fields, segment.bits, segment.zero.bits, parts[f"s{k}_zero"].name, place)
+        for name, kind in segment.numbers().items():
+            if byte_type(kind) == "UE4M3":
+                _check_bytes(parts[f"s{k}_{name}_codes" if isinstance(kind, SecondOrder) else f"s{k}_{name}"], place)
     if spec.scheme.aligned64 and (parts["s0_scale_zero"].array() > 15).any():
         place("BCQ-V401", "a second-order zero above 15", "upper four bits zero", parts["s0_scale_zero"].name)
     check_indices(spec, parts, place)
@@ -151,6 +154,12 @@ def _check_zeros(fields: Array, q: int, bits: int, name: str, place: Place) -> N
         place("BCQ-V403", f"all zero points are {low}", "the number in the scheme", name)
     elif high.bit_length() != bits:
         place("BCQ-V402", f"{bits} bits for zero points up to {high}", f"{high.bit_length()} bits", name)
+
+
+def _check_bytes(part: StoredTensor, place: Place) -> None:
+    largest = max(int(block.max()) for block in _blocks(part))
+    if largest > 0x7E:
+        place("BCQ-V411", f"the byte 0x{largest:02X}", "UE4M3 numbers, 0x00..0x7E", part.name)
 
 
 def check_perm(perm: Array, name: str, place: Place) -> bool:

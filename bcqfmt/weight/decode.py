@@ -22,11 +22,13 @@ from .aligned64 import tile_codes, tile_meta_fields
 from .packing import unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
 
-__all__ = ["Numbers", "alpha_z", "decode_matrix", "load_rows", "refuse_truncation", "row_ranges", "scale_of", "zero_of"]
+__all__ = ["Numbers", "alpha_z", "coded_numbers", "decode_matrix", "levels_of", "load_rows", "refuse_truncation"]
+__all__ += ["row_ranges", "scale_of", "zero_of"]
 
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
 
+_WHOLE = ("float-zero", "offset", "table")  # need all planes
 _BLOCK = 1 << 15  # elements evaluated at a time: the float64 temporaries stay in the cache
 _LOAD = 1 << 25  # elements whose parts are held in memory at a time
 
@@ -74,8 +76,8 @@ def row_ranges(
         return (0, min(first, planes or first)), rows
     if kind.startswith("alpha"):
         return (0, first), rows
-    if kind in ("scale_scale", "scale_zero"):
-        order = spec.scheme.segments[int(suffix[1 : suffix.index("_")])].scale
+    if kind.endswith(("_scale", "_zero")):
+        order = getattr(spec.scheme.segments[int(suffix[1 : suffix.index("_")])], kind.partition("_")[0])
         assert isinstance(order, SecondOrder)
         return ((rows[0] // order.rows, -(-rows[1] // order.rows)),)
     return (rows,)
@@ -139,11 +141,11 @@ def decode_matrix(
 
 
 def refuse_truncation(spec: WeightSpec, planes: int) -> None:
-    """float-zero and offset segments have no value at fewer planes (section 8.1)."""
+    """float-zero, offset and table segments have no value at fewer planes (section 8.1)."""
     if planes < 1:
         raise error("BCQ-E302", found=f"{planes} planes", expected="at least 1")
     for k, segment in enumerate(spec.scheme.segments):
-        if planes < segment.bits and segment.encoding in ("float-zero", "offset"):
+        if planes < segment.bits and segment.encoding in _WHOLE:
             raise error(
                 "BCQ-E304", found=f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"
             )
@@ -230,6 +232,8 @@ class _SegmentNumbers:
             values = np.multiply(codes, scale, dtype=np.float64)
             values += zero
             return values
+        if self.segment.encoding == "table":
+            return scale * levels_of(self.segment)[codes]
         values = np.subtract(codes, zero, dtype=np.float64)
         if self.segment.encoding == "float-zero":
             values = float64_of(round_to(values, self.dtype))
@@ -248,29 +252,63 @@ class _SegmentNumbers:
 
 def scale_of(numbers: Numbers, k: int) -> Float:
     """s (rows, G) float64."""
-    order = numbers.spec.scheme.segments[k].scale
-    if not isinstance(order, SecondOrder):
-        return float64_of(numbers.arrays[f"s{k}_scale"])
-    groups, arrays = numbers.spec.groups(k), numbers.arrays
-    if k == 0 and numbers.spec.scheme.aligned64:
-        codes = tile_meta_fields(arrays["tile_meta"])[1]
-        zero = float64_of(arrays["s0_scale_zero"])
-    else:
-        codes = unpack(arrays[f"s{k}_scale_codes"], order.bits, groups)
-        stored = arrays[f"s{k}_scale_zero"]
-        zero = float64_of(unpack(stored, order.bits, groups) if order.zero == "packed" else stored)
-    first = numbers.first_row // order.rows
-    row_group = (numbers.first_row + np.arange(numbers.rows)) // order.rows - first
+    return _number_of(numbers, k, "scale")
+
+
+def _number_of(numbers: Numbers, k: int, name: str) -> Float:
+    """Scale or offset (rows, G) float64."""
+    kind = getattr(numbers.spec.scheme.segments[k], name)
+    if isinstance(kind, str):
+        return _floats(numbers.arrays[f"s{k}_{name}"], kind)
+    codes, scale, zero = coded_numbers(numbers, k, name)
+    first = numbers.first_row // kind.rows
+    row_group = (numbers.first_row + np.arange(numbers.rows)) // kind.rows - first
     with np.errstate(over="ignore", invalid="ignore"):
-        scale: Float = float64_of(arrays[f"s{k}_scale_scale"])[row_group] * (codes.astype(np.float64) - zero[row_group])
-    return scale
+        found: Float = scale[row_group] * (codes - zero[row_group])
+    return found
+
+
+def coded_numbers(numbers: Numbers, k: int, name: str = "scale") -> tuple[Float, Float, Float]:
+    """Codes (rows, G), scale and zero (row-groups, G) of a second-order scale or offset, float64."""
+    order = getattr(numbers.spec.scheme.segments[k], name)
+    assert isinstance(order, SecondOrder)
+    groups, arrays, prefix = numbers.spec.groups(k), numbers.arrays, f"s{k}_{name}"
+    column = np.arange(groups) // order.groups
+    scale = float64_of(arrays[f"{prefix}_scale"])[:, column]
+    if k == 0 and numbers.spec.scheme.aligned64:
+        return tile_meta_fields(arrays["tile_meta"])[1].astype(np.float64), scale, float64_of(arrays["s0_scale_zero"])
+    if isinstance(order.bits, str):
+        return _floats(arrays[f"{prefix}_codes"], order.bits), scale, np.zeros_like(scale)
+    codes = unpack(arrays[f"{prefix}_codes"], order.bits, groups).astype(np.float64)
+    if isinstance(order.zero, int):
+        return codes, scale, np.full_like(scale, order.zero)
+    stored = arrays[f"{prefix}_zero"]
+    zero = unpack(stored, order.bits, int(column[-1]) + 1) if order.zero == "packed" else stored
+    return codes, scale, float64_of(zero)[:, column]
+
+
+def _floats(stored: Array, kind: str) -> Float:
+    """The numbers of a part of type ``kind``, float64."""
+    if kind == "E8M0":
+        return np.ldexp(1.0, stored.astype(np.int32) - 127)
+    if kind == "UE4M3":  # subnormal numbers have no leading 1 and the exponent of the smallest normal ones
+        exponent, fraction = stored.astype(np.int32) >> 3, stored & 7
+        return np.ldexp(np.where(exponent > 0, fraction + 8.0, fraction), np.maximum(exponent, 1) - 10)
+    return float64_of(stored)
+
+
+def levels_of(segment: Segment) -> Float:
+    """The number of each code of a table segment (2^q), float64."""
+    return np.ldexp(np.array(segment.table, np.float64), segment.table_exponent)
 
 
 def zero_of(numbers: Numbers, k: int) -> float | Float:
     """zp, zero or offset: one number, or (rows, G) float64."""
     segment = numbers.spec.scheme.segments[k]
     if segment.encoding == "offset":
-        return float64_of(numbers.arrays[f"s{k}_offset"])
+        return _number_of(numbers, k, "offset")
+    if segment.encoding == "table":
+        return 0.0
     if isinstance(segment.zero, int):
         return float(segment.zero)
     if k == 0 and numbers.spec.scheme.aligned64:
@@ -303,6 +341,6 @@ def _affine_planes(segment: Segment, scale: Float, zero: float | Float, planes: 
 def alpha_z(numbers: Numbers, k: int) -> tuple[Float, Float]:
     """The plane scales and the bias of segment ``k``, stored or derived (section 8.1), float64."""
     segment = numbers.spec.scheme.segments[k]
-    if segment.encoding in ("float-zero", "offset"):
+    if segment.encoding in _WHOLE:
         raise error("BCQ-E304", found=f"segment {k} is {segment.encoding}: it has no alpha and z that give its values")
     return _plane_numbers(numbers, k, min(numbers.planes or segment.bits, segment.bits))

@@ -9,7 +9,6 @@ from .scheme import PackedZero, Scheme, SecondOrder, Segment
 __all__ = ["PART_KINDS", "part_kind", "scheme_text", "segment_text"]
 
 PART_KINDS: Final = ("planes", "scales", "zeros", "offsets", "alphas", "biases", "perm", "outliers", "tiles")
-_KIND: Final = {"planes": "planes", "zero": "zeros", "offset": "offsets"}
 
 
 def part_kind(suffix: str) -> str:
@@ -19,10 +18,7 @@ def part_kind(suffix: str) -> str:
     if suffix.startswith(("tile", "outlier")):
         return "tiles" if suffix.startswith("tile") else "outliers"
     kind = suffix.partition("_")[2]
-    for start in ("scale", "alpha"):
-        if kind.startswith(start):
-            return f"{start}s"
-    return "biases" if kind.startswith("bias") else _KIND[kind]
+    return next(known for known in PART_KINDS if known.startswith(kind.partition("_")[0]))
 
 
 def scheme_text(scheme: Scheme) -> str:
@@ -37,15 +33,22 @@ def scheme_text(scheme: Scheme) -> str:
 def segment_text(segment: Segment) -> str:
     """A segment in a few words: encoding, q, g, types."""
     words = [segment.encoding, f"q={segment.bits}", f"g={segment.group_size}"]
-    if isinstance(segment.scale, SecondOrder):
-        order = segment.scale
-        words.append(f"scale={order.bits}bit*{order.scale}/{order.rows}rows")
-    elif segment.scale is not None:
-        words.append(f"scale={segment.scale}")
+    words += [f"{name}={_number_text(kind)}" for name, kind in segment.numbers().items()]
     if segment.zero is not None:
         words.append(f"zero={segment.zero.bits}bit" if isinstance(segment.zero, PackedZero) else f"zero={segment.zero}")
-    types = {"offset": segment.offset, "alpha": segment.alpha, "bias": segment.bias}
+    if segment.table:
+        words.append(f"table={min(segment.table)}..{max(segment.table)}")
+        words += [f"*2^{segment.table_exponent}"] if segment.table_exponent else []
+    types = {"alpha": segment.alpha, "bias": segment.bias}
     words += [f"{name}={dtype}" for name, dtype in types.items() if dtype is not None]
     if segment.precisions:
         words.append("p=" + ",".join(map(str, segment.precisions)))
     return " ".join(words)
+
+
+def _number_text(kind: str | SecondOrder) -> str:
+    if isinstance(kind, str):
+        return kind
+    codes = kind.bits if isinstance(kind.bits, str) else f"{kind.bits}bit"
+    shared = f"{kind.rows}rows" + (f"x{kind.groups}groups" if kind.groups > 1 else "")
+    return f"{codes}*{kind.scale}/{shared}"

@@ -9,15 +9,16 @@ from typing import Final, NamedTuple
 from .packing import words_for
 
 __all__ = [
-    "FEATURES", "OutlierRule", "PackedZero", "PartSpec", "Scheme", "SecondOrder", "Segment", "WeightSpec",
-    "features_of", "part_prefix",
+    "BYTE_FLOATS", "FEATURES", "OutlierRule", "PackedZero", "PartSpec", "Scheme", "SecondOrder", "Segment",
+    "WeightSpec", "byte_type", "features_of", "part_prefix",
 ]  # fmt: skip
 
 FEATURES: Final = (
-    "aligned64", "bcq", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm", "second-order",
-    "segments", "stack",
+    "aligned64", "bcq", "byte-floats", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
+    "second-order", "second-order-offset", "segments", "stack", "super-groups", "table",
 )  # fmt: skip
-ENCODINGS: Final = ("affine", "float-zero", "offset", "bcq")
+ENCODINGS: Final = ("affine", "float-zero", "offset", "table", "bcq")
+BYTE_FLOATS: Final = ("E8M0", "UE4M3")  # unsigned floating-point numbers of one byte, stored as U8
 
 
 class PackedZero(NamedTuple):
@@ -27,12 +28,17 @@ class PackedZero(NamedTuple):
 
 
 class SecondOrder(NamedTuple):
-    """Scales made of codes: ``s = scale * (code - zero)``, shared by ``rows`` rows; ``zero`` is "packed" or a dtype."""
+    """Scales or offsets made of codes: ``scale * (code - zero)``.
 
-    bits: int
+    Codes are integers of ``bits`` bits, or bytes of the type ``bits``; then ``zero`` is 0. ``rows`` rows and
+    ``groups`` groups along a row share scale and zero. ``zero`` is "packed", a dtype, or one integer for all.
+    """
+
+    bits: int | str
     rows: int
     scale: str
-    zero: str
+    zero: str | int
+    groups: int = 1
 
 
 class OutlierRule(NamedTuple):
@@ -52,10 +58,17 @@ class Segment:
     group_size: int
     scale: str | SecondOrder | None = None
     zero: int | str | PackedZero | None = None
-    offset: str | None = None
+    offset: str | SecondOrder | None = None
+    table: tuple[int, ...] = ()
+    table_exponent: int = 0
     alpha: str | None = None
     bias: str | None = None
     precisions: tuple[int, ...] = ()
+
+    def numbers(self) -> dict[str, str | SecondOrder]:
+        """``scale`` and ``offset``, those that there are: a type, or how they are made of codes."""
+        both = {"scale": self.scale, "offset": self.offset}
+        return {name: kind for name, kind in both.items() if kind is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,25 +140,13 @@ class WeightSpec:
         segment, out, groups, width = self.scheme.segments[k], self.out, self.groups(k), self.widths[k]
         per_group = (out, groups)
         found = {"planes": PartSpec("I32", (segment.bits, out, words_for(width, 1)), 1, width)}
-        if isinstance(segment.scale, SecondOrder):
-            order = segment.scale
-            row_groups = -(-out // order.rows)
-            packed = PartSpec("I32", (out, words_for(groups, order.bits)), order.bits, groups)
-            found["scale_codes"] = packed
-            found["scale_scale"] = PartSpec(order.scale, (row_groups, groups))
-            if order.zero == "packed":
-                found["scale_zero"] = packed._replace(shape=(row_groups, packed.shape[1]))
-            else:
-                found["scale_zero"] = PartSpec(order.zero, (row_groups, groups))
-        elif segment.scale is not None:
-            found["scale"] = PartSpec(segment.scale, per_group)
+        for name, kind in segment.numbers().items():
+            found.update(_number_parts(name, kind, out, groups))
         if isinstance(segment.zero, PackedZero):
             bits = segment.zero.bits
             found["zero"] = PartSpec("I32", (out, words_for(groups, bits)), bits, groups)
         elif isinstance(segment.zero, str):
             found["zero"] = PartSpec(segment.zero, per_group)
-        if segment.offset is not None:
-            found["offset"] = PartSpec(segment.offset, per_group)
         if segment.alpha is not None:
             for p in (segment.bits, *segment.precisions):
                 suffix = "" if p == segment.bits else f"_p{p}"
@@ -163,6 +164,21 @@ class WeightSpec:
         found["tile_extra"] = PartSpec("I32", (self.out, tiles))
         found["tile_meta"] = PartSpec("U16", (self.out, tiles))
         found["s0_scale_zero"] = PartSpec("U8", found["s0_scale_scale"].shape)
+
+
+def _number_parts(name: str, kind: str | SecondOrder, out: int, groups: int) -> dict[str, PartSpec]:
+    if isinstance(kind, str):
+        return {name: PartSpec("U8" if kind in BYTE_FLOATS else kind, (out, groups))}
+    shared = (-(-out // kind.rows), -(-groups // kind.groups))
+    found = {f"{name}_codes": PartSpec("U8", (out, groups)), f"{name}_scale": PartSpec(kind.scale, shared)}
+    if isinstance(kind.bits, int):
+        found[f"{name}_codes"] = PartSpec("I32", (out, words_for(groups, kind.bits)), kind.bits, groups)
+        if kind.zero == "packed":
+            words = words_for(shared[1], kind.bits)
+            found[f"{name}_zero"] = PartSpec("I32", (shared[0], words), kind.bits, shared[1])
+    if isinstance(kind.zero, str) and kind.zero != "packed":
+        found[f"{name}_zero"] = PartSpec(kind.zero, shared)
+    return found
 
 
 def part_prefix(name: str) -> str:
@@ -183,10 +199,21 @@ def features_of(specs: Iterable[WeightSpec]) -> list[str]:
             "nonfinite": scheme.nonfinite,
             "outliers": scheme.outliers is not None,
             "perm": scheme.perm,
-            "second-order": any(isinstance(segment.scale, SecondOrder) for segment in scheme.segments),
             "segments": len(scheme.segments) > 1,
             "stack": len(spec.shape) == 3,
         }
         used.update(name for name, on in flags.items() if on)
-        used.update(segment.encoding for segment in scheme.segments if segment.encoding != "affine")
+        for segment in scheme.segments:
+            used.update({segment.encoding} - {"affine"})
+            for name, kind in segment.numbers().items():
+                if isinstance(kind, SecondOrder):
+                    used.add("second-order" if name == "scale" else "second-order-offset")
+                    used.update({"super-groups"} if kind.groups > 1 else ())
+                used.update({"byte-floats"} if byte_type(kind) else ())
     return sorted(used)
+
+
+def byte_type(kind: str | SecondOrder) -> str:
+    """The type of scales, offsets or codes that are bytes of a type; empty for others."""
+    found = kind.bits if isinstance(kind, SecondOrder) else kind
+    return found if isinstance(found, str) and found in BYTE_FLOATS else ""

@@ -11,7 +11,7 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import escape
 
-from .scheme import ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
+from .scheme import BYTE_FLOATS, ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec
 
 __all__ = [
     "Misfit",
@@ -73,14 +73,24 @@ def _segment_json(segment: Segment) -> dict[str, Any]:
         "encoding": segment.encoding,
         "bits": segment.bits,
         "group_size": segment.group_size,
-        "scale": segment.scale._asdict() if isinstance(segment.scale, SecondOrder) else segment.scale,
+        "scale": _number_json(segment.scale),
         "zero": segment.zero._asdict() if isinstance(segment.zero, PackedZero) else segment.zero,
-        "offset": segment.offset,
+        "offset": _number_json(segment.offset),
+        "table": list(segment.table) or None,
+        "table_exponent": segment.table_exponent or None,
         "alpha": segment.alpha,
         "bias": segment.bias,
         "precisions": list(segment.precisions) or None,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _number_json(kind: str | SecondOrder | None) -> Any:
+    if not isinstance(kind, SecondOrder):
+        return kind
+    found = {"rows": kind.rows, "scale": kind.scale}
+    found |= {"codes": kind.bits} if isinstance(kind.bits, str) else {"bits": kind.bits, "zero": kind.zero}
+    return found if kind.groups == 1 else {**found, "groups": kind.groups}
 
 
 def scheme_of(value: Any, where: str) -> Scheme:
@@ -126,20 +136,23 @@ def _segment(value: Any, where: str) -> Segment:
             bias=one_of(value, "bias", FLOATS, where) if "bias" in value else None,
             precisions=_rising(value, "precisions", 1, bits - 1, where) if "precisions" in value else (),
         )
-    second = {"affine": "zero", "float-zero": "zero", "offset": "offset"}[encoding]
-    expect_keys(value, keys | {"scale", second}, set(), where)
-    scale = (
-        _second_order(value["scale"], f"{where}.scale")
-        if isinstance(value["scale"], dict)
-        else one_of(value, "scale", FLOATS, where)
-    )
+    second = {"affine": "zero", "float-zero": "zero"}.get(encoding, encoding)
+    expect_keys(value, keys | {"scale", second}, {"table_exponent"} if encoding == "table" else set(), where)
     zero: int | str | PackedZero | None = None
     if encoding == "affine":
         zero = _zero(value, bits, where)
     elif encoding == "float-zero":
         zero = one_of(value, "zero", FLOATS, where)
-    offset = one_of(value, "offset", FLOATS, where) if encoding == "offset" else None
-    return Segment(encoding=encoding, bits=bits, group_size=group_size, scale=scale, zero=zero, offset=offset)
+    return Segment(
+        encoding=encoding,
+        bits=bits,
+        group_size=group_size,
+        scale=_number(value, "scale", where),
+        zero=zero,
+        offset=_number(value, "offset", where) if encoding == "offset" else None,
+        table=_table(value, bits, where) if encoding == "table" else (),
+        table_exponent=integer(value, "table_exponent", -126, -1, where) if "table_exponent" in value else 0,
+    )
 
 
 def _zero(value: Mapping[str, Any], bits: int, where: str) -> int | PackedZero:
@@ -149,13 +162,33 @@ def _zero(value: Mapping[str, Any], bits: int, where: str) -> int | PackedZero:
     return integer(value, "zero", 0, 2**bits, where)
 
 
-def _second_order(value: Any, where: str) -> SecondOrder:
-    expect_keys(value, {"bits", "rows", "scale", "zero"}, set(), where)
+def _table(value: Mapping[str, Any], bits: int, where: str) -> tuple[int, ...]:
+    found = expect(value, "table", list, where)
+    if len(found) != 2**bits or not all(is_int(v) and abs(v) <= 2**28 for v in found):
+        raise Misfit(f"{where}.table is not an array of {2**bits} integers in -2^28..2^28")
+    return tuple(found)
+
+
+def _number(value: Mapping[str, Any], key: str, where: str) -> str | SecondOrder:
+    """A scale or offset: a type or a second-order object."""
+    order, place = value[key], f"{where}.{key}"
+    if not isinstance(order, dict):
+        return one_of(value, key, (*FLOATS, *BYTE_FLOATS), where)
+    coded = "codes" in order
+    expect_keys(order, {"rows", "scale"} | ({"codes"} if coded else {"bits", "zero"}), {"groups"}, place)
+    zero: int | str = 0
+    bits: int | str = one_of(order, "codes", BYTE_FLOATS, place) if coded else integer(order, "bits", 1, 8, place)
+    if isinstance(bits, int):
+        constant = not isinstance(order["zero"], str)
+        zero = (
+            integer(order, "zero", 0, 2**bits, place) if constant else one_of(order, "zero", ("packed", *FLOATS), place)
+        )
     return SecondOrder(
-        integer(value, "bits", 1, 8, where),
-        integer(value, "rows", 1, limits.MAX_DIM, where),
-        one_of(value, "scale", FLOATS, where),
-        one_of(value, "zero", ("packed", *FLOATS), where),
+        bits,
+        integer(order, "rows", 1, limits.MAX_DIM, place),
+        one_of(order, "scale", FLOATS, place),
+        zero,
+        integer(order, "groups", 2, limits.MAX_DIM, place) if "groups" in order else 1,
     )
 
 

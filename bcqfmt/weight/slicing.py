@@ -40,12 +40,12 @@ class _Piece(NamedTuple):
 
 
 def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
-    """Rows ``start..stop`` of every matrix; second-order scales need ``start`` and ``stop`` on their row groups."""
+    """Rows ``start..stop`` of every matrix: whole row groups of second-order numbers, or rows within one."""
     _refuse_bad_indices(spec, parts)
     for segment in spec.scheme.segments:
-        if isinstance(segment.scale, SecondOrder):
-            rows = segment.scale.rows
-            if start % rows or (stop % rows and stop != spec.out):
+        for order in segment.numbers().values():
+            rows = order.rows if isinstance(order, SecondOrder) else 1
+            if (start % rows or (stop % rows and stop != spec.out)) and start // rows != (stop - 1) // rows:
                 raise error(
                     "BCQ-E303",
                     found=f"rows {start}..{stop}",
@@ -81,7 +81,7 @@ def slice_columns(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Buil
         for suffix, array in _piece_arrays(spec, parts, piece).items():
             arrays[f"s{new}_{suffix}"] = array
     scheme = Scheme(
-        segments=tuple(replace(spec.scheme.segments[piece.k], group_size=piece.group_size) for piece in pieces),
+        segments=tuple(_segment(spec.scheme.segments[piece.k], piece) for piece in pieces),
         nonfinite=spec.scheme.nonfinite,
     )
     if perm is not None:
@@ -162,6 +162,24 @@ def _inexpressible(asked: str, why: str) -> Exception:
     )
 
 
+def _shared(order: Any, piece: _Piece) -> int:
+    """How many neighbouring groups of a piece share second-order numbers: as many as possible, 1 if need be."""
+    if not isinstance(order, SecondOrder):
+        return 1
+    changes = np.flatnonzero(np.diff(piece.groups // order.groups)) + 1
+    return int(np.gcd.reduce(changes)) if changes.size else order.groups
+
+
+def _segment(segment: Segment, piece: _Piece) -> Segment:
+    """The segment of a piece; groups that shared second-order numbers still do where the cut lets them."""
+    changed: dict[str, Any] = {
+        name: order._replace(groups=_shared(order, piece))
+        for name, order in segment.numbers().items()
+        if isinstance(order, SecondOrder)
+    }
+    return replace(segment, group_size=piece.group_size, **changed)
+
+
 def _piece_arrays(spec: WeightSpec, parts: Parts, piece: _Piece) -> dict[str, Array]:
     """The parts of one new segment; names without the segment."""
     arrays: dict[str, Array] = {}
@@ -171,13 +189,16 @@ def _piece_arrays(spec: WeightSpec, parts: Parts, piece: _Piece) -> dict[str, Ar
         if not suffix.startswith(prefix):
             continue
         kind, want = suffix.removeprefix(prefix), wanted[suffix]
-        array = part.array()
+        array, groups = part.array(), piece.groups
+        if kind.endswith(("_scale", "_zero")):
+            order = getattr(spec.scheme.segments[piece.k], kind.partition("_")[0])
+            groups = groups[:: _shared(order, piece)] // order.groups
         if kind == "planes":
             arrays[kind] = _take_bits(array, piece.columns, spec.widths[piece.k])
         elif want.bits:
-            arrays[kind] = pack(unpack(array, want.bits, want.fields)[..., piece.groups], want.bits)
+            arrays[kind] = pack(unpack(array, want.bits, want.fields)[..., groups], want.bits)
         else:
-            arrays[kind] = array[..., piece.groups]
+            arrays[kind] = array[..., groups]
     return arrays
 
 

@@ -181,14 +181,14 @@ class BcqWeight:
 
     @classmethod
     def from_affine(
-        cls, codes: Array, scale: Array, zero_point: int | Array, *, group_size: int,
+        cls, codes: Array, scale: Array | build.Coded, zero_point: int | Array, *, group_size: int,
         bits: int | None = None, dtype: Any = None,
     ) -> BcqWeight:  # fmt: skip
         """``scale * (code - zero_point)``.
 
-        codes ``([E,] out, in)`` unsigned integers; scale ``([E,] out, G)`` float16, bfloat16 or float32; zero_point an
-        integer or ``([E,] out, G)``; ``bits`` by default the fewest that hold codes and zero points; ``dtype`` by
-        default that of the scales.
+        codes ``([E,] out, in)`` unsigned integers; scale ``([E,] out, G)`` float16, bfloat16, float32, float8_e8m0fnu
+        or float8_e4m3fn (unsigned), or :class:`Coded`; zero_point an integer or ``([E,] out, G)``; ``bits`` by default
+        the fewest that hold codes and zero points; ``dtype`` by default that of the scales.
         """
         if bits is None:
             if not np.size(codes):
@@ -200,17 +200,26 @@ class BcqWeight:
 
     @classmethod
     def from_float_zero(
-        cls, codes: Array, scale: Array, zero: Array, *, group_size: int, bits: int, dtype: Any = None
+        cls, codes: Array, scale: Array | build.Coded, zero: Array, *, group_size: int, bits: int, dtype: Any = None
     ) -> BcqWeight:
         """``scale * RN(code - zero)`` with floating-point zeros ``([E,] out, G)``."""
         return cls._made(*build.float_second("float-zero", codes, scale, zero, bits, group_size, _logical(dtype)))
 
     @classmethod
     def from_offset(
-        cls, codes: Array, scale: Array, offset: Array, *, group_size: int, bits: int, dtype: Any = None
-    ) -> BcqWeight:
-        """``scale * code + offset`` with floating-point offsets ``([E,] out, G)``."""
+        cls, codes: Array, scale: Array | build.Coded, offset: Array | build.Coded, *, group_size: int, bits: int,
+        dtype: Any = None,
+    ) -> BcqWeight:  # fmt: skip
+        """``scale * code + offset`` with offsets ``([E,] out, G)`` of the same kinds as the scales."""
         return cls._made(*build.float_second("offset", codes, scale, offset, bits, group_size, _logical(dtype)))
+
+    @classmethod
+    def from_table(
+        cls, codes: Array, scale: Array | build.Coded, table: Sequence[int], *, group_size: int, exponent: int = 0,
+        dtype: Any = None,
+    ) -> BcqWeight:  # fmt: skip
+        """``scale * (table[code] * 2^exponent)``; ``table``: 2^q integers within +-2^28, ``exponent`` -126..0."""
+        return cls._made(*build.table(codes, scale, table, exponent, group_size, _logical(dtype)))
 
     @classmethod
     def from_bcq(
@@ -242,7 +251,8 @@ class BcqWeight:
                 found="no single segment with a scale",
                 expected="apply it before from_segments",
             )
-        return self._made(*build.second_order((self.spec, self._arrays()), codes, scale, zero, bits, rows))
+        made = build.Coded(codes, scale, zero, bits, rows)
+        return self._made(*build.second_order((self.spec, self._arrays()), made))
 
     def with_perm(self, perm: Array) -> BcqWeight:
         """The same stored columns; stored column j is original column ``perm[j]`` (``([E,] in)`` integers)."""

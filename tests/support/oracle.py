@@ -103,6 +103,11 @@ def number(raw: int, dtype: str) -> float:
         return float(struct.unpack("<e", struct.pack("<H", raw))[0])
     if dtype == "BF16":
         return float(struct.unpack("<f", struct.pack("<I", raw << 16))[0])
+    if dtype == "E8M0":
+        return float(Fraction(2) ** (raw - 127))
+    if dtype == "UE4M3":
+        assert raw <= 0x7E
+        return float((Fraction(raw & 7, 8) + (raw >= 8)) * Fraction(2) ** (max(raw >> 3, 1) - 7))
     return float(struct.unpack("<f", struct.pack("<I", raw))[0])
 
 
@@ -226,7 +231,7 @@ class _Matrix:
             return _plane_sum(z, alphas, bits)
         if p < q and encoding != "affine":
             raise NoValue
-        s = self._scale(k, r, a)
+        s = self._number("scale", k, r, a)
         if encoding == "affine":
             zp = self._zero_point(k, r, a)
             if p < q:
@@ -236,21 +241,25 @@ class _Matrix:
         if encoding == "float-zero":
             zero = number(self.parts[f"s{k}_zero"][r][a], segment["zero"])
             return s * number(rounded(float(code) - zero, self.plain.dtype), self.plain.dtype)
-        return (s * float(code)) + number(self.parts[f"s{k}_offset"][r][a], segment["offset"])
+        if encoding == "table":
+            return s * (float(segment["table"][code]) * 2.0 ** segment.get("table_exponent", 0))
+        return (s * float(code)) + self._number("offset", k, r, a)
 
-    def _scale(self, k: int, r: int, a: int) -> float:
-        scale = self.plain.segments[k]["scale"]
-        if isinstance(scale, str):
-            return number(self.parts[f"s{k}_scale"][r][a], scale)
-        row = r // scale["rows"]
-        code = get_field(self.parts[f"s{k}_scale_codes"][r], scale["bits"], a)
-        stored = self.parts[f"s{k}_scale_zero"][row]
-        zero = (
-            float(get_field(stored, scale["bits"], a))
-            if scale["zero"] == "packed"
-            else number(stored[a], scale["zero"])
-        )
-        return number(self.parts[f"s{k}_scale_scale"][row][a], scale["scale"]) * (float(code) - zero)
+    def _number(self, key: str, k: int, r: int, a: int) -> float:
+        """The scale or the offset of a group."""
+        kind, name = self.plain.segments[k][key], f"s{k}_{key}"
+        if isinstance(kind, str):
+            return number(self.parts[name][r][a], kind)
+        row, column = r // kind["rows"], a // kind.get("groups", 1)
+        scale = number(self.parts[f"{name}_scale"][row][column], kind["scale"])
+        if "codes" in kind:
+            return scale * number(self.parts[f"{name}_codes"][r][a], kind["codes"])
+        code, zero = get_field(self.parts[f"{name}_codes"][r], kind["bits"], a), kind["zero"]
+        if zero == "packed":
+            zero = get_field(self.parts[f"{name}_zero"][row], kind["bits"], column)
+        elif isinstance(zero, str):
+            zero = number(self.parts[f"{name}_zero"][row][column], zero)
+        return scale * (float(code) - float(zero))
 
     def _zero_point(self, k: int, r: int, a: int) -> int:
         zero = self.plain.segments[k]["zero"]
@@ -295,7 +304,13 @@ def features(weights: dict[str, Plain]) -> list[str]:
         for segment in plain.segments:
             used |= {segment["encoding"]} - {"affine"}
             used |= {"multi-precision"} if "precisions" in segment else set()
-            used |= {"second-order"} if isinstance(segment.get("scale"), dict) else set()
+            for key, feature in (("scale", "second-order"), ("offset", "second-order-offset")):
+                kind = segment.get(key)
+                used |= {"byte-floats"} if kind in ("E8M0", "UE4M3") else set()
+                if isinstance(kind, dict):
+                    used |= {feature}
+                    used |= {"super-groups"} if "groups" in kind else set()
+                    used |= {"byte-floats"} if "codes" in kind else set()
     return sorted(used)
 
 

@@ -17,7 +17,8 @@ from oracle import Plain, Raw, ceil
 
 EXPLORE = int(os.environ.get("BCQ_EXPLORE", "1"))  # above 1: that many times as many examples, and fresh ones
 FLOATS = ("F16", "BF16", "F32")
-ENCODINGS = ("affine", "float-zero", "offset", "bcq")
+BYTE_FLOATS = ("E8M0", "UE4M3")
+ENCODINGS = ("affine", "float-zero", "offset", "table", "bcq")
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # patterns worth meeting: zeros, subnormals, smallest and largest normal numbers, one, minus one
 _SPECIAL = {
@@ -60,6 +61,14 @@ class Source:
 
     def floats(self, dtype: str, *shape: int) -> Raw:
         return dtype, list(shape), [self.float_(dtype) for _ in range(_count(shape))]
+
+    def numbers(self, dtype: str, *shape: int) -> Raw:
+        """Numbers of any type that scales have."""
+        if dtype in FLOATS:
+            return self.floats(dtype, *shape)
+        top = 255 if dtype == "E8M0" else 0x7E
+        return "U8", list(shape), [self.random.choice((0, 1, 7, 8, top)) if self.random.random() < 0.2
+                                   else self.random.randint(0, top) for _ in range(_count(shape))]  # fmt: skip
 
     def packed(self, bits: int, fields: int, *lead: int, limit: int | None = None) -> tuple[Raw, list[int]]:
         """Random fields below 2**bits (at most `limit`) and their words."""
@@ -140,17 +149,19 @@ def _segment(
     if encoding == "bcq":
         _bcq_parts(draw, source, segment, parts, stack, out, groups)
         return segment, width, parts
-    if draw(st.booleans()) if second_order is None else second_order:
-        _second_order_parts(draw, source, segment, parts, lead, groups)
-    else:
-        segment["scale"] = draw(st.sampled_from(FLOATS))
-        parts["scale"] = source.floats(segment["scale"], *lead, groups)
+    _number_parts(draw, source, segment, parts, lead, groups, "scale", second_order)
     if encoding == "affine":
         _zero_parts(draw, source, segment, parts, lead, groups)
+    elif encoding == "float-zero":
+        segment["zero"] = draw(st.sampled_from(FLOATS))
+        parts["zero"] = source.floats(segment["zero"], *lead, groups)
+    elif encoding == "offset":
+        _number_parts(draw, source, segment, parts, lead, groups, "offset", second_order)
     else:
-        name = "zero" if encoding == "float-zero" else "offset"
-        segment[name] = draw(st.sampled_from(FLOATS))
-        parts[name] = source.floats(segment[name], *lead, groups)
+        top = draw(st.sampled_from((1, 12, 127, 2**28)))
+        segment["table"] = [source.random.randint(-top, top) for _ in range(2**q)]
+        if draw(st.booleans()):
+            segment["table_exponent"] = draw(st.sampled_from((-126, -27, -1)))
     return segment, width, parts
 
 
@@ -177,24 +188,33 @@ def _bcq_parts(
             parts[f"bias{suffix}"] = source.floats(segment["bias"], *stack, out, groups)
 
 
-def _second_order_parts(
-    draw: st.DrawFn, source: Source, segment: dict[str, Any], parts: dict[str, Raw], lead: list[int], groups: int
-) -> None:
+def _number_parts(
+    draw: st.DrawFn, source: Source, segment: dict[str, Any], parts: dict[str, Raw], lead: list[int], groups: int,
+    key: str, second_order: bool | None,
+) -> None:  # fmt: skip
+    """A scale or an offset of any kind."""
     *stack, out = lead
-    order = {
-        "bits": draw(st.integers(1, 8)),
-        "rows": draw(st.integers(1, out + 2)),
-        "scale": draw(st.sampled_from(FLOATS)),
-        "zero": draw(st.sampled_from(("packed", *FLOATS))),
-    }
-    row_groups = ceil(out, order["rows"])
-    segment["scale"] = order
-    parts["scale_codes"] = source.packed(order["bits"], groups, *lead)[0]
-    parts["scale_scale"] = source.floats(order["scale"], *stack, row_groups, groups)
-    if order["zero"] == "packed":
-        parts["scale_zero"] = source.packed(order["bits"], groups, *stack, row_groups)[0]
-    else:
-        parts["scale_zero"] = source.floats(order["zero"], *stack, row_groups, groups)
+    if not (draw(st.booleans()) if second_order is None else second_order):
+        segment[key] = draw(st.sampled_from((*FLOATS, *BYTE_FLOATS)))
+        parts[key] = source.numbers(segment[key], *lead, groups)
+        return
+    order: dict[str, Any] = {"rows": draw(st.integers(1, out + 2)), "scale": draw(st.sampled_from(FLOATS))}
+    if draw(st.booleans()):
+        order["groups"] = draw(st.integers(2, groups + 1))
+    segment[key] = order
+    shared = [*stack, ceil(out, order["rows"])], ceil(groups, order.get("groups", 1))
+    parts[f"{key}_scale"] = source.floats(order["scale"], *shared[0], shared[1])
+    if draw(st.integers(0, 3)) == 0:
+        order["codes"] = draw(st.sampled_from(BYTE_FLOATS))
+        parts[f"{key}_codes"] = source.numbers(order["codes"], *lead, groups)
+        return
+    bits = order["bits"] = draw(st.integers(1, 8))
+    zero = order["zero"] = draw(st.sampled_from(("packed", *FLOATS, 0, 2 ** (bits - 1), 2**bits)))
+    parts[f"{key}_codes"] = source.packed(bits, groups, *lead)[0]
+    if zero == "packed":
+        parts[f"{key}_zero"] = source.packed(bits, shared[1], *shared[0])[0]
+    elif isinstance(zero, str):
+        parts[f"{key}_zero"] = source.floats(zero, *shared[0], shared[1])
 
 
 def _zero_parts(
@@ -314,8 +334,12 @@ def _scheme(value: dict[str, Any]) -> Scheme:
 
 def _segment_of(value: dict[str, Any]) -> Segment:
     made = dict(value)
-    if isinstance(made.get("scale"), dict):
-        made["scale"] = SecondOrder(**made["scale"])
+    for key in ("scale", "offset"):
+        if isinstance(made.get(key), dict):
+            order = {"zero": 0, **made[key]}
+            made[key] = SecondOrder(bits=order.pop("codes", None) or order.pop("bits"), **order)
+    if "table" in made:
+        made["table"] = tuple(made["table"])
     if isinstance(made.get("zero"), dict):
         made["zero"] = PackedZero(**made["zero"])
     if "precisions" in made:
