@@ -115,7 +115,7 @@ _TABLE = [
     Code("BCQ-E101", "no such file or folder", 3, "check the spelling"),
     Code("BCQ-E102", "cannot be read", 3, "check the permissions and the disk"),
     Code("BCQ-E103", "changed while it was being read", 3, "wait until the other program is done, then try again"),
-    Code("BCQ-E104", "folder holds no model", 3, "a checkpoint folder has model.safetensors or model.safetensors.index.json"),
+    Code("BCQ-E104", "folder holds no model", 3, "a checkpoint folder has model.safetensors, model.safetensors.index.json or one GGUF model"),
     Code("BCQ-E105", "only pickled weights", 5, "bcqfmt never opens pickles; get or make the safetensors version of this model"),
     Code("BCQ-E201", "git-lfs pointer instead of the file", 4, "fetch the real file: git lfs pull, or hf download"),
     Code("BCQ-E202", "web page or error text instead of the file", 4, _DOWNLOAD),
@@ -180,6 +180,7 @@ _TABLE = [
     Code("BCQ-E653", "weight files of another kind are not carried", 0, "", "warning"),
     Code("BCQ-E654", "configuration and tensors disagree about tied embeddings; the tensors count", 0, "", "warning"),
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
+    Code("BCQ-E656", "tensors keep the names of GGUF: no table has those of Hugging Face for this architecture", 0, "", "warning"),
     # network
     Code("BCQ-E701", "repository not found on the hub", 8, "check the name; private ones need: hf auth login"),
     Code("BCQ-E702", "access denied by the hub", 8, "ask for access on the model's page, then: hf auth login"),

@@ -88,7 +88,7 @@ class Conversion:
         self.layouts = layouts()
         self.settings, modules = find_modules(self.source, asked, self.options.layout)
         self.modules = {module.weight_name: module for module in modules}
-        meaning = {**self.options.meaning(), "name": self.options.name or self.source.folder.name}
+        meaning = {**self.options.meaning(), "name": self.options.name or self.source.name}
         carried_out = not self.options.dry_run
         self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
         add_warnings(self.source, modules, data=carried_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.provenance import RAW, source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.source.gguf import gap_ranges
+from bcqfmt.converters.source.gguf_rows import copied
 from bcqfmt.converters.words.buffers import read_array
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.weight.weight import BcqWeight
@@ -119,19 +123,41 @@ class SourceRebuilder:
         if self.files()[path]["kind"] == "verbatim":
             yield from self._copy(f"{SOURCE}/files/{path}")
             return
+        if self.files()[path]["kind"] == "gguf":
+            yield from self._gguf(path)
+            return
         head = np.concatenate([np.empty(0, np.uint8), *self._copy(f"{SOURCE}/headers/{path}.header")])
         yield head
         header = json.loads(head[8:].tobytes())
         header.pop("__metadata__", None)
         for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
             begin, end = header[name]["data_offsets"]
-            done = 0
-            for chunk in self._tensor(path, name):
-                done += chunk.size
-                yield chunk
-                del chunk  # the next one may need the memory
-            if done != end - begin:
-                raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{end - begin}")
+            yield from self._whole(path, name, end - begin)
+
+    def _gguf(self, path: str) -> Iterator[Bytes]:
+        """A GGUF file: its header, then every tensor and the bytes between them, which are zero unless archived."""
+        with closing(SourceFile(inside(self.folder, f"{SOURCE}/headers/{path}.header"), path)) as opened:
+            header = read_gguf(opened, whole=False)
+        yield np.frombuffer(header.raw, np.uint8)
+        gaps = self._raw_tensors()[f"{path}/"].array() if "" in self.record["tensors"][path] else None
+        ranges, at = gap_ranges(header, self.files()[path]["size"]), 0
+        for name, (begin, end) in zip([*header.tensors, ""], ranges, strict=True):
+            if name:
+                yield from self._whole(path, name, header.tensors[name].nbytes)
+            for start in range(0, end - begin, _COPY):
+                size = min(_COPY, end - begin - start)
+                yield np.zeros(size, np.uint8) if gaps is None else gaps[at : at + size]
+                at += size
+
+    def _whole(self, path: str, name: str, size: int) -> Iterator[Bytes]:
+        """The bytes of one source tensor, BCQ-E613 unless there are ``size`` of them."""
+        done = 0
+        for chunk in self._tensor(path, name):
+            done += chunk.size
+            yield chunk
+            del chunk  # the next one may need the memory
+        if done != size:
+            raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{size}")
 
     def _tensor(self, path: str, name: str) -> Iterator[Bytes]:
         """The bytes of one source tensor."""
@@ -140,9 +166,12 @@ class SourceRebuilder:
         if rule["rule"] == "raw":
             yield from self._raw_tensors()[f"{path}/{name}"].chunks()
         elif rule["rule"] == "copy":
-            dense = self.checkpoint[name]
+            dense = self.checkpoint[weight[0] if weight else name]
             assert isinstance(dense, StoredTensor)
-            yield from dense.chunks()
+            if len(rule) == 1:
+                yield from dense.chunks()
+            else:
+                yield _as_bytes(copied(dense.array(), rule))
         else:
             yield _as_bytes(apply_rule(self._weight(weight[0]), rule, self._known))
 

@@ -21,7 +21,7 @@ from .cursor import Cursor
 from .types import REMOVED, TYPES, TensorType
 from .values import Value, decode, read_values
 
-__all__ = ["GgufHeader", "TensorInfo", "read_gguf"]
+__all__ = ["MAGIC", "GgufHeader", "TensorInfo", "read_gguf"]
 
 MAGIC: Final = b"GGUF"
 _ALIGNMENT = "general.alignment"
@@ -81,7 +81,7 @@ def read_gguf(source: ByteSource, whole: bool = True) -> GgufHeader:
     alignment = _alignment(cursor, values)
     infos = _infos(cursor, tensors)
     start = -(-cursor.at // alignment) * alignment
-    if not infos and whole:
+    if not infos:
         start = min(start, source.size)
     placed, end = _placed(source, infos, start, alignment)
     if whole and end > source.size:
