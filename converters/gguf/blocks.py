@@ -30,18 +30,20 @@ __all__ = ["blocks_of", "numbers_of", "planes_of"]
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
 _NUMBERS = {"d": "scale", "m": "offset", "dd": "scale_scale", "dmin": "offset_scale", "e": "scale"}
+_PACKED = ("s", "sh")
 _SIGN = np.uint16(0x8000)
 
 
 def planes_of(name: str, rows: Array, order: str = "<", threads: int = 1) -> Array:
     """The planes of blocks uint8 [N, row bytes]; ``order``: the byte order of the file."""
-    kind, blocks = KINDS[name], _blocks(name, rows, order)
+    kind, blocks = KINDS[name], _Blocks(KINDS[name], np.ascontiguousarray(rows), order)
     if name == "TQ1_0":
         packed = np.concatenate([blocks["qs"], blocks["qh"]], axis=-1)
         return words.codes_to_planes(trits_of_bytes(packed).reshape(len(rows), -1), 2, threads=threads)
-    planes = new_planes(kind.bits, len(rows), blocks.shape[1] * kind.elements)
+    planes = new_planes(kind.bits, len(rows), blocks.count * kind.elements)
     for field, layout, first, stop in kind.codes:
-        words.field_to_planes(_bytes(blocks[field]), layout, planes[first:stop], threads)
+        stored = blocks[field].view(np.uint8).reshape(len(rows), -1)
+        words.field_to_planes(stored, layout, planes[first:stop], threads)
     if name == "Q8_0":
         np.invert(planes[0], out=planes[0])  # signed bytes to codes: 128 more
     return planes
@@ -49,16 +51,12 @@ def planes_of(name: str, rows: Array, order: str = "<", threads: int = 1) -> Arr
 
 def numbers_of(name: str, rows: Array, order: str = "<") -> Fields:
     """All fields but the planes, of blocks uint8 [N, row bytes]."""
-    blocks = _blocks(name, rows, order)
-    found: Fields = {}
-    for field, part in _NUMBERS.items():
-        if field in blocks.dtype.fields:
-            found[part] = _little(blocks[field]).reshape(len(rows), -1)
+    kind, blocks = KINDS[name], _Blocks(KINDS[name], np.ascontiguousarray(rows), order)
+    found = {part: blocks[field].reshape(len(rows), -1) for field, part in _NUMBERS.items() if field in kind.names}
     if "offset_scale" in found:
-        found["offset_scale"] = (found["offset_scale"].view(np.uint16) ^ _SIGN).view(np.float16)
+        found["offset_scale"] = _negated(found["offset_scale"])
     if name in UNPACK:
-        packed = {field: _little(blocks[field]) for field in ("s", "sh") if field in blocks.dtype.fields}
-        codes = UNPACK[name](packed)
+        codes = UNPACK[name]({field: blocks[field] for field in _PACKED if field in kind.names})
         found |= {part: code.reshape(len(rows), -1) for part, code in codes.items()}
     return found
 
@@ -67,44 +65,47 @@ def blocks_of(name: str, fields: Fields, order: str = "<", threads: int = 1) -> 
     """The inverse of both: uint8 [N, row bytes]."""
     kind, planes = KINDS[name], fields["planes"]
     _, n, width = planes.shape
-    block = kind.block(order)
     count = 32 * width // (256 if name == "TQ1_0" else kind.elements)
-    blocks = new_array((n, count * block.itemsize), np.uint8).view(block)
+    rows = new_array((n, count * kind.block().itemsize), np.uint8)
+    blocks = _Blocks(kind, rows, order)
     if name == "TQ1_0":
         packed = bytes_of_trits(words.planes_to_codes(planes, 32 * width, threads=threads).reshape(n, count, 256))
         blocks["qs"], blocks["qh"] = packed[..., :48], packed[..., 48:]
-    elif name == "Q8_0":
-        planes = np.concatenate([~planes[:1], planes[1:]])
     for field, layout, first, stop in kind.codes:
-        stored = words.planes_to_field(planes[first:stop], layout, threads)
-        blocks[field] = stored.view(_native(block[field])).reshape(blocks[field].shape)
+        stored = planes[first:stop]
+        if name == "Q8_0":
+            stored = np.concatenate([~stored[:1], stored[1:]])
+        blocks[field] = words.planes_to_field(stored, layout, threads)
     for field, part in _NUMBERS.items():
-        if field in block.names and part in fields:
-            number = fields[part]
-            if field == "dmin":
-                number = (np.ascontiguousarray(number).view(np.uint16) ^ _SIGN).view(np.float16)
-            blocks[field] = number.reshape(blocks[field].shape)
+        if field in kind.names:
+            blocks[field] = _negated(fields[part]) if field == "dmin" else fields[part]
     if name in PACK:
         codes = {part: code.reshape(n, count, -1) for part, code in fields.items() if part.endswith("_codes")}
-        for field, stored in PACK[name](codes).items():
-            blocks[field] = stored
-    return blocks.view(np.uint8).reshape(n, -1)
+        for field, packed in PACK[name](codes).items():
+            blocks[field] = packed
+    return rows
 
 
-def _blocks(name: str, rows: Array, order: str) -> Array:
-    kind: Kind = KINDS[name]
-    return np.ascontiguousarray(rows).view(kind.block(order))
+class _Blocks:
+    """The fields of blocks uint8 [N, row bytes], read or written as a whole: little-endian arrays [N, blocks, any]."""
+
+    def __init__(self, kind: Kind, rows: Array, order: str) -> None:
+        self._runs, self._block, self._n = rows.view(kind.runs()), kind.block(order), len(rows)
+        self.count = self._runs.shape[1]
+
+    def __getitem__(self, field: str) -> Array:
+        run = np.ascontiguousarray(self._runs[field])
+        stored = run.view(self._block[field].base).reshape(self._n, self.count, -1)
+        return np.ascontiguousarray(stored, stored.dtype.newbyteorder("<"))
+
+    def __setitem__(self, field: str, array: Array) -> None:
+        kind = self._block[field].base
+        little = np.ascontiguousarray(array).reshape(-1).view(kind.newbyteorder("<"))
+        run = little.astype(kind, copy=False).view(self._runs.dtype[field])
+        self._runs[field] = run.reshape(self._runs.shape)
 
 
-def _native(field: np.dtype[Any]) -> np.dtype[Any]:
-    return field.base.newbyteorder("<")
-
-
-def _little(field: Array) -> Array:
-    """Contiguous, little-endian."""
-    return np.ascontiguousarray(field, field.dtype.newbyteorder("<"))
-
-
-def _bytes(field: Array) -> Array:
-    """The bytes [N, any] of a field of all blocks of a row, one after the other."""
-    return _little(field).view(np.uint8).reshape(len(field), -1)
+def _negated(numbers: Array) -> Array:
+    """The same F16 numbers with the other sign, NaNs included."""
+    found: Array = (np.ascontiguousarray(numbers).view(np.uint16) ^ _SIGN).view(np.float16)
+    return found

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 __all__ = ["PACK", "UNPACK"]
 
-Bytes = npt.NDArray[np.uint8]
-Fields = dict[str, npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Fields = dict[str, Array]
+_LOW: Final = 0x0F0F0F0F  # the low four bits of four codes in a word
+_TOP: Final = 0x30303030  # the top two of their six
 
 
 def _from_nibbles(fields: Fields) -> Fields:
@@ -25,30 +27,38 @@ def _to_nibbles(codes: Fields) -> Fields:
 
 def _from_pairs(fields: Fields) -> Fields:
     """Q4_K, Q5_K: 6 bits each; of the last four groups the top two bits lie above the codes of the first four."""
-    first, second, third = np.split(fields["s"], 3, axis=-1)
-    scale = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=-1)
-    offset = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=-1)
+    first, second, third = _words(fields["s"])
+    scale = _joined(first & 0x3F3F3F3F, third & _LOW | first >> 2 & _TOP)
+    offset = _joined(second & 0x3F3F3F3F, third >> 4 & _LOW | second >> 2 & _TOP)
     return {"scale_codes": scale, "offset_codes": offset}
 
 
 def _to_pairs(codes: Fields) -> Fields:
-    (low, high), (low_m, high_m) = (np.split(codes[name], 2, axis=-1) for name in ("scale_codes", "offset_codes"))
-    parts = [low | high >> 4 << 6, low_m | high_m >> 4 << 6, high & 15 | (high_m & 15) << 4]
-    return {"s": np.concatenate(parts, axis=-1)}
+    (low, high), (low_m, high_m) = (_words(codes[name]) for name in ("scale_codes", "offset_codes"))
+    return {"s": _joined(low | (high & _TOP) << 2, low_m | (high_m & _TOP) << 2, high & _LOW | (high_m & _LOW) << 4)}
 
 
 def _from_thirds(fields: Fields) -> Fields:
     """Q3_K: the low 4 bits of 16 scales in 8 bytes, the top 2 bits in 4 more."""
-    nibbles, tops = fields["s"][..., :8], fields["s"][..., 8:]
-    low = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
-    high = np.concatenate([tops >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
-    return {"scale_codes": low | high << 4}
+    first, second, third = _words(fields["s"])
+    low = (first & _LOW, second & _LOW, first >> 4 & _LOW, second >> 4 & _LOW)
+    return {"scale_codes": _joined(*(part | (third >> 2 * i << 4) & _TOP for i, part in enumerate(low)))}
 
 
 def _to_thirds(codes: Fields) -> Fields:
-    code = codes["scale_codes"]
-    high = [part >> 4 << 2 * i for i, part in enumerate(np.split(code, 4, axis=-1))]
-    return {"s": np.concatenate([code[..., :8] & 15 | code[..., 8:] << 4, high[0] | high[1] | high[2] | high[3]], -1)}
+    a, b, c, d = _words(codes["scale_codes"])
+    tops = (a & _TOP) >> 4 | (b & _TOP) >> 2 | (c & _TOP) | (d & _TOP) << 2
+    return {"s": _joined(a & _LOW | (c & _LOW) << 4, b & _LOW | (d & _LOW) << 4, tops)}
+
+
+def _words(codes: Array) -> list[Array]:
+    """Bytes [..., 4n] as n arrays of words of four."""
+    words = np.ascontiguousarray(codes).view("<u4")
+    return [np.ascontiguousarray(words[..., i]) for i in range(words.shape[-1])]
+
+
+def _joined(*words: Array) -> Array:
+    return np.stack(words, axis=-1).view(np.uint8)
 
 
 def _from_signed(fields: Fields) -> Fields:

@@ -11,26 +11,29 @@ __all__ = ["bytes_of_trits", "trits_of_bytes"]
 
 Bytes = npt.NDArray[np.uint8]
 _SIZES: Final = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # bytes first..stop hold 5 or 4 codes, byte after byte
-_POWERS: Final = 3 ** np.arange(5)
-_TRITS: Final = ((np.arange(256)[:, None] * _POWERS % 256 * 3) >> 8).astype(np.uint8)  # [256, 5]
+_BYTES: Final = np.array([min((n * 256 + 242) // 243, 255) for n in range(256)], np.uint8)  # of every number below 243
 
 
 def trits_of_bytes(packed: Bytes) -> Bytes:
     """Codes [..., 256] of blocks of 52 bytes [..., 52]."""
-    parts = []
+    codes = np.empty((*packed.shape[:-1], 256), np.uint8)
+    at = 0
     for first, stop, count in _SIZES:
-        trits = _TRITS[packed[..., first:stop]][..., :count]
-        parts.append(np.swapaxes(trits, -1, -2).reshape(*packed.shape[:-1], -1))
-    return np.concatenate(parts, axis=-1)
+        for n in range(count):
+            rest = packed[..., first:stop] * np.uint8(3**n)  # modulo 256
+            codes[..., at : at + stop - first] = rest.astype(np.uint16) * 3 >> 8
+            at += stop - first
+    return codes
 
 
 def bytes_of_trits(codes: Bytes) -> Bytes:
     """The bytes that the quantizer writes for codes [..., 256]."""
-    parts, at = [], 0
+    packed = np.empty((*codes.shape[:-1], 52), np.uint8)
+    at = 0
     for first, stop, count in _SIZES:
-        width = stop - first
-        trits = codes[..., at : at + count * width].reshape(*codes.shape[:-1], count, width).astype(np.uint16)
-        total = (trits * _POWERS[::-1][:count, None].astype(np.uint16)).sum(axis=-2, dtype=np.uint16)
-        parts.append(((total.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8))
-        at += count * width
-    return np.concatenate(parts, axis=-1)
+        number = np.zeros((*codes.shape[:-1], stop - first), np.uint8)
+        for n in range(count):
+            number += codes[..., at : at + stop - first] * np.uint8(3 ** (4 - n))
+            at += stop - first
+        packed[..., first:stop] = _BYTES[number]
+    return packed

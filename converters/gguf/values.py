@@ -66,6 +66,11 @@ def _f32(codes: Array) -> Array:
     return codes.astype(np.float32)
 
 
+def _difference(product: Array, offset: Array) -> Array:
+    found: Array = product - offset
+    return found
+
+
 def _q4_0(b: Array, o: str) -> Array:
     return _f32(_nibbles(b, 2) - 8) * _half(b, 0, o)
 
@@ -111,7 +116,7 @@ def _tq2_0(b: Array, o: str) -> Array:
 
 def _q2_k(b: Array, o: str) -> Array:
     scale, offset = _code(b, _E // 16, 0, 4), _code(b, _E // 16, 4, 4)
-    return _f32(_pairs(b, 16)) * (_half(b, 80, o) * _f32(scale)) - _half(b, 82, o) * _f32(offset)
+    return _difference(_f32(_pairs(b, 16)) * (_half(b, 80, o) * _f32(scale)), _half(b, 82, o) * _f32(offset))
 
 
 def _q3_k(b: Array, o: str) -> Array:
@@ -137,13 +142,13 @@ def _six_bits(b: Array, at: int) -> tuple[Array, Array]:
 def _q4_k(b: Array, o: str) -> Array:
     scale, offset = _six_bits(b, 4)
     code = _code(b, 16 + 32 * (_E // 64) + _E % 32, 4 * (_E % 64 // 32), 4)
-    return _half(b, 0, o) * _f32(scale) * _f32(code) - _half(b, 2, o) * _f32(offset)
+    return _difference(_half(b, 0, o) * _f32(scale) * _f32(code), _half(b, 2, o) * _f32(offset))
 
 
 def _q5_k(b: Array, o: str) -> Array:
     scale, offset = _six_bits(b, 4)
     code = _code(b, 48 + 32 * (_E // 64) + _E % 32, 4 * (_E % 64 // 32), 4) | _code(b, 16 + _E % 32, _E // 32, 1) << 4
-    return _half(b, 0, o) * _f32(scale) * _f32(code) - _half(b, 2, o) * _f32(offset)
+    return _difference(_half(b, 0, o) * _f32(scale) * _f32(code), _half(b, 2, o) * _f32(offset))
 
 
 def _q6_k(b: Array, o: str) -> Array:

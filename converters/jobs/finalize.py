@@ -151,9 +151,9 @@ def _write_provenance(
         for path, entries in tensors.items()
     }
     entries = {}
-    for path, record in sources.items():
+    for path, known in sources.items():
         kind = "safetensors" if source.models[path].gguf is None else "gguf"
-        entries[path] = {"kind": kind, **record._asdict()}
+        entries[path] = {"kind": kind, **known._asdict()}
     for path, data in verbatim.items():
         entries[path] = {"kind": "verbatim", **FileRecord.of(data)._asdict()}
         _put(folder, f"{SOURCE}/files/{path}", data, files)

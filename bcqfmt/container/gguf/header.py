@@ -115,7 +115,7 @@ def _alignment(cursor: Cursor, values: dict[str, Value]) -> int:
     if value is None:
         return 32
     found = decode(cursor.bytes_from(0), cursor.order, value)
-    if value.type != _U32 or value.count is not None or not 0 < found <= _MAX_ALIGNMENT or found & (found - 1):
+    if value.type != _U32 or value.items is not None or not 0 < found <= _MAX_ALIGNMENT or found & (found - 1):
         raise error("BCQ-E214", cursor.source.shown, _ALIGNMENT, escape(str(found)), "a u32, a power of two up to 2^20")
     return int(found)
 

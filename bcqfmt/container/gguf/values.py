@@ -24,10 +24,10 @@ MAX_ITEMS: Final = 1 << 24
 
 
 class Value(NamedTuple):
-    """A value: its type (of the elements of an array), the number of elements (None: no array), where it lies."""
+    """A value: its type (of the elements of an array), the number of items (None: no array), where it lies."""
 
     type: int
-    count: int | None
+    items: int | None
     begin: int
     end: int
 
@@ -53,14 +53,14 @@ def decode(raw: bytes, order: str, value: Value) -> Any:
     """A number, a bool, a string, a numpy array of numbers, or a list of strings. Odd bytes become U+FFFD."""
     if value.type == _STRING:
         texts, at = [], value.begin
-        for _ in range(1 if value.count is None else value.count):
+        for _ in range(1 if value.items is None else value.items):
             length = struct.unpack_from(f"{order}Q", raw, at)[0]
             texts.append(raw[at + 8 : at + 8 + length].decode("utf-8", "replace"))
             at += 8 + length
-        return texts[0] if value.count is None else texts
-    if value.count is None:
+        return texts[0] if value.items is None else texts
+    if value.items is None:
         return struct.unpack_from(order + _CODES[value.type], raw, value.begin)[0]
-    return np.frombuffer(raw, np.dtype(order + _NUMPY[value.type]), value.count, value.begin)
+    return np.frombuffer(raw, np.dtype(order + _NUMPY[value.type]), value.items, value.begin)
 
 
 def _skip_value(cursor: Cursor, key: str) -> Value:
