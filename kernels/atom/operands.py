@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import float64_of
+from bcqfmt.container.dtypes import FLOATS, float64_of
 from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Segment
 from bcqfmt.weight.weight import BcqWeight
@@ -171,7 +171,7 @@ def _check_form(weight: BcqWeight) -> None:
         refuse(f"segments of {list(spec.widths)} columns")
     for segment, bits in zip(spec.scheme.segments, (4, 8), strict=True):
         top = 2 ** (bits - 1)
-        if segment.encoding != "affine" or segment.group_size != GROUP or not isinstance(segment.scale, str):
+        if segment.encoding != "affine" or segment.group_size != GROUP or segment.scale not in FLOATS:
             refuse(f"{segment.encoding}, g = {segment.group_size}, scales {segment.scale}")
         if not isinstance(segment.zero, int) or segment.zero > top or 2**segment.bits - 1 - segment.zero >= top:
             refuse(f"{segment.bits} bits with zero point {segment.zero}")

@@ -68,7 +68,7 @@ class BitOperand:
 
 
 def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
-    """The operand on a device in the fast layout, outliers included; BCQ-E553 where a group size has none."""
+    """The operand on a device in the fast layout, outliers included; BCQ-E553 where a segment has none."""
     segments = []
     for segment in operand.segments:
         layout = layout_of(segment)
@@ -76,8 +76,8 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
             raise error(
                 "BCQ-E553",
                 tensor=operand.name,
-                found=f"groups of {segment.group_size} columns",
-                expected="8, 16, 32, 64, a multiple of 128, or whole rows",
+                found=f"{segment.formula}, groups of {segment.group_size} columns",
+                expected="no table; 8, 16, 32, 64, a multiple of 128, or whole rows",
             )
         planes = pack_planes(layout, segment.planes)
         numbers = pack_numbers(layout, segment.first, segment.second)

@@ -105,9 +105,9 @@ def group_for(width: int, group_size: int) -> int | None:
 
 
 def layout_of(segment: OperandSegment) -> BitLayout | None:
-    """The layout of a segment; None where :func:`group_for` has no group size for it."""
+    """The layout of a segment; None for tables, and where :func:`group_for` has no group size for it."""
     g = group_for(segment.width, segment.group_size)
-    if g is None:
+    if g is None or segment.formula == "table":
         return None
     numbers = [segment.first, segment.second]
     return BitLayout(segment.bits, segment.width, g, _NUMBERS[segment.formula], _narrowest(numbers))

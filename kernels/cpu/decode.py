@@ -21,7 +21,7 @@ from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
 
 __all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "row_table_size"]
 
-FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
+FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3, "table": 4}
 LOGICAL = {"F16": 0, "BF16": 1, "F32": 2}
 PATTERNS: dict[str, Any] = {"F16": np.uint16, "BF16": np.uint16, "F32": np.uint32, "F64": np.uint64}
 
@@ -85,12 +85,28 @@ def plane_sum(code: Any, bits: Any, alpha: Any, at: Any, plane: Any, z: Any) -> 
 
 
 @inner
+def code_value(
+    code: Any, bits: Any, formula: Any, logical: Any, first: Any, second: Any, at: Any, plane: Any
+) -> Any:  # fmt: skip
+    """E of a code of the group ``at``, for any formula."""
+    if formula == 4:
+        return first[at] * second[code]
+    if formula == 3:
+        return plane_sum(code, bits, first, at, plane, second[at])
+    return value(np.float64(code), formula, logical, first[at], second[at])
+
+
+@inner
 def row_values(
     exact: Any, bits: Any, formula: Any, logical: Any, first: Any, second: Any, row: Any, groups: Any, plane: Any
 ) -> None:
     """E of every code of every group of a row: ``exact[(group << bits) + code]``."""
     for group in range(groups):
         at, to = row * groups + group, group << bits
+        if formula == 4:
+            for c in range(_1 << bits):
+                exact[to + c] = first[at] * second[c]
+            continue
         zero, s = second[at], first[at]
         if formula == 0:
             for c in range(_1 << bits):
@@ -161,10 +177,7 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
                     if kinds > size:
                         for j in range(begin, end):
                             code = np.uint64(codes[j])
-                            if formula == 3:
-                                e = plane_sum(code, bits, first, at, plane, second[at])
-                            else:
-                                e = value(np.float64(code), formula, logical, first[at], second[at])
+                            e = code_value(code, bits, formula, logical, first, second, at, plane)
                             if twice:
                                 e = rounded(e, logical)
                             out[o, np.uint64(perm[start + j]) if perm.size else start + j] = (
@@ -188,10 +201,8 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
                             code, at = np.uint64(codes[place - start]), r * groups + (place - start) // size
                             if replace:
                                 e = values[k]
-                            elif formula == 3:
-                                e = plane_sum(code, bits, first, at, plane, second[at]) + values[k]
                             else:
-                                e = value(np.float64(code), formula, logical, first[at], second[at]) + values[k]
+                                e = code_value(code, bits, formula, logical, first, second, at, plane) + values[k]
                             if twice:
                                 e = rounded(e, logical)
                             out[o, indices[k]] = pattern64(e) if double else pattern(e, which)

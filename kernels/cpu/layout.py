@@ -48,6 +48,8 @@ def obstacle(operand: Operand) -> str:
     """Why the table kernel cannot take a weight; empty when it can."""
     for k, segment in enumerate(operand.segments):
         g = segment.group_size
+        if segment.formula == "table":
+            return f"segment {k} has a table: its values are no sums over planes"
         if segment.groups > 1 and g % 32 and g not in (8, 16):
             return f"segment {k} has groups of {g} columns: neither 8, 16, whole words nor whole rows"
         scale, z = _linear(segment)

@@ -85,7 +85,9 @@ def by_element(operand: Any) -> bool:
 
 def _in_eights(segment: Any, columns: int) -> bool:
     """Whether a segment can be decoded 32 columns at a time: its start, width and groups are multiples of 8 columns."""
-    return not (segment.group_size % 8 or segment.start % 8 or segment.width % 8 or columns % 8)
+    return segment.formula != "table" and not (
+        segment.group_size % 8 or segment.start % 8 or segment.width % 8 or columns % 8
+    )
 
 
 def _elements(

@@ -26,7 +26,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     """What `tests/kernels/compile_check.py` compiles."""
     cases: list[tuple[Any, ...]] = [
         (4, 3, "f32", 1, 0, False, 0), (8, 0, "f64", 2, 2, True, 0), (5, 1, "f32", 1, 1, False, 1),
-        (3, 2, "f32", 0, 0, True, 2), (4, 3, "f32", 1, 2, True, 1, True),
+        (3, 2, "f32", 0, 0, True, 2), (4, 4, "f64", 0, 0, True, 1), (4, 3, "f32", 1, 2, True, 1, True),
     ]  # fmt: skip
     return {"elements": [(Elements(*case),) for case in cases]}
 
@@ -164,6 +164,8 @@ def _exact(q: int, formula: int, logical: int) -> Any:
         for i in static(q):
             bit = ptx.u32(planes[ptx.u32((i * rows + row) * words + word)] >> shift & 1)
             code = ptx.u32(code * 2 + bit)
+        if formula == 4:
+            return ptx.mul_f64(ptx.f64(first[at]), ptx.f64(second[code]))
         return value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
 
     return inlined(unrolled(exact_of))

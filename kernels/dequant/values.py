@@ -9,12 +9,14 @@ from bcqfmt.kernels.runtime.numba_cuda import inlined
 
 __all__ = ["FORMULAS", "PATCHES", "code_value", "rounding"]
 
-FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3}
+FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3, "table": 4}
 PATCHES = {"add": 1, "replace": 2}
 
 
 def code_value(formula: int, logical: int) -> Any:
-    """A device function: the value of a code with a scale and a zero point (or offset), all binary64; not for bcq.
+    """A device function: the value of a code with a scale and a zero point (or offset), all binary64.
+
+    Neither for bcq nor for tables.
 
     Section 8 of the specification, operation by operation; a float zero point is subtracted in the ``logical`` dtype.
     """

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import float64_of, round_to
+from bcqfmt.container.dtypes import round_to
 from bcqfmt.errors import BcqError, error
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.weight import decode
-from bcqfmt.weight.packing import unpack, unpack_codes
+from bcqfmt.weight.packing import unpack_codes
 from bcqfmt.weight.scheme import SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
@@ -80,20 +80,18 @@ def _refused(weight: BcqWeight, found: str, expected: str) -> BcqError:
 def _two_bit(weight: BcqWeight, numbers: decode.Numbers) -> TwoBit:
     segment, rows = weight.scheme.segments[0], weight.spec.out
     order, groups = segment.scale, weight.spec.groups(0)
-    if not isinstance(order, SecondOrder) or order.bits > 4:
+    if not isinstance(order, SecondOrder) or not isinstance(order.bits, int) or order.bits > 4:
         raise _refused(weight, "2-bit codes with other scales", "second-order scales with codes of at most 4 bits")
     if segment.group_size != 16:
         raise _refused(weight, f"2-bit groups of {segment.group_size} columns", "16; bit_gemv takes other sizes")
     if order.rows % ROWS and order.rows < rows:
         raise _refused(weight, f"second-order scales for {order.rows} rows", f"a multiple of {ROWS}")
-    arrays = numbers.arrays
     tile_group = np.arange(-(-rows // ROWS)) * ROWS // order.rows
-    stored = arrays["s0_scale_zero"]
-    zero = float64_of(unpack(stored, order.bits, groups) if order.zero == "packed" else stored)
-    scale = _halves(weight, float64_of(arrays["s0_scale_scale"]), "second-order scales")
+    codes, scale, zero = decode.coded_numbers(numbers, 0)
+    scale = _halves(weight, scale, "second-order scales")
     return TwoBit(
         codes=_codes(weight, numbers, 0),
-        scale_codes=unpack(arrays["s0_scale_codes"], order.bits, groups).astype(np.uint8),
+        scale_codes=codes.astype(np.uint8),
         zeros=_small(weight, decode.zero_of(numbers, 0), (rows, groups), 3, "zero points of the 2-bit segment"),
         units=scale[tile_group],
         unit_zeros=_small(weight, zero, zero.shape, 255, "second-order zeros")[tile_group],
@@ -107,7 +105,7 @@ def _four_bit(weight: BcqWeight, numbers: decode.Numbers, k: int) -> FourBit:
         raise _refused(weight, "4-bit codes with second-order scales", "F16 scales")
     if segment.group_size % FOUR_COLUMNS and segment.group_size < width:
         raise _refused(weight, f"4-bit groups of {segment.group_size} columns", "a multiple of 128, or all columns")
-    scales = _halves(weight, float64_of(numbers.arrays[f"s{k}_scale"]), "scales of the 4-bit segment")
+    scales = _halves(weight, decode.scale_of(numbers, k), "scales of the 4-bit segment")
     zeros = _small(weight, decode.zero_of(numbers, k), (rows, groups), 15, "zero points of the 4-bit segment")
     group = np.arange(-(-width // FOUR_COLUMNS)) * FOUR_COLUMNS // segment.group_size
     return FourBit(_codes(weight, numbers, k), scales[:, group], zeros[:, group])

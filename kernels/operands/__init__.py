@@ -7,7 +7,8 @@ An operand has two readings of the same planes:
 - *linear*: ``alpha`` and ``z`` in float32 with ``E = z + sum of +-alpha``, for products. They are the weight's own
   numbers in bcq segments and in affine ones with first-order F16 or BF16 scales. Everything else is rounded to float32
   once (F32 and second-order scales, offsets). Of float-zero segments the rounding inside the formula is left out:
-  ``scale * (code - zero)`` instead of ``scale * RN(code - zero)``. ``exact`` says whether anything was lost.
+  ``scale * (code - zero)`` instead of ``scale * RN(code - zero)``. ``exact`` says whether anything was lost. Tables
+  have no such reading: BCQ-E553, and products take the values of the exact one.
 
 Making an operand checks the content of the weight (BCQ-V401 to V409); kernels rely on that, never on the file.
 """
@@ -39,9 +40,9 @@ class OperandSegment:
     """A run of stored columns.
 
     ``planes`` (p, out, words) uint32, plane 0 the most significant; ``start`` its first stored column; G groups of
-    ``group_size`` columns, the last one may be short. ``formula`` is "affine", "float-zero", "offset" or "bcq";
-    ``first`` is the scale (out, G), for bcq alpha (p, out, G); ``second`` the zero (point), offset or bias (out, G).
-    Both are float32 where that is exact, else float64.
+    ``group_size`` columns, the last one may be short. ``formula`` is "affine", "float-zero", "offset", "table" or
+    "bcq"; ``first`` is the scale (out, G), for bcq alpha (p, out, G); ``second`` the zero (point), offset or bias
+    (out, G), for tables the number of each code (2^p). Both are float32 where that is exact, else float64.
     """
 
     planes: Words
@@ -83,6 +84,13 @@ class OperandSegment:
         first, second = self.first.astype(np.float64), self.second.astype(np.float64)
         if self.formula == "bcq":
             return first, second
+        if self.formula == "table":
+            raise error(
+                "BCQ-E553",
+                found="codes of a table",
+                expected="codes that are numbers",
+                hint="dequantize it: that works with any weight",
+            )
         q = self.bits
         with np.errstate(over="ignore", invalid="ignore"):
             alpha = np.stack([first * 2.0 ** (q - 2 - i) for i in range(q)])
@@ -93,6 +101,8 @@ class OperandSegment:
     @cached_property
     def exact(self) -> bool:
         """Whether ``alpha`` and ``z`` give the values of the exact reading (before rounding to the logical dtype)."""
+        if self.formula == "table":
+            return False
         if self.formula == "float-zero":
             zero = self.second.astype(np.float64)
             for code in range(2**self.bits):
@@ -210,6 +220,8 @@ def _segment(numbers: decode.Numbers, k: int, start: int) -> OperandSegment:
         formula = segment.encoding
         first, zero = decode.scale_of(numbers, k), decode.zero_of(numbers, k)
         second = np.full(first.shape, zero) if isinstance(zero, float) else zero
+        if formula == "table":
+            second = decode.levels_of(segment)
     first, second = _both_single(first, second)
     return OperandSegment(
         planes=planes,

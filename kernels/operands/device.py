@@ -5,7 +5,7 @@ Two layouts, for the kernels that take any weight:
 ===========  ======================  =====================================  ======================
 layout       planes                  first                                  second
 ===========  ======================  =====================================  ======================
-canonical    (p, out, words)         (out, G), for bcq (p, out, G)          (out, G)
+canonical    (p, out, words)         (out, G), for bcq (p, out, G)          (out, G), for tables (2^p)
 lut-gemm     (words, p, out)         alpha (G, p, out)                      z (G, out)
 ===========  ======================  =====================================  ======================
 
@@ -172,7 +172,8 @@ def check_operand(operand: DeviceOperand) -> None:
         per_group = (rows, groups) if canonical else (groups, rows)
         first = per_plane if segment.formula == "bcq" else per_group
         check_array(f"scales of segment {k}", segment.first, (segment.numbers,), first, 8)
-        check_array(f"biases of segment {k}", segment.second, (segment.numbers,), per_group, 8)
+        second = (2**p,) if segment.formula == "table" else per_group
+        check_array(f"biases of segment {k}", segment.second, (segment.numbers,), second, 8)
         arrays |= {f"planes {k}": segment.planes, f"scales {k}": segment.first, f"biases {k}": segment.second}
     if operand.perm is not None:
         check_array("perm", operand.perm, ("I32",), (columns,))

@@ -49,7 +49,7 @@ enum {
     BCQ_ERROR_IO = -1,       /* cannot be read: missing, no permission, shorter than a moment ago */
     BCQ_ERROR_MEMORY = -2,   /* no memory, or more than this machine can address */
     BCQ_ERROR_ARGUMENT = -3, /* rows out of range, buffer too small, no such type */
-    BCQ_ERROR_PLANES = -4    /* section 8.1: float-zero and offset have no value of fewer planes */
+    BCQ_ERROR_PLANES = -4    /* section 8.1: float-zero, offset and table have no value of fewer planes */
 };
 
 /* Flags. Without them a file's header, descriptor and parts are judged when it is opened (V1xx to V3xx), the content of a
@@ -70,7 +70,8 @@ typedef enum bcq_dtype {
     BCQ_F6_E2M3, BCQ_F6_E3M2, BCQ_F4
 } bcq_dtype;
 
-typedef enum bcq_encoding { BCQ_AFFINE = 1, BCQ_FLOAT_ZERO, BCQ_OFFSET, BCQ_BCQ } bcq_encoding;
+typedef enum bcq_encoding { BCQ_AFFINE = 1, BCQ_FLOAT_ZERO, BCQ_OFFSET, BCQ_TABLE, BCQ_BCQ } bcq_encoding;
+typedef enum bcq_byte_float { BCQ_E8M0 = 1, BCQ_UE4M3 } bcq_byte_float;
 
 /* A tensor of the file: dense, or a part of a weight. Multi-byte elements are little-endian; `data` is aligned to
    the element where the file as a whole is aligned to 8 bytes. */
@@ -86,19 +87,29 @@ typedef struct bcq_tensor {
     int is_part;
 } bcq_tensor;
 
-/* Section 5.3. Keys that a segment has not are BCQ_NONE or 0. */
+/* Section 5.3: a scale or an offset. Of second order where `rows` is not 0. */
+typedef struct bcq_numbers {
+    bcq_dtype dtype;      /* of the numbers, or of the second-order scale; BCQ_NONE: there are none, or they are bytes */
+    bcq_byte_float bytes; /* type of the numbers or codes that are bytes; 0: they are not */
+    unsigned bits;        /* N_s; 0: codes are bytes, or first order */
+    uint32_t rows;        /* g2; 0: first order */
+    uint32_t groups;      /* h, at least 1 */
+    bcq_dtype zero;       /* type of second-order zeros, BCQ_I32: packed; BCQ_NONE: all are `zero_point` */
+    unsigned zero_point;
+} bcq_numbers;
+
+/* Section 5.3. Keys that a segment has not are BCQ_NONE, NULL or 0. */
 typedef struct bcq_segment {
     bcq_encoding encoding;
     unsigned bits;         /* q */
     uint32_t group_size;   /* g */
-    bcq_dtype scale;       /* type of `scale`, or of `scale_scale` where scale_bits > 0 */
-    unsigned scale_bits;   /* N_s of a second-order scale; 0: first order */
-    uint32_t scale_rows;   /* g2 */
-    bcq_dtype scale_zero;  /* type of second-order zeros; BCQ_NONE: packed */
+    bcq_numbers scale;     /* all but bcq */
+    bcq_numbers offset;    /* offset */
+    const int32_t *table;  /* table: the numbers of the 2^q codes */
+    int table_exponent;    /* table: x */
     unsigned zero_bits;    /* affine: width of the stored zero points; 0: all are `zero_point` */
     unsigned zero_point;   /* affine */
     bcq_dtype zero;        /* float-zero */
-    bcq_dtype offset;      /* offset */
     bcq_dtype alpha, bias; /* bcq */
     unsigned precisions;   /* bcq: bit p is set where scales for p planes are stored */
 } bcq_segment;
@@ -133,7 +144,7 @@ typedef struct bcq_weight {
     uint32_t widths[BCQ_MAX_SEGMENTS]; /* stored columns of each segment */
     size_t part_count;
     const bcq_part_ref *parts;
-    int checked; /* the content was found to obey V401 to V410 */
+    int checked; /* the content was found to obey V401 to V411 */
 } bcq_weight;
 
 typedef struct bcq_file bcq_file;
@@ -155,7 +166,7 @@ bcq_weight *bcq_find_weight(bcq_file *file, const char *name);                  
 /* The part of a weight by its name without P, for example "s0_planes"; NULL: the scheme does not call for it. */
 const bcq_tensor *bcq_part(const bcq_weight *weight, const char *suffix);
 
-/* V401 to V410 for one weight. Called by bcq_dequantize if it was not before. */
+/* V401 to V411 for one weight. Called by bcq_dequantize if it was not before. */
 int bcq_check(bcq_weight *weight, bcq_error *error);
 
 /* Section 8. Rows row_begin..row_end-1 of matrix `index` of the stack (0 without one), rounded once to `dtype` (F16,
@@ -1940,8 +1951,14 @@ static const bcq_tensor *bcq__find(const bcq_file *f, bcq__str name)
 /* ---- descriptor (section 5); the manifest has the same tables */
 
 /* Bits by position in this list, which is sorted. */
-static const char *const bcq__features[11] = {"aligned64", "bcq", "float-zero", "multi-precision", "nonfinite", "offset",
-                                              "outliers", "perm", "second-order", "segments", "stack"};
+static const char *const bcq__features[] = {
+    "aligned64", "bcq", "byte-floats", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
+    "second-order", "second-order-offset", "segments", "stack", "super-groups", "table"};
+enum {
+    BCQ__ALIGNED64, BCQ__BCQ, BCQ__BYTE_FLOATS, BCQ__FLOAT_ZERO, BCQ__MULTI_PRECISION, BCQ__NONFINITE, BCQ__OFFSET,
+    BCQ__OUTLIERS, BCQ__PERM, BCQ__SECOND_ORDER, BCQ__SECOND_ORDER_OFFSET, BCQ__SEGMENTS, BCQ__STACK,
+    BCQ__SUPER_GROUPS, BCQ__TABLE, BCQ__FEATURE_COUNT
+};
 
 /* A weight entry, by its nodes. */
 typedef struct bcq__entry {
@@ -1984,28 +2001,66 @@ static int bcq__check_version(const bcq__json *d, bcq_error *error)
     if (bcq__type(d, features) != BCQ__ARRAY)
         return 0;
     for (i = 0; i < d->nodes[features].count; i++, node = d->nodes[node].next) {
-        for (k = 0; k < 11 && !bcq__is(d, node, bcq__features[k]); k++)
+        for (k = 0; k < BCQ__FEATURE_COUNT && !bcq__is(d, node, bcq__features[k]); k++)
             ;
-        if (k == 11 && d->nodes[node].type == BCQ__STRING)
+        if (k == BCQ__FEATURE_COUNT && d->nodes[node].type == BCQ__STRING)
             return bcq__bad(error, 206, bcq__string(d, node), "unknown feature");
     }
     return 0;
 }
 
-/* Section 5.3, `scale`. */
-static int bcq__read_scale(const bcq__json *d, uint32_t node, bcq_segment *s)
+static int bcq__byte_float_type(const bcq__json *d, uint32_t node, bcq_byte_float *type)
 {
-    static const char *const names[] = {"bits", "rows", "scale", "zero", NULL};
-    uint32_t values[4];
-    int64_t bits, rows;
+    *type = bcq__is(d, node, "E8M0") ? BCQ_E8M0 : bcq__is(d, node, "UE4M3") ? BCQ_UE4M3 : (bcq_byte_float)0;
+    return *type != 0;
+}
+
+/* Section 5.3, `scale` and `offset`. */
+static int bcq__read_numbers(const bcq__json *d, uint32_t node, bcq_numbers *s)
+{
+    static const char *const names[] = {"rows", "scale", "groups", "bits", "zero", "codes", NULL};
+    uint32_t v[6];
+    int64_t rows, groups = 1, bits, zero;
     if (bcq__type(d, node) != BCQ__OBJECT)
-        return bcq__float_type(d, node, &s->scale);
-    if (!bcq__fields(d, node, names, 4, values) || !bcq__in_range(d, values[0], 1, 8, &bits) ||
-        !bcq__in_range(d, values[1], 1, BCQ__MAX_DIM, &rows) || !bcq__float_type(d, values[2], &s->scale))
+        return bcq__float_type(d, node, &s->dtype) || bcq__byte_float_type(d, node, &s->bytes);
+    if (!bcq__fields(d, node, names, 2, v) || !bcq__in_range(d, v[0], 1, BCQ__MAX_DIM, &rows) ||
+        !bcq__float_type(d, v[1], &s->dtype) || (v[2] && !bcq__in_range(d, v[2], 2, BCQ__MAX_DIM, &groups)))
         return 0;
-    s->scale_bits = (unsigned)bits;
-    s->scale_rows = (uint32_t)rows;
-    return bcq__is(d, values[3], "packed") ? 1 : bcq__float_type(d, values[3], &s->scale_zero);
+    s->rows = (uint32_t)rows;
+    s->groups = (uint32_t)groups;
+    if (v[5])
+        return !v[3] && !v[4] && bcq__byte_float_type(d, v[5], &s->bytes);
+    if (!bcq__in_range(d, v[3], 1, 8, &bits))
+        return 0;
+    s->bits = (unsigned)bits;
+    s->zero = bcq__is(d, v[4], "packed") ? BCQ_I32 : BCQ_NONE;
+    if (s->zero || bcq__float_type(d, v[4], &s->zero))
+        return 1;
+    s->zero = BCQ_NONE;
+    if (!bcq__in_range(d, v[4], 0, INT64_C(1) << bits, &zero))
+        return 0;
+    s->zero_point = (unsigned)zero;
+    return 1;
+}
+
+/* Section 5.3, `table`: its numbers go to *tables, which is moved on. */
+static int bcq__read_table(const bcq__json *d, uint32_t array, uint32_t exponent, bcq_segment *s, int32_t **tables)
+{
+    uint32_t i, node = array + 1;
+    int64_t value = 0;
+    if (bcq__type(d, array) != BCQ__ARRAY || d->nodes[array].count != 1u << s->bits)
+        return 0;
+    s->table = *tables;
+    for (i = 0; i < 1u << s->bits; i++, node = d->nodes[node].next) {
+        if (!bcq__in_range(d, node, -(INT64_C(1) << 28), INT64_C(1) << 28, &value))
+            return 0;
+        *(*tables)++ = (int32_t)value;
+    }
+    value = 0;
+    if (exponent && !bcq__in_range(d, exponent, -126, -1, &value))
+        return 0;
+    s->table_exponent = (int)value;
+    return 1;
 }
 
 /* Section 5.3, `zero` of an affine segment. */
@@ -2027,11 +2082,12 @@ static int bcq__read_zero(const bcq__json *d, uint32_t node, bcq_segment *s)
 }
 
 /* Section 5.3. */
-static int bcq__read_segment(const bcq__json *d, uint32_t node, bcq_segment *s)
+static int bcq__read_segment(const bcq__json *d, uint32_t node, bcq_segment *s, int32_t **tables)
 {
     enum { ENCODING, BITS, GROUP, FIRST, SECOND, THIRD };
     static const char *const affine[] = {"encoding", "bits", "group_size", "scale", "zero", NULL};
     static const char *const offset[] = {"encoding", "bits", "group_size", "scale", "offset", NULL};
+    static const char *const table[] = {"encoding", "bits", "group_size", "scale", "table", "table_exponent", NULL};
     static const char *const bcq[] = {"encoding", "bits", "group_size", "alpha", "bias", "precisions", NULL};
     uint32_t v[6], encoding;
     int64_t q, g;
@@ -2045,12 +2101,16 @@ static int bcq__read_segment(const bcq__json *d, uint32_t node, bcq_segment *s)
         s->encoding = BCQ_FLOAT_ZERO;
     else if (bcq__is(d, encoding, "offset"))
         s->encoding = BCQ_OFFSET;
+    else if (bcq__is(d, encoding, "table"))
+        s->encoding = BCQ_TABLE;
     else if (bcq__is(d, encoding, "bcq"))
         s->encoding = BCQ_BCQ;
     else
         return 0;
     if (s->encoding == BCQ_BCQ)
         fits = bcq__fields(d, node, bcq, 4, v);
+    else if (s->encoding == BCQ_TABLE)
+        fits = bcq__fields(d, node, table, 5, v);
     else
         fits = bcq__fields(d, node, s->encoding == BCQ_OFFSET ? offset : affine, 5, v);
     if (!fits || !bcq__in_range(d, v[BITS], 1, 8, &q) || !bcq__in_range(d, v[GROUP], 8, BCQ__MAX_DIM, &g))
@@ -2060,15 +2120,18 @@ static int bcq__read_segment(const bcq__json *d, uint32_t node, bcq_segment *s)
     if (s->encoding == BCQ_BCQ)
         return bcq__float_type(d, v[FIRST], &s->alpha) && (!v[SECOND] || bcq__float_type(d, v[SECOND], &s->bias)) &&
                (!v[THIRD] || bcq__rising(d, v[THIRD], 1, q - 1, &s->precisions));
-    if (!bcq__read_scale(d, v[FIRST], s))
+    if (!bcq__read_numbers(d, v[FIRST], &s->scale))
         return 0;
     if (s->encoding == BCQ_AFFINE)
         return bcq__read_zero(d, v[SECOND], s);
-    return bcq__float_type(d, v[SECOND], s->encoding == BCQ_OFFSET ? &s->offset : &s->zero);
+    if (s->encoding == BCQ_TABLE)
+        return bcq__read_table(d, v[SECOND], v[THIRD], s, tables);
+    return s->encoding == BCQ_OFFSET ? bcq__read_numbers(d, v[SECOND], &s->offset)
+                                     : bcq__float_type(d, v[SECOND], &s->zero);
 }
 
-/* Section 5.2; its segments go to `segments`. */
-static int bcq__read_scheme(const bcq__json *d, uint32_t node, bcq_scheme *s, bcq_segment *segments)
+/* Section 5.2; its segments go to `segments`, the numbers of their tables to *tables. */
+static int bcq__read_scheme(const bcq__json *d, uint32_t node, bcq_scheme *s, bcq_segment *segments, int32_t **tables)
 {
     static const char *const names[] = {"segments", "layout", "perm", "outliers", "nonfinite", NULL};
     static const char *const outlier_names[] = {"mode", "dtype", "segments", NULL};
@@ -2082,7 +2145,7 @@ static int bcq__read_scheme(const bcq__json *d, uint32_t node, bcq_scheme *s, bc
     if (s->segment_count < 1 || s->segment_count > BCQ_MAX_SEGMENTS)
         return 0;
     for (k = 0, segment = v[0] + 1; k < s->segment_count; k++, segment = d->nodes[segment].next)
-        if (!bcq__read_segment(d, segment, segments + k))
+        if (!bcq__read_segment(d, segment, segments + k, tables))
             return 0;
     if ((v[1] && !bcq__is(d, v[1], "aligned64")) || (v[2] && bcq__type(d, v[2]) != BCQ__TRUE) ||
         (v[4] && bcq__type(d, v[4]) != BCQ__TRUE))
@@ -2142,19 +2205,36 @@ static int bcq__read_weight_entry(const bcq__json *d, uint32_t key, int manifest
 static unsigned bcq__scheme_features(const bcq_scheme *s)
 {
     unsigned k, used = 0;
-    used |= (unsigned)(s->aligned64 != 0) << 0;
-    used |= (unsigned)(s->nonfinite != 0) << 4;
-    used |= (unsigned)(s->outliers != BCQ_NONE) << 6;
-    used |= (unsigned)(s->perm != 0) << 7;
-    used |= (unsigned)(s->segment_count > 1) << 9;
+    used |= (unsigned)(s->aligned64 != 0) << BCQ__ALIGNED64;
+    used |= (unsigned)(s->nonfinite != 0) << BCQ__NONFINITE;
+    used |= (unsigned)(s->outliers != BCQ_NONE) << BCQ__OUTLIERS;
+    used |= (unsigned)(s->perm != 0) << BCQ__PERM;
+    used |= (unsigned)(s->segment_count > 1) << BCQ__SEGMENTS;
     for (k = 0; k < s->segment_count; k++) {
-        used |= (unsigned)(s->segments[k].encoding == BCQ_BCQ) << 1;
-        used |= (unsigned)(s->segments[k].encoding == BCQ_FLOAT_ZERO) << 2;
-        used |= (unsigned)(s->segments[k].precisions != 0) << 3;
-        used |= (unsigned)(s->segments[k].encoding == BCQ_OFFSET) << 5;
-        used |= (unsigned)(s->segments[k].scale_bits != 0) << 8;
+        const bcq_segment *one = s->segments + k;
+        used |= (unsigned)(one->encoding == BCQ_BCQ) << BCQ__BCQ;
+        used |= (unsigned)(one->encoding == BCQ_FLOAT_ZERO) << BCQ__FLOAT_ZERO;
+        used |= (unsigned)(one->encoding == BCQ_OFFSET) << BCQ__OFFSET;
+        used |= (unsigned)(one->encoding == BCQ_TABLE) << BCQ__TABLE;
+        used |= (unsigned)(one->precisions != 0) << BCQ__MULTI_PRECISION;
+        used |= (unsigned)(one->scale.rows != 0) << BCQ__SECOND_ORDER;
+        used |= (unsigned)(one->offset.rows != 0) << BCQ__SECOND_ORDER_OFFSET;
+        used |= (unsigned)(one->scale.groups > 1 || one->offset.groups > 1) << BCQ__SUPER_GROUPS;
+        used |= (unsigned)(one->scale.bytes || one->offset.bytes) << BCQ__BYTE_FLOATS;
     }
     return used;
+}
+
+/* How many numbers the tables of a scheme have at most. */
+static uint64_t bcq__table_entries(const bcq__json *d, uint32_t segments)
+{
+    uint32_t i, node = segments + 1, table;
+    uint64_t count = 0;
+    for (i = 0; i < d->nodes[segments].count; i++, node = d->nodes[node].next) {
+        table = bcq__type(d, node) == BCQ__OBJECT ? bcq__get(d, node, "table") : 0;
+        count += bcq__type(d, table) == BCQ__ARRAY ? d->nodes[table].count : 0;
+    }
+    return count;
 }
 
 static int bcq__by_text(const void *context, uint32_t a, uint32_t b)
@@ -2173,6 +2253,8 @@ static int bcq__read_tables(const bcq__json *d, int manifest, int rule, bcq__tab
 {
     uint32_t features = bcq__get(d, 0, "features"), schemes = bcq__get(d, 0, "schemes");
     uint32_t weights = bcq__get(d, 0, "weights"), ignorable = bcq__get(d, 0, "ignorable"), i, node, list, segments = 0;
+    uint64_t entries = 0;
+    int32_t *tables;
     if (!bcq__all_strings(d, features) || bcq__type(d, schemes) != BCQ__ARRAY ||
         bcq__type(d, weights) != BCQ__OBJECT || (ignorable && bcq__type(d, ignorable) != BCQ__OBJECT))
         return bcq__fail(error, rule, "features, schemes, weights or ignorable is of another type");
@@ -2180,16 +2262,19 @@ static int bcq__read_tables(const bcq__json *d, int manifest, int rule, bcq__tab
     t->entry_count = d->nodes[weights].count;
     for (i = 0, node = schemes + 1; i < t->scheme_count; i++, node = d->nodes[node].next) {
         list = bcq__get(d, node, "segments");
-        if (bcq__type(d, list) == BCQ__ARRAY)
-            segments += d->nodes[list].count <= BCQ_MAX_SEGMENTS ? d->nodes[list].count : 0;
+        if (bcq__type(d, list) == BCQ__ARRAY && d->nodes[list].count <= BCQ_MAX_SEGMENTS) {
+            segments += d->nodes[list].count;
+            entries += bcq__table_entries(d, list);
+        }
     }
     t->schemes = (bcq_scheme *)bcq__alloc(t->scheme_count, sizeof *t->schemes);
-    t->segments = (bcq_segment *)bcq__alloc(segments, sizeof *t->segments);
+    t->segments = (bcq_segment *)bcq__alloc(segments * (uint64_t)sizeof *t->segments + entries * sizeof *tables, 1);
     t->entries = (bcq__entry *)bcq__alloc(t->entry_count, sizeof *t->entries);
     if (!t->schemes || !t->segments || !t->entries)
         return bcq__no_memory(error);
+    tables = (int32_t *)(t->segments + segments); /* behind the segments, in the same memory */
     for (i = 0, node = schemes + 1, segments = 0; i < t->scheme_count; i++, node = d->nodes[node].next) {
-        if (!bcq__read_scheme(d, node, t->schemes + i, t->segments + segments))
+        if (!bcq__read_scheme(d, node, t->schemes + i, t->segments + segments, &tables))
             return bcq__fail(error, rule, "scheme %u does not fit the tables of section 5", i);
         segments += t->schemes[i].segment_count;
         t->features |= bcq__scheme_features(t->schemes + i);
@@ -2198,7 +2283,7 @@ static int bcq__read_tables(const bcq__json *d, int manifest, int rule, bcq__tab
         if (!bcq__read_weight_entry(d, node, manifest, t->entries + i))
             return bcq__bad(error, rule, bcq__string(d, node), "an entry that does not fit the table of section 5.1");
         if (d->nodes[t->entries[i].shape].count == 3)
-            t->features |= 1u << 10;
+            t->features |= 1u << BCQ__STACK;
     }
     return 0;
 }
@@ -2210,7 +2295,7 @@ static int bcq__check_use(const bcq__json *d, const bcq__tables *t, int features
     uint32_t features = bcq__get(d, 0, "features"), node = features + 1, i, count = 0, *order;
     unsigned char *used;
     int code = 0;
-    for (i = 0; i < 11; i++) {
+    for (i = 0; i < BCQ__FEATURE_COUNT; i++) {
         if (!(t->features >> i & 1))
             continue;
         if (count++ >= d->nodes[features].count || !bcq__is(d, node, bcq__features[i]))
@@ -2259,8 +2344,8 @@ static int bcq__fits_aligned64(const bcq_weight *w)
     const bcq_segment *a = w->scheme->segments, *b = a + 1;
     return w->scheme->segment_count == 2 && w->columns % 64 == 0 && w->widths[0] == w->columns / 4 * 3 &&
            w->widths[1] == w->columns / 4 && a->encoding == BCQ_AFFINE && a->bits == 2 && a->group_size == 16 &&
-           a->scale_bits == 4 && a->scale_zero == BCQ_NONE && a->zero_bits == 2 && b->encoding == BCQ_AFFINE &&
-           b->bits == 4;
+           a->scale.bits == 4 && a->scale.zero == BCQ_I32 && a->scale.groups == 1 && a->zero_bits == 2 &&
+           b->encoding == BCQ_AFFINE && b->bits == 4;
 }
 
 /* V210 to V213 and V215: one weight. */
@@ -2393,35 +2478,49 @@ static void bcq__want_part(const bcq_weight *w, bcq__want *list, unsigned *n, in
     want->shape[want->rank++] = last;
 }
 
+/* The parts of a scale or an offset; `tiled`: in the layout aligned64. */
+static void bcq__want_numbers(const bcq_weight *w, bcq__want *list, unsigned *n, int k, const char *name,
+                              const bcq_numbers *s, uint64_t groups, int tiled)
+{
+    uint64_t row_groups, columns;
+    char codes[16], scale[16], zero[16];
+    if (!s->rows) {
+        if (s->dtype || s->bytes)
+            bcq__want_part(w, list, n, k, name, 0, s->bytes ? BCQ_U8 : s->dtype, 0, w->rows, groups);
+        return;
+    }
+    snprintf(codes, sizeof codes, "%s_codes", name);
+    snprintf(scale, sizeof scale, "%s_scale", name);
+    snprintf(zero, sizeof zero, "%s_zero", name);
+    row_groups = bcq__ceil_div(w->rows, s->rows);
+    columns = bcq__ceil_div(groups, s->groups);
+    if (s->bytes)
+        bcq__want_part(w, list, n, k, codes, 0, BCQ_U8, 0, w->rows, groups);
+    else if (!tiled)
+        bcq__want_part(w, list, n, k, codes, 0, BCQ_I32, 0, w->rows, bcq__ceil_div(groups * s->bits, 32));
+    bcq__want_part(w, list, n, k, scale, 0, s->dtype, 0, row_groups, columns);
+    if (tiled)
+        bcq__want_part(w, list, n, k, zero, 0, BCQ_U8, 0, row_groups, columns);
+    else if (s->zero == BCQ_I32)
+        bcq__want_part(w, list, n, k, zero, 0, BCQ_I32, 0, row_groups, bcq__ceil_div(columns * s->bits, 32));
+    else if (s->zero)
+        bcq__want_part(w, list, n, k, zero, 0, s->zero, 0, row_groups, columns);
+}
+
 static void bcq__want_segment(const bcq_weight *w, unsigned index, bcq__want *list, unsigned *n)
 {
     const bcq_segment *s = w->scheme->segments + index;
-    uint64_t out = w->rows, groups = bcq__groups(w, index), row_groups, row_words;
+    uint64_t out = w->rows, groups = bcq__groups(w, index);
     int tiled = w->scheme->aligned64 && index == 0, k = (int)index;
     unsigned p;
     if (!w->scheme->aligned64)
         bcq__want_part(w, list, n, k, "planes", 0, BCQ_I32, s->bits, out, bcq__ceil_div(w->widths[index], 32));
-    if (s->scale_bits) {
-        row_groups = bcq__ceil_div(out, s->scale_rows);
-        row_words = bcq__ceil_div(groups * s->scale_bits, 32);
-        if (!tiled)
-            bcq__want_part(w, list, n, k, "scale_codes", 0, BCQ_I32, 0, out, row_words);
-        bcq__want_part(w, list, n, k, "scale_scale", 0, s->scale, 0, row_groups, groups);
-        if (tiled)
-            bcq__want_part(w, list, n, k, "scale_zero", 0, BCQ_U8, 0, row_groups, groups);
-        else if (s->scale_zero)
-            bcq__want_part(w, list, n, k, "scale_zero", 0, s->scale_zero, 0, row_groups, groups);
-        else
-            bcq__want_part(w, list, n, k, "scale_zero", 0, BCQ_I32, 0, row_groups, row_words);
-    } else if (s->scale) {
-        bcq__want_part(w, list, n, k, "scale", 0, s->scale, 0, out, groups);
-    }
+    bcq__want_numbers(w, list, n, k, "scale", &s->scale, groups, tiled);
+    bcq__want_numbers(w, list, n, k, "offset", &s->offset, groups, 0);
     if (s->zero_bits && !tiled)
         bcq__want_part(w, list, n, k, "zero", 0, BCQ_I32, 0, out, bcq__ceil_div(groups * s->zero_bits, 32));
     if (s->zero)
         bcq__want_part(w, list, n, k, "zero", 0, s->zero, 0, out, groups);
-    if (s->offset)
-        bcq__want_part(w, list, n, k, "offset", 0, s->offset, 0, out, groups);
     for (p = 0; s->alpha && p < s->bits; p++) {
         if (p && !(s->precisions >> p & 1))
             continue;
@@ -2585,26 +2684,49 @@ static int bcq__padding_is_zero(const bcq_tensor *t, uint64_t used)
     return 1;
 }
 
+/* V401 and V411 of a scale or an offset: 0, or the rule that is broken. */
+static int bcq__check_numbers(const bcq_weight *w, unsigned k, const char *name, const bcq_numbers *s)
+{
+    uint64_t groups = bcq__groups(w, k), i;
+    const bcq_tensor *t;
+    char suffix[16];
+    if (s->rows) {
+        snprintf(suffix, sizeof suffix, "%s_zero", name);
+        t = bcq__segment_part(w, k, suffix, 0);
+        if (t && t->dtype == BCQ_I32 && !bcq__padding_is_zero(t, bcq__ceil_div(groups, s->groups) * s->bits))
+            return 401;
+        for (i = 0; t && t->dtype == BCQ_U8 && i < t->bytes; i++)
+            if (t->data[i] > 15)
+                return 401;
+    }
+    snprintf(suffix, sizeof suffix, s->rows ? "%s_codes" : "%s", name);
+    t = bcq__segment_part(w, k, suffix, 0);
+    if (t && s->bits && !bcq__padding_is_zero(t, groups * s->bits))
+        return 401;
+    for (i = 0; t && s->bytes == BCQ_UE4M3 && i < t->bytes; i++)
+        if (t->data[i] > 0x7e)
+            return 411;
+    return 0;
+}
+
 static int bcq__check_padding(const bcq_weight *w, bcq_error *error)
 {
     unsigned k;
-    uint64_t i;
-    int good = 1;
+    int rule = 0;
     for (k = 0; k < w->scheme->segment_count; k++) {
         const bcq_segment *s = w->scheme->segments + k;
-        uint64_t groups = bcq__groups(w, k);
         const bcq_tensor *t = bcq__segment_part(w, k, "planes", 0);
-        good = good && (!t || bcq__padding_is_zero(t, w->widths[k]));
-        t = bcq__segment_part(w, k, "scale_codes", 0);
-        good = good && (!t || bcq__padding_is_zero(t, groups * s->scale_bits));
-        t = bcq__segment_part(w, k, "scale_zero", 0);
-        good = good && (!t || t->dtype != BCQ_I32 || bcq__padding_is_zero(t, groups * s->scale_bits));
-        for (i = 0; good && t && t->dtype == BCQ_U8 && i < t->bytes; i++)
-            good = t->data[i] < 16;
+        if (t && !bcq__padding_is_zero(t, w->widths[k]))
+            rule = 401;
         t = bcq__segment_part(w, k, "zero", 0);
-        good = good && (!t || t->dtype != BCQ_I32 || bcq__padding_is_zero(t, groups * s->zero_bits));
+        if (t && t->dtype == BCQ_I32 && !bcq__padding_is_zero(t, bcq__groups(w, k) * s->zero_bits))
+            rule = 401;
+        rule = rule ? rule : bcq__check_numbers(w, k, "scale", &s->scale);
+        rule = rule ? rule : bcq__check_numbers(w, k, "offset", &s->offset);
     }
-    return good ? 0 : bcq__bad(error, 401, bcq__weight_name(w), "bits after the last field of a row");
+    if (rule == 411)
+        return bcq__bad(error, 411, bcq__weight_name(w), "a byte that is no UE4M3 number");
+    return rule ? bcq__bad(error, 401, bcq__weight_name(w), "bits after the last field of a row") : 0;
 }
 
 /* V402 to V404 */
@@ -3037,12 +3159,18 @@ static uint32_t bcq__round(uint64_t x, bcq_dtype dtype)
     return sign | (result > infinity ? infinity : result);
 }
 
+/* The parts of a scale or an offset. */
+typedef struct bcq__number_parts {
+    const bcq_tensor *plain, *codes, *scale, *zero; /* plain: first order */
+} bcq__number_parts;
+
 /* A segment of a weight, ready to be decoded. */
 typedef struct bcq__run {
     const bcq_segment *segment;
     uint64_t width, groups, start; /* start: first stored column */
     unsigned index, used;          /* used: planes */
-    const bcq_tensor *planes, *scale, *codes, *scale_scale, *scale_zero, *zero, *offset, *alpha, *bias;
+    bcq__number_parts scale, offset;
+    const bcq_tensor *planes, *zero, *alpha, *bias;
     const bcq_tensor *tile, *extra, *meta;
 } bcq__run;
 
@@ -3051,6 +3179,18 @@ typedef struct bcq__group {
     uint64_t scale, zero;     /* zero: zp, float zero or offset */
     uint64_t alpha[8], z;
 } bcq__group;
+
+static void bcq__find_numbers(const bcq_weight *w, unsigned k, const char *name, bcq__number_parts *parts)
+{
+    char suffix[16];
+    parts->plain = bcq__segment_part(w, k, name, 0);
+    snprintf(suffix, sizeof suffix, "%s_codes", name);
+    parts->codes = bcq__segment_part(w, k, suffix, 0);
+    snprintf(suffix, sizeof suffix, "%s_scale", name);
+    parts->scale = bcq__segment_part(w, k, suffix, 0);
+    snprintf(suffix, sizeof suffix, "%s_zero", name);
+    parts->zero = bcq__segment_part(w, k, suffix, 0);
+}
 
 static void bcq__prepare(const bcq_weight *w, unsigned k, unsigned planes, uint64_t start, bcq__run *run)
 {
@@ -3065,12 +3205,9 @@ static void bcq__prepare(const bcq_weight *w, unsigned k, unsigned planes, uint6
     run->used = planes && planes < s->bits ? planes : s->bits;
     p = run->used < s->bits && (s->precisions >> run->used & 1) ? run->used : 0;
     run->planes = bcq__segment_part(w, k, "planes", 0);
-    run->scale = bcq__segment_part(w, k, "scale", 0);
-    run->codes = bcq__segment_part(w, k, "scale_codes", 0);
-    run->scale_scale = bcq__segment_part(w, k, "scale_scale", 0);
-    run->scale_zero = bcq__segment_part(w, k, "scale_zero", 0);
+    bcq__find_numbers(w, k, "scale", &run->scale);
+    bcq__find_numbers(w, k, "offset", &run->offset);
     run->zero = bcq__segment_part(w, k, "zero", 0);
-    run->offset = bcq__segment_part(w, k, "offset", 0);
     run->alpha = bcq__segment_part(w, k, "alpha", p);
     run->bias = bcq__segment_part(w, k, "bias", p);
     if (w->scheme->aligned64) {
@@ -3092,24 +3229,42 @@ static unsigned bcq__field_at(const bcq_tensor *t, uint64_t row, uint64_t groups
     return bcq__field(t->data + row * 4 * bcq__ceil_div(groups * b, 32), a, b);
 }
 
-/* Section 8, Scale, of row r of matrix e and group a. */
-static uint64_t bcq__scale(const bcq_weight *w, const bcq__run *run, uint64_t e, uint64_t r, uint64_t a)
+/* Section 8: a byte of type E8M0 or UE4M3. */
+static uint64_t bcq__byte_number(bcq_byte_float type, unsigned byte)
+{
+    unsigned exponent = byte >> 3, digits = byte & 7;
+    if (type == BCQ_E8M0)
+        return bcq__power_of_two((int)byte - 127);
+    if (exponent)
+        return bcq__mul(bcq__from_integer(8 + digits), bcq__power_of_two((int)exponent - 10));
+    return bcq__mul(bcq__from_integer(digits), bcq__power_of_two(-9));
+}
+
+/* Section 8, Scale and Offset, of row r of matrix e and group a. */
+static uint64_t bcq__numbers_at(const bcq_weight *w, const bcq__run *run, const bcq_numbers *s,
+                                const bcq__number_parts *parts, uint64_t e, uint64_t r, uint64_t a)
 {
     static const unsigned char shift[3] = {6, 10, 13}, mask[3] = {15, 7, 7};
-    const bcq_segment *s = run->segment;
-    uint64_t row = e * w->rows + r, row_group, code, zero;
-    if (!s->scale_bits)
-        return bcq__at(run->scale, row * run->groups + a);
-    row_group = e * bcq__ceil_div(w->rows, s->scale_rows) + r / s->scale_rows;
-    if (run->codes)
-        code = bcq__field_at(run->codes, row, run->groups, a, s->scale_bits);
+    uint64_t at = (e * w->rows + r) * run->groups + a, row_group, columns, shared, code, zero;
+    if (!s->rows)
+        return s->bytes ? bcq__byte_number(s->bytes, parts->plain->data[at]) : bcq__at(parts->plain, at);
+    row_group = e * bcq__ceil_div(w->rows, s->rows) + r / s->rows;
+    columns = bcq__ceil_div(run->groups, s->groups);
+    shared = row_group * columns + a / s->groups;
+    if (s->bytes)
+        return bcq__mul(bcq__at(parts->scale, shared), bcq__byte_number(s->bytes, parts->codes->data[at]));
+    if (parts->codes)
+        code = bcq__field_at(parts->codes, e * w->rows + r, run->groups, a, s->bits);
     else
-        code = bcq__u16(run->meta->data + 2 * (row * (w->columns / 64) + a / 3)) >> shift[a % 3] & mask[a % 3];
-    if (run->scale_zero->dtype == BCQ_I32)
-        zero = bcq__from_integer(bcq__field_at(run->scale_zero, row_group, run->groups, a, s->scale_bits));
+        code = bcq__u16(run->meta->data + 2 * ((e * w->rows + r) * (w->columns / 64) + a / 3)) >> shift[a % 3] &
+               mask[a % 3];
+    if (!parts->zero)
+        zero = bcq__from_integer(s->zero_point);
+    else if (parts->zero->dtype == BCQ_I32)
+        zero = bcq__from_integer(bcq__field_at(parts->zero, row_group, columns, a / s->groups, s->bits));
     else
-        zero = bcq__at(run->scale_zero, row_group * run->groups + a);
-    return bcq__mul(bcq__at(run->scale_scale, row_group * run->groups + a), bcq__sub(bcq__from_integer(code), zero));
+        zero = bcq__at(parts->zero, shared);
+    return bcq__mul(bcq__at(parts->scale, shared), bcq__sub(bcq__from_integer(code), zero));
 }
 
 /* The integer zero point of an affine segment. */
@@ -3137,11 +3292,13 @@ static void bcq__read_group(const bcq_weight *w, const bcq__run *run, uint64_t e
         group->z = run->bias ? bcq__at(run->bias, row * run->groups + a) : 0;
         return;
     }
-    group->scale = bcq__scale(w, run, e, r, a);
+    group->scale = bcq__numbers_at(w, run, &s->scale, &run->scale, e, r, a);
     if (s->encoding == BCQ_AFFINE)
         group->zero = bcq__zero_point(w, run, row, a);
-    else
-        group->zero = bcq__at(s->encoding == BCQ_OFFSET ? run->offset : run->zero, row * run->groups + a);
+    else if (s->encoding == BCQ_OFFSET)
+        group->zero = bcq__numbers_at(w, run, &s->offset, &run->offset, e, r, a);
+    else if (s->encoding == BCQ_FLOAT_ZERO)
+        group->zero = bcq__at(run->zero, row * run->groups + a);
     if (run->used == s->bits)
         return;
     for (i = 0; i < run->used; i++)
@@ -3195,6 +3352,11 @@ static uint64_t bcq__element(const bcq__run *run, const bcq__group *group, unsig
             value = code >> (run->used - 1 - i) & 1 ? bcq__add(value, group->alpha[i])
                                                     : bcq__sub(value, group->alpha[i]);
         return value;
+    }
+    if (run->segment->encoding == BCQ_TABLE) {
+        int32_t level = run->segment->table[code];
+        value = bcq__from_integer((uint64_t)(level < 0 ? -level : level)) | (level < 0 ? BCQ__SIGN : 0);
+        return bcq__mul(group->scale, bcq__mul(value, bcq__power_of_two(run->segment->table_exponent)));
     }
     value = bcq__from_integer(code);
     if (run->segment->encoding == BCQ_OFFSET)
@@ -3275,8 +3437,8 @@ int bcq_dequantize(bcq_weight *w, uint64_t index, uint64_t row_begin, uint64_t r
         return bcq__fail(error, BCQ_ERROR_ARGUMENT, "the buffer is too small");
     for (k = 0; k < w->scheme->segment_count; k++) {
         const bcq_segment *s = w->scheme->segments + k;
-        if (planes && planes < s->bits && (s->encoding == BCQ_FLOAT_ZERO || s->encoding == BCQ_OFFSET))
-            return bcq__fail(error, BCQ_ERROR_PLANES, "float-zero and offset have no value of fewer planes");
+        if (planes && planes < s->bits && s->encoding != BCQ_AFFINE && s->encoding != BCQ_BCQ)
+            return bcq__fail(error, BCQ_ERROR_PLANES, "float-zero, offset and table have no value of fewer planes");
         bcq__prepare(w, k, planes, start, runs + k);
         start += w->widths[k];
     }

@@ -66,7 +66,8 @@ def test_the_exact_reading_holds_the_stored_numbers(pair: tuple[BcqWeight, oracl
             group = np.arange(segment.width) // segment.group_size
             column = np.arange(segment.width)
             bits = segment.planes[:, :, column // 32] >> (column % 32).astype(np.uint32) & np.uint32(1)
-            first, second = segment.first.astype(np.float64), segment.second.astype(np.float64)[:, group]
+            first, second = segment.first.astype(np.float64), segment.second.astype(np.float64)
+            second = second if segment.formula == "table" else second[:, group]
             if segment.formula == "bcq":
                 value = second
                 for i in range(segment.bits):
@@ -74,7 +75,9 @@ def test_the_exact_reading_holds_the_stored_numbers(pair: tuple[BcqWeight, oracl
             else:
                 code = sum(bits[i].astype(np.float64) * 2.0 ** (segment.bits - 1 - i) for i in range(segment.bits))
                 scale = first[:, group]
-                if segment.formula == "offset":
+                if segment.formula == "table":
+                    value = scale * second[code.astype(int)]
+                elif segment.formula == "offset":
                     value = scale * code + second
                 else:
                     value = code - second

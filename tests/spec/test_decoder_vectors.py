@@ -123,12 +123,12 @@ def test_every_rule_of_the_text_has_a_vector() -> None:
 
 def test_every_feature_and_encoding_has_a_vector() -> None:
     known = {
-        "aligned64", "bcq", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm", "second-order",
-        "segments", "stack",
+        "aligned64", "bcq", "byte-floats", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
+        "second-order", "second-order-offset", "segments", "stack", "super-groups", "table",
     }  # fmt: skip
     assert {feature for vector in INDEX["valid"] for feature in vector["features"]} == known
     encodings = {encoding for vector in INDEX["valid"] for encoding in vector["encodings"]}
-    assert encodings == {"affine", "bcq", "float-zero", "offset"}
+    assert encodings == {"affine", "bcq", "float-zero", "offset", "table"}
 
 
 def test_tiles_and_their_canonical_twins_have_equal_values() -> None:

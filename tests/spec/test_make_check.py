@@ -60,4 +60,4 @@ def test_example_is_a_fenced_block() -> None:
 
 def test_vectors_stay_small() -> None:
     files = [path for path in (SPEC / "vectors").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(os.path.getsize(path) for path in files) < 1 << 20  # noqa: PTH202
+    assert sum(os.path.getsize(path) for path in files) < 5 << 18  # noqa: PTH202

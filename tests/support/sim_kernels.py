@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bcqfmt import BcqWeight
+from bcqfmt import BcqError, BcqWeight
 from bcqfmt.container.dtypes import numpy_dtype
-from bcqfmt.kernels import dequant, lut, matmul
+from bcqfmt.kernels import bits, dequant, lut, matmul, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
@@ -84,3 +84,19 @@ def fast_segments(weight: BcqWeight, dtype: str) -> list[bool]:
 def product(weight: BcqWeight, x: Any) -> Any:
     """`matmul`, whichever way it chooses."""
     return matmul.matmul(matmul.MatmulWeight(operand(weight)), x)
+
+
+def refusals(weight: BcqWeight) -> list[str]:
+    """With which codes look-ups, the fast product and the 2/4-bit product refuse a weight."""
+    found = []
+    made = operand(weight)
+    for take in (
+        lambda: to_device(made, "lut-gemm"),
+        lambda: bits.bit_operand(made),
+        lambda: mixed.mixed_operand(weight),
+    ):
+        try:
+            take()
+        except BcqError as refusal:
+            found.append(refusal.code)
+    return found

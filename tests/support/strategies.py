@@ -66,9 +66,11 @@ class Source:
         """Numbers of any type that scales have."""
         if dtype in FLOATS:
             return self.floats(dtype, *shape)
-        top = 255 if dtype == "E8M0" else 0x7E
-        return "U8", list(shape), [self.random.choice((0, 1, 7, 8, top)) if self.random.random() < 0.2
-                                   else self.random.randint(0, top) for _ in range(_count(shape))]  # fmt: skip
+        low, top = (0, 255 if dtype == "E8M0" else 0x7E) if self.style != "plain" else (119, 126)
+        ends = (low, low + 1, low + 7, top)
+        one = self.random
+        found = [one.choice(ends) if one.random() < 0.2 else one.randint(low, top) for _ in range(_count(shape))]
+        return "U8", list(shape), found
 
     def packed(self, bits: int, fields: int, *lead: int, limit: int | None = None) -> tuple[Raw, list[int]]:
         """Random fields below 2**bits (at most `limit`) and their words."""
@@ -158,10 +160,10 @@ def _segment(
     elif encoding == "offset":
         _number_parts(draw, source, segment, parts, lead, groups, "offset", second_order)
     else:
-        top = draw(st.sampled_from((1, 12, 127, 2**28)))
+        top = draw(st.sampled_from((1, 12, 127) if source.style == "plain" else (1, 12, 127, 2**28)))
         segment["table"] = [source.random.randint(-top, top) for _ in range(2**q)]
         if draw(st.booleans()):
-            segment["table_exponent"] = draw(st.sampled_from((-126, -27, -1)))
+            segment["table_exponent"] = draw(st.sampled_from((-1,) if source.style == "plain" else (-126, -27, -1)))
     return segment, width, parts
 
 

@@ -2,8 +2,8 @@
 
 `dequantize` reads the planes of a BCQ file as they are stored, without a copy; the fast product gets a rearranged copy
 (`kernels.bits.layout`). This takes seconds for a large model, where the host takes minutes. Weights with a perm,
-outliers, second-order scales or floating-point zeros, and weights whose content fails a check here, go through the
-host, which checks them in full and reports errors.
+outliers, tables, floating-point zeros or scales that are made of codes or bytes, and weights whose content fails a
+check here, go through the host, which checks them in full and reports errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
 from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
@@ -73,7 +74,7 @@ def _piece(spec: WeightSpec, k: int, start: int, parts: Mapping[str, Tensor]) ->
     if segment.encoding == "bcq":
         first, second = own["alpha"], own.get("bias")
         second = torch.zeros_like(first[0]) if second is None else second
-    elif segment.encoding == "affine" and isinstance(segment.scale, str):
+    elif segment.encoding == "affine" and segment.scale in FLOATS:
         first = own["scale"]
         if isinstance(segment.zero, PackedZero):
             codes, padding = _unpacked(own["zero"], segment.zero.bits, groups)

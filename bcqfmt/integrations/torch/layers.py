@@ -220,7 +220,7 @@ class BcqStack(BcqModule):
 class TrainableBcqLinear(BcqLinear):
     """Fine-tuning the numbers of a weight while its planes stay as they are (AlphaTuning).
 
-    ``BcqLinear.from_weight(w, trainable_scales=True)`` makes it. A weight of any encoding is taken as bcq:
+    ``BcqLinear.from_weight(w, trainable_scales=True)`` makes it. A weight of any encoding but table is taken as bcq:
     ``E = z + sum of +-alpha_i``, with alpha (q, out, G) and z (out, G) of every segment as float32 parameters. An
     affine weight starts at ``alpha_i = s * 2^(q-2-i)``, ``z = s * ((2^q - 1)/2 - zp)``, which gives its values exactly
     for F16 and BF16 scales; from then on every plane has a scale of its own. Of float-zero weights the rounding inside

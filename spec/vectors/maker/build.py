@@ -18,6 +18,7 @@ BITS = {
     **dict.fromkeys(["F6_E2M3", "F6_E3M2"], 6),
     "F4": 4,
 }
+BYTE_FLOATS = ("E8M0", "UE4M3")
 # precision, exponent of the smallest subnormal number, bits of infinity, canonical NaN, total bits
 FORMATS = {
     "F16": (11, -24, 0x7C00, 0x7E00, 16),
@@ -78,6 +79,10 @@ def exact_rows(dtype: str, rows: Iterable[Iterable[float]]) -> Rows:
 
 def number(dtype: str, bits: int) -> float:
     """The binary64 value of raw bits; of every type an exact one."""
+    if dtype == "E8M0":
+        return math.ldexp(1.0, bits - 127)
+    if dtype == "UE4M3":
+        return math.ldexp(bits % 8 + 8 * (bits >= 8), max(bits // 8, 1) - 10)
     if dtype == "F16":
         value: float = struct.unpack("<e", struct.pack("<H", bits))[0]
     else:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .build import Lcg, Rows
+from .build import BYTE_FLOATS, Lcg, Rows
 from .weights import Segment
 
 
@@ -15,6 +15,38 @@ def second(bits: int, rows: int, codes: Rows, scale: tuple[str, Rows], zero: tup
     """A scale of second order; `zero` is ("packed", codes) or (dtype, raw bits)."""
     spec = {"bits": bits, "rows": rows, "scale": scale[0], "zero": zero[0]}
     return spec, {"scale_codes": codes, "scale_scale": scale[1], "scale_zero": zero[1]}
+
+
+def some_numbers(rng: Lcg, rows: int, G: int, kind: Any, key: str = "scale") -> Any:
+    """Pseudo-random numbers of any kind, for the rows of one matrix: (kind, tables)."""
+
+    def made(dtype: str, count: int, width: int) -> Rows:
+        if dtype in BYTE_FLOATS:
+            return rng.rows(count, width, 256 if dtype == "E8M0" else 127)
+        return rng.floats(dtype, count, width)
+
+    if isinstance(kind, str):
+        return kind, {key: made(kind, rows, G)}
+    shared = groups(rows, kind["rows"]), groups(G, kind.get("groups", 1))
+    tables = {f"{key}_scale": made(kind["scale"], *shared)}
+    if "codes" in kind:
+        return kind, {**tables, f"{key}_codes": made(kind["codes"], rows, G)}
+    tables[f"{key}_codes"] = rng.rows(rows, G, 1 << kind["bits"])
+    if kind["zero"] == "packed":
+        tables[f"{key}_zero"] = rng.rows(*shared, 1 << kind["bits"])
+    elif isinstance(kind["zero"], str):
+        tables[f"{key}_zero"] = made(kind["zero"], *shared)
+    return kind, tables
+
+
+def table(
+    q: int, g: int, codes: Rows, scale: tuple[Any, dict[str, Rows]], levels: list[int], exponent: int = 0
+) -> Segment:
+    """table: a number for every code."""
+    spec = {"encoding": "table", "bits": q, "group_size": g, "scale": scale[0], "table": levels}
+    if exponent:
+        spec["table_exponent"] = exponent
+    return Segment(spec, codes, scale[1])
 
 
 def affine(q: int, g: int, codes: Rows, scale: tuple[Any, dict[str, Rows]], zero: int | Rows) -> Segment:
@@ -34,12 +66,12 @@ def shifted(
     g: int,
     codes: Rows,
     scale: tuple[Any, dict[str, Rows]],
-    other: tuple[str, Rows],
+    other: tuple[Any, Any],
 ) -> Segment:
     """float-zero and offset: a scale and one more number per group."""
     key = "zero" if encoding == "float-zero" else "offset"
     spec = {"encoding": encoding, "bits": q, "group_size": g, "scale": scale[0], key: other[0]}
-    return Segment(spec, codes, {**scale[1], key: other[1]})
+    return Segment(spec, codes, {**scale[1], **(other[1] if isinstance(other[1], dict) else {key: other[1]})})
 
 
 def bcq(

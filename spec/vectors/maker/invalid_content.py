@@ -1,8 +1,8 @@
-"""Files whose parts break one rule of section 6, BCQ-V301 to BCQ-V410."""
+"""Files whose parts break one rule of section 6, BCQ-V301 to BCQ-V411."""
 
 from .build import Lcg, Tensor, exact, tensor
 from .catalogue import Invalid
-from .encodings import affine, first, some_affine, some_bcq, some_second
+from .encodings import affine, first, shifted, some_affine, some_bcq, some_numbers, some_second
 from .invalid_descriptor import keep, made
 from .valid_affine import worked_example
 from .valid_structures import tile_segments
@@ -74,6 +74,45 @@ def part_rules() -> list[Invalid]:
             "V304", "indptr-short", "indptr without its end", swapped(spiked, outlier_indptr=tensor("I32", [2], [0, 2]))
         ),
     ]
+
+
+def number_rules() -> list[Invalid]:
+    """V301 to V304, V401, V405 and V411 for scales and offsets of every kind."""
+    rng = Lcg(609)
+    shared = {"bits": 3, "rows": 1, "groups": 2, "scale": "F16", "zero": "packed"}
+    constant = {**shared, "zero": 4}
+    codes = rng.rows(1, 24, 4)
+
+    def scaled(kind: object) -> Weight:
+        return Weight("w.weight", [1, 24], "F16", [affine(2, 8, codes, some_numbers(rng, 1, 3, kind), 1)])
+
+    ones = first("F16", [[ONE] * 3])
+    moved = Weight(
+        "w.weight", [1, 24], "F16", [shifted("offset", 2, 8, codes, ones, some_numbers(rng, 1, 3, shared, "offset"))]
+    )
+    zeros = {"s0_scale_zero": tensor("I32", [1, 1], [4])}
+    first_order = {"s0_offset": tensor("F16", [1, 3], [ONE] * 3)}
+    two_level = scaled({"codes": "UE4M3", "rows": 1, "groups": 3, "scale": "F32"})
+    unsigned, power = scaled("UE4M3"), scaled("E8M0")
+    return [
+        Invalid("V301", "no-offset-codes", "the codes of an offset are missing", swapped(moved, s0_offset_codes=None)),
+        Invalid("V302", "zero-in-scheme", "stored zeros, none called for", swapped(scaled(constant), **zeros)),
+        Invalid("V302", "offset-twice", "an offset of first order as well", swapped(moved, **first_order)),
+        Invalid("V303", "e8m0-type", "F8_E8M0 for U8", swapped(power, s0_scale=tensor("F8_E8M0", [1, 3], [127] * 3))),
+        Invalid("V303", "byte-codes", "no U8", swapped(two_level, s0_scale_codes=tensor("I32", [1, 3], [1, 2, 3]))),
+        Invalid(
+            "V304", "super-groups", "a number for every group, not for every two",
+            swapped(scaled(constant), s0_scale_scale=tensor("F16", [1, 3], [ONE] * 3)),
+        ),
+        Invalid("V401", "offset-codes", "after three codes of three bits", flipped(moved, "s0_offset_codes", 1, 1)),
+        Invalid("V401", "shared-zero", "after two zeros of three bits", flipped(scaled(shared), "s0_scale_zero", 0, 6)),
+        Invalid(
+            "V405", "offset-scale-inf", "an infinite second-order scale of the offset",
+            swapped(moved, s0_offset_scale=tensor("F16", [1, 2], [ONE, 0x7C00])),
+        ),
+        Invalid("V411", "scale-7f", "the byte 7f", swapped(unsigned, s0_scale=tensor("U8", [1, 3], [0, 0x7F, 1]))),
+        Invalid("V411", "codes-80", "80", swapped(two_level, s0_scale_codes=tensor("U8", [1, 3], [0, 1, 0x80]))),
+    ]  # fmt: skip
 
 
 def one_row_swapped() -> bytes:
@@ -175,4 +214,4 @@ def index_rules() -> list[Invalid]:
 
 def vectors() -> list[Invalid]:
     """All of this module."""
-    return [*part_rules(), *bit_rules(), *index_rules()]
+    return [*part_rules(), *number_rules(), *bit_rules(), *index_rules()]

@@ -5,7 +5,7 @@ from typing import Any
 
 from .build import Lcg, Tensor, canonical, container, tensor
 from .catalogue import Invalid
-from .encodings import affine, first, some_affine, some_bcq
+from .encodings import affine, first, shifted, some_affine, some_bcq, some_numbers, table
 from .valid_affine import worked_example
 from .valid_structures import tile_segments
 from .weights import Weight, descriptor, metadata, tensors_of
@@ -113,10 +113,29 @@ def version_rules() -> list[Invalid]:
             "V206", "newer", "a new feature of 1.7", made(lambda d: d["features"].append("lattice"), version="1.7")
         ),
         Invalid("V207", "missing", "bcq in use, not named", made(lambda d: d["features"].remove("bcq"), both)),
+        *(
+            Invalid(
+                "V207", what, f"{what} in use, not named", made(lambda d, f=what: d["features"].remove(f), [weight])
+            )  # type: ignore[misc]
+            for what, weight in new_features(rng).items()
+        ),
         Invalid("V207", "not-in-use", "perm named, not in use", made(lambda d: d["features"].append("perm"))),
         Invalid("V207", "order", "not sorted", made(lambda d: d["features"].reverse(), both)),
         Invalid("V207", "twice", "one feature twice", made(lambda d: d["features"].append("perm"), both)),
     ]
+
+
+def new_features(rng: Lcg) -> dict[str, Weight]:
+    """A weight for each feature of scales, offsets and tables."""
+    shared = {"bits": 4, "rows": 1, "groups": 2, "scale": "F16", "zero": 8}
+    codes, ones = rng.rows(1, 16, 4), first("F16", [[0x3C00] * 2])
+    segments = {
+        "byte-floats": affine(2, 8, codes, some_numbers(rng, 1, 2, "E8M0"), 1),
+        "second-order-offset": shifted("offset", 2, 8, codes, ones, some_numbers(rng, 1, 2, shared, "offset")),
+        "super-groups": affine(2, 8, codes, some_numbers(rng, 1, 2, shared), 1),
+        "table": table(2, 8, codes, ones, [-1, 0, 1, 2]),
+    }
+    return {name: Weight("w.weight", [1, 16], "F16", [segment]) for name, segment in segments.items()}
 
 
 def weight_rules() -> list[Invalid]:
@@ -228,6 +247,14 @@ def tile_rules() -> list[Invalid]:
         del tensors["w.bcq_s1_scale"]
         tensors["w.bcq_s1_alpha"] = tensor("F16", [4, 2, 2], [0x3C00] * 16)
 
+    def shared(d: dict[str, Any]) -> None:
+        d["schemes"][0]["segments"][0]["scale"]["groups"] = 2
+        d["features"].append("super-groups")
+
+    def pairs(tensors: dict[str, Tensor]) -> None:
+        tensors["w.bcq_s0_scale_scale"] = tensor("F16", [1, 3], [0x3C00] * 3)
+        tensors["w.bcq_s0_scale_zero"] = tensor("U8", [1, 3], [0] * 3)
+
     scale = {**weight.scheme["segments"][0]["scale"], "bits": 5}
     even = {"widths": [64, 64]}
     return [
@@ -240,6 +267,7 @@ def tile_rules() -> list[Invalid]:
         Invalid("V215", "zero-bits", "zero points of three bits", made(segment(0, zero={"bits": 3}), [weight])),
         Invalid("V215", "zero-constant", "one zero point in the scheme", made(segment(0, zero=1), [weight])),
         Invalid("V215", "scale-bits", "scale codes of five bits", made(segment(0, scale=scale), [weight])),
+        Invalid("V215", "scale-groups", "groups that share scales", made(shared, [weight], parts=pairs)),
         Invalid("V215", "segment-1-bits", "eight planes in segment 1", made(segment(1, bits=8), [weight])),
         Invalid("V215", "segment-1-bcq", "segment 1 is not affine", made(binary, [weight], parts=alphas)),
     ]

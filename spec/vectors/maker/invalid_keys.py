@@ -5,7 +5,7 @@ from typing import Any
 
 from .build import Lcg, Tensor, tensor
 from .catalogue import Invalid
-from .encodings import affine, some_affine, some_bcq, some_second
+from .encodings import affine, first, shifted, some_affine, some_bcq, some_numbers, some_second, table
 from .invalid_descriptor import Edit, keep, made
 from .weights import Outliers, Weight
 
@@ -92,6 +92,21 @@ def vectors() -> list[Invalid]:
     stored = Weight("w.weight", [2, 8], "F16", [some_affine(rng, 2, 8, 2, 8, None)])
     coded = affine(2, 8, rng.rows(1, 8, 4), some_second(rng, 1, 1, 4, 2, "F16", "packed"), 1)
     second = Weight("w.weight", [1, 8], "F16", [coded])
+    more = Lcg(610)
+    shared = {"bits": 4, "rows": 1, "groups": 2, "scale": "F16", "zero": 8}
+    grouped = Weight(
+        "w.weight", [1, 16], "F16", [affine(2, 8, more.rows(1, 16, 4), some_numbers(more, 1, 2, shared), 1)]
+    )
+    bytes_ = {"codes": "UE4M3", "rows": 1, "scale": "F32"}
+    coded_bytes = Weight("w.weight", [1, 8], "F16", [affine(2, 8, [[0, 1] * 4], some_numbers(more, 1, 1, bytes_), 1)])
+    ones = first("F16", [[0x3C00]])
+    moved = Weight(
+        "w.weight", [1, 8], "F16",
+        [shifted("offset", 2, 8, [[0, 1] * 4], ones, some_numbers(more, 1, 1, {**shared, "groups": 3}, "offset"))],
+    )  # fmt: skip
+    zeroed = Weight("w.weight", [1, 8], "F16", [shifted("float-zero", 2, 8, [[0, 1] * 4], ones, ("F16", [[0x3C00]]))])
+    listed = Weight("w.weight", [1, 8], "F16", [table(2, 8, [[0, 1] * 4], ones, [-1, 0, 1, 2], -1)])
+    levels = (*SEGMENT, "table")
     many = Weight("w.weight", [1, 136], "F16", [some_affine(rng, 1, 8, 1, 8, 0) for _ in range(17)])
     marks = ("schemes", 0, "outliers")
     sets, scale = (*SEGMENT, "precisions"), (*SEGMENT, "scale")
@@ -108,6 +123,25 @@ def vectors() -> list[Invalid]:
         ("second-order-rows", "row-groups of no rows", path(*scale, "rows", value=0), second),
         ("second-order-key", "an unknown key", path(*scale, "order", value=3), second),
         ("second-order-missing", "no zero", without(*scale, "zero"), second),
+        ("second-order-zero", "a zero above 2^N_s", path(*scale, "zero", value=17), grouped),
+        ("second-order-zero-negative", "a negative zero", path(*scale, "zero", value=-1), grouped),
+        ("super-groups-1", "h = 1 is written by leaving `groups` out", path(*scale, "groups", value=1), grouped),
+        ("super-groups-2-31", "h = 2^31", path(*scale, "groups", value=2**31), grouped),
+        ("codes-and-bits", "codes next to bits", path(*scale, "bits", value=8), coded_bytes),
+        ("codes-and-zero", "codes next to zero", path(*scale, "zero", value=0), coded_bytes),
+        ("codes-type", "codes of type F8_E4M3", path(*scale, "codes", value="F8_E4M3"), coded_bytes),
+        ("second-order-bytes", "a second-order scale of bytes", path(*scale, "scale", value="E8M0"), coded_bytes),
+        ("offset-type", "an offset of type U8", path(*SEGMENT, "offset", value="U8"), moved),
+        ("offset-rows", "no rows", path(*SEGMENT, "offset", "rows", value=0), moved),
+        ("zero-e8m0", "a float zero of type E8M0", path(*SEGMENT, "zero", value="E8M0"), zeroed),
+        ("table-missing", "no table", without(*levels), listed),
+        ("table-short", "three numbers for two planes", path(*levels, value=[-1, 0, 1]), listed),
+        ("table-long", "five numbers for two planes", path(*levels, value=[-1, 0, 1, 2, 3]), listed),
+        ("table-range", "2^28 + 1", path(*levels, value=[-1, 0, 1, 2**28 + 1]), listed),
+        ("table-boolean", "true is not 1", path(*levels, value=[-1, 0, True, 2]), listed),
+        ("table-exponent-0", "x = 0 is written by leaving it out", path(*SEGMENT, "table_exponent", value=0), listed),
+        ("table-exponent-low", "x = -127", path(*SEGMENT, "table_exponent", value=-127), listed),
+        ("table-zero", "a zero next to a table", path(*SEGMENT, "zero", value=0), listed),
         ("segments-17", "17 segments", keep, many),
     ]
     unsorted: list[tuple[str, str, Edit, Weight]] = [

@@ -7,19 +7,24 @@ from .weights import Segment, Weight
 
 
 class NoValueError(Exception):
-    """float-zero and offset have no value with fewer planes (section 8.1)."""
+    """float-zero, offset and table have no value with fewer planes (section 8.1)."""
 
 
-def scale_at(seg: Segment, r: int, a: int, out: int) -> float:
-    """s of row r (counted over all matrices) and group a."""
-    kind = seg.spec["scale"]
+def number_at(seg: Segment, key: str, r: int, a: int, out: int) -> float:
+    """s (key "scale") or o ("offset") of row r (counted over all matrices) and group a."""
+    kind = seg.spec[key]
     if isinstance(kind, str):
-        return number(kind, seg.numbers["scale"][r][a])
+        return number(kind, seg.numbers[key][r][a])
     blocks = -(-out // kind["rows"])
-    b = r // out * blocks + r % out // kind["rows"]
-    zero = seg.numbers["scale_zero"][b][a]
-    zero_value = float(zero) if kind["zero"] == "packed" else number(kind["zero"], zero)
-    return number(kind["scale"], seg.numbers["scale_scale"][b][a]) * (seg.numbers["scale_codes"][r][a] - zero_value)
+    b, column = r // out * blocks + r % out // kind["rows"], a // kind.get("groups", 1)
+    scale, code = number(kind["scale"], seg.numbers[f"{key}_scale"][b][column]), seg.numbers[f"{key}_codes"][r][a]
+    if "codes" in kind:
+        return scale * number(kind["codes"], code)
+    zero = kind["zero"]
+    if isinstance(zero, str):
+        stored = seg.numbers[f"{key}_zero"][b][column]
+        zero = stored if zero == "packed" else number(zero, stored)
+    return scale * (code - float(zero))
 
 
 def summed(z: float, alphas: list[float], code: int, q: int) -> float:
@@ -40,7 +45,7 @@ def element(seg: Segment, r: int, j: int, out: int, dtype: str, planes: int) -> 
         alphas = [number(spec["alpha"], seg.plane_numbers[name + own][i][r][a]) for i in range(use)]
         z = number(spec["bias"], seg.numbers["bias" + own][r][a]) if "bias" in spec else 0.0
         return summed(z, alphas, code, q)
-    s = scale_at(seg, r, a, out)
+    s = number_at(seg, "scale", r, a, out)
     if spec["encoding"] == "affine":
         zp = seg.numbers["zero"][r][a] if "zero" in seg.numbers else spec["zero"]
         if fewer:
@@ -52,7 +57,9 @@ def element(seg: Segment, r: int, j: int, out: int, dtype: str, planes: int) -> 
     if spec["encoding"] == "float-zero":
         difference = code - number(spec["zero"], seg.numbers["zero"][r][a])
         return s * number(dtype, round_once(difference, dtype))
-    return s * float(code) + number(spec["offset"], seg.numbers["offset"][r][a])
+    if spec["encoding"] == "table":
+        return s * (spec["table"][code] * 2.0 ** spec.get("table_exponent", 0))
+    return s * float(code) + number_at(seg, "offset", r, a, out)
 
 
 def values(weight: Weight, planes: int = 8) -> bytes:

@@ -1,9 +1,9 @@
-"""Valid files with the other encodings: float-zero, offset, bcq, second-order scales, single rounding."""
+"""Valid files with the other encodings: float-zero, offset, table, bcq, second-order numbers, single rounding."""
 
 from .build import Lcg, exact_rows, number
 from .catalogue import Valid, lone
-from .encodings import affine, bcq, first, second, shifted, some_bcq, some_second
-from .weights import Outliers, Weight
+from .encodings import affine, bcq, first, groups, second, shifted, some_bcq, some_numbers, some_second, table
+from .weights import Outliers, Segment, Weight
 
 
 def float_zero() -> Valid:
@@ -214,6 +214,116 @@ def second_order() -> Valid:
     return lone("second-order", comment, weights, {}, True, expect)
 
 
+def super_groups() -> Valid:
+    """Second-order numbers that neighbouring groups share."""
+    ramp = [0, 1, 2, 3, 4, 5, 6, 7]
+    kind = {"bits": 2, "rows": 1, "groups": 2, "scale": "F16", "zero": 1}
+    tables = {"scale_codes": [[0, 1, 3], [2, 2, 1]], "scale_scale": exact_rows("F16", [[0.5, -1.0], [2.0, 4.0]])}
+    hand = affine(3, 8, [ramp * 3] * 2, (kind, tables), 4)
+    rng = Lcg(206)
+    kinds = [
+        {"bits": 8, "rows": 1, "groups": 16, "scale": "F16", "zero": 128},
+        {"bits": 6, "rows": 2, "groups": 3, "scale": "BF16", "zero": "packed"},
+        {"bits": 3, "rows": 3, "groups": 4, "scale": "F32", "zero": "F16"},
+        {"bits": 1, "rows": 9, "groups": 2**31 - 1, "scale": "F32", "zero": 2},
+        {"bits": 7, "rows": 2, "scale": "F16", "zero": 0},
+    ]
+    weights = [Weight("hand.weight", [2, 24], "F16", [hand])]
+    for n, kind in enumerate(kinds):
+        seg = affine(6, 8, rng.rows(5, 139, 64), some_numbers(rng, 5, 18, kind), 32)
+        weights.append(Weight(f"w{n}.weight", [5, 139], "F32", [seg]))
+    stack = affine(2, 8, rng.rows(4, 40, 4), some_numbers(rng, 4, 5, kinds[0]), 1)
+    weights.append(Weight("stack.weight", [2, 2, 40], "F32", [stack]))
+    expect: dict[str, list[float] | str] = {
+        # s = 0.5 * (0 - 1), 0.5 * (1 - 1), -1 * (3 - 1); 2 * (2 - 1) twice, 4 * (1 - 1)
+        "hand.weight": [
+            *(2, 1.5, 1, 0.5, -0.0, -0.5, -1, -1.5), *([-0.0] * 4 + [0.0] * 4), *(8.0, 6, 4, 2, -0.0, -2, -4, -6),
+            *(-8.0, -6, -4, -2, 0, 2, 4, 6) * 2, *([-0.0] * 4 + [0.0] * 4),
+        ]
+    }  # fmt: skip
+    comment = "h groups share second-order numbers; zeros in the scheme, packed and floating; a short last column"
+    return lone("super-groups", comment, weights, {}, True, expect)
+
+
+def second_order_offset() -> Valid:
+    """Offsets that are made of codes."""
+    codes = [[0, 1, 2, 3, 0, 1, 2, 3]] * 3
+    kind = {"bits": 4, "rows": 1, "scale": "F16", "zero": 0}
+    scale = kind, {"scale_codes": [[2], [0], [0]], "scale_scale": exact_rows("F16", [[0.5], [1.0], [-1.0]])}
+    offset = kind, {"offset_codes": [[3], [0], [0]], "offset_scale": exact_rows("F16", [[-0.25], [-1.0], [-1.0]])}
+    hand = shifted("offset", 2, 8, codes, scale, offset)
+    rng = Lcg(207)
+    shared = {"bits": 6, "rows": 1, "groups": 8, "scale": "F16", "zero": 0}
+    cases = {
+        "both": (shared, shared),
+        "only-offset": ("F16", {"bits": 4, "rows": 2, "groups": 2, "scale": "F32", "zero": "packed"}),
+        "differ": ({**shared, "groups": 3}, {"bits": 5, "rows": 4, "scale": "BF16", "zero": "F16"}),
+        "bytes": ("E8M0", {"codes": "UE4M3", "rows": 1, "groups": 16, "scale": "F32"}),
+    }
+    weights = [Weight("hand.weight", [3, 8], "F16", [hand])]
+    for name, (s, o) in cases.items():
+        parts = some_numbers(rng, 3, 16, s), some_numbers(rng, 3, 16, o, "offset")
+        seg = shifted("offset", 4, 8, rng.rows(3, 125, 16), *parts)
+        weights.append(Weight(f"{name}.weight", [3, 125], "F32", [seg]))
+    ramp = [-0.75, 0.25, 1.25, 2.25] * 2
+    # row 1: (1 * 0) * code + (-1 * 0) is 0 + -0; row 2: -0 + -0
+    expect: dict[str, list[float] | str] = {"hand.weight": [*ramp, *[0.0] * 8, *[-0.0] * 8]}
+    comment = "o = offset_scale * (offset_code - offset_zero), with numbers of its own; no value with fewer planes"
+    return lone("second-order-offset", comment, weights, {}, True, expect)
+
+
+def tables() -> Valid:
+    """A number for every code."""
+    fp4 = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+    hand = table(4, 16, [list(range(16))] * 2, first("F16", exact_rows("F16", [[2.0], [-1.0]])), fp4, -1)
+    rng = Lcg(208)
+    wide = [rng.below(2**29 + 1) - 2**28 for _ in range(256)]
+    levels = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+    ends = [-(2**28), 2**28]
+    weights = [
+        Weight("hand.weight", [2, 16], "F32", [hand]),
+        Weight("mxfp4.weight", [2, 36], "F32", [made_table(rng, 4, 32, "E8M0", fp4, -1)]),
+        Weight("nvfp4.weight", [2, 36], "BF16", [made_table(rng, 4, 16, "UE4M3", fp4, -1)]),
+        Weight("wide.weight", [2, 36], "F32", [made_table(rng, 8, 16, "F32", wide, -126)]),
+        Weight("ends.weight", [2, 36], "F16", [made_table(rng, 1, 8, "BF16", ends, -28)]),
+    ]
+    shared = {"bits": 6, "rows": 1, "groups": 8, "scale": "F16", "zero": 32}
+    scaled = {"codes": "UE4M3", "rows": 2**31 - 1, "groups": 2**31 - 1, "scale": "F32"}
+    weights.append(Weight("coded.weight", [2, 36], "F16", [made_table(rng, 4, 8, shared, levels, 0)]))
+    weights.append(Weight("two-level.weight", [2, 36], "F32", [made_table(rng, 4, 16, scaled, fp4, -1)]))
+    low = [0.0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+    high = [-0.0, -0.5, -1, -1.5, -2, -3, -4, -6, -0.0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    comment = "s * (table[code] * 2^x); a zero of the table is +0; no value with fewer planes"
+    return lone("table", comment, weights, {}, True, {"hand.weight": [*low, *high]})
+
+
+def made_table(rng: Lcg, q: int, g: int, scale: object, levels: list[int], exponent: int) -> Segment:
+    """A segment of two rows and 36 columns."""
+    return table(q, g, rng.rows(2, 36, 1 << q), some_numbers(rng, 2, groups(36, g), scale), levels, exponent)
+
+
+def byte_floats() -> Valid:
+    """Every byte of the types of one byte."""
+    every = [list(range(256))]
+    ones = affine(1, 8, [[1, 0] * 1024], ("E8M0", {"scale": every}), 0)
+    units = affine(1, 8, [[1, 0] * 508], ("UE4M3", {"scale": [list(range(127))]}), 0)
+    hand = affine(1, 8, [[1] * 64], ("UE4M3", {"scale": [[0, 1, 7, 8, 9, 0x38, 0x7D, 0x7E]]}), 0)
+    small = [0.0, 2.0**-9, 7 * 2.0**-9, 2.0**-6, 9 * 2.0**-9, 1.0, 416.0, 448.0]
+    edge = affine(1, 8, [[1] * 32], ("E8M0", {"scale": [[0, 126, 127, 255]]}), 0)
+    weights = [
+        Weight("e8m0.weight", [1, 2048], "F32", [ones]),
+        Weight("ue4m3.weight", [1, 1016], "F32", [units]),
+        Weight("hand.weight", [1, 64], "F32", [hand]),
+        Weight("edge.weight", [1, 32], "F32", [edge]),
+    ]
+    expect: dict[str, list[float] | str] = {
+        "hand.weight": [x for x in small for _ in range(8)],
+        "edge.weight": "00004000" * 8 + "0000003f" * 8 + "0000803f" * 8 + "0000807f" * 8,  # 2^128 overflows F32
+    }
+    comment = "E8M0 2^-127 to 2^128, no NaN; UE4M3 0 to 448 with subnormal numbers"
+    return lone("byte-floats", comment, weights, {}, False, expect)
+
+
 def single() -> Valid:
     """Numbers that a detour through binary32 rounds twice."""
     lift, tip = 2.0**-8, 2.0**-40
@@ -250,5 +360,9 @@ def vectors() -> list[Valid]:
         binary(),
         multi_precision(),
         second_order(),
+        super_groups(),
+        second_order_offset(),
+        tables(),
+        byte_floats(),
         single(),
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from .build import Rows, Tensor, canonical, container, packed, sha256, tensor
+from .build import BYTE_FLOATS, Rows, Tensor, canonical, container, packed, sha256, tensor
 
 
 @dataclass
@@ -93,6 +93,14 @@ def words(width: int, lead: list[int], rows: Rows) -> Tensor:
     return Tensor("I32", [*lead, len(data) // 4 // prod(lead)], data)
 
 
+def number_kinds(key: str, kind: Any) -> dict[str, Any]:
+    """The parts of a scale or an offset: a type, or the width of packed fields."""
+    if not isinstance(kind, dict):
+        return {key: "U8" if kind in BYTE_FLOATS else kind}
+    zero = kind["bits"] if kind.get("zero") == "packed" else kind.get("zero")
+    return {f"{key}_codes": kind.get("bits", "U8"), f"{key}_scale": kind["scale"], f"{key}_zero": zero}
+
+
 def segment_parts(seg: Segment, matrices: int, stack: list[int], aligned: bool) -> dict[str, Tensor]:
     """The parts of one segment, by their name after `s{k}_`."""
     spec, out = seg.spec, len(seg.codes) // matrices
@@ -106,15 +114,10 @@ def segment_parts(seg: Segment, matrices: int, stack: list[int], aligned: bool) 
             for r in range(out)
         ]
         parts["planes"] = words(1, [*stack, q, out], bits)
-    scale = spec.get("scale")
-    second = scale if isinstance(scale, dict) else {}
     kinds: dict[str, Any] = {
-        "scale": scale,
-        "scale_codes": second.get("bits"),
-        "scale_scale": second.get("scale"),
-        "scale_zero": second["bits"] if second.get("zero") == "packed" else second.get("zero"),
         "zero": spec["zero"]["bits"] if isinstance(spec.get("zero"), dict) else spec.get("zero"),
-        "offset": spec.get("offset"),
+        **number_kinds("scale", spec.get("scale")),
+        **number_kinds("offset", spec.get("offset")),
     }
     for name, rows in seg.numbers.items():
         kind = kinds[name] if name in kinds else spec["bias"]
@@ -198,7 +201,12 @@ def features(weights: Iterable[Weight]) -> list[str]:
         for s in w.segments:
             found |= {s.spec["encoding"]} - {"affine"}
             found |= {"multi-precision"} if "precisions" in s.spec else set()
-            found |= {"second-order"} if isinstance(s.spec.get("scale"), dict) else set()
+            for key, feature in (("scale", "second-order"), ("offset", "second-order-offset")):
+                kind = s.spec.get(key)
+                second = kind if isinstance(kind, dict) else {}
+                found |= {feature} if second else set()
+                found |= {"super-groups"} if "groups" in second else set()
+                found |= {"byte-floats"} if second.get("codes", kind) in BYTE_FLOATS else set()
     return sorted(found)
 
 
