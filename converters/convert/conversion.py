@@ -150,7 +150,9 @@ class Conversion:
                         executor.work(self, space, tick, shard_done)
                 check_unchanged(self.source)
                 if part is None:
-                    finalize(self.source, self.plan, space, self.named, self.options.provenance)
+                    finalize(
+                        self.source, self.plan, space, self.named, self.options.provenance, self.source.made_files()
+                    )
             if part is None:
                 space.publish()
         except BcqError:
@@ -178,7 +180,7 @@ class Conversion:
         space = Workspace(target, resume=True, overwrite=self.options.overwrite)
         try:
             if not space.begin(self.plan, source_state(self.source)):
-                finalize(self.source, self.plan, space, self.named, self.options.provenance)
+                finalize(self.source, self.plan, space, self.named, self.options.provenance, self.source.made_files())
             space.publish()
         finally:
             space.release()

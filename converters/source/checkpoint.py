@@ -24,6 +24,8 @@ from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, error, escape
 
 from .gguf import Blocks, Copy, place_tensors, read_files, split_names
+from .gguf_config import config_of
+from .gguf_tokenizer import tokenizer_files
 
 __all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "SourceModel", "open_source"]
 __all__ += ["read_gguf_source", "read_source"]
@@ -79,6 +81,13 @@ class SourceCheckpoint:
     def name(self) -> str:
         """What the model is called: the folder, or the file without its ending."""
         return self.place.stem if self.lone else self.folder.name
+
+    def made_files(self) -> dict[str, bytes]:
+        """Files that the source has in another form: the tokenizer of a GGUF file, unless one lies beside it."""
+        header = next(iter(self.models.values())).gguf
+        if header is None or any(name.startswith("tokenizer") for name in self.side_files):
+            return {}
+        return tokenizer_files(header)
 
     @property
     def is_gguf(self) -> bool:
@@ -192,8 +201,12 @@ def read_gguf_source(
     home |= {name: home[copy.stored] for name, copy in copies.items()}
     foreign = [name for name in files if name.endswith(FOREIGN) and name not in models]
     side = [name for name in files if name not in models and name not in foreign]
-    config = _json(open_file, CONFIG) if CONFIG in side else {}
+    first = next(iter(opened.values())).gguf
+    shapes = {info.name: info.shape for file in opened.values() for info in file.gguf.tensors.values()}
+    config = _json(open_file, CONFIG) if CONFIG in side else config_of(first, shapes)
     found = SourceCheckpoint(folder, models, tensors, home, config, {}, side, foreign, blocks=blocks, copies=copies)
+    if not kept and not config:
+        found.warn("BCQ-E657", "no config.json was made")
     if kept:
         found.warn("BCQ-E656", f"architecture {escape(kept, 40)}")
     return found
