@@ -19,8 +19,9 @@ from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.model_file import FolderNames, ModelFile, read_model_file
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
+from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.container.header import Header, read_header, require_header
-from bcqfmt.errors import Finding, error, refuse
+from bcqfmt.errors import Finding, error, escape, refuse
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
 from bcqfmt.weight.scheme_json import scheme_json
@@ -178,7 +179,7 @@ class Summary:
 
 
 def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary:
-    """Sum up a BCQ folder or file, or any other safetensors folder or file; ``modules`` adds a row per weight."""
+    """Sum up a BCQ folder or file, or any other of safetensors or GGUF; ``modules`` adds a row per weight."""
     place = named(path)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
@@ -190,6 +191,9 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
         _Sum(summary).bcq(_openers({name: place / name for name in names}), manifest)
         return summary
     paths = {name: place / name for name in model_files(place)} if folder else {place.name: place}
+    if all(name.endswith(".gguf") for name in paths):
+        _Sum(summary).gguf(_openers(paths))
+        return summary
     if folder:
         config = model_config(place, summary.warnings.append)
         first = _header(paths, next(iter(paths)))
@@ -258,6 +262,21 @@ class _Sum:
             assert header is not None  # the sink has refused anything else
             found.append(header)
         self.headers(found, config)
+
+    def gguf(self, files: Openers) -> None:
+        """GGUF files; the first one says what the model is."""
+        summary = self.summary
+        for opener in files.values():
+            source = self._counted(opener)
+            header = read_gguf(source)
+            source.close()
+            for info in header.tensors.values():
+                self._dense(info.type.name, info.shape, info.nbytes)
+            if not summary.foreign:
+                summary.foreign, summary.version = "gguf", str(header.version)
+                kept = {name: header.get(f"general.{name}") for name in ("architecture", "name")}
+                summary.quantization = {"method": "gguf", "evidence": "header"}
+                summary.quantization |= {key: escape(value) for key, value in kept.items() if isinstance(value, str)}
 
     def headers(self, found: Iterable[Header], config: Mapping[str, Any]) -> None:
         """Tensors of files that are not BCQ."""

@@ -9,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
@@ -17,9 +20,11 @@ from bcqfmt.checkpoint.provenance import RAW, RECORD
 from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.durable import make_folders, write_file
 from bcqfmt.container.files import SourceFile
+from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
-from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint
+from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint, SourceModel
 from bcqfmt.converters.source.front_matter import CARD
+from bcqfmt.converters.source.gguf import gaps
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import error, refuse
 from bcqfmt.version import __version__
@@ -143,13 +148,19 @@ def _write_provenance(
         for name, (rule, *weight) in record["rules"].items():
             number = rules.setdefault(canonical(rule), len(rules))
             tensors[source.home[name]][name] = [number, *weight]
+    between = {path: left for path, model in source.models.items() if (left := _between(model)) is not None}
+    for path in between:
+        tensors[path][""] = [rules.setdefault(canonical({"rule": "raw"}), len(rules))]
     table = sorted(rules)
     order = {number: table.index(text) for text, number in rules.items()}
     listed = {
         path: {name: [order[entry[0]], *entry[1:]] for name, entry in entries.items()}
         for path, entries in tensors.items()
     }
-    entries = {path: {"kind": "safetensors", **record._asdict()} for path, record in sources.items()}
+    entries = {}
+    for path, known in sources.items():
+        kind = "safetensors" if source.models[path].gguf is None else "gguf"
+        entries[path] = {"kind": kind, **known._asdict()}
     for path, file in verbatim.items():
         entries[path] = {"kind": "verbatim", **file.record._asdict()}
         _put(folder, f"{SOURCE}/files/{path}", file, files)
@@ -169,10 +180,16 @@ def _write_provenance(
         f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
         for path, entries_of in listed.items()
         for name, entry in entries_of.items()
-        if value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
+        if name and value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
     }
+    raw |= {f"{path}/": StoredTensor.from_array("", left) for path, left in between.items()}
     if raw:
         files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"})
+
+
+def _between(model: SourceModel) -> npt.NDArray[np.uint8] | None:
+    """The bytes of a GGUF file that belong to no tensor, unless they are all zero."""
+    return None if model.gguf is None else gaps(model.source, model.gguf)
 
 
 def _folder_files(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.convert.conversion import Conversion
     from bcqfmt.converters.convert.ray import RayExecutor
 
-_LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq")
+_LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq", "gguf")
 _EXECUTORS = ("local", "ray")
 _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 
@@ -70,15 +70,17 @@ def command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.
+    """Convert a quantized checkpoint (GPTQ, AWQ, GGUF, ...) to BCQ.
 
-    SRC is a folder or a model on the hub (owner/name); it is never written to. DST is the new folder. Layout, bits and
-    zero points are found out; a source that can be read in two ways is refused, with the option that decides. Nothing
-    appears under DST before it is complete. `bcqfmt verify` proves the result, `bcqfmt restore` gives the source back.
+    SRC is a folder, a GGUF file or a model on the hub (owner/name); it is never written to. DST is the new folder.
+    Layout, bits and zero points are found out; a source that can be read in two ways is refused, with the option that
+    decides. Nothing appears under DST before it is complete. `bcqfmt verify` proves the result, `bcqfmt restore` gives
+    the source back.
 
     \b
     Example:
       bcqfmt convert model-gptq/ model-bcq/
+      bcqfmt convert model-Q4_K_M.gguf model-bcq/
       bcqfmt convert owner/model-awq model-bcq/ --dry-run
       bcqfmt convert model-gptq/ model-bcq/ --resume
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
@@ -92,9 +94,9 @@ def command(
 
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
-    source = find_source(src, revision, offline, headers_only=dry_run)
+    source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)
     if source.remote is None:
-        keep_apart(source.checkpoint.folder, dst)
+        keep_apart(source.checkpoint.place, dst)
     asked["provenance"] = not asked.pop("no_provenance")
     asked["workers"] = 1 if executor == "ray" else asked["workers"] or default_workers()
     conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
@@ -226,7 +228,7 @@ def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
         done = [
             render.count(summary["shards"], "shard"),
             render.count(summary["weights"], "weight"),
-            f"{summary['bits_per_weight']:.3f} bits per weight",
+            *([f"{summary['bits_per_weight']:.3f} bits per weight"] if summary["weights"] else []),
             render.size(summary["output_bytes"]),
         ]
         lines.append(f"{summary['target']}: {', '.join(done)}")

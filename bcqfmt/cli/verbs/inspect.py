@@ -26,9 +26,9 @@ _CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint h
 def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:
     """Show what is in a checkpoint.
 
-    PATH is a BCQ folder or file, any other safetensors folder or file, or the id of a model on the hub. Only headers
-    are read (on the hub by range requests), unless --tensor asks for values, or --modules for a GPTQ checkpoint, whose
-    zero points are looked at.
+    PATH is a BCQ folder or file, any other folder or file of safetensors or GGUF, or the id of a model on the hub. Only
+    headers are read (on the hub by range requests), unless --tensor asks for values, or --modules for a GPTQ
+    checkpoint, whose zero points are looked at.
 
     \b
     Example:
@@ -45,7 +45,7 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
         return
     summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
     found, lines = summary.as_dict(), _glance(summary)
-    if modules and summary.foreign and Path(path).is_dir():
+    if modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
         from bcqfmt.cli.forecast import module_rows, module_table
 
         found["modules"], why = module_rows(Path(path))
@@ -95,6 +95,8 @@ def _title(summary: Summary) -> str:
     if not summary.foreign:
         return f"BCQ {summary.version} {kind}"
     found = summary.quantization
+    if summary.foreign == "gguf":
+        return f"not BCQ: GGUF version {summary.version}, architecture {found.get('architecture', 'not stated')}"
     if not found:
         return f"not BCQ: a plain safetensors {kind}, nothing says that it is quantized"
     words = [summary.foreign]
