@@ -108,14 +108,19 @@ def _snapshot(repo: HubRepo, local: bool, progress: bool, only: list[str] | None
             repo.repo_id,
             revision=repo.commit,
             local_files_only=local,
-            allow_patterns=list(KEEP) if only is None else only,
-            ignore_patterns=list(SKIP),
+            allow_patterns=_patterns(repo) if only is None else only,
+            ignore_patterns=None if repo.file else list(SKIP),
             force_download=only is not None,
             library_name="bcqfmt",
             library_version=__version__,
             tqdm_class=None if progress else _silent(),
         )
     )
+
+
+def _patterns(repo: HubRepo) -> list[str]:
+    """What is fetched: the files of a checkpoint, or those of the GGUF model that was named."""
+    return [glob.escape(name) for name in repo.needed()] if repo.file else list(KEEP)
 
 
 def _silent() -> type[Any]:
