@@ -106,12 +106,12 @@ def _tie_heads(model: Any, tied: Mapping[str, str]) -> None:
     """Heads that are tied to an embedding which has become a BCQ weight multiply with that."""
     for head, source in tied.items():
         place, other = head.removesuffix(".weight"), source.removesuffix(".weight")
-        modules = dict(model.named_modules())
+        modules: dict[str, Any] = dict(model.named_modules())
         embedding, old = modules.get(other), modules.get(place)
-        if isinstance(embedding, BcqEmbedding) and type(old) is nn.Linear and old.bias is None:
-            head_of = TiedHead(embedding)
-            head_of._is_hf_initialized = True  # type: ignore[assignment]
-            _put(model, place, head_of)
+        if isinstance(embedding, BcqEmbedding) and type(old) is nn.Linear and getattr(old, "bias", None) is None:
+            tied_head: Any = TiedHead(embedding)
+            tied_head._is_hf_initialized = True
+            _put(model, place, tied_head)
 
 
 def _linear(weight: BcqWeight, bias: Any = None) -> BcqLinear:
