@@ -188,8 +188,8 @@ def _numbers(given: Numbers, name: str) -> tuple[str | SecondOrder, Arrays]:
         return SecondOrder(kind, given.rows, scale, 0, given.groups), arrays
     arrays[f"s0_{name}_codes"] = pack(_codes(given.codes, given.bits), given.bits)
     declared: int | str
-    if isinstance(zero, int):
-        declared = zero
+    if isinstance(zero, int | np.integer):
+        declared = int(zero)
     elif zero.dtype.kind in "iu":
         declared, arrays[f"s0_{name}_zero"] = "packed", pack(_codes(zero, given.bits), given.bits)
     else:

@@ -293,7 +293,8 @@ def _floats(stored: Array, kind: str) -> Float:
         return np.ldexp(1.0, stored.astype(np.int32) - 127)
     if kind == "UE4M3":  # subnormal numbers have no leading 1 and the exponent of the smallest normal ones
         exponent, fraction = stored.astype(np.int32) >> 3, stored & 7
-        return np.ldexp(np.where(exponent > 0, fraction + 8.0, fraction), np.maximum(exponent, 1) - 10)
+        found: Float = np.ldexp(np.where(exponent > 0, fraction + 8.0, fraction), np.maximum(exponent, 1) - 10)
+        return found
     return float64_of(stored)
 
 

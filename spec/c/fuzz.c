@@ -97,6 +97,7 @@ static const char *const pieces[] = {
     "[", "]", "{", "}", ",", ":", "\"", "\\\"", "\\\\", "\\u0000", "\\ud800", "\\ud83d\\ude00", "\\u212a", "\\u0301",
     " ", "\n", "\xff", "\xc3\xa9", "\xed\xa0\x80", "\"F16\"", "\"F32\"", "\"I32\"", "\"U16\"", "\\\"bits\\\":9",
     "\\\"bits\\\":1", "\\\"perm\\\":true", "\\\"group_size\\\":8", "\\\"nonfinite\\\":true", "\\\"scheme\\\":1",
+    "\\\"codes\\\":\\\"UE4M3\\\"", "\\\"E8M0\\\"", "\\\"groups\\\":2", "\\\"table\\\":[0,1]", "\\\"super-groups\\\"",
     "\\\"bcq\\\"", "\\\"offset\\\"", "\\\"float-zero\\\"", "\\\"stack\\\"", "\\\"segments\\\"", "\\\"shape\\\":[1,8]",
     "\"shape\":[1]", "\"data_offsets\":[0,0]", "\"dtype\":\"BF16\"", "_bcq_", ".weight", "__metadata__"};
 

@@ -20,6 +20,7 @@ STARVED = (
     "stack",
     "segments",
     "second-order",
+    "table",
     "aligned64",
     "outliers-add",
     "multi-precision",

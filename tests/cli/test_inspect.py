@@ -63,14 +63,21 @@ def test_sizes_know_every_kind_of_part(run: Run, tmp_path: Path) -> None:
     offset = bcqfmt.BcqWeight.from_offset(
         np.zeros((8, 64), np.uint8), np.ones((8, 2), np.float16), np.ones((8, 2), np.float16), group_size=32, bits=2
     )
-    bcqfmt.save(tmp_path / "m", {"a.weight": weight, "b.weight": offset})
+    coded = bcqfmt.Coded(np.ones((8, 8), int), np.ones((8, 2), np.float16), 0, 6, groups=4)
+    both = bcqfmt.BcqWeight.from_offset(np.zeros((8, 64), np.uint8), coded, coded, group_size=8, bits=2)
+    one = bcqfmt.Coded(np.ones((8, 4), "float8_e4m3fn"), np.ones((1, 1), np.float32), rows=8, groups=4)
+    table = bcqfmt.BcqWeight.from_table(np.zeros((8, 64), np.uint8), one, [0, 1, -3, 2], exponent=-1, group_size=16)
+    bcqfmt.save(tmp_path / "m", {"a.weight": weight, "b.weight": offset, "c.weight": both, "d.weight": table})
     found = json.loads(run("inspect", tmp_path / "m", "--json").stdout)
     with bcqfmt.open(tmp_path / "m") as checkpoint:
         stored = sum(weight.nbytes for _, weight in checkpoint.weights())
     sizes = found["sizes"]
     assert sum(sizes.values()) == stored
-    assert (sizes["perm"], sizes["outliers"], sizes["offsets"]) == (256, 9 * 4 + 8 * 2 + 8 * 4, 32)
-    assert "perm, outliers add F32" in run("inspect", tmp_path / "m").stdout
+    assert (sizes["perm"], sizes["outliers"], sizes["offsets"]) == (256, 9 * 4 + 8 * 2 + 8 * 4, 32 + 8 * 8 + 32)
+    shown = run("inspect", tmp_path / "m").stdout
+    assert "perm, outliers add F32" in shown
+    assert "offset q=2 g=8 scale=6bit*F16/1rowsx4groups offset=6bit*F16/1rowsx4groups" in shown
+    assert "table q=2 g=16 scale=UE4M3*F32/8rowsx4groups table=-3..2 *2^-1" in shown
 
 
 def test_modules_and_shards(run: Run, tmp_path: Path) -> None:

@@ -114,6 +114,41 @@ def test_second_order() -> None:
         assert weight.scheme.segments[0].scale.zero == ("packed" if zero.dtype.kind == "i" else "F16")
 
 
+@pytest.mark.parametrize("lead", [(), (3,)])
+@pytest.mark.parametrize("zero", ["constant", "packed", "floating", "bytes"])
+def test_scales_and_offsets_made_of_codes(zero: str, lead: tuple[int, ...]) -> None:
+    codes, row, column = RNG.integers(0, 4, (*lead, 5, 56)), np.arange(5) // 2, np.arange(7) // 3
+    scale, order = normal(*lead, 3, 3, kind=np.float32), RNG.integers(0, 64, (*lead, 5, 7))
+    given: dict[str, Any] = {
+        "constant": 33,
+        "packed": RNG.integers(0, 64, (*lead, 3, 3)),
+        "floating": normal(*lead, 3, 3),
+    }
+    if zero == "bytes":
+        order = RNG.integers(0, 0x7F, order.shape).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    coded = bcqfmt.Coded(order, scale, given.get(zero, 0), 6, rows=2, groups=3)
+    shared = given.get(zero, 0)
+    spread_zero = shared if np.ndim(shared) == 0 else shared.astype(np.float64)[..., row, :][..., column]
+    numbers = scale.astype(np.float64)[..., row, :][..., column] * (order.astype(np.float64) - spread_zero)
+    weight = BcqWeight.from_offset(codes, coded, coded, group_size=8, bits=2)
+    expected = np.repeat(numbers, 8, axis=-1) * codes + np.repeat(numbers, 8, axis=-1)
+    assert weight.dequantize("float64").tobytes() == expected.tobytes()
+    assert weight.dtype == "F32"
+    declared = {"constant": 33, "packed": "packed", "floating": "F16", "bytes": 0}[zero]
+    assert (weight.scheme.segments[0].scale.zero, weight.scheme.segments[0].offset.zero) == (declared, declared)
+    affine_ = BcqWeight.from_affine(codes, coded, 1, group_size=8, bits=2)
+    assert affine_.dequantize("float64").tobytes() == (np.repeat(numbers, 8, axis=-1) * (codes - 1.0)).tobytes()
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e8m0fnu, ml_dtypes.float8_e4m3fn])
+def test_scales_of_one_byte(kind: Any) -> None:
+    """ml_dtypes knows both types; its only E8M0 NaN is a number here."""
+    scale = np.arange(0x7F, dtype=np.uint8).view(kind)[None]
+    weight = BcqWeight.from_affine(np.ones((1, 8 * 0x7F), int), scale, 0, group_size=8, bits=1)
+    assert weight.dtype == "F32"
+    assert np.array_equal(weight.dequantize("float64")[0, ::8], scale[0].astype(np.float64))
+
+
 def test_segments_perm_and_outliers() -> None:
     left, right = samples.affine(3, 32, 2), samples.affine(3, 20, 5, 1, 16)
     perm = RNG.permutation(52)
@@ -164,6 +199,7 @@ def test_the_digest_depends_on_content_alone(pair: tuple[BcqWeight, Plain]) -> N
 ONE = np.ones((2, 1), np.float16)
 CODES = np.ones((2, 8), int)
 BITS = np.ones((2, 2, 8), int)
+BYTES = np.ones((2, 1), ml_dtypes.float8_e4m3fn)
 ALPHA = np.ones((2, 2, 1), np.float16)
 
 
@@ -242,6 +278,23 @@ WRONG: dict[str, Callable[[], Any]] = {
     "second order for bcq": lambda: BcqWeight.from_bcq(BITS, ALPHA, group_size=8).with_second_order(
         np.zeros((2, 1), int), ONE[:1], ONE[:1], bits=4, rows=2
     ),
+    "second order zero of the segment too large": lambda: affine(scale=bcqfmt.Coded(CODES[:, :1], ONE, 17, 4)),
+    "second order zero of the segment negative": lambda: affine(scale=bcqfmt.Coded(CODES[:, :1], ONE, -1, 4)),
+    "second order of no groups": lambda: affine(scale=bcqfmt.Coded(CODES[:, :1], ONE, 0, 4, groups=0)),
+    "second order of bytes with a zero": lambda: affine(scale=bcqfmt.Coded(BYTES, ONE, 1)),
+    "second order of halves": lambda: affine(scale=bcqfmt.Coded(ONE, ONE)),
+    "second order scale of bytes": lambda: affine(scale=bcqfmt.Coded(CODES[:, :1], BYTES)),
+    "bytes with a sign": lambda: affine(scale=-BYTES),
+    "bytes that are no number": lambda: affine(scale=np.full((2, 1), 0x7F, np.uint8).view(BYTES.dtype)),
+    "codes of bytes with a sign": lambda: affine(scale=bcqfmt.Coded(-BYTES, ONE)),
+    "other bytes": lambda: affine(scale=ONE.astype(ml_dtypes.float8_e5m2)),
+    "table of three": lambda: BcqWeight.from_table(CODES, ONE, [0, 1, 2], group_size=8),
+    "table of none": lambda: BcqWeight.from_table(CODES, ONE, [], group_size=8),
+    "table of large numbers": lambda: BcqWeight.from_table(CODES, ONE, [0, 2**28 + 1], group_size=8),
+    "table of 512": lambda: BcqWeight.from_table(CODES, ONE, range(512), group_size=8),
+    "table with codes beyond": lambda: BcqWeight.from_table(CODES * 2, ONE, [0, 1], group_size=8),
+    "table of multiples of 2": lambda: BcqWeight.from_table(CODES, ONE, [0, 1], exponent=1, group_size=8),
+    "table of multiples of 2^-127": lambda: BcqWeight.from_table(CODES, ONE, [0, 1], exponent=-127, group_size=8),
     "perm of another length": lambda: affine().with_perm(np.arange(7)),
     "perm after outliers": lambda: (
         affine().with_outliers(np.zeros(3, int), np.zeros(0, int), ONE[:0, 0]).with_perm(np.arange(8))

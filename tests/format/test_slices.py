@@ -158,6 +158,24 @@ def test_columns_where_the_order_keeps_halves_together(
         check_columns(weight, plain, cut, plain.columns, folder)
 
 
+@pytest.mark.parametrize(
+    ("start", "stop", "shared"),
+    [(0, 64, 8), (64, 192, 8), (32, 96, 4), (16, 240, 2), (24, 88, 5), (24, 200, 1), (72, 128, 8)],
+)
+def test_groups_that_share_numbers_share_them_after_a_cut(start: int, stop: int, shared: int) -> None:
+    """Blocks of eight groups of 8 columns: a cut at blocks keeps them, any other one shares as far as it can."""
+    rng = np.random.default_rng(start)
+    d, codes = rng.normal(size=(3, 4)).astype(np.float16), rng.integers(0, 64, (2, 3, 32))
+    zeros = rng.integers(0, 64, (3, 4))
+    numbers = [bcqfmt.Coded(codes[0], d, zeros, 6, groups=8), bcqfmt.Coded(codes[1], -d, 3, 6, groups=8)]
+    weight = BcqWeight.from_offset(rng.integers(0, 16, (3, 256)), *numbers, group_size=8, bits=4)
+    cut = weight.columns(start, stop)
+    assert cut.dequantize("float64").tobytes() == weight.dequantize("float64")[:, start:stop].tobytes()
+    segment = cut.scheme.segments[0]
+    assert (segment.scale.groups, segment.offset.groups) == (shared, shared)
+    assert cut.parts()["s0_offset_scale"].shape == (3, -(-(stop - start) // 8 // shared))
+
+
 @given(tiled_weights(), st.data())
 @examples(40)
 def test_slices_of_tiles(tmp_path_factory: pytest.TempPathFactory, pair: Pair, data: st.DataObject) -> None:

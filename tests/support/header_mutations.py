@@ -16,6 +16,7 @@ NUMBERS = (
 )  # fmt: skip
 TEXTS = (
     '"F16"', '"BF16"', '"F32"', '"I32"', '"U16"', '"F6_E2M3"', '"affine"', '"bcq"', '"offset"', '"float-zero"',
+    '"table"', '"E8M0"', '"UE4M3"', '"codes"', '"groups"', '"super-groups"', '"table_exponent"',
     '"aligned64"', '"packed"', '"add"', '"replace"', '""', '"\\ud800"', '"\\u00e9"', '"e\\u0301"', '"K"', '"\\u212a"',
     '"\\u0000"', '"perm"', '"stack"', '"1.0"', '"1.7"', '"2.0"', '"pt"', '"__metadata__"', "{}", "[]", "1", "false",
 )  # fmt: skip
