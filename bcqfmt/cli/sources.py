@@ -56,12 +56,15 @@ def find_source(
     if not hub.looks_like_hub_id(text):
         raise error("BCQ-E101", text, found="no such folder, and no name of a model on the hub")
     repo = hub.resolve(text, revision, offline)
+    if repo.file and not gguf:
+        raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint")
     render.say(f"{repo.repo_id}: revision {repo.revision} is commit {repo.commit}")
     if headers_only and not repo.offline:
         remote = hub.remote_headers(repo)
         return Source(_without_data(remote), repo.repo_id, repo.commit, remote)
     shown = sys.stderr is not None and sys.stderr.isatty()
-    return Source(open_source(hub.download(repo, offline=offline, progress=shown)), repo.repo_id, repo.commit)
+    place = hub.download(repo, offline=offline, progress=shown)
+    return Source(open_source(place / repo.file if repo.file else place), repo.repo_id, repo.commit)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:

@@ -19,7 +19,7 @@ from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.model_file import FolderNames, ModelFile, read_model_file
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
-from bcqfmt.container.gguf.header import read_gguf
+from bcqfmt.container.gguf.header import GgufHeader, read_gguf
 from bcqfmt.container.header import Header, read_header, require_header
 from bcqfmt.errors import Finding, error, escape, refuse
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
@@ -28,7 +28,8 @@ from bcqfmt.weight.scheme_json import scheme_json
 
 from .foreign import kind_of, method_of, model_config, model_files
 
-__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_sources"]
+__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_gguf"]
+__all__ += ["summarize_sources"]
 
 Openers = Mapping[str, Callable[[], ByteSource]]
 
@@ -222,6 +223,15 @@ def summarize_sources(
     return summary
 
 
+def summarize_gguf(path: str, files: Iterable[tuple[int, GgufHeader]]) -> Summary:
+    """Sum up GGUF files that lie elsewhere: size and header of each."""
+    summary = Summary(path, False)
+    for size, header in files:
+        summary.files, summary.file_bytes = summary.files + 1, summary.file_bytes + size
+        _Sum(summary).gguf_header(header)
+    return summary
+
+
 class _Sum:
     """Adds up file after file and keeps none of them."""
 
@@ -265,18 +275,21 @@ class _Sum:
 
     def gguf(self, files: Openers) -> None:
         """GGUF files; the first one says what the model is."""
-        summary = self.summary
         for opener in files.values():
             source = self._counted(opener)
-            header = read_gguf(source)
+            self.gguf_header(read_gguf(source))
             source.close()
-            for info in header.tensors.values():
-                self._dense(info.type.name, info.shape, info.nbytes)
-            if not summary.foreign:
-                summary.foreign, summary.version = "gguf", str(header.version)
-                kept = {name: header.get(f"general.{name}") for name in ("architecture", "name")}
-                summary.quantization = {"method": "gguf", "evidence": "header"}
-                summary.quantization |= {key: escape(value) for key, value in kept.items() if isinstance(value, str)}
+
+    def gguf_header(self, header: GgufHeader) -> None:
+        """The tensors of one GGUF file."""
+        summary = self.summary
+        for info in header.tensors.values():
+            self._dense(info.type.name, info.shape, info.nbytes)
+        if not summary.foreign:
+            summary.foreign, summary.version = "gguf", str(header.version)
+            kept = {name: header.get(f"general.{name}") for name in ("architecture", "name")}
+            summary.quantization = {"method": "gguf", "evidence": "header"}
+            summary.quantization |= {key: escape(value) for key, value in kept.items() if isinstance(value, str)}
 
     def headers(self, found: Iterable[Header], config: Mapping[str, Any]) -> None:
         """Tensors of files that are not BCQ."""

@@ -351,7 +351,8 @@ def _nothing(place: str, files: Iterable[str]) -> BcqError:
     found = [name for name in files if name.endswith(FOREIGN)]
     shown = escape(", ".join(found)[:80])
     if any(name.endswith((".gguf", ".ggml")) for name in found):
-        return error("BCQ-E601", place, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")
+        hint = "name the GGUF file: owner/name:FILE.gguf on the hub, FOLDER/FILE.gguf here"
+        return error("BCQ-E601", place, found=f"GGUF files ({shown})", expected="a safetensors checkpoint", hint=hint)
     if shown:
         return error("BCQ-E105", place, found=f"only {shown}", expected="safetensors files")
     return error("BCQ-E104", place, found="no .safetensors file")

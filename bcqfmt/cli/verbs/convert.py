@@ -82,6 +82,7 @@ def command(
       bcqfmt convert model-gptq/ model-bcq/
       bcqfmt convert model-Q4_K_M.gguf model-bcq/
       bcqfmt convert owner/model-awq model-bcq/ --dry-run
+      bcqfmt convert owner/model-GGUF:model-Q4_K_M.gguf model-bcq/
       bcqfmt convert model-gptq/ model-bcq/ --resume
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """

@@ -10,7 +10,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.errors import escape
-from bcqfmt.inspect.summary import Summary, summarize, summarize_sources
+from bcqfmt.inspect.summary import Summary, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
 from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
 from bcqfmt.weight.weight import BcqWeight
@@ -64,10 +64,15 @@ def _on_hub(path: str) -> bool:
 def _remote(path: str) -> Summary:
     from bcqfmt.converters.hub import remote_headers, resolve, split_hub_id
 
-    name, revision = split_hub_id(path)
-    found = remote_headers(resolve(name, revision))
+    name, _ = split_hub_id(path, file=True)
+    found = remote_headers(resolve(path))
     files = {shard: found.files[shard] for shard in found.headers}
-    summary = summarize_sources(f"{name}@{found.repo.commit[:12]}", files, found.headers, found.checkpoint.config)
+    shown = f"{name}@{found.repo.commit[:12]}"
+    if found.repo.file:
+        models = found.checkpoint.models.values()
+        summary = summarize_gguf(shown, [(model.source.size, model.gguf) for model in models if model.gguf])
+    else:
+        summary = summarize_sources(shown, files, found.headers, found.checkpoint.config)
     render.say(f"read {found.bytes_read:,} bytes in {render.count(found.requests, 'request')}, headers only")
     return summary
 
