@@ -119,15 +119,43 @@ def test_killed_once(twenty: Case, calls: int, tmp_path: Path) -> None:
 def test_killed_two_hundred_times(twenty: Case, calls: int) -> None:
     """Each in a process of its own, forked from one that has loaded everything: what is killed is the program."""
     words = [sys.executable, "-P", str(SCRIPT.with_name("killed_many.py")), str(twenty.source)]
-    words += [str(twenty.source.parent / "plain"), str(twenty.size), str(calls), "200"]
+    words += [str(twenty.source.parent / "plain"), str(twenty.size), str(calls), "200", "convert"]
+    words += ["--max-shard-size", str(twenty.size), "--workers", "2"]
+    found = killed_many(words)
+    assert found["left_unfinished"] > 150
+    record("sigkill", shards=20, **found, byte_identical=200, partial_files=0)
+
+
+@pytest.mark.soak
+def test_other_verbs_killed_two_hundred_times_each(small: Case, dense: Case, tmp_path: Path) -> None:
+    """What was killed is resumed (quantize) or done again (restore, export)."""
+    converted = small.source.parent / "plain"
+    asked: dict[str, tuple[Path, list[str]]] = {
+        "quantize": (dense.source, ["--method", "rtn", "--group-size", "32", "--max-shard-size", str(dense.size)]),
+        "restore": (converted, []),
+        "export": (converted, ["--to", "dense", "--max-shard-size", "5000"]),
+    }
+    unfinished = {}
+    for verb, (source, options) in asked.items():
+        words = [sys.executable, "-P", str(SCRIPT), "9", "0", verb, str(source), str(tmp_path / verb), *options]
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300, check=True)
+        calls = done.stderr.rpartition("calls ")[2].strip()
+        words = [sys.executable, "-P", str(SCRIPT.with_name("killed_many.py")), str(source), str(tmp_path / verb)]
+        found = killed_many([*words, str(dense.size), calls, "200", verb, *options])
+        assert found["left_unfinished"] > 100
+        unfinished[verb] = found["left_unfinished"]
+    record("sigkill_others", verbs=list(unfinished), kills_each=200, left_unfinished=unfinished, byte_identical="all")
+
+
+def killed_many(words: list[str]) -> dict[str, int]:
+    """The figures of tests/support/killed_many.py."""
     path = os.pathsep.join((str(ROOT), str(SCRIPT.parent)))
     settings = {**environment(), "PYTHONPATH": path}
     done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] == 200
-    assert found["left_unfinished"] > 150
-    record("sigkill", shards=20, **found, byte_identical=200, partial_files=0)
+    return found
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 # name of the run -> (what was done, what must be true); the order of the table
 RUNS = {
     "sigkill": ("SIGKILL at random moments of a conversion into 20 shards, then resumed", "all byte-identical"),
+    "sigkill_others": ("SIGKILL at random moments of quantize, restore and export", "all byte-identical afterwards"),
     "signals": ("SIGINT and SIGTERM at random moments, then resumed", "exit 130 or 143, ended within 2 s"),
     "enospc": ("disk full: a tmpfs of growing size, a page at a time", "exit 7 or 9, or complete"),
     "os_faults": ("EIO, ENOSPC, EDQUOT, short reads and writes, EINTR, failing fsync: at every call", "0 wrong bytes"),
