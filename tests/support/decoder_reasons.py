@@ -29,6 +29,7 @@ REASONS: dict[str, str] = {
     "read_container: 2 <= length <= 25_000_000 -> < at 1": EQUIVALENT
     + "the header {} breaks BCQ-V201 and BCQ-V117 too",
     "read_container: 2 -> 3": EQUIVALENT + "the header {} breaks BCQ-V201 and BCQ-V117 too",
+    "read_container: 8 + length -> - (#3)": EQUIVALENT + "the same modulo 8",
     "check_alignment: start % 8 == 0 -> <=": EQUIVALENT + _UNSIGNED,
     'check_alignment: BITS[entry["dtype"]] // 8 -> rounded up': EQUIVALENT + "types below 8 bits count as 1",
     'check_alignment: entry["data_offsets"][0] % size == 0 -> <=': EQUIVALENT + _UNSIGNED,

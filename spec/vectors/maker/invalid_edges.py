@@ -8,7 +8,7 @@ from typing import Any
 
 from .build import Lcg, Tensor, canonical, container, frame, tensor
 from .catalogue import Invalid
-from .encodings import affine, first, shifted, some_affine, some_bcq, some_second
+from .encodings import affine, first, shifted, some_affine, some_bcq, some_second, table
 from .invalid_container import entry, start, too_many, with_entry, with_header
 from .invalid_content import flipped, swapped
 from .invalid_descriptor import Edit, keep, made
@@ -91,6 +91,7 @@ def keys() -> list[Invalid]:
     nested = weight(some_bcq(rng, 1, 8, 2, 8, "F16", None))
     nested.segments[0].spec["precisions"] = [1]
     nested.segments[0].plane_numbers["alpha_p1"] = [[[0x3C00]]]
+    listed = weight(table(2, 8, codes, one, [0, 1, 2, 3]))
     scheme, marks = ("schemes", 0), ("schemes", 0, "outliers")
     cases: list[tuple[str, str, Edit, Weight | None]] = [
         ("features-object", "features is an object", path("features", value={}), None),
@@ -116,6 +117,9 @@ def keys() -> list[Invalid]:
         ),
         ("zero-empty", "zero is an empty object", path(*SEGMENT, "zero", value={}), None),
         ("group-size-2-31", "groups of 2^31", path(*SEGMENT, "group_size", value=2**31), None),
+        ("table-integer", "table is an integer", path(*SEGMENT, "table", value=4), listed),
+        ("table-first", "-2^28 - 1, first of the table", path(*SEGMENT, "table", 0, value=-(2**28) - 1), listed),
+        ("table-last", "2^28 + 1, last of the table", path(*SEGMENT, "table", 3, value=2**28 + 1), listed),
         ("float-zero-bits", "float-zero with packed zeros", path(*SEGMENT, "zero", value={"bits": 1}), floating),
         ("float-zero-integer", "float-zero with an integer zero", path(*SEGMENT, "zero", value=1), floating),
         ("float-zero-type", "zeros in F64", path(*SEGMENT, "zero", value="F64"), floating),
