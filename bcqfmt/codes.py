@@ -28,6 +28,7 @@ class Code(NamedTuple):
 _DOWNLOAD = "download the file again"
 _SEAL = "download the file again; if it was changed on purpose: bcqfmt seal FOLDER"
 _WRITER = "the file was not written by a correct writer; write it again with bcqfmt"
+_GGUF = "download the file again; if that does not help, make it again with a current llama.cpp"
 
 # fmt: off
 _TABLE = [
@@ -114,12 +115,22 @@ _TABLE = [
     Code("BCQ-E101", "no such file or folder", 3, "check the spelling"),
     Code("BCQ-E102", "cannot be read", 3, "check the permissions and the disk"),
     Code("BCQ-E103", "changed while it was being read", 3, "wait until the other program is done, then try again"),
-    Code("BCQ-E104", "folder holds no model", 3, "a checkpoint folder has model.safetensors or model.safetensors.index.json"),
+    Code("BCQ-E104", "folder holds no model", 3, "a checkpoint folder has model.safetensors, model.safetensors.index.json or one GGUF model"),
     Code("BCQ-E105", "only pickled weights", 5, "bcqfmt never opens pickles; get or make the safetensors version of this model"),
     Code("BCQ-E201", "git-lfs pointer instead of the file", 4, "fetch the real file: git lfs pull, or hf download"),
     Code("BCQ-E202", "web page or error text instead of the file", 4, _DOWNLOAD),
-    Code("BCQ-E203", "another kind of file", 5, "bcqfmt reads safetensors only and will not open this one"),
+    Code("BCQ-E203", "another kind of file", 5, "bcqfmt reads safetensors and GGUF files and will not open this one"),
     Code("BCQ-E204", "the safetensors library refuses the file", 4, "please report this file: the two readers should agree"),
+    # GGUF files
+    Code("BCQ-E211", "not a GGUF file", 4, "check the name; if it should be GGUF, download the file again"),
+    Code("BCQ-E212", "version of GGUF not supported", 4, "make it again with a current llama.cpp, which writes version 3"),
+    Code("BCQ-E213", "GGUF file is cut short", 4, _DOWNLOAD),
+    Code("BCQ-E214", "malformed key value of a GGUF file", 4, _GGUF),
+    Code("BCQ-E215", "malformed tensor info of a GGUF file", 4, _GGUF),
+    Code("BCQ-E216", "tensor of a GGUF file not where it has to be", 4, _GGUF),
+    Code("BCQ-E217", "tensor type of a GGUF file unknown", 4, "make the file again with a current llama.cpp; a newer type may need: pip install -U bcqfmt"),
+    Code("BCQ-E218", "files of a split GGUF do not belong together", 4, "put all files of one split, and of no other, into one folder"),
+    Code("BCQ-E219", "header of a GGUF file too long", 4, _GGUF),
     # arguments
     Code("BCQ-E301", "no such tensor", 2, "`bcqfmt inspect PATH --modules` lists the names"),
     Code("BCQ-E302", "argument out of range", 2, ""),
@@ -136,6 +147,7 @@ _TABLE = [
     Code("BCQ-E405", "weights or archived source changed: the manifest stays as it is", 6, "download those files again; if the change is meant: bcqfmt seal FOLDER --accept"),
     Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
     Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
+    Code("BCQ-E803", "more than a model has", 9, "a folder holds one model and its own files; keep everything else elsewhere"),
     # converting
     Code("BCQ-E601", "a kind of checkpoint that is not converted", 5, "the documentation lists the layouts that are"),
     Code("BCQ-E602", "configuration contradicts itself or the tensors", 4, "correct the configuration, or name the layout with --from"),
@@ -154,6 +166,7 @@ _TABLE = [
     Code("BCQ-E615", "unknown rule", 5, "pip install -U bcqfmt"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
     Code("BCQ-E617", "file of the source has a name that the output cannot have", 5, "copy the source without this file, or give it another name there"),
+    Code("BCQ-E618", "pattern of the configuration cannot be used", 5, "simplify it in the configuration: characters, classes, groups, |, * + ? {m,n}, ^ $ and lookaheads are understood"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),
@@ -172,6 +185,8 @@ _TABLE = [
     Code("BCQ-E653", "not everything in the source is carried", 0, "", "warning"),
     Code("BCQ-E654", "configuration and tensors disagree about tied embeddings; the tensors count", 0, "", "warning"),
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
+    Code("BCQ-E656", "tensors keep the names of GGUF: no table has those of Hugging Face for this architecture", 0, "", "warning"),
+    Code("BCQ-E657", "the file lacks what config.json needs", 0, "put the model's own config.json into the result", "warning"),
     # network
     Code("BCQ-E701", "repository not found on the hub", 8, "check the name; private ones need: hf auth login"),
     Code("BCQ-E702", "access denied by the hub", 8, "ask for access on the model's page, then: hf auth login"),

@@ -1148,7 +1148,7 @@ def read_source(root: Path) -> dict[str, Any]:
     need(is_version(source["version"]), rule, "version is not 1.x")
     need(isinstance(source["format"], str), rule, "format is not a string")
     need(isinstance(source.get("ignorable", {}), dict), rule, "ignorable is not an object")
-    check_file_table(source["files"], ("verbatim", "safetensors"), rule)
+    check_file_table(source["files"], ("verbatim", "safetensors", "gguf"), rule)
     rules, tensors = source["rules"], source["tensors"]
     good = isinstance(rules, list) and all(isinstance(item, dict) for item in rules)
     need(good and all(isinstance(item.get("rule"), str) for item in rules), rule, "malformed rules")
@@ -1183,9 +1183,13 @@ def check_source(root: Path, files: dict[str, Path], dense: set[str], weights: s
         if verbatim:
             good = files[name].stat().st_size == entry["size"] and file_digest(files[name]) == entry["sha256"]
             need(good, "BCQ-V702", f"content of {path[:80]!a}")
+        elif entry["kind"] == "gguf":
+            good = files[name].stat().st_size <= MAX_JSON_FILE and files[name].read_bytes()[:4] == b"GGUF"
+            need(good, "BCQ-V702", f"{name[:80]!a} is no header of GGUF")
+            headers[path] = set(source["tensors"].get(path, {}))
         else:
             headers[path] = archived_names(files[name])
-    need(set(source["tensors"]) <= set(headers), "BCQ-V703", "tensors of a file that is no safetensors file")
+    need(set(source["tensors"]) <= set(headers), "BCQ-V703", "tensors of a file that is no model file")
     raw = set()
     for path, names in headers.items():
         table = source["tensors"].get(path, {})
@@ -1193,8 +1197,10 @@ def check_source(root: Path, files: dict[str, Path], dense: set[str], weights: s
         for name, (position, *derived_from) in table.items():
             need(position < len(source["rules"]), "BCQ-V703", "a rule that does not exist")
             rule = source["rules"][position]["rule"]
-            if rule in ("copy", "raw"):
-                good = not derived_from and (rule == "raw" or name in dense)
+            if rule == "raw":
+                good = not derived_from
+            elif rule == "copy":
+                good = (derived_from or [name])[0] in dense
             else:
                 good = len(derived_from) == 1 and derived_from[0] in weights
             need(good, "BCQ-V703", f"rule {rule[:80]!a} of {name[:80]!a} leads nowhere")

@@ -43,6 +43,7 @@ __all__ = [
 VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*")
+_WRONG = 1000  # wrong entries of a table, after which the rest is not looked at
 
 
 @dataclass(slots=True)
@@ -157,6 +158,10 @@ def check_tables(features: Any, schemes: Any, entries: Any, weights: Mapping[str
     used = features_of(weights.values())
     if features != used:
         report("BCQ-V207", f"features {features}", f"{used}")
+    if len(schemes) > len(entries):
+        found = f"{len(schemes):,} schemes for {len(entries):,} weights"
+        report("BCQ-V209", found, "every scheme in use")
+        return
     numbers = {entry["scheme"] for entry in entries.values()}
     if numbers != set(range(len(schemes))):
         report(
@@ -169,31 +174,50 @@ def check_tables(features: Any, schemes: Any, entries: Any, weights: Mapping[str
 def parse_schemes(values: list[Any], report: Any) -> list[Scheme | None]:
     """Schemes by position; None for one that does not fit."""
     schemes: list[Scheme | None] = []
+    wrong = 0
     for i, value in enumerate(values):
         try:
             schemes.append(scheme_of(value, f"schemes[{i}]"))
         except Misfit as misfit:
             report("BCQ-V208", str(misfit))
             schemes.append(None)
+            wrong += 1
+        if wrong == _WRONG:
+            left = len(values) - len(schemes)
+            report("BCQ-V208", f"{left:,} more schemes, which are not looked at")
+            return schemes + [None] * left
     return schemes
 
 
 def parse_entries(entries: Mapping[str, Any], report: Any, extra: Iterable[str] = ()) -> dict[str, Any]:
     """BCQ-V208: the weight entries that fit their table; the others are reported and left out."""
-    found = {}
-    for name, entry in entries.items():
+    found: dict[str, Any] = {}
+    for i, (name, entry) in enumerate(entries.items()):
         try:
             _check_entry(entry, f"weights.{escape(name)}", set(extra))
             found[name] = entry
         except Misfit as misfit:
             report("BCQ-V208", str(misfit), "", name)
+            if i + 1 - len(found) == _WRONG:
+                report("BCQ-V208", f"{len(entries) - i - 1:,} more weights, which are not looked at")
+                break
     return found
 
 
-def parse_weights(entries: Mapping[str, Any], schemes: list[Scheme | None], report: Any) -> dict[str, WeightSpec]:
+def parse_weights(entries: Mapping[str, Any], schemes: list[Scheme | None], tell: Any) -> dict[str, WeightSpec]:
     """Weights by name; those that cannot be understood are reported and left out."""
+    wrong = 0
+
+    def report(*said: str) -> None:
+        nonlocal wrong
+        wrong += 1
+        tell(*said)
+
     weights: dict[str, WeightSpec] = {}
-    for name, entry in entries.items():
+    for i, (name, entry) in enumerate(entries.items()):
+        if wrong == _WRONG:
+            tell("BCQ-V208", f"{len(entries) - i:,} more weights, which are not looked at")
+            break
         if not allowed_name(name):
             report("BCQ-V213", f"'{escape(name)}'", "letters, digits and _.:+-, at most 480", name)
             continue

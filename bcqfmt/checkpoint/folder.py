@@ -169,15 +169,17 @@ def _json_object(folder: Path, name: str, limit: int, depth: int, code: str, sin
 
 def _shard_names(folder: Path, weight_map: Mapping[str, str], sink: Sink) -> list[str]:
     names = sorted(set(weight_map.values()))
-    bad = [name for name in names if not SHARD_NAME.fullmatch(name)]
-    for name in bad:
+    bad = {name for name in names if not SHARD_NAME.fullmatch(name)}
+    for name in sorted(bad):
         sink(Finding("BCQ-V502", INDEX, "", f"'{escape(name)}'", "a plain name of a .safetensors file in the folder"))
     good = [name for name in names if name not in bad]
-    missing = [name for name in good if not os.access(folder / name, os.F_OK)]
+    present = {path.name for path in folder.iterdir()}
+    missing = [name for name in good if name not in present or not os.access(folder / name, os.F_OK)]
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         sink(Finding("BCQ-V503", INDEX, "", f"{len(missing)} of {len(good)} shards missing: {shown}", "all of them"))
-    return [name for name in good if name not in missing]
+    absent = set(missing)
+    return [name for name in good if name not in absent]
 
 
 def _no_model(folder: Path) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from bcqfmt.weight.scheme import WeightSpec, part_prefix
 from .descriptor import Descriptor, parse_descriptor
 
 __all__ = ["FolderNames", "ModelFile", "read_model_file"]
+
+_PREFIX_END = re.compile("bcq_")
 
 
 @dataclass(slots=True)
@@ -101,14 +104,14 @@ def _assign(found: ModelFile, descriptor: Descriptor, sink: Sink) -> None:
     """Check every weight's structure and tell parts from dense tensors."""
     tensors, file = found.header.tensors, found.source.shown
     claimed: set[str] = set()
-    unreadable = [part_prefix(name) for name in descriptor.unreadable]
+    unreadable = {part_prefix(name) for name in descriptor.unreadable}
     for name, spec in descriptor.weights.items():
         prefix = part_prefix(name)
         if name in tensors:
             sink(Finding("BCQ-V214", file, name, "a dense tensor of the same name"))
         place = checks.Place(sink, file, name)
         if not checks.check_spec(spec, place):
-            unreadable.append(prefix)
+            unreadable.add(prefix)
             continue
         names = {suffix: prefix + suffix for suffix in spec.parts()}
         claimed.update(names.values())
@@ -116,9 +119,14 @@ def _assign(found: ModelFile, descriptor: Descriptor, sink: Sink) -> None:
         if checks.check_parts(spec, present, place):
             found.specs[name] = spec
     for name in tensors:
-        if name in claimed or (unreadable and name.startswith(tuple(unreadable))):
+        if name in claimed or (unreadable and _begins_with(name, unreadable)):
             continue
         if ".bcq_" in name or "_bcq_" in name:
             sink(Finding("BCQ-V302", file, name, "no weight of this file has such a part"))
         else:
             found.dense[name] = None
+
+
+def _begins_with(name: str, prefixes: set[str]) -> bool:
+    """Whether a tensor is named like a part of one of the weights; all prefixes end in ``bcq_``."""
+    return any(name[: found.end()] in prefixes for found in _PREFIX_END.finditer(name))

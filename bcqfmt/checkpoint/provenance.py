@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, read_small
+from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.header import read_header
 from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
-from bcqfmt.errors import BcqError, Finding, Sink, escape, refuse
+from bcqfmt.errors import BcqError, Finding, Sink, error, escape, refuse
 from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
 
 from .descriptor import check_version
@@ -63,6 +65,8 @@ def check_provenance(
             sink(Finding("BCQ-V702", place, "", "the file does not exist", "the archived file"))
         elif verbatim:
             _check_verbatim(folder, path, entry, sink)
+        elif entry["kind"] == "gguf":
+            _check_gguf(folder, path, sink)
         else:
             found = _header_names(folder, path, sink)
             if found is not None:
@@ -78,8 +82,8 @@ def _check_form(value: Any) -> None:
     kinds = {}
     for path, entry in expect(value, "files", dict, "source").items():
         expect_keys(entry, {"kind", "size", "sha256"}, set(), f"files.{escape(path)}")
-        if entry["kind"] not in ("verbatim", "safetensors"):
-            raise Misfit(f"files.{escape(path)}.kind is neither verbatim nor safetensors")
+        if entry["kind"] not in ("verbatim", "safetensors", "gguf"):
+            raise Misfit(f"files.{escape(path)}.kind is none of verbatim, safetensors, gguf")
         kinds[path] = {"size": entry["size"], "sha256": entry["sha256"]}
     check_files(kinds, "files")
     for i, rule in enumerate(expect(value, "rules", list, "source")):
@@ -137,6 +141,21 @@ def _header_names(folder: Path, path: str, sink: Sink) -> list[str] | None:
     return [name for name in value if name != "__metadata__"]
 
 
+def _check_gguf(folder: Path, path: str, sink: Sink) -> None:
+    """BCQ-V702 for an archived header of GGUF. What it says is the converter's business: it is read when restoring."""
+    place = f"{SOURCE}/headers/{path}.header"
+    try:
+        with closing(SourceFile(inside(folder, place), place)) as opened:
+            head = opened.read(0, min(len(MAGIC), opened.size)).tobytes()
+            if opened.size > limits.MAX_JSON_FILE_BYTES:
+                raise error("BCQ-V702", place, found=f"{opened.size} bytes", expected=f"{limits.MAX_JSON_FILE_BYTES}")
+    except BcqError as fault:
+        sink(Finding("BCQ-V702", place, "", fault.finding.found, "the archived header"))
+        return
+    if head != MAGIC:
+        sink(Finding("BCQ-V702", place, "", f"a file that begins with {head!a}", f"{MAGIC!a}"))
+
+
 def check_rules(
     record: dict[str, Any],
     archived: dict[str, list[str]],
@@ -149,11 +168,11 @@ def check_rules(
         sink(Finding("BCQ-V703", RECORD, tensor, found, expected))
 
     raw: set[str] = set()
-    listed = {path for path, entry in record["files"].items() if entry["kind"] == "safetensors"}
+    listed = {path for path, entry in record["files"].items() if entry["kind"] != "verbatim"}
     for path in sorted(set(record["tensors"]) | listed):
         tensors = record["tensors"].get(path, {})
         if path not in listed:
-            report(f"tensors of {escape(path)}", "tensors of the safetensors files")
+            report(f"tensors of {escape(path)}", "tensors of the model files")
         if path in archived and set(tensors) != set(archived[path]):
             report(f"{len(tensors)} rules for the {len(archived[path])} tensors of {escape(path)}", "one for each")
         for name, entry in tensors.items():
@@ -161,12 +180,12 @@ def check_rules(
                 report(f"rule {entry[0]}", f"0..{len(record['rules']) - 1}", name)
                 continue
             rule = record["rules"][entry[0]]["rule"]
-            if rule in ("raw", "copy") and len(entry) == 2:
-                report(f"rule {rule} with a weight", "none", name)
+            if rule == "raw" and len(entry) == 2:
+                report("rule raw with a weight", "none", name)
             if rule == "raw":
                 raw.add(f"{path}/{name}")
             elif rule == "copy":
-                if names is not None and name not in names[0]:
+                if names is not None and (entry[1] if len(entry) == 2 else name) not in names[0]:
                     report("no dense tensor of that name", "the tensor to copy", name)
             elif len(entry) != 2 or (names is not None and entry[1] not in names[1]):
                 report(f"weight '{escape(str(entry[-1]))}'", "a weight of this folder", name)

@@ -125,7 +125,7 @@ def _files(folder: Path, progress: Callable[[int], object] | None) -> dict[str, 
     found = {}
     for name in file_list(folder):
         place = inside(folder, name)
-        if name == MANIFEST or is_documentation(name) or not place.is_file():
+        if name == MANIFEST or is_documentation(name):
             continue
         if not relative_path(name) or name.encode(errors="replace").decode() != name:
             raise error(

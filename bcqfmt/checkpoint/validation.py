@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from bcqfmt import limits
 from bcqfmt.codes import CODES
 from bcqfmt.container.files import SourceFile, inside, named, read_small
 from bcqfmt.container.hashing import hash_file
-from bcqfmt.errors import BcqError, Finding, Sink, error, escape
+from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
 
@@ -41,16 +42,21 @@ from .provenance import check_provenance
 __all__ = ["Report", "validate"]
 
 _NOT_READ = ("BCQ-E101", "BCQ-E102", "BCQ-V508")  # something is there, and is no file that can be read
+_KEPT = 1000  # findings of one code
 Digest = tuple[Future[str], str]  # computed, and as the manifest states it
 
 
 @dataclass(slots=True)
 class Report:
-    """The outcome: ``findings`` in the order of the rules, and what was looked at."""
+    """The outcome: ``findings`` in the order of the rules, and what was looked at.
+
+    Of one code the first thousand findings are kept; ``more`` is the number of the others.
+    """
 
     path: str
     deep: bool
     findings: list[Finding] = field(default_factory=list)
+    more: int = 0
     files: int = 0
     weights: int = 0
     nbytes: int = 0
@@ -80,6 +86,7 @@ class Report:
             "weights": self.weights,
             "bytes": self.nbytes,
             "exit_code": self.exit_code,
+            "findings_total": len(self.findings) + self.more,
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -114,9 +121,17 @@ class _Run:
     ) -> None:
         self.path, self.report, self.deep, self.progress = path, report, report.deep, progress
         self.raw_manifest = manifest
-        self.sink: Sink = report.findings.append
+        self.counts: Counter[str] = Counter()
         self.stop = threading.Event()
         self.listing: set[str] = set()
+
+    def sink(self, finding: Finding) -> None:
+        """Keep a finding, unless there are very many like it."""
+        self.counts[finding.code] += 1
+        if self.counts[finding.code] <= _KEPT:
+            self.report.findings.append(finding)
+        else:
+            self.report.more += 1
 
     def lone_file(self) -> None:
         file = self.model_file(self.path, self.path.name)
@@ -243,10 +258,10 @@ class _Run:
 
     def across(self, files: list[ModelFile], layout: Layout) -> None:
         """BCQ-V504, V505, and V214 between files: the shards and the index together."""
-        found = FolderNames()
+        claims = FolderNames()
         for file in files:
-            found.add(file, self.sink)
-        where = found.tensors
+            claims.add(file, self.sink)
+        where = claims.tensors
         if layout.weight_map is None:
             return
         opened = {file.source.shown for file in files}
@@ -290,6 +305,8 @@ class _Run:
         """BCQ-V604, V605, V609. When deep, the digests that are being computed, each with the stated one."""
         opened = {file.source.shown: file.source for file in files}
         digests: dict[str, Digest] = {}
+        if not self.listing:  # it cannot be listed, which is a finding of its own
+            return digests
         told = {finding.file for finding in self.report.findings if finding.code in ("BCQ-V507", *_NOT_READ)}
         present = self.listing - {MANIFEST} - told
         for name in sorted(manifest.files.keys() - present - told):

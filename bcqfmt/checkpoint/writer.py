@@ -239,8 +239,9 @@ def _check_texts(
 
 def _check_paths(names: list[str]) -> None:
     """Refuse a file name that is the folder of another file."""
+    folders = {name[:i] for name in names for i, character in enumerate(name) if character == "/"}
     for name in names:
-        if not _encodable(name) or any(other.startswith(f"{name}/") for other in names):
+        if not _encodable(name) or name in folders:
             raise error(
                 "BCQ-E302", name, found="a name that is no text, or that is a folder too", expected="another name"
             )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["CONTEXT", "VERBS", "debug_option", "hub_options", "json_option", "push_options", "usage_error", "verb"]
+from bcqfmt.errors import error
+
+__all__ = ["CONTEXT", "VERBS", "Terminated", "debug_option", "hub_options", "json_option", "push_options", "stoppable"]
+__all__ += ["usage_error", "verb", "verb_module"]
 
 # The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
 VERBS = {
@@ -33,8 +39,18 @@ VERBS = {
     "completion": "Print a script that lets a shell complete bcqfmt.",
     "demo": "Take a short tour: convert, prove, write, read, break.",
 }
+_MACHINE = {"bench", "doctor", "completion", "demo"}  # about this machine and this program, in a folder of their own
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def verb_module(name: str) -> Any:
+    """The module of a verb, loaded now."""
+    return importlib.import_module(f"bcqfmt.cli.{'machine' if name in _MACHINE else 'verbs'}.{name}")
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; like an interrupt it unwinds the stack, so that temporary files are removed."""
 
 
 class _PathOrHubId(click.types.StringParamType):
@@ -85,3 +101,20 @@ def push_options(command: _F) -> _F:
 def usage_error(text: str) -> click.UsageError:
     """A command line that contradicts itself; exit code 2, with the usage of the running verb."""
     return click.UsageError(text, click.get_current_context(silent=True))
+
+
+@contextlib.contextmanager
+def stoppable(target: Path, *, resumed: bool) -> Iterator[None]:
+    """Around the work on ``target``: an interrupt or SIGTERM says what is left of it and how to go on.
+
+    ``resumed``: the work grows in ``target.partial`` and can be resumed; otherwise nothing of it is kept.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as fault:
+        by = "by SIGTERM" if isinstance(fault, Terminated) else "from the keyboard"
+        partial = target.with_name(f"{target.name}.partial")
+        kept = resumed and partial.exists()
+        left = f"what is done is in {partial.name}" if kept else "nothing is left of it"
+        hint = "go on with the same command and --resume" if kept else "start it again with the same command"
+        raise error("BCQ-E901", str(target), found=f"stopped {by}; {left}", hint=hint) from fault

@@ -81,7 +81,7 @@ class Forecast:
         """For JSON output."""
         plan, (tensors, dense_bytes) = self.conversion.plan, self.dense()
         found = {
-            "source": str(self.conversion.source.folder),
+            "source": str(self.conversion.source.place),
             "target": str(self.target),
             "evidence": self.evidence(),
             "quantized": [

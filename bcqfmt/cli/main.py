@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import importlib
 import signal
 import sys
 import traceback
@@ -18,13 +18,9 @@ from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.version import __version__
 
 from . import render
-from .command import CONTEXT, VERBS, debug_option
+from .command import CONTEXT, VERBS, Terminated, debug_option, verb_module
 
-__all__ = ["cli", "main"]
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived; like an interrupt it unwinds the stack, so that temporary files are removed."""
+__all__ = ["cli", "main", "preload"]
 
 
 class Group(click.Group):
@@ -38,7 +34,7 @@ class Group(click.Group):
         """Import the verb's module."""
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"bcqfmt.cli.verbs.{cmd_name}").command
+        command = verb_module(cmd_name).command
         assert isinstance(command, click.Command)
         return command
 
@@ -103,7 +99,7 @@ class _Outcome:
         except click.ClickException as fault:
             return self.usage(fault)
         except BcqError as fault:
-            return self.fault(fault, fault.exit_code)
+            return self.fault(fault, 143 if isinstance(fault.__cause__, Terminated) else fault.exit_code)
         except OSError as fault:
             return self.system(fault)
         except Exception as fault:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
@@ -194,6 +190,14 @@ def cli(ctx: click.Context, as_json: bool) -> None:
     """
     if as_json:
         raise click.UsageError("--json goes after the verb, or with --version.", ctx)
+
+
+def preload(words: Sequence[str]) -> None:
+    """Import the verb that a command line begins with; what is wrong with it shows when it is called."""
+    name = next((word for word in words if word in VERBS), None)
+    if name is not None:
+        with contextlib.suppress(Exception):
+            verb_module(name)
 
 
 def main() -> NoReturn:

@@ -33,26 +33,38 @@ class Source(NamedTuple):
     remote: RemoteHeaders | None = None
 
 
-def find_source(text: str, revision: str | None, offline: bool, *, headers_only: bool = False) -> Source:
-    """A folder, or a model on the hub: pinned to a commit, then downloaded, or looked at by range reads."""
+def find_source(
+    text: str, revision: str | None, offline: bool, *, headers_only: bool = False, gguf: bool = False
+) -> Source:
+    """A folder, or a model on the hub: pinned to a commit, then downloaded, or looked at by range reads.
+
+    ``gguf``: whether the caller takes GGUF files too.
+    """
     from bcqfmt.converters.source.checkpoint import open_source
 
     folder = Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow a link and lose the model's name
     if os.path.lexists(text):
         if revision is not None:
             raise usage_error("--revision is for models on the hub; SRC is a folder.")
-        return Source(open_source(folder), *_called(folder))
+        found = open_source(folder)
+        if found.is_gguf and not gguf:
+            hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', text, 'DST')}"
+            raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint", hint=hint)
+        return Source(found, found.name) if found.lone else Source(found, *_called(folder))
     from bcqfmt.converters import hub
 
     if not hub.looks_like_hub_id(text):
         raise error("BCQ-E101", text, found="no such folder, and no name of a model on the hub")
     repo = hub.resolve(text, revision, offline)
+    if repo.file and not gguf:
+        raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint")
     render.say(f"{repo.repo_id}: revision {repo.revision} is commit {repo.commit}")
     if headers_only and not repo.offline:
         remote = hub.remote_headers(repo)
         return Source(_without_data(remote), repo.repo_id, repo.commit, remote)
     shown = sys.stderr is not None and sys.stderr.isatty()
-    return Source(open_source(hub.download(repo, offline=offline, progress=shown)), repo.repo_id, repo.commit)
+    place = hub.download(repo, offline=offline, progress=shown)
+    return Source(open_source(place / repo.file if repo.file else place), repo.repo_id, repo.commit)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:

@@ -161,6 +161,8 @@ class SourceFile(ByteSource):
         identity = (status.st_dev, *file_state(status))
         if self._identity is None:
             self._identity = identity
+        elif status.st_nlink == 0 and identity[:-1] == self._identity[:-1]:
+            return  # removed or replaced, which changes the time of its inode: what is open stays as it was
         elif identity != self._identity:
             before, now = self._identity[2], identity[2]
             sizes = f"{before} bytes before, {now} now" if before != now else "written to, or replaced, meanwhile"
@@ -217,7 +219,7 @@ def inside(folder: Path, name: str) -> Path:
     real = os.path.realpath(path)
     if Path(real).is_symlink():
         raise error("BCQ-V507", name, found="links that run in a circle")
-    if real.startswith(root.rstrip(os.sep) + os.sep):
+    if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
         return path
     parent = Path(root).parent
     if parent.name == "snapshots":

@@ -14,27 +14,12 @@ from bcqfmt.errors import Finding, Sink, escape, refuse
 from .dtypes import BITS, element_bytes, nbytes_of
 from .files import ByteSource
 from .header_json import HeaderFault, scan_header
+from .other_files import other_kind
 from .strict_json import canonical
 
 _KEYS = {"dtype", "shape", "data_offsets"}
 _FORM = "dtype, shape and data_offsets, integers from 0 on"
 _MAX_FAULTS = 100  # malformed entries after which the rest is not looked at
-_MAGIC = (
-    (b"PK\x03\x04", "a ZIP archive (a pickled torch file or an npz)"),
-    (b"PK\x05\x06", "an empty ZIP archive"),
-    (b"\x1f\x8b", "gzip-compressed"),
-    (b"\x80\x02", "a Python pickle"),
-    (b"\x80\x03", "a Python pickle"),
-    (b"\x80\x04", "a Python pickle"),
-    (b"\x80\x05", "a Python pickle"),
-    (b"GGUF", "a GGUF file"),
-    (b"\x93NUMPY", "a numpy array file"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"BZh", "bzip2-compressed"),
-    (b"\xfd7zXZ", "xz-compressed"),
-    (b"\x28\xb5\x2f\xfd", "zstd-compressed"),
-)
-
 __all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header", "twins"]
 
 
@@ -181,25 +166,11 @@ def _raw_header(file: ByteSource, report: Any) -> bytes | None:
         found = ("BCQ-V104", f"byte 0x{head[8]:02x}" if len(head) > 8 else "nothing", "0x7b")
     if found is None:
         return file.read(8, length).tobytes()
-    other = _other_kind(head)
+    other = other_kind(head, "a safetensors file")
     if other is not None:
         report(*other)
     else:
         report(*found)
-    return None
-
-
-def _other_kind(head: bytes) -> tuple[str, str, str] | None:
-    """(code, found, expected) when the first bytes are known to be those of another kind of file, else None."""
-    expected = "a safetensors file"
-    if head.startswith(b"version https://git-lfs"):
-        return "BCQ-E201", "a few lines of text that stand for the file", expected
-    for magic, what in _MAGIC:
-        if head.startswith(magic):
-            return "BCQ-E203", what, expected
-    text = head.lstrip()
-    if text.startswith((b"<", b'{"error', b"{'error", b"Not Found", b"Access denied", b"Entry not found", b"Invalid")):
-        return "BCQ-E202", f"text that begins with {escape(head.decode('latin-1'), 60)}", expected
     return None
 
 

@@ -50,14 +50,16 @@ def parse(raw: bytes, *, integers_only: bool = True) -> Any:
 def check_limits(value: Any, deepest: int = limits.MAX_JSON_DEPTH, *, integers: bool = True) -> None:
     """Depth and integer range of a parsed value; :class:`JsonFault` when it goes beyond."""
     level, depth = [value], 1
+    low, high = -limits.MAX_JSON_INTEGER, limits.MAX_JSON_INTEGER
     while level:
         inner: list[Any] = []
         for item in level:
-            if isinstance(item, dict | list):
+            kind = type(item)  # a JSON value is of these types exactly, and there may be millions
+            if kind is dict or kind is list:
                 if depth > deepest:
                     raise JsonFault("json", "nested too deeply")
-                inner.extend(item.values() if isinstance(item, dict) else item)
-            elif integers and isinstance(item, int) and not -limits.MAX_JSON_INTEGER <= item <= limits.MAX_JSON_INTEGER:
+                inner.extend(item.values() if kind is dict else item)
+            elif kind is int and integers and not low <= item <= high:
                 raise JsonFault("json", "an integer beyond 2^53-1")
         level, depth = inner, depth + 1
 

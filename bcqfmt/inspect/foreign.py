@@ -21,9 +21,11 @@ _NUMBERS = (("bits", "bits"), ("bits", "w_bit"), ("group_size", "group_size"), (
 
 
 def model_files(folder: Path) -> list[str]:
-    """The usual names; else every safetensors file at the top, as some quantizers name theirs freely."""
+    """The usual names; else every safetensors file at the top, as some quantizers name theirs freely; else GGUF."""
     if not os.path.lexists(folder / SINGLE) and not os.path.lexists(folder / INDEX):
-        found = [name for name in _listed(folder) if name.endswith(".safetensors") and not name.startswith(".")]
+        names = [name for name in _listed(folder) if not name.startswith(".")]
+        found = [name for name in names if name.endswith(".safetensors")]
+        found = found or [name for name in names if name.endswith(".gguf")]
         if found:
             for name in found:
                 inside(folder, name)

@@ -19,15 +19,17 @@ from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.model_file import FolderNames, ModelFile, read_model_file
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
+from bcqfmt.container.gguf.header import GgufHeader, read_gguf
 from bcqfmt.container.header import Header, read_header, require_header
-from bcqfmt.errors import Finding, error, refuse
+from bcqfmt.errors import Finding, error, escape, refuse
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
 from bcqfmt.weight.scheme_json import scheme_json
 
 from .foreign import kind_of, method_of, model_config, model_files
 
-__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_sources"]
+__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_gguf"]
+__all__ += ["summarize_sources"]
 
 Openers = Mapping[str, Callable[[], ByteSource]]
 
@@ -178,7 +180,7 @@ class Summary:
 
 
 def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary:
-    """Sum up a BCQ folder or file, or any other safetensors folder or file; ``modules`` adds a row per weight."""
+    """Sum up a BCQ folder or file, or any other of safetensors or GGUF; ``modules`` adds a row per weight."""
     place = named(path)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
@@ -190,6 +192,9 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
         _Sum(summary).bcq(_openers({name: place / name for name in names}), manifest)
         return summary
     paths = {name: place / name for name in model_files(place)} if folder else {place.name: place}
+    if all(name.endswith(".gguf") for name in paths):
+        _Sum(summary).gguf(_openers(paths))
+        return summary
     if folder:
         config = model_config(place, summary.warnings.append)
         first = _header(paths, next(iter(paths)))
@@ -215,6 +220,15 @@ def summarize_sources(
         return summary
     for name, source in sources.items():
         total.file(source, None, headers[name])
+    return summary
+
+
+def summarize_gguf(path: str, files: Iterable[tuple[int, GgufHeader]]) -> Summary:
+    """Sum up GGUF files that lie elsewhere: size and header of each."""
+    summary = Summary(path, False)
+    for size, header in files:
+        summary.files, summary.file_bytes = summary.files + 1, summary.file_bytes + size
+        _Sum(summary).gguf_header(header)
     return summary
 
 
@@ -258,6 +272,24 @@ class _Sum:
             assert header is not None  # the sink has refused anything else
             found.append(header)
         self.headers(found, config)
+
+    def gguf(self, files: Openers) -> None:
+        """GGUF files; the first one says what the model is."""
+        for opener in files.values():
+            source = self._counted(opener)
+            self.gguf_header(read_gguf(source))
+            source.close()
+
+    def gguf_header(self, header: GgufHeader) -> None:
+        """The tensors of one GGUF file."""
+        summary = self.summary
+        for info in header.tensors.values():
+            self._dense(info.type.name, info.shape, info.nbytes)
+        if not summary.foreign:
+            summary.foreign, summary.version = "gguf", str(header.version)
+            kept = {name: header.get(f"general.{name}") for name in ("architecture", "name")}
+            summary.quantization = {"method": "gguf", "evidence": "header"}
+            summary.quantization |= {key: escape(value) for key, value in kept.items() if isinstance(value, str)}
 
     def headers(self, found: Iterable[Header], config: Mapping[str, Any]) -> None:
         """Tensors of files that are not BCQ."""

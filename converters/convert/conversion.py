@@ -89,7 +89,7 @@ class Conversion:
         self.layouts = layouts()
         self.settings, modules = find_modules(self.source, asked, self.options.layout)
         self.modules = {module.weight_name: module for module in modules}
-        known = {"name": self.options.name or self.source.folder.name, "revision": self.options.revision}
+        known = {"name": self.options.name or self.source.name, "revision": self.options.revision}
         meaning = {**self.options.meaning(), **known}
         carried_out = not self.options.dry_run
         self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
@@ -152,7 +152,9 @@ class Conversion:
                         executor.work(self, space, tick, shard_done)
                 check_unchanged(self.source)
                 if part is None:
-                    finalize(self.source, self.plan, space, self.named, self.options.provenance)
+                    finalize(
+                        self.source, self.plan, space, self.named, self.options.provenance, self.source.made_files()
+                    )
             if part is None:
                 space.publish()
         except BcqError:
@@ -180,7 +182,7 @@ class Conversion:
         space = Workspace(target, resume=True, overwrite=self.options.overwrite)
         try:
             if not space.begin(self.plan, source_state(self.source)):
-                finalize(self.source, self.plan, space, self.named, self.options.provenance)
+                finalize(self.source, self.plan, space, self.named, self.options.provenance, self.source.made_files())
             space.publish()
         finally:
             space.release()

@@ -77,7 +77,10 @@ class ShardJob:
         self._shard, self._modules, self._layouts, self._options = shard, modules, layouts, options
         self._check_stop = check_stop
         self._room = 2 * max((module.nbytes for module in modules.values()), default=0) + _SPARE
-        self.rules: dict[str, tuple[Rule, str | None]] = {name: ({"rule": "copy"}, None) for name in shard.dense}
+        self.rules: dict[str, tuple[Rule, str | None]] = {}
+        for name in shard.dense:
+            copy = source.copies.get(name)
+            self.rules[copy.stored if copy else name] = (copy.rule, name) if copy else ({"rule": "copy"}, None)
         with ThreadPoolExecutor(options.threads) as pool:
             self.weights = dict(zip(shard.weights, pool.map(self._converted, shard.weights), strict=True))
         self.units = [Unit.of_weight(weight) for weight in self.weights.values()]

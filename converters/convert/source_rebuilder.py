@@ -15,12 +15,16 @@ from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.provenance import RAW, RECORD, check_raw, check_rules, source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import ByteSource, SourceFile, inside, unfit
+from bcqfmt.container.gguf.header import GgufHeader, read_gguf
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.layouts.rebuild import apply_rule, as_bytes, check_rule
 from bcqfmt.converters.layouts.registry import rebuilders
+from bcqfmt.converters.source.gguf import gap_ranges
+from bcqfmt.converters.source.gguf_rows import copied, copy_fits
 from bcqfmt.converters.words.buffers import read_array
-from bcqfmt.errors import error, refuse
+from bcqfmt.errors import error, escape, refuse
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["SourceRebuilder"]
@@ -45,16 +49,27 @@ class _Archived(ByteSource):
         buffer[stored:] = 0
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the archived header."""
         self._stored.close()
 
     def header(self) -> Header:
         """The header, as strictly checked as that of a file; BCQ-V702 when there is anything after it."""
-        with closing(self._stored):
+        with closing(self):
             found = require_header(self)
         if found.data_start != self._stored.size:
             raise error("BCQ-V702", self.shown, found=f"{self._stored.size} bytes", expected=f"{found.data_start}")
         return found
+
+
+def _archived_gguf(folder: Path, path: str, size: int) -> GgufHeader:
+    """The archived header of a GGUF file of ``size`` bytes; BCQ-V702 unless it is whole and the data fits."""
+    place = f"{SOURCE}/headers/{path}.header"
+    with closing(SourceFile(inside(folder, place), place)) as stored:
+        found = read_gguf(stored, whole=False)
+        if found.data_start != stored.size or found.data_end > size:
+            said = f"{stored.size} bytes, data up to {found.data_end}"
+            raise error("BCQ-V702", place, found=said, expected=f"{found.data_start} bytes, data up to {size}")
+    return found
 
 
 class SourceRebuilder:
@@ -81,6 +96,7 @@ class SourceRebuilder:
         self.record = record
         self._known = rebuilders()
         self._headers: dict[str, Header] = {}
+        self._ggufs: dict[str, GgufHeader] = {}
         self._raw: dict[str, StoredTensor] = {}
         self._check()
 
@@ -92,6 +108,8 @@ class SourceRebuilder:
         for path, entry in files.items():
             if entry["kind"] == "safetensors":
                 self._headers[path] = _Archived(self.folder, path, entry["size"]).header()
+            elif entry["kind"] == "gguf":
+                self._ggufs[path] = _archived_gguf(self.folder, path, entry["size"])
             else:
                 place = f"{SOURCE}/files/{path}"
                 with closing(SourceFile(inside(self.folder, place), place)) as file:
@@ -100,6 +118,9 @@ class SourceRebuilder:
         dense = dict(self.checkpoint.dense())
         weights = {name: spec for file in self.checkpoint.files() for name, spec in file.specs.items()}
         archived = {path: list(header.tensors) for path, header in self._headers.items()}
+        for path, gguf in self._ggufs.items():
+            between = [""] if "" in self.record["tensors"].get(path, {}) else []
+            archived[path] = [*gguf.tensors, *between]
         wanted = check_rules(self.record, archived, (dense, weights), refuse)
         check_raw(self.folder, (self.folder / RAW).is_file(), wanted, refuse)
         if wanted:
@@ -107,16 +128,27 @@ class SourceRebuilder:
             header = require_header(source)
             self._raw = {name: StoredTensor.in_file(name, header, source) for name in header.tensors}
         for path, tensors in self.record["tensors"].items():
-            for name, (number, *weight) in tensors.items():
+            for name, (number, *named) in tensors.items():
                 rule = self.record["rules"][number]
-                if weight:
-                    check_rule(weights[weight[0]], rule, self._known, RECORD, name)
+                if rule["rule"] not in ("raw", "copy"):
+                    check_rule(weights[named[0]], rule, self._known, RECORD, name)
                     continue
-                stored = self._raw[f"{path}/{name}"] if rule["rule"] == "raw" else dense[name]
-                *_, begin, end = self._headers[path].tensors[name]
-                if rule.keys() != {"rule"} or stored.nbytes != end - begin:
-                    found = f"{rule['rule']} of {stored.nbytes} bytes"
-                    raise error("BCQ-V703", RECORD, name, found, f"{end - begin} bytes and no parameter")
+                raw = rule["rule"] == "raw"
+                stored = self._raw[f"{path}/{name}"] if raw else dense[named[0] if named else name]
+                fits = copy_fits(rule, stored.shape) if path in self._ggufs and not raw else rule.keys() == {"rule"}
+                if not fits or stored.nbytes != self._size(path, name):
+                    found = f"{escape(canonical(rule), 80)} of {stored.nbytes} bytes"
+                    raise error("BCQ-V703", RECORD, name, found, f"{self._size(path, name)} bytes, parameters that fit")
+
+    def _size(self, path: str, name: str) -> int:
+        """The bytes of a source tensor; of the one without a name, all that belong to none."""
+        if path in self._headers:
+            *_, begin, end = self._headers[path].tensors[name]
+            return end - begin
+        header = self._ggufs[path]
+        if name:
+            return header.tensors[name].nbytes
+        return sum(end - begin for begin, end in gap_ranges(header, self.files()[path]["size"]))
 
     def files(self) -> dict[str, dict[str, Any]]:
         """path -> kind, size, sha256."""
@@ -134,16 +166,35 @@ class SourceRebuilder:
             yield from self._copy(f"{SOURCE}/files/{path}")
             return
         yield from self._copy(f"{SOURCE}/headers/{path}.header")
+        if path in self._ggufs:
+            yield from self._gguf(path)
+            return
         tensors = self._headers[path].tensors
         for name in sorted(tensors, key=lambda name: tensors[name][2:]):
-            begin, end = tensors[name][2:]
-            done = 0
-            for chunk in self._tensor(path, name):
-                done += chunk.size
-                yield chunk
-                del chunk  # the next one may need the memory
-            if done != end - begin:
-                raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{end - begin}")
+            yield from self._whole(path, name)
+
+    def _gguf(self, path: str) -> Iterator[Bytes]:
+        """The data of a GGUF file: every tensor and the bytes between them, which are zero unless archived."""
+        header, kept = self._ggufs[path], self._raw.get(f"{path}/")
+        between, at = kept.array() if kept is not None else None, 0
+        ranges = gap_ranges(header, self.files()[path]["size"])
+        for name, (begin, end) in zip([*header.tensors, ""], ranges, strict=True):
+            if name:
+                yield from self._whole(path, name)
+            for start in range(0, end - begin, _COPY):
+                size = min(_COPY, end - begin - start)
+                yield np.zeros(size, np.uint8) if between is None else between[at : at + size]
+                at += size
+
+    def _whole(self, path: str, name: str) -> Iterator[Bytes]:
+        """The bytes of one source tensor, BCQ-E613 unless there are as many as in the source."""
+        size, done = self._size(path, name), 0
+        for chunk in self._tensor(path, name):
+            done += chunk.size
+            yield chunk
+            del chunk  # the next one may need the memory
+        if done != size:
+            raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{size}")
 
     def _tensor(self, path: str, name: str) -> Iterator[Bytes]:
         """The bytes of one source tensor."""
@@ -152,9 +203,12 @@ class SourceRebuilder:
         if rule["rule"] == "raw":
             yield from self._raw[f"{path}/{name}"].chunks()
         elif rule["rule"] == "copy":
-            dense = self.checkpoint[name]
+            dense = self.checkpoint[weight[0] if weight else name]
             assert isinstance(dense, StoredTensor)
-            yield from dense.chunks()
+            if len(rule) == 1:
+                yield from dense.chunks()
+            else:
+                yield as_bytes(copied(dense.array(), rule))
         else:
             yield as_bytes(apply_rule(self._weight(weight[0]), rule, self._known))
 

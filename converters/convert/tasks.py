@@ -65,7 +65,7 @@ def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
     for index, shard in enumerate(plan.shards):
         largest = max((conversion.modules[name].nbytes for name in shard.weights), default=0)
         memory = memory_of(headers, largest)
-        folder = os.path.abspath(source.folder)  # noqa: PTH100 - resolve() would follow a link
+        folder = os.path.abspath(source.place)  # noqa: PTH100 - resolve() would follow a link
         task = Task(
             folder, str(target), options, index, len(plan.shards), shard.file, shard.nbytes, memory, digest, umask
         )

@@ -85,8 +85,8 @@ def _fetch(
                 repo.repo_id,
                 revision=repo.commit,
                 local_files_only=local,
-                allow_patterns=list(KEEP) if only is None else [glob.escape(name) for name in only],
-                ignore_patterns=list(SKIP),
+                allow_patterns=_patterns(repo) if only is None else [glob.escape(name) for name in only],
+                ignore_patterns=None if repo.file else list(SKIP),
                 force_download=force,
                 library_name="bcqfmt",
                 library_version=__version__,
@@ -95,6 +95,11 @@ def _fetch(
         )
 
     return Path(attempt(fetch, repo.repo_id, again=_not_retried, file_bytes=largest))
+
+
+def _patterns(repo: HubRepo) -> list[str]:
+    """What is fetched: the files of a checkpoint, or those of the GGUF model that was named."""
+    return [glob.escape(name) for name in repo.needed()] if repo.file else list(KEEP)
 
 
 def _silent() -> type[Any]:

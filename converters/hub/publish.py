@@ -1,7 +1,7 @@
 """Publishing: a BCQ folder goes to a repository on the hub, checked first, through the library's own upload.
 
 Checked before anything is sent: every rule of the format and every digest of the manifest (as ``validate --deep``
-does), and that the front matter of the model card is YAML. A repository that holds another model's files is refused.
+does). A repository that holds another model's files is refused; the hub itself looks at the front matter of the card.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list, read_config
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list, is_documentation, read_config
 from bcqfmt.checkpoint.validation import validate
 from bcqfmt.container.durable import write_file
-from bcqfmt.container.files import inside, read_small
-from bcqfmt.converters.source.front_matter import CARD, front_fault
+from bcqfmt.container.files import inside
+from bcqfmt.converters.source.front_matter import CARD
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
 
@@ -33,8 +32,6 @@ from .repo import split_hub_id
 __all__ = ["Pushed", "check_push", "files_to_push", "push"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DOCUMENTS = (".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".gitattributes", ".pdf")
-_TEXTS = ("LICENSE", "LICENCE", "NOTICE")
 _LOGIN = "hf auth login, with a token that may write (https://huggingface.co/settings/tokens)"
 Card = Callable[[str, str], str]
 
@@ -64,17 +61,13 @@ def check_push(repo_id: str, token: str | None = None) -> tuple[str, str]:
 def files_to_push(folder: Path, progress: Callable[[int], object] | None = None) -> dict[str, int]:
     """Check a folder and list what would be sent, path -> bytes; files whose names begin with a dot stay here.
 
-    Refused with the code of the fault: what is no folder, not BCQ, unfinished, damaged, or has an unreadable card.
+    Refused with the code of the fault: what is no folder, not BCQ, unfinished or damaged.
     """
     _check_kind(folder)
     report = validate(folder, deep=True, progress=progress)
     for finding in report.errors:
         if finding.file != CARD:  # the card is its publisher's to edit
             refuse(finding)
-    if os.path.lexists(folder / CARD):
-        wrong = front_fault(read_small(inside(folder, CARD), limits.MAX_CONFIG_BYTES, CARD, "BCQ-E631"))
-        if wrong:
-            raise error("BCQ-E631", CARD, found=wrong, expected="a YAML mapping as front matter")
     names = library().utils.filter_repo_objects(file_list(folder), ignore_patterns=_ignored())
     return {name: inside(folder, name).stat().st_size for name in names}  # no link may lead out of the folder
 
@@ -157,11 +150,11 @@ def _check_kind(folder: Path) -> None:
     stated = config.get("quantization_config") if config is not None else None
     if folder.name.endswith(".partial") or (isinstance(stated, dict) and stated.get("quant_method") == "bcq"):
         raise error("BCQ-V601", str(folder), found=f"no {MANIFEST}", expected="a finished BCQ folder")
-    convert = shlex.join(["bcqfmt", "convert", str(folder), "OUT"])
-    advice = f"convert it first: {convert}" if os.path.lexists(folder / CONFIG) else None
-    raise error(
-        "BCQ-V601", str(folder), found=f"no {MANIFEST}: this is no BCQ folder", expected="a BCQ folder", hint=advice
-    )
+    hint = "convert or quantize a model first: bcqfmt convert SRC OUT"
+    if os.path.lexists(folder / CONFIG):
+        hint = f"convert it first: {shlex.join(['bcqfmt', 'convert', str(folder), 'OUT'])}"
+    found = f"no {MANIFEST}: this is no BCQ folder"
+    raise error("BCQ-V601", str(folder), found=found, expected="a BCQ folder", hint=hint)
 
 
 def _strange(api: Any, name: str, revision: str | None, private: bool, files: dict[str, int]) -> list[str]:
@@ -171,7 +164,7 @@ def _strange(api: Any, name: str, revision: str | None, private: bool, files: di
         hint = f"make it private on {address()}/{name}/settings, or push without --private"
         raise error("BCQ-E709", name, found="it is public already", expected="a private one", hint=hint)
     there = [str(entry.rfilename) for entry in info.siblings or ()]
-    return sorted(n for n in there if n not in files and not n.endswith(_DOCUMENTS) and not n.startswith(_TEXTS))
+    return sorted(name for name in there if name not in files and not is_documentation(name))
 
 
 def _where(name: str, done: Any, create_pr: bool) -> str:

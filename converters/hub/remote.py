@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from bcqfmt.container.files import ByteSource
 from bcqfmt.container.header import Header
-from bcqfmt.converters.source.checkpoint import FOREIGN, SourceCheckpoint, read_source
+from bcqfmt.converters.source.checkpoint import FOREIGN, SourceCheckpoint, read_gguf_source, read_source
+from bcqfmt.converters.source.gguf import split_names
 from bcqfmt.errors import BcqError, error
 from bcqfmt.version import __version__
 
@@ -153,10 +154,16 @@ def remote_headers(repo: HubRepo) -> RemoteHeaders:
     def open_file(name: str) -> RemoteFile:
         return files.setdefault(name, RemoteFile(repo, name))
 
-    names = sorted({*repo.needed(), *(name for name in repo.files if name.endswith(FOREIGN))})
+    foreign = () if repo.file else (name for name in repo.files if name.endswith(FOREIGN))
+    names = sorted({*repo.needed(), *foreign})
     pool = ThreadPoolExecutor(_WORKERS)
     try:
-        checkpoint = read_source(Path(repo.repo_id), names, open_file, pool.map)
+        if repo.file:
+            wanted = split_names(repo.file)
+            checkpoint = read_gguf_source(Path(repo.repo_id), names, wanted, open_file, pool.map)
+            checkpoint.lone = repo.file
+        else:
+            checkpoint = read_source(Path(repo.repo_id), names, open_file, pool.map)
     finally:
         pool.shutdown(cancel_futures=True)
     for file in files.values():

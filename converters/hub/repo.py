@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bcqfmt.converters.source.front_matter import is_repo_id
+from bcqfmt.converters.source.gguf import split_names
 from bcqfmt.errors import error, escape
 from bcqfmt.version import __version__
 
@@ -44,17 +45,22 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:
-    """A repository pinned to ``commit``; ``revision`` is what was asked for, ``offline`` that the cache told it all."""
+    """A repository pinned to ``commit``; ``revision`` is what was asked for, ``offline`` that the cache told it all.
+
+    ``file``: the GGUF file that was named, if one was; then nothing but the files of its split is needed.
+    """
 
     repo_id: str
     revision: str
     commit: str
     files: dict[str, HubFile]
     offline: bool = False
+    file: str = ""
 
     def needed(self) -> dict[str, HubFile]:
         """The files that belong to a checkpoint, by name."""
-        return {name: self.files[name] for name in needed(list(self.files))}
+        names = split_names(self.file) if self.file else needed(list(self.files))
+        return {name: self.files[name] for name in names if name in self.files}
 
     @property
     def size(self) -> int:
@@ -63,14 +69,17 @@ class HubRepo:
 
 
 def looks_like_hub_id(text: str) -> bool:
-    """Whether ``text`` is ``owner/name`` or ``owner/name@revision``; anything that exists here is a path instead."""
+    """Whether ``text`` is the name of a model, or of a GGUF file of one; anything that exists here is a path instead.
+
+    ``owner/name``, ``owner/name@revision``, ``owner/name:file.gguf``, ``owner/name@revision:file.gguf``.
+    """
     return not os.path.lexists(text) and _split(text) is not None
 
 
-def split_hub_id(text: str) -> tuple[str, str | None]:
-    """``owner/name`` and the revision, if one is named."""
+def split_hub_id(text: str, *, file: bool = False) -> tuple[str, str | None]:
+    """``owner/name`` and the revision, if one is named; ``file``: a GGUF file may be named too, and is left out."""
     found = _split(text)
-    if found is None:
+    if found is None or (_file(text) and not file):
         raise error("BCQ-E302", found=f"'{escape(text)}'", expected="owner/name, or owner/name@revision", hint=_EXAMPLE)
     return found
 
@@ -80,7 +89,8 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
 
     Offline, or where ``HF_HUB_OFFLINE`` is set, the answer comes from the cache and nothing is sent.
     """
-    repo_id, named = split_hub_id(repo_id)
+    file = _file(repo_id)
+    repo_id, named = split_hub_id(repo_id, file=True)
     wanted = revision or named or "main"
     if not _fine_revision(wanted):
         raise error(
@@ -92,7 +102,7 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
         )
     hub = library()
     if offline or hub.constants.HF_HUB_OFFLINE:
-        return _from_cache(repo_id, wanted)
+        return _chosen(_from_cache(repo_id, wanted), file)
     info = attempt(lambda: _listing(repo_id, wanted), repo_id)
     commit = str(info.sha)
     if not _COMMIT.fullmatch(commit) or (_COMMIT.fullmatch(wanted) and commit != wanted):
@@ -107,7 +117,16 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
         sha256 = lfs.sha256 if lfs is not None and _DIGEST.fullmatch(str(lfs.sha256)) else ""
         sha1 = entry.blob_id if lfs is None and _COMMIT.fullmatch(str(entry.blob_id)) else ""
         files[entry.rfilename] = HubFile(entry.rfilename, size, sha256, sha1)
-    return HubRepo(repo_id, wanted, commit, files)
+    return _chosen(HubRepo(repo_id, wanted, commit, files), file)
+
+
+def _chosen(repo: HubRepo, file: str) -> HubRepo:
+    """The repository with the file that was named, which it must have."""
+    if file and file not in repo.files:
+        there = ", ".join(name for name in repo.files if name.endswith(".gguf")) or "none"
+        expected = f"one of its GGUF files: {escape(there)}"
+        raise error("BCQ-E101", f"{repo.repo_id}:{file}", found="no such file in the repository", expected=expected)
+    return replace(repo, file=file)
 
 
 def needed(names: list[str]) -> list[str]:
@@ -172,10 +191,16 @@ def _sizes_listed(repo_id: str, commit: str) -> dict[str, int] | None:
 
 
 def _split(text: str) -> tuple[str, str | None] | None:
-    repo_id, at, revision = text.partition("@")
+    repo_id, at, revision = text.removesuffix(f":{_file(text)}").partition("@")
     if not is_repo_id(repo_id) or (at and not _fine_revision(revision)):
         return None
     return repo_id, revision if at else None
+
+
+def _file(text: str) -> str:
+    """The GGUF file in ``owner/name:file.gguf``; empty without one."""
+    _, _, file = text.partition(":")
+    return file if file.endswith(".gguf") else ""
 
 
 def _fine_revision(text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,16 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
 from bcqfmt.checkpoint.model_file import ModelFile, read_model_file
 from bcqfmt.checkpoint.provenance import RAW, RECORD
 from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.durable import make_folders, write_file
-from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
-from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint
+from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint, SourceModel
 from bcqfmt.converters.source.front_matter import CARD
+from bcqfmt.converters.source.gguf import gaps
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import error, refuse
 from bcqfmt.version import __version__
@@ -28,7 +33,7 @@ from bcqfmt.weight.scheme import features_of
 from .model_card import Facts, How, converted, model_card
 from .paths import written_anew
 from .plan import Plan
-from .source_files import digest_step
+from .source_files import SideFile, digest_step
 from .workspace import Workspace
 
 __all__ = ["finalize"]
@@ -53,15 +58,16 @@ def finalize(
     folder = space.folder
     files = {record["file"]: FileRecord(record["size"], record["sha256"]) for record in records}
     opened = [_opened(folder, record["file"]) for record in records]
-    verbatim = _small_files(source, plan)
+    verbatim = {path: SideFile(source, plan, path) for path in source.side_files}
     if provenance:
         _write_provenance(source, records, sources, verbatim, settings, folder, files)
     features = features_of(spec for file in opened for spec in file.specs.values())
+    card = verbatim.get(CARD)
     facts = Facts(
         plan.options["name"],
         plan.options.get("revision", ""),
         source.config,
-        verbatim.get(CARD),
+        card.start(limits.MAX_CONFIG_BYTES) if card else None,
         source.side_files,
         opened,
         plan.coverage,
@@ -70,10 +76,14 @@ def finalize(
     )
     own = _folder_files(source, opened, features, verbatim)
     own[CARD] = model_card(facts, how or converted(settings, provenance))
-    for name, data in {**own, **(extra or {})}.items():
+    own |= extra or {}
+    for name, data in own.items():
         _put(folder, name, data, files)
+    for path, side in verbatim.items():
+        if not provenance and own.get(path) is not side:  # not copied, so not compared yet
+            side.check()
     weights = {name: WeightRecord(spec, file.source.shown) for file in opened for name, spec in file.specs.items()}
-    known = {path: FileRecord.of(data) for path, data in verbatim.items()}
+    known = {path: file.record for path, file in verbatim.items()}
     manifest = Manifest(
         generator={"name": "bcqfmt", "version": __version__},
         weights=weights,
@@ -122,23 +132,11 @@ def _opened(folder: Path, name: str) -> ModelFile:
     return file
 
 
-def _small_files(source: SourceCheckpoint, plan: Plan) -> dict[str, bytes]:
-    """Path -> content of every file that is not a model file; BCQ-E103 when one has changed since the plan was made."""
-    found = {}
-    for path in source.side_files:
-        opened = SourceFile(inside(source.folder, path), path)
-        found[path] = opened.read(0, opened.size).tobytes()
-        opened.close()
-        if hashlib.sha256(found[path]).hexdigest() != plan.source["sides"][path]:
-            raise error("BCQ-E103", path, found="another content than when the conversion began")
-    return found
-
-
 def _write_provenance(
     source: SourceCheckpoint,
     records: list[dict[str, Any]],
     sources: dict[str, FileRecord],
-    verbatim: dict[str, bytes],
+    verbatim: Mapping[str, SideFile],
     settings: Settings,
     folder: Path,
     files: dict[str, FileRecord],
@@ -150,16 +148,22 @@ def _write_provenance(
         for name, (rule, *weight) in record["rules"].items():
             number = rules.setdefault(canonical(rule), len(rules))
             tensors[source.home[name]][name] = [number, *weight]
+    between = {path: left for path, model in source.models.items() if (left := _between(model)) is not None}
+    for path in between:
+        tensors[path][""] = [rules.setdefault(canonical({"rule": "raw"}), len(rules))]
     table = sorted(rules)
     order = {number: table.index(text) for text, number in rules.items()}
     listed = {
         path: {name: [order[entry[0]], *entry[1:]] for name, entry in entries.items()}
         for path, entries in tensors.items()
     }
-    entries = {path: {"kind": "safetensors", **record._asdict()} for path, record in sources.items()}
-    for path, data in verbatim.items():
-        entries[path] = {"kind": "verbatim", **FileRecord.of(data)._asdict()}
-        _put(folder, f"{SOURCE}/files/{path}", data, files)
+    entries = {}
+    for path, known in sources.items():
+        kind = "safetensors" if source.models[path].gguf is None else "gguf"
+        entries[path] = {"kind": kind, **known._asdict()}
+    for path, file in verbatim.items():
+        entries[path] = {"kind": "verbatim", **file.record._asdict()}
+        _put(folder, f"{SOURCE}/files/{path}", file, files)
     for path, model in source.models.items():
         _put(folder, f"{SOURCE}/headers/{path}.header", model.header_bytes(), files)
     value = {
@@ -176,18 +180,26 @@ def _write_provenance(
         f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
         for path, entries_of in listed.items()
         for name, entry in entries_of.items()
-        if value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
+        if name and value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
     }
+    raw |= {f"{path}/": StoredTensor.from_array("", left) for path, left in between.items()}
     if raw:
         files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"})
 
 
+def _between(model: SourceModel) -> npt.NDArray[np.uint8] | None:
+    """The bytes of a GGUF file that belong to no tensor, unless they are all zero."""
+    return None if model.gguf is None else gaps(model.source, model.gguf)
+
+
 def _folder_files(
-    source: SourceCheckpoint, opened: list[ModelFile], features: list[str], verbatim: dict[str, bytes]
-) -> dict[str, bytes]:
+    source: SourceCheckpoint, opened: list[ModelFile], features: list[str], verbatim: Mapping[str, SideFile]
+) -> dict[str, bytes | SideFile]:
     """Side files as they are; new config.json and index; quantization files of other tools left out."""
     left_out = {*QUANT_FILES, *(path for path in verbatim if path.endswith(INDEX_SUFFIX) or written_anew(path))}
-    found = {path: data for path, data in verbatim.items() if path not in left_out and not path.startswith(".")}
+    found: dict[str, bytes | SideFile] = {
+        path: file for path, file in verbatim.items() if path not in left_out and not path.startswith(".")
+    }
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
     config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
@@ -199,9 +211,13 @@ def _folder_files(
     return found
 
 
-def _put(folder: Path, name: str, data: bytes, files: dict[str, FileRecord]) -> None:
-    path = folder / name
-    make_folders(path.parent)
-    write_file(path, data)
+def _put(folder: Path, name: str, data: bytes | SideFile, files: dict[str, FileRecord]) -> None:
+    if isinstance(data, SideFile):
+        data.copy_to(folder / name)
+        record = data.record
+    else:
+        make_folders((folder / name).parent)
+        write_file(folder / name, data)
+        record = FileRecord.of(data)
     if not is_documentation(name):
-        files[name] = FileRecord.of(data)
+        files[name] = record

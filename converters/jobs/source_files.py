@@ -1,11 +1,15 @@
-"""The model files of a source during a job: their digests, and whether they are still the same files."""
+"""The files of a source during a job: their digests, whether they are still the same files, and their copies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from bcqfmt.container.files import SourceFile, file_state
+from bcqfmt.checkpoint.manifest import FileRecord
+from bcqfmt.container.durable import OutputFile, make_folders
+from bcqfmt.container.files import SourceFile, file_state, inside
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
@@ -13,7 +17,7 @@ from bcqfmt.errors import error
 from .plan import Plan
 from .workspace import Workspace
 
-__all__ = ["check_unchanged", "digest_step", "hash_source", "source_state"]
+__all__ = ["SideFile", "check_unchanged", "digest_step", "hash_source", "source_state"]
 
 
 def source_state(source: SourceCheckpoint) -> dict[str, Any]:
@@ -48,3 +52,38 @@ def hash_source(
         file = source.models[path].source
         record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, progress)}
         space.finish(digest_step(index), plan, record)
+
+
+class SideFile:
+    """A file of the source that is not a model file; it may be large and is never in memory as a whole.
+
+    Its digest is the plan's; BCQ-E103 when it has another content by now.
+    """
+
+    def __init__(self, source: SourceCheckpoint, plan: Plan, path: str) -> None:
+        self._place, self._path = inside(source.folder, path), path
+        with closing(self._opened()) as opened:
+            self.record = FileRecord(opened.size, plan.source["sides"][path])
+
+    def start(self, size: int) -> bytes:
+        """The first ``size`` bytes, or all of them."""
+        with closing(self._opened()) as opened:
+            return opened.read(0, min(size, opened.size)).tobytes()
+
+    def check(self) -> None:
+        """Read it once more."""
+        with closing(self._opened()) as opened:
+            self._same(hash_file(opened))
+
+    def copy_to(self, target: Path) -> None:
+        """Write it to ``target``, hashed while it is copied."""
+        make_folders(target.parent)
+        with closing(self._opened()) as opened, OutputFile(target, opened.size) as output:
+            self._same(hash_file(opened, each=output.write))
+
+    def _opened(self) -> SourceFile:
+        return SourceFile(self._place, self._path)
+
+    def _same(self, digest: str) -> None:
+        if digest != self.record.sha256:
+            raise error("BCQ-E103", self._path, found="another content than when the conversion began")

@@ -28,7 +28,7 @@ from bcqfmt.weight.scheme import Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Converted, Module, Options, Rebuilder, Rule
-from .tensors import expect, gather
+from .tensors import Kinds, expect, gather
 from .uniform import plain, segment_weight
 
 __all__ = ["AnyBcq"]
@@ -89,14 +89,9 @@ class AnyBcq:
         }
 
     def _module(self, source: SourceCheckpoint, name: str, precisions: list[int]) -> Module:
-        suffixes = [f"{kind}_{p}" for p in precisions for kind in ("alpha", "beta")]
-        tensors = gather(source, name, ("qweight", *suffixes))
+        kinds: Kinds = {f"{kind}_{p}": (FLOATS, (r,)) for p in precisions for kind, r in (("alpha", 3), ("beta", 2))}
+        tensors = gather(source, name, {"qweight": (("I32",), (3,)), **kinds})
         qweight = tensors["qweight"]
-        if qweight.dtype != "I32" or len(qweight.shape) != 3:
-            found = f"{qweight.dtype} {list(qweight.shape)}"
-            raise error(
-                "BCQ-E604", source.home[qweight.name], qweight.name, found, "I32 [K/32, B, N] in the AnyBCQ layout"
-            )
         blocks, bits, n = qweight.shape
         k = 32 * blocks
         if bits > 8:
@@ -106,12 +101,9 @@ class AnyBcq:
             raise error("BCQ-E603", source.home[qweight.name], name, found, f"alpha_{bits} and beta_{bits}")
         size = _group_size(source, name, tensors[f"alpha_{bits}"], k)
         why = f"for {n} x {k}, {bits} planes and groups of {size} in the AnyBCQ layout"
-        kinds = {kind: tensors[f"{kind}_{bits}"].dtype for kind in ("alpha", "beta")}
-        if not set(kinds.values()) <= set(FLOATS):
-            raise error("BCQ-E604", source.home[qweight.name], name, f"numbers of type {kinds}", ", ".join(FLOATS))
         for p in precisions:
-            expect(source, tensors[f"alpha_{p}"], (kinds["alpha"],), (k // size, p, n), why)
-            expect(source, tensors[f"beta_{p}"], (kinds["beta"],), (k // size, n), why)
+            expect(source, tensors[f"alpha_{p}"], (tensors[f"alpha_{bits}"].dtype,), (k // size, p, n), why)
+            expect(source, tensors[f"beta_{p}"], (tensors[f"beta_{bits}"].dtype,), (k // size, n), why)
         _check_configuration(source, name, bits, size)
         resolved = {
             "bits": bits,

@@ -117,7 +117,7 @@ def _check_claims(source: SourceCheckpoint, settings: Settings, name: str, varia
 
 
 def _gemm_module(source: SourceCheckpoint, settings: Settings, name: str) -> Module:
-    tensors = gather(source, name, ("qweight", "qzeros", "scales"))
+    tensors = gather(source, name, awq_gemv.TENSORS)
     k, n = tensors["qweight"].shape[0], 8 * tensors["qweight"].shape[1]
     stated = settings.of(name)["group_size"]
     if stated is None:  # then the scales tell, if they divide the columns

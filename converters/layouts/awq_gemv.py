@@ -17,7 +17,7 @@ is ``offset``, its signed zeros included, and no integer zero point is made up.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,10 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, padded_groups
 from .uniform import affine_weight, plain, segment_weight, zero_points_of
 
-__all__ = ["REBUILDERS", "convert_gemv", "convert_gemv_fast", "gemv_fast_module", "gemv_module", "is_gemv"]
+__all__ = ["REBUILDERS", "TENSORS", "convert_gemv", "convert_gemv_fast", "gemv_fast_module", "gemv_module", "is_gemv"]
 
 Array = npt.NDArray[Any]
+TENSORS: Final = {"qweight": (("I32",), (2,)), "qzeros": (("I32",), (2,)), "scales": (FLOATS, (2,))}  # GEMM and GEMV
 
 
 def is_gemv(source: SourceCheckpoint, settings: Settings, name: str) -> bool:
@@ -56,7 +57,7 @@ def is_gemv(source: SourceCheckpoint, settings: Settings, name: str) -> bool:
 
 def gemv_module(source: SourceCheckpoint, settings: Settings, name: str) -> Module:
     """A module in the GEMV layout."""
-    tensors = gather(source, name, ("qweight", "qzeros", "scales"))
+    tensors = gather(source, name, TENSORS)
     n, k = tensors["qweight"].shape[0], 8 * tensors["qweight"].shape[1]
     size, padded = _groups(source, settings, name, k)
     why = f"for {n} x {k} in groups of {size} in the AWQ GEMV layout"
@@ -69,7 +70,7 @@ def gemv_module(source: SourceCheckpoint, settings: Settings, name: str) -> Modu
 def gemv_fast_module(source: SourceCheckpoint, settings: Settings, name: str) -> Module:
     """A module in the GEMV-fast layout; AutoAWQ's qzeros are llm-awq's scaled_zeros."""
     zeros = "scaled_zeros" if f"{name}.scaled_zeros" in source.tensors else "qzeros"
-    tensors = gather(source, name, ("qweight", "scales", zeros))
+    tensors = gather(source, name, {"qweight": (("I16",), (2,)), "scales": (FLOATS, (2,)), zeros: (FLOATS, (2,))})
     n, k = 4 * tensors["qweight"].shape[0], tensors["qweight"].shape[1]
     if k % 64:
         raise error(
@@ -81,8 +82,8 @@ def gemv_fast_module(source: SourceCheckpoint, settings: Settings, name: str) ->
         )
     size, padded = _groups(source, settings, name, k)
     why = f"for {n} x {k} in groups of {size} in the AWQ GEMV-fast layout"
-    for suffix in ("scales", zeros):
-        expect(source, tensors[suffix], FLOATS, (padded, n), why)
+    expect(source, tensors["scales"], FLOATS, (padded, n), why)
+    expect(source, tensors[zeros], (tensors["scales"].dtype,), (padded, n), why)
     resolved = {"variant": "gemv_fast", "bits": 4, "group_size": size, "n": n, "k": k, "padded": padded, "zeros": zeros}
     return Module(name, "awq", tensors, resolved)
 

@@ -8,15 +8,14 @@ tensors is quantized.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.converters.source.quant_config import Settings
+from bcqfmt.converters.source.quant_config import Settings, version_of
 from bcqfmt.errors import error, escape
 
-__all__ = ["CtScheme", "groups_for", "library_version", "read_scheme", "refuse_formats"]
+__all__ = ["CtScheme", "Targets", "library_version", "read_scheme", "refuse_formats"]
 
 _STRATEGIES: Final = ("group", "channel", "tensor")
 _FORMATS: Final = {
@@ -42,7 +41,7 @@ def library_version(settings: Settings) -> tuple[int, ...] | None:
     stated = settings.raw.get("version")
     if not isinstance(stated, str):
         return None
-    return tuple(int(part) for part in re.findall(r"[0-9]+", stated)[:3]) or None
+    return version_of(stated) or None
 
 
 def refuse_formats(source: SourceCheckpoint, settings: Settings) -> None:
@@ -56,22 +55,34 @@ def refuse_formats(source: SourceCheckpoint, settings: Settings) -> None:
             raise error("BCQ-E601", source.folder.name, found=found, expected="pack-quantized or int-quantized")
 
 
-def groups_for(source: SourceCheckpoint, settings: Settings, name: str) -> list[dict[str, Any]]:
-    """The groups that may be a module's: the one whose name or pattern fits, else all that name a class."""
-    named, matched, classes = [], [], []
-    for group in _groups(settings).values():
-        targets = [target for target in _list(group.get("targets")) if isinstance(target, str)]
-        if name in targets:
-            named.append(group)
-        elif any(_fits(target, name) for target in targets):
-            matched.append(group)
-        elif any(target[:1].isupper() for target in targets):
-            classes.append(group)
-    chosen = named[:1] or matched[:1] or classes
-    if not chosen:
-        found = "quantized tensors, and no group of the configuration that means them"
-        raise error("BCQ-E602", source.folder.name, name, found, "a target in config_groups")
-    return chosen
+class Targets:
+    """The groups of a configuration, and whose they are."""
+
+    def __init__(self, source: SourceCheckpoint, settings: Settings) -> None:
+        self._place, self._patterns = source.folder.name, settings.patterns
+        self._groups = []
+        for group in _groups(settings).values():
+            targets = group.get("targets")
+            texts = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+            patterns = [target.removeprefix("re:") for target in texts if target.startswith("re:")]
+            self._groups.append((group, set(texts), patterns, any(target[:1].isupper() for target in texts)))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The groups that may be a module's: the one whose name or pattern fits, else all that name a class."""
+        named, matched, classes = [], [], []
+        for group, texts, patterns, has_class in self._groups:
+            self._patterns.spend(20 if has_class else 1)  # the tensors will be compared with it
+            if name in texts:
+                named.append(group)
+            elif any(self._patterns.fits(pattern, name) for pattern in patterns):
+                matched.append(group)
+            elif has_class:
+                classes.append(group)
+        chosen = named[:1] or matched[:1] or classes
+        if not chosen:
+            found = "quantized tensors, and no group of the configuration that means them"
+            raise error("BCQ-E602", self._place, name, found, "a target in config_groups")
+        return chosen
 
 
 def read_scheme(source: SourceCheckpoint, name: str, group: Mapping[str, Any]) -> CtScheme:
@@ -109,16 +120,3 @@ def _groups(settings: Settings) -> dict[str, dict[str, Any]]:
     groups = settings.raw.get("config_groups")
     found = groups if isinstance(groups, dict) else {}
     return {k: v for k, v in found.items() if isinstance(v, dict) and isinstance(v.get("weights"), dict)}
-
-
-def _fits(target: str, name: str) -> bool:
-    if not target.startswith("re:"):
-        return False
-    try:
-        return re.match(target.removeprefix("re:"), name) is not None
-    except re.error:
-        return False
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -30,7 +30,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
 from bcqfmt.errors import BcqError, error
 
-from .compressed_config import CtScheme, groups_for, library_version, read_scheme, refuse_formats
+from .compressed_config import CtScheme, Targets, library_version, read_scheme, refuse_formats
 from .compressed_words import REBUILDERS, packings, per_matrix, planes_of, telling_bits, unpack_zeros, widened
 from .g_idx import permutation
 from .protocol import Converted, Module, Options, Rebuilder, Rule
@@ -40,6 +40,18 @@ from .uniform import affine_weight
 __all__ = ["CompressedTensors"]
 
 Array = npt.NDArray[Any]
+_PLAIN: Final = {
+    "weight": (("I8",), (2, 3)),
+    "weight_scale": (FLOATS, (0, 1, 2, 3)),
+    "weight_zero_point": (("I8",), (0, 1, 2, 3)),
+    "weight_g_idx": (("I32", "I64"), (1, 2)),
+}
+_PACKED: Final = {
+    "weight_packed": (("I32",), (2, 3)),
+    "weight_shape": (("I64", "I32"), (1,)),
+    **{suffix: kind for suffix, kind in _PLAIN.items() if suffix != "weight"},
+    "weight_zero_point": (("I32", "I8"), (0, 1, 2, 3)),
+}
 _DENSE_SINCE: Final = (0, 18)
 _NO_G_IDX_SINCE: Final = (0, 19)
 
@@ -61,8 +73,9 @@ class CompressedTensors:
             return []
         settings = read_settings(source)
         refuse_formats(source, settings)
-        return [_module(source, settings, name, "weight_packed") for name in names] + [
-            _module(source, settings, name, "weight") for name in plain
+        targets = Targets(source, settings)
+        return [_module(source, settings, targets, name, "weight_packed") for name in names] + [
+            _module(source, settings, targets, name, "weight") for name in plain
         ]
 
     def convert(self, module: Module, options: Options) -> Converted:
@@ -104,21 +117,23 @@ class CompressedTensors:
 
 
 # ------------------------------------------------------------------------------------------------------- finding
-def _module(source: SourceCheckpoint, settings: Settings, name: str, codes: str) -> Module:
+def _module(source: SourceCheckpoint, settings: Settings, targets: Targets, name: str, codes: str) -> Module:
     """The module by the first group of the configuration that its tensors fit."""
-    required = (codes, "weight_scale", *(("weight_shape",) if codes == "weight_packed" else ()))
-    tensors = gather(source, name, required, ("weight_zero_point", "weight_g_idx"))
-    if tensors[codes].dtype not in ("I32", "I8"):
-        found = f"{codes} of type {tensors[codes].dtype}: a floating-point format of four bits"
-        raise error("BCQ-E601", source.home[f"{name}.{codes}"], name, found, "integers")
+    stored = source.tensors[f"{name}.{codes}"]
+    if stored.dtype == "U8":
+        found = f"{codes} of type U8: a floating-point format of four bits"
+        raise error("BCQ-E601", source.home[stored.name], name, found, "integers")
+    tensors = gather(
+        source, name, _PACKED if codes == "weight_packed" else _PLAIN, ("weight_zero_point", "weight_g_idx")
+    )
     first: BcqError | None = None
-    for group in groups_for(source, settings, name):
+    for group in targets.of(name):
         try:
             scheme = read_scheme(source, name, group)
             return Module(name, "compressed-tensors", tensors, _resolve(source, settings, name, tensors, codes, scheme))
         except BcqError as fault:
             first = first or fault
-    assert first is not None  # there is a group, or groups_for has raised
+    assert first is not None  # there is a group, or Targets.of has raised
     raise first
 
 

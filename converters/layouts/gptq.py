@@ -33,13 +33,18 @@ from .awq_gemv import is_gemv
 from .g_idx import group_index, permutation
 from .gptq_zeros import choose_rule, decode_zeros, encode_zeros, rules_for
 from .protocol import Converted, Module, Options, Rebuilder, Rule
-from .tensors import columns_per_group, expect, incomplete
+from .tensors import columns_per_group, expect, gather
 from .uniform import affine_weight, plain, zero_points_of
 
 __all__ = ["Gptq"]
 
 Array = npt.NDArray[Any]
-_SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
+_TENSORS: Final = {
+    "qweight": (("I32",), (2,)),
+    "qzeros": (("I32",), (2,)),
+    "scales": (FLOATS, (2,)),
+    "g_idx": (("I32", "I64"), (1,)),
+}
 
 
 class Gptq:
@@ -92,9 +97,7 @@ class Gptq:
         return _REBUILDERS
 
     def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
-        tensors = {s: source.tensors[f"{name}.{s}"] for s in _SUFFIXES if f"{name}.{s}" in source.tensors}
-        if not {"qzeros", "scales"} <= tensors.keys():
-            raise incomplete(source, name, "qweight", ("qzeros", "scales"))
+        tensors = gather(source, name, _TENSORS, ("g_idx",))
         own = settings.of(name)
         bits, group = own["bits"], own["group_size"]
         if bits is None or group is None:

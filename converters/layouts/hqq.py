@@ -85,7 +85,7 @@ class Hqq:
         return {"hqq.W_q": Rebuilder(_w_q, _fits)}
 
     def _module(self, source: SourceCheckpoint, name: str) -> Module:
-        needed = gather(source, name, ("W_q", "scale", "zero", "nbits", "axis", "shape"), _OPTIONAL)
+        needed = gather(source, name, _TENSORS, _OPTIONAL)
         _refuse(source, name, needed)
         bits = _number(source, needed["nbits"])
         if bits not in _PACKING:
@@ -108,6 +108,21 @@ class Hqq:
         return Module(name, self.name, tensors, {"bits": bits, "group_size": size, "row": stated == -1, "n": n, "k": k})
 
 
+_INTEGER: Final = (("U8", "I32", "I64", "BOOL"), (0, 1))
+_TENSORS: Final = {
+    "W_q": (("U8", "I32", *FLOATS), (2,)),  # with view_as_float, which is refused by name
+    "scale": (FLOATS, (2,)),
+    "zero": (FLOATS, (2,)),
+    "nbits": ((*_INTEGER[0], "F32"), _INTEGER[1]),
+    "axis": _INTEGER,
+    "shape": (("I64",), (1,)),
+    "group_size": _INTEGER,
+    "packing": (("U8",), (1,)),
+    "compute_dtype": (("U8",), (1,)),
+    "view_as_float": _INTEGER,
+    "quant_scale": _INTEGER,
+    "quant_zero": _INTEGER,
+}
 _OPTIONAL: Final = ("group_size", "packing", "compute_dtype", "view_as_float", "quant_scale", "quant_zero")
 
 
@@ -149,9 +164,8 @@ def _check_texts(source: SourceCheckpoint, name: str, tensors: Mapping[str, Stor
 
 
 def _number(source: SourceCheckpoint, tensor: StoredTensor) -> int:
-    if tensor.shape not in ((), (1,)) or tensor.dtype not in ("U8", "I32", "I64", "BOOL"):
-        found = f"{tensor.dtype} {list(tensor.shape)}"
-        raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, "one integer")
+    if tensor.shape not in ((), (1,)):
+        raise error("BCQ-E604", source.home[tensor.name], tensor.name, f"shape {list(tensor.shape)}", "one integer")
     return int(tensor.array().reshape(-1)[0])
 
 
@@ -164,8 +178,8 @@ def _matrix(source: SourceCheckpoint, tensor: StoredTensor) -> tuple[int, int]:
 
 
 def _text(source: SourceCheckpoint, tensor: StoredTensor) -> str:
-    if tensor.dtype != "U8" or len(tensor.shape) != 1 or tensor.shape[0] > _TEXT:
-        found = f"{tensor.dtype} {list(tensor.shape)}"
+    if tensor.shape[0] > _TEXT:
+        found = f"shape {list(tensor.shape)}"
         raise error(
             "BCQ-E604", source.home[tensor.name], tensor.name, found, f"at most {_TEXT} characters, a byte each"
         )

@@ -66,11 +66,12 @@ def _part(weight: BcqWeight, rule: Rule) -> Array:
 
 
 def _part_shapes(spec: WeightSpec, rule: Rule) -> list[list[int]]:
-    """Of a part of segment 0: one number a line (HQQ), or its groups padded (AWQ); transposed before that."""
+    """Of a part of segment 0: flat (GGUF), one number a line (HQQ), its groups padded (AWQ); transposed before that."""
     *lead, rows, groups = spec.parts()[rule["part"]].shape
     wide = padded_groups(spec.columns, spec.scheme.segments[0].group_size)
     turned = "transpose" in rule
-    return [[math.prod((*lead, rows, groups)), 1], [*lead, wide, rows] if turned else [*lead, rows, wide]]
+    size = math.prod((*lead, rows, groups))
+    return [[size], [size, 1], [*lead, wide, rows] if turned else [*lead, rows, wide]]
 
 
 _PART = Rebuilder(

@@ -9,6 +9,7 @@ numpy's own ``unpackbits``; values are exact in double precision and rounded onc
 | GPTQ, AWQ GEMM and GEMV, compressed-tensors | RN(s * (q - zp)) |
 | AWQ GEMV-fast | RN(q * s + z), z as stored |
 | HQQ | RN(RN(q - z) * s) |
+| GGUF | ggml's own operations in F32 (`converters.gguf.values`) |
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - numpy knows bfloat16 with it
 import numpy as np
 import numpy.typing as npt
+
+from bcqfmt.converters.gguf.values import values_of
 
 from .protocol import Module
 
@@ -39,6 +42,8 @@ def reference_rows(module: Module, rows: int | None = None) -> Array | None:
         return _compressed(module, rows)
     if module.layout == "hqq":
         return _hqq(module, rows)
+    if module.layout == "gguf":
+        return _gguf(module, rows)
     return None
 
 
@@ -147,6 +152,20 @@ def _hqq(module: Module, rows: int | None) -> Array:
     with np.errstate(all="ignore"):
         difference = _sum_rounded(codes, -zero.astype(np.float64), scale.dtype)
         return _rounded(difference.astype(np.float64) * scale.astype(np.float64), scale.dtype)
+
+
+def _gguf(module: Module, rows: int | None) -> Array:
+    s = module.settings
+    *lead, n, k = s["shape"]
+    wanted, blocks = np.arange(rows or n), module.tensors["blocks"].array()
+    if s["heads"]:  # row t*d/2 + i of a head of d rows lies at 2i + t
+        d = n // s["heads"]
+        wanted = wanted // d * d + 2 * (wanted % (d // 2)) + wanted % d // (d // 2)
+    picked = blocks.reshape(*lead, n, -1)[..., wanted, :]
+    values = values_of(s["type"], picked.reshape(-1, blocks.shape[1]), s["order"]).reshape(*lead, len(wanted), k)
+    if "scale" in module.tensors:
+        values = values * module.tensors["scale"].array().reshape(*lead, 1, 1)
+    return values
 
 
 # ------------------------------------------------------------------------------------------------- codes in words

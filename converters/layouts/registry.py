@@ -23,6 +23,7 @@ LAYOUTS: Final = {
     "compressed-tensors": ("bcqfmt.converters.layouts.compressed_tensors", "CompressedTensors"),
     "hqq": ("bcqfmt.converters.layouts.hqq", "Hqq"),
     "anybcq": ("bcqfmt.converters.layouts.anybcq", "AnyBcq"),
+    "gguf": ("bcqfmt.converters.layouts.gguf", "Gguf"),
 }
 _REGISTRY: Final = Registry("bcqfmt.converters", LAYOUTS)
 
@@ -78,6 +79,8 @@ def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto
         raise error("BCQ-E610", source.folder.name, found="asked for as dense", expected="a quantized checkpoint")
     if chosen not in ("auto", *known):
         raise error("BCQ-E302", found=f"layout {escape(chosen)}", expected=f"auto, {', '.join(known)}")
+    if source.is_gguf and chosen not in ("auto", "gguf"):
+        raise error("BCQ-E604", source.place.name, found="a GGUF file", expected=f"{chosen}, as asked for")
     modules: list[Module] = []
     for name, layout in known.items():
         if chosen in ("auto", name):
@@ -133,7 +136,7 @@ def _check_claims(source: SourceCheckpoint, modules: list[Module], settings: Set
             found=f"the tensors are laid out as {names}, the configuration says {escape(settings.method)}",
             expected="the same reading from both",
         )
-    if not modules:
+    if not modules and not source.is_gguf:
         if settings.method and settings.method not in ("", "bcq"):
             raise error(
                 "BCQ-E601",

@@ -1,15 +1,16 @@
-"""The tensors of a module, gathered and checked against the shapes that its layout prescribes."""
+"""The tensors of a module, gathered and checked against what its layout prescribes, before anything is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["columns_per_group", "expect", "gather", "incomplete", "padded_groups", "prefixes"]
+__all__ = ["Kinds", "columns_per_group", "expect", "gather", "padded_groups", "prefixes"]
 
+Kinds = Mapping[str, tuple[Sequence[str], Sequence[int]]]  # suffix -> element types and numbers of dimensions
 _SHOWN = 5  # names in a message
 
 
@@ -20,23 +21,23 @@ def prefixes(source: SourceCheckpoint, suffix: str) -> list[str]:
 
 
 def gather(
-    source: SourceCheckpoint, name: str, required: Sequence[str], optional: Iterable[str] = ()
+    source: SourceCheckpoint, name: str, kinds: Kinds, optional: Collection[str] = ()
 ) -> dict[str, StoredTensor]:
-    """The tensors of a module by suffix; BCQ-E603 when a required one is missing, BCQ-E604 when one is empty."""
-    suffixes = (*required, *optional)
-    tensors = {s: source.tensors[f"{name}.{s}"] for s in suffixes if f"{name}.{s}" in source.tensors}
-    missing = [suffix for suffix in required if suffix not in tensors]
-    if missing:
-        raise incomplete(source, name, next(iter(tensors)), required)
-    for tensor in tensors.values():
-        if 0 in tensor.shape:
-            raise error(
-                "BCQ-E604", source.home[tensor.name], tensor.name, f"shape {list(tensor.shape)}", "no empty tensor"
-            )
+    """The tensors of a module by suffix: BCQ-E603 when one is missing, BCQ-E604 when one is of other kind or empty."""
+    tensors = {s: source.tensors[f"{name}.{s}"] for s in kinds if f"{name}.{s}" in source.tensors}
+    required = [suffix for suffix in kinds if suffix not in optional]
+    if not tensors.keys() >= set(required):
+        raise _incomplete(source, name, next(iter(tensors)), required)
+    for suffix, tensor in tensors.items():
+        dtypes, ranks = kinds[suffix]
+        if tensor.dtype not in dtypes or len(tensor.shape) not in ranks or 0 in tensor.shape:
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            wanted = f"{' or '.join(dtypes)} of {' or '.join(map(str, ranks))} dimensions, none of them 0"
+            raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, wanted)
     return tensors
 
 
-def incomplete(source: SourceCheckpoint, name: str, present: str, required: Sequence[str]) -> BcqError:
+def _incomplete(source: SourceCheckpoint, name: str, present: str, required: Sequence[str]) -> BcqError:
     """BCQ-E603 for a module that has the tensor ``present`` and not all ``required`` ones; others like it are named."""
 
     def missing(module: str) -> list[str]:

@@ -21,7 +21,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Module, Options
 
-__all__ = ["affine_weight", "plain", "segment_weight", "zero_points_of"]
+__all__ = ["affine_weight", "check_finite", "plain", "segment_weight", "zero_points_of"]
 
 Array = npt.NDArray[Any]
 
@@ -62,7 +62,7 @@ def segment_weight(
             raise error(
                 "BCQ-E604", tensor=tensor.name, found=f"{part} of type {tensor.dtype}", expected="F16, BF16 or F32"
             )
-        nonfinite = _nonfinite(tensor, options) or nonfinite
+        nonfinite = check_finite(tensor.array(), tensor.dtype, tensor.name, options) or nonfinite
     if perm is not None:
         arrays["perm"] = perm
     scheme = Scheme(segments=(segment,), perm=perm is not None, nonfinite=nonfinite)
@@ -110,9 +110,9 @@ def _turned(tensor: StoredTensor, transposed: bool, shape: tuple[int, ...]) -> C
     return make
 
 
-def _nonfinite(tensor: StoredTensor, options: Options) -> bool:
-    values = tensor.array()
-    kind, exponent = EXPONENT[tensor.dtype]
+def check_finite(values: Array, dtype: str, name: str, options: Options) -> bool:
+    """Whether there are infinities or NaNs; BCQ-E609 if there are and they are not allowed."""
+    kind, exponent = EXPONENT[dtype]
     found = values.view(kind) & kind(exponent)  # all ones in the exponent; numpy is slow with F16
     if int(found.max(initial=0)) != exponent:
         return False
@@ -121,7 +121,7 @@ def _nonfinite(tensor: StoredTensor, options: Options) -> bool:
         where = "x".join(str(i) for i in np.unravel_index(int(np.argmax(wrong)), values.shape))
         raise error(
             "BCQ-E609",
-            tensor=tensor.name,
+            tensor=name,
             found=f"{int(np.count_nonzero(wrong))} infinities or NaNs, the first at {where}",
             expected="finite numbers",
         )

@@ -138,6 +138,5 @@ def _verdict(tensor: StoredTensor, turned: list[re.Pattern[str]]) -> Verdict:
 
 
 def _model_types(config: dict[str, Any]) -> set[str]:
-    found = {config.get("model_type")}
-    found |= {part.get("model_type") for part in config.values() if isinstance(part, dict)}
-    return {kind for kind in found if isinstance(kind, str)}
+    stated = [part.get("model_type") for part in (config, *config.values()) if isinstance(part, dict)]
+    return {kind for kind in stated if isinstance(kind, str)}

@@ -17,12 +17,18 @@ from typing import Any
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
 from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
+from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, error, escape
 
-__all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "SourceModel", "open_source", "read_source"]
+from .gguf import Blocks, Copy, place_tensors, read_files, split_names
+from .gguf_config import config_of
+from .gguf_tokenizer import tokenizer_files
+
+__all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "SourceModel", "open_source"]
+__all__ += ["read_gguf_source", "read_source"]
 
 INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
@@ -30,18 +36,21 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 FOREIGN = (*_PICKLES, ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
 _NOT_A_MODEL = {".git": "version control", ".cache": "download cache"}
 OpenFile = Callable[[str], ByteSource]
+_MAX_FILES = 20_000  # the largest models have some hundred
+_MAX_TENSORS = 1_000_000  # the largest have 300,000
 
 
 @dataclass(slots=True)
 class SourceModel:
-    """A safetensors file of the source and its header."""
+    """A safetensors or GGUF file of the source and its header; ``gguf``: all that the latter says."""
 
     path: str
     source: ByteSource
     header: Header
+    gguf: GgufHeader | None = None
 
     def header_bytes(self) -> bytes:
-        """The first 8+L bytes of the file."""
+        """The bytes of the file before its data."""
         return self.source.read(0, self.header.data_start).tobytes()
 
 
@@ -50,6 +59,8 @@ class SourceCheckpoint:
     """Model files, tensors by name, configurations, and every other file that must come back.
 
     ``home``: tensor -> model file. ``left_out``: path -> why it is not carried; no such file is ever opened.
+    Of GGUF files: ``blocks``, tensors that become weights; ``copies``, dense tensors by their new names; ``home`` has
+    the old names and the new ones.
     """
 
     folder: Path
@@ -61,6 +72,31 @@ class SourceCheckpoint:
     side_files: list[str]
     left_out: dict[str, str]
     warnings: list[Finding] = field(default_factory=list)
+    blocks: dict[str, Blocks] = field(default_factory=dict)
+    copies: dict[str, Copy] = field(default_factory=dict)
+    lone: str = ""  # the file that was named, if it was one
+
+    @property
+    def place(self) -> Path:
+        """What the user named: the folder, or a file in it."""
+        return self.folder / self.lone
+
+    @property
+    def name(self) -> str:
+        """What the model is called: the folder, or the file without its ending."""
+        return self.place.stem if self.lone else self.folder.name
+
+    def made_files(self) -> dict[str, bytes]:
+        """Files that the source has in another form: the tokenizer of a GGUF file, unless one lies beside it."""
+        header = next(iter(self.models.values())).gguf
+        if header is None or any(name.startswith("tokenizer") for name in self.side_files):
+            return {}
+        return tokenizer_files(header)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the model files are GGUF."""
+        return any(model.gguf is not None for model in self.models.values())
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
         """Note something that does not stop the conversion."""
@@ -76,22 +112,29 @@ class SourceCheckpoint:
 
 
 def open_source(folder: Path) -> SourceCheckpoint:
-    """Open a source folder. Headers are read and checked; no data, and nothing is ever written to it."""
+    """Open a source folder, or a GGUF file. Headers are read and checked; no data. Nothing is ever written to it."""
     if not folder.name:
         folder = folder.resolve()  # "." has no name to show
+    if folder.suffix == ".gguf" and os.path.lexists(folder) and not folder.is_dir():
+        return _open_gguf(folder)
     if not folder.is_dir():
         lone = folder.exists()
         raise error(
             "BCQ-E101",
             str(folder),
             found="a file" if lone else "no such folder",
-            expected="a model folder",
+            expected="a model folder, or a .gguf file",
             hint="name the folder that it is in" if lone else None,
         )
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)
     files, left_out = _files(folder)
+    gguf = _gguf_model(folder.name, files)
+    if gguf:
+        return read_gguf_source(
+            folder, files, gguf, lambda name: SourceFile(inside(folder, name), name), left_out=left_out
+        )
     return read_source(folder, files, lambda name: SourceFile(inside(folder, name), name), left_out=left_out)
 
 
@@ -107,19 +150,20 @@ def read_source(
     ``each`` is ``map``, or something like it that reads the headers of several files at once. No file is opened before
     its name has been checked. ``left_out``: what the folder holds besides, path -> why it is not carried.
     """
+    _check_number(folder.name, len(files), _MAX_FILES, "files")
     names, weight_map = _model_names(folder.name, files, open_file)
     sources = [open_file(name) for name in names]
-    models = {
-        name: SourceModel(name, source, header)
-        for name, source, header in zip(names, sources, each(require_header, sources), strict=True)
-    }
+    models: dict[str, SourceModel] = {}
+    tensors_so_far = 0
+    for name, source, header in zip(names, sources, each(require_header, sources), strict=True):
+        models[name] = SourceModel(name, source, header)
+        tensors_so_far += len(header.tensors)
+        _check_number(folder.name, tensors_so_far, _MAX_TENSORS, "tensors")
     home = _homes({name: model.header for name, model in models.items()}, weight_map)
     tensors = {}
     for name, path in home.items():
         tensors[name] = StoredTensor.in_file(name, models[path].header, models[path].source)
-    foreign = {
-        name: "pickle" if name.endswith(_PICKLES) else "another format" for name in files if name.endswith(FOREIGN)
-    }
+    foreign = _foreign(files, models)
     side = [name for name in files if name not in models and name not in foreign]
     if CONFIG not in files:
         raise error("BCQ-V510", CONFIG, found="the file does not exist", expected="the model's configuration")
@@ -129,6 +173,68 @@ def read_source(
         if isinstance(config.get(key), dict):
             quant.setdefault(CONFIG, config[key])
     return SourceCheckpoint(folder, models, tensors, home, config, quant, side, {**foreign, **(left_out or {})})
+
+
+def _foreign(files: list[str], models: Mapping[str, SourceModel]) -> dict[str, str]:
+    """Weight files that are not carried, with the reason."""
+    found = [name for name in files if name.endswith(FOREIGN) and name not in models]
+    return {name: "pickle" if name.endswith(_PICKLES) else "another format" for name in found}
+
+
+def _gguf_model(place: str, files: list[str]) -> list[str]:
+    """The files of the one GGUF model in a folder without safetensors files; BCQ-V506 if there are several."""
+    top = [name for name in files if "/" not in name]
+    models = {split_names(name)[0]: split_names(name) for name in top if name.endswith(".gguf")}
+    if not models or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in top):
+        return []
+    if len(models) > 1:
+        shown = escape(", ".join(sorted(models)[:3]))
+        hint = "name the file itself instead of its folder"
+        raise error("BCQ-V506", place, found=f"{len(models)} GGUF models: {shown}", expected="one", hint=hint)
+    return next(iter(models.values()))
+
+
+def _open_gguf(path: Path) -> SourceCheckpoint:
+    """A GGUF file alone, with the other files of its split."""
+    folder = path.parent
+    _check_name(path.name)
+    names = split_names(path.name)
+    there = [name for name in names if os.path.lexists(folder / name)]
+    found = read_gguf_source(folder, there, names, lambda name: SourceFile(inside(folder, name), name))
+    found.lone = path.name
+    return found
+
+
+def read_gguf_source(
+    folder: Path,
+    files: list[str],
+    names: list[str],
+    open_file: OpenFile,
+    each: Callable[..., Any] = map,
+    left_out: Mapping[str, str] | None = None,
+) -> SourceCheckpoint:
+    """As :func:`read_source`, for the GGUF model that consists of ``names``."""
+    missing = [name for name in names if name not in files]
+    if missing:
+        shown = escape(", ".join(missing[:3])) + (" ..." if len(missing) > 3 else "")
+        raise error("BCQ-V503", folder.name, found=f"{len(missing)} of {len(names)} files missing: {shown}")
+    opened = dict(zip(names, read_files(names, open_file, each), strict=True))
+    models = {name: SourceModel(name, file.source, file.header, file.gguf) for name, file in opened.items()}
+    home = _homes({name: file.header for name, file in opened.items()}, None)
+    tensors, blocks, copies, kept = place_tensors(list(opened.values()))
+    home |= {name: home[copy.stored] for name, copy in copies.items()}
+    foreign = _foreign(files, models)
+    side = [name for name in files if name not in models and name not in foreign]
+    first = next(iter(opened.values())).gguf
+    shapes = {info.name: info.shape for file in opened.values() for info in file.gguf.tensors.values()}
+    config = _json(open_file, CONFIG) if CONFIG in side else config_of(first, shapes)
+    found = SourceCheckpoint(folder, models, tensors, home, config, {}, side, {**foreign, **(left_out or {})})
+    found.blocks, found.copies = blocks, copies
+    if not kept and not config:
+        found.warn("BCQ-E657", "no config.json was made")
+    if kept:
+        found.warn("BCQ-E656", f"architecture {escape(kept, 40)}")
+    return found
 
 
 def _check_name(name: str) -> None:
@@ -161,6 +267,7 @@ def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
             _check_name(path)
             inside(folder, path)
             found.append(path)
+            _check_number(folder.name, len(found), _MAX_FILES, "files")
     return sorted(found), left_out
 
 
@@ -176,14 +283,15 @@ def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[lis
             raise _nothing(place, files)
         return top, None
     index = indexes[0]
-    weight_map = _json(open_file, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501").get("weight_map")
+    weight_map = _json(open_file, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501", _MAX_TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise error("BCQ-V501", index, found="no object weight_map of names")
     names = sorted(set(weight_map.values()))
     for name in names:
         if not SHARD_NAME.fullmatch(name):
             raise error("BCQ-V502", index, found=f"'{escape(name)}'", expected="a plain name of a .safetensors file")
-    missing = [name for name in names if name not in files]
+    present = set(files)
+    missing = [name for name in names if name not in present]
     if missing:
         shown = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         raise error("BCQ-V503", index, found=f"{len(missing)} of {len(names)} shards missing: {shown}")
@@ -211,13 +319,24 @@ def _homes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None) 
     return home
 
 
+def _check_number(place: str, number: int, most: int, what: str) -> None:
+    if number > most:
+        raise error("BCQ-E803", place, found=f"more than {most:,} {what}", expected=f"at most {most:,} {what}")
+
+
 def _json(
-    open_file: OpenFile, name: str, limit: int = limits.MAX_CONFIG_BYTES, code: str = "BCQ-V511"
+    open_file: OpenFile,
+    name: str,
+    limit: int = limits.MAX_CONFIG_BYTES,
+    code: str = "BCQ-V511",
+    entries: int = limits.MAX_CONFIG_BYTES,
 ) -> dict[str, Any]:
+    """A JSON object; ``entries``: the most that it may have, all levels together, counted before it is parsed."""
     with closing(open_file(name)) as source:
         if source.size > limit:
             raise error(code, name, found=f"{source.size} bytes", expected=f"at most {limit}")
         data = source.read(0, source.size).tobytes()
+    _check_number(name, data.count(b":"), entries, "entries")
     try:
         value = parse(data, integers_only=False)
         check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)
@@ -232,7 +351,8 @@ def _nothing(place: str, files: Iterable[str]) -> BcqError:
     found = [name for name in files if name.endswith(FOREIGN)]
     shown = escape(", ".join(found)[:80])
     if any(name.endswith((".gguf", ".ggml")) for name in found):
-        return error("BCQ-E601", place, found=f"a GGUF model ({shown})", expected="a safetensors checkpoint")
+        hint = "name the GGUF file: owner/name:FILE.gguf on the hub, FOLDER/FILE.gguf here"
+        return error("BCQ-E601", place, found=f"GGUF files ({shown})", expected="a safetensors checkpoint", hint=hint)
     if shown:
         return error("BCQ-E105", place, found=f"only {shown}", expected="safetensors files")
     return error("BCQ-E104", place, found="no .safetensors file")

@@ -13,8 +13,9 @@ from typing import Any
 from bcqfmt.errors import error, escape
 
 from .checkpoint import SourceCheckpoint
+from .patterns import Patterns
 
-__all__ = ["Settings", "read_settings", "refuse_transforms"]
+__all__ = ["Settings", "read_settings", "refuse_transforms", "version_of"]
 
 _ALIASES = {
     "bits": ("bits", "w_bit", "wbits", "weight_bits"),
@@ -39,13 +40,42 @@ class Settings:
     packing: str | None = None
     tool: tuple[str, tuple[int, ...]] | None = None
     raw: dict[str, Any] = field(default_factory=dict)
+    patterns: Patterns = field(default_factory=lambda: Patterns(""))
 
     def of(self, module: str) -> dict[str, Any]:
         """The settings of one module: the general ones, with ``dynamic`` or ``extra_config`` on top."""
         found = {"bits": self.bits, "group_size": self.group_size, "sym": self.sym, "desc_act": self.desc_act}
-        found.update(_dynamic(self.raw.get("dynamic"), module))
-        found.update(_extra(self.raw.get("extra_config"), module))
+        for own in (self._dynamic(module), self._extra(module)):
+            for key in own.keys() & found.keys():
+                found[key] = (_integer if key in ("bits", "group_size") else _flag)(own[key], f"{key} of a module")
         return found
+
+    def _dynamic(self, module: str) -> dict[str, Any]:
+        """GPTQModel's ordered map of patterns: matched from the start, negatives first, first hit wins."""
+        rules = self.raw.get("dynamic")
+        if not isinstance(rules, dict):
+            return {}
+        for skips in (True, False):
+            for pattern, overrides in rules.items():
+                if pattern.startswith("-:") != skips:
+                    self.patterns.spend(1)
+                elif self.patterns.fits(pattern.removeprefix("-:").removeprefix("+:"), module):
+                    return {} if skips else _object(overrides, "dynamic", pattern)
+        return {}
+
+    def _extra(self, module: str) -> dict[str, Any]:
+        """auto-round's map of names or patterns; an exact name beats a pattern."""
+        rules = self.raw.get("extra_config")
+        if not isinstance(rules, dict):
+            return {}
+        found = module if module in rules else None
+        if found is None:
+            found = next((pattern for pattern in rules if self.patterns.fits(pattern, module, anywhere=True)), None)
+        chosen = {} if found is None else _object(rules[found], "extra_config", found)
+        bits = chosen.get("bits")
+        if isinstance(bits, int) and bits >= 16:  # a dense module, whose other settings mean nothing
+            return {}
+        return {key: chosen[key] for key in ("bits", "group_size", "sym") if key in chosen}
 
 
 def read_settings(source: SourceCheckpoint) -> Settings:
@@ -75,11 +105,12 @@ def read_settings(source: SourceCheckpoint) -> Settings:
         format=None if merged.get("format") is None else str(merged["format"]).lower(),
         bits=_integer(merged.get("bits"), "bits"),
         group_size=_integer(merged.get("group_size"), "group_size"),
-        sym=merged.get("sym"),
-        desc_act=merged.get("desc_act"),
+        sym=_flag(merged.get("sym"), "sym"),
+        desc_act=_flag(merged.get("desc_act"), "desc_act"),
         packing=raw.get("packing_format") if isinstance(raw.get("packing_format"), str) else None,
         tool=_tool(raw, source.metadata),
         raw=raw,
+        patterns=Patterns(source.folder.name),
     )
 
 
@@ -124,50 +155,24 @@ def _tool(raw: Mapping[str, Any], metadata: Mapping[str, str]) -> tuple[str, tup
     for entry in quantizers if isinstance(quantizers, list) else [quantizers]:
         name, _, version = entry.partition(":") if isinstance(entry, str) else ("", "", "")
         if name in ("gptqmodel", "bcqfmt"):
-            return name, _version(version)
+            return name, version_of(version)
     if isinstance(raw.get("autoround_version"), str):
-        return "auto-round", _version(raw["autoround_version"])
+        return "auto-round", version_of(raw["autoround_version"])
     if "auto_gptq_version" in metadata:
-        return "auto-gptq", _version(metadata["auto_gptq_version"])
+        return "auto-gptq", version_of(metadata["auto_gptq_version"])
     return None
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"[0-9]+", text)[:3])
+def version_of(text: str) -> tuple[int, ...]:
+    """The first three numbers of a version."""
+    return tuple(int(part[:9]) for part in re.findall(r"[0-9]+", text[:80])[:3])
 
 
-def _dynamic(rules: Any, module: str) -> dict[str, Any]:
-    """GPTQModel's ordered map of patterns: matched from the start, negatives first, first hit wins."""
-    if not isinstance(rules, dict):
-        return {}
-    ordered = sorted(rules.items(), key=lambda item: not item[0].startswith("-:"))
-    for pattern, overrides in ordered:
-        if _matches(pattern.removeprefix("-:").removeprefix("+:"), module, anchored=True):
-            if pattern.startswith("-:"):
-                return {"skipped": True}
-            return {k: v for k, v in overrides.items() if k in ("bits", "group_size", "sym", "desc_act")}
-    return {}
-
-
-def _extra(rules: Any, module: str) -> dict[str, Any]:
-    """auto-round's map of names or patterns; an exact name beats a pattern."""
-    if not isinstance(rules, dict):
-        return {}
-    chosen = rules.get(module)
-    if chosen is None:
-        chosen = next((v for pattern, v in rules.items() if _matches(pattern, module, anchored=False)), None)
-    if not isinstance(chosen, dict):
-        return {}
-    found = {k: v for k, v in chosen.items() if k in ("bits", "group_size", "sym")}
-    return {"skipped": True} if isinstance(found.get("bits"), int) and found["bits"] >= 16 else found
-
-
-def _matches(pattern: str, module: str, *, anchored: bool) -> bool:
-    try:
-        compiled = re.compile(pattern)
-    except re.error:
-        return pattern == module
-    return bool(compiled.match(module) if anchored else compiled.search(module))
+def _object(value: Any, key: str, pattern: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        found = f"{key}: '{escape(pattern, 60)}' is {escape(repr(value), 40)}"
+        raise error("BCQ-E602", found=found, expected="an object of settings")
+    return value
 
 
 def _integer(value: Any, what: str) -> int | None:
@@ -175,4 +180,10 @@ def _integer(value: Any, what: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise error("BCQ-E602", found=f"{what} is {escape(repr(value), 40)}", expected="an integer")
+    return value
+
+
+def _flag(value: Any, what: str) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise error("BCQ-E602", found=f"{what} is {escape(repr(value), 40)}", expected="true or false")
     return value

@@ -20,6 +20,7 @@ compressed-tensors            ``stream_columns``, older ``slots``      ``columns
 its zero points               ``stream_rows`` (gives [G, N])
 HQQ                           ``hqq``
 AnyBCQ                                                                 ``anybcq``
+fields of GGUF blocks                                                  ``field_to_planes``, its inverse
 ============================  =======================================  =====================================
 
 Each name stands for two functions, ``NAME_to_codes`` and ``codes_to_NAME`` (or planes). All take ``threads``: the rows
@@ -47,6 +48,7 @@ from .codes import (
     stream_columns_to_codes,
     stream_rows_to_codes,
 )
+from .gguf import field_to_planes, planes_to_field
 from .hqq import codes_to_hqq, hqq_to_codes
 from .planes import (
     anybcq_to_planes,
@@ -79,6 +81,7 @@ __all__ = [
     "codes_to_stream_columns",
     "codes_to_stream_rows",
     "columns_to_planes",
+    "field_to_planes",
     "gemv_fast_to_codes",
     "gemv_fast_to_planes",
     "gptq_to_planes",
@@ -90,6 +93,7 @@ __all__ = [
     "planes_to_awq",
     "planes_to_codes",
     "planes_to_columns",
+    "planes_to_field",
     "planes_to_gemv_fast",
     "planes_to_gptq",
     "planes_to_planar",

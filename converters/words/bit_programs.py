@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from .loop import CLEAR, MOVE, SWAP, TAIL
 
-__all__ = ["Container", "Program", "awq", "byte_words", "gemv_fast", "planar", "plane_words", "program", "sheet"]
-__all__ += ["slots", "stream", "together"]
+__all__ = ["Container", "Program", "awq", "byte_words", "gemv_fast", "gguf", "planar", "plane_words", "program"]
+__all__ += ["sheet", "slots", "stream", "together"]
 
 _PLANAR_PARTS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 _CODE = ("k0", "k1", "k2", "k3", "k4")  # which of 32 codes, lowest digit first: the bit address in a plane
@@ -198,6 +198,28 @@ def awq() -> Container:
 def gemv_fast() -> Container:
     """Eight int16 as four words: code k is nibble k4k3 of int16 number k2k1k0."""
     return _exchange(["k1", "k2"], ["t0", "t1", "k3", "k4", "k0"], ["t0", "t1"])
+
+
+# GGUF: digits of the word and of the bit in it, digits of the value and of the block of 32 codes
+_GGUF = {
+    "halves": (["k2", "k3"], ["t0", "t1", "k4", "k0", "k1"], ["t0", "t1"]),
+    "quarters": (["k2", "k4"], ["t0", "t1", "k3", "k0", "k1"], ["t0", "t1"]),
+    "nibbles": (["k2", "k3", "k4"], ["t0", "t1", "c0", "k0", "k1"], ["t0", "t1", "c0"]),
+    "far nibbles": (["k2", "k3", "k4", "c0"], ["t0", "t1", "c1", "k0", "k1"], ["t0", "t1", "c0", "c1"]),
+    "pairs": (["k2", "k3", "k4"], ["t0", "c0", "c1", "k0", "k1"], ["t0", "c0", "c1"]),
+    "bits": (["k2", "k3", "k4"], ["c0", "c1", "c2", "k0", "k1"], ["c0", "c1", "c2"]),
+}
+
+
+@cache
+def gguf(order: str) -> Container:
+    """Fields of GGUF blocks, the low bits of a byte first.
+
+    halves: codes j and j+16 of 32 in byte j. quarters: the same of 16, twice. nibbles: code j of two blocks of 32 in
+    byte j. far nibbles: of four blocks, the first two in the low nibbles. pairs: 2 bits of four blocks in a byte. bits:
+    one bit of eight blocks in a byte.
+    """
+    return _exchange(*_GGUF[order])
 
 
 @cache

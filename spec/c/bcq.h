@@ -3731,7 +3731,7 @@ static int bcq__is_file_table(const bcq__json *d, uint32_t table, int kinds)
     for (i = 0; i < d->nodes[table].count; i++, node = d->nodes[node + 1].next)
         if (!bcq__is_path(bcq__string(d, node)) || !bcq__fields(d, node + 1, kinds ? names : two, kinds ? 3 : 2, v) ||
             !bcq__in_range(d, v[0], 0, BCQ__MAX_INTEGER, &size) || !bcq__is_hex(d, v[1]) ||
-            (kinds && !bcq__is(d, v[2], "verbatim") && !bcq__is(d, v[2], "safetensors")))
+            (kinds && !bcq__is(d, v[2], "verbatim") && !bcq__is(d, v[2], "safetensors") && !bcq__is(d, v[2], "gguf")))
             return 0;
     return 1;
 }
@@ -4075,6 +4075,17 @@ static int bcq__read_archived(const bcq_folder *folder, const char *name, bcq__j
     return code;
 }
 
+/* V702: an archived header of GGUF, which is read by converters only. */
+static int bcq__check_gguf(const bcq_folder *folder, const char *name, bcq_error *error)
+{
+    bcq__str text;
+    int good;
+    BCQ__TRY(bcq__read_member(folder->root, name, 702, BCQ__MAX_JSON_FILE, 702, &text, error));
+    good = text.bytes >= 4 && memcmp(text.at, "GGUF", 4) == 0;
+    BCQ_FREE((void *)(uintptr_t)text.at);
+    return good ? 0 : bcq__bad(error, 702, bcq__text(name), "no header of GGUF");
+}
+
 /* V702 for one file of the source. */
 static int bcq__check_source_file(const bcq_folder *folder, const bcq__json *d, uint32_t key, bcq_error *error)
 {
@@ -4089,6 +4100,8 @@ static int bcq__check_source_file(const bcq_folder *folder, const bcq__json *d, 
     memset(&header, 0, sizeof header);
     if (bcq__list_find(&folder->listing, name) == folder->listing.count) {
         code = bcq__bad(error, 702, path, "is not archived");
+    } else if (bcq__is(d, bcq__get(d, key + 1, "kind"), "gguf")) {
+        code = bcq__check_gguf(folder, name, error);
     } else if (!verbatim) {
         code = bcq__read_archived(folder, name, &header, error);
     } else {
@@ -4119,16 +4132,17 @@ static int bcq__is_dense(const bcq_folder *folder, bcq__str name)
     return 0;
 }
 
-/* V703 for one source file: the node `table` of its tensors (0: none) against the archived header. Raw tensors go to
-   `raw`. */
+/* V703 for one source file: the node `table` of its tensors (0: none) against the archived header, which is empty for
+   GGUF. Raw tensors go to `raw`. */
 static int bcq__check_recipes(const bcq_folder *folder, const bcq__json *d, bcq__str path, uint32_t table,
                               const bcq__json *header, const uint32_t *rules, uint32_t rule_count, bcq__list *raw,
                               bcq_error *error)
 {
-    uint32_t i, k, node = table + 1, count = table ? d->nodes[table].count : 0, total = header->nodes[0].count;
-    uint32_t *keys = bcq__sorted_keys(header, 0);
+    uint32_t i, k, node = table + 1, count = table ? d->nodes[table].count : 0;
+    uint32_t total = header->nodes ? header->nodes[0].count : 0;
+    uint32_t *keys = header->nodes ? bcq__sorted_keys(header, 0) : NULL;
     int same = 1, good;
-    if (!keys)
+    if (header->nodes && !keys)
         return bcq__no_memory(error);
     for (i = 0, k = 0; i < total; i++) {
         if (bcq__is(header, keys[i], "__metadata__"))
@@ -4139,7 +4153,7 @@ static int bcq__check_recipes(const bcq_folder *folder, const bcq__json *d, bcq_
         k++;
     }
     BCQ_FREE(keys);
-    if (!same || k != count)
+    if (header->nodes && (!same || k != count))
         return bcq__bad(error, 703, path, "its tensors are not those of its header");
     for (i = 0, node = table + 1; i < count; i++, node = d->nodes[node + 1].next) {
         int64_t position = 0;
@@ -4154,7 +4168,7 @@ static int bcq__check_recipes(const bcq_folder *folder, const bcq__json *d, bcq_
             if (good && !bcq__list_add(raw, path, "/", name))
                 return bcq__no_memory(error);
         } else if (bcq__is(d, rule, "copy")) {
-            good = !derived && bcq__is_dense(folder, name);
+            good = bcq__is_dense(folder, derived ? bcq__string(d, node + 3) : name);
         } else {
             good = derived && bcq__weight_index(folder, bcq__string(d, node + 3)) < folder->weight_count;
         }
@@ -4206,28 +4220,31 @@ static int bcq__check_source(const bcq_folder *folder, const bcq__json *d, const
     uint32_t file_count = d->nodes[files].count, table_count = d->nodes[tensors].count;
     for (i = 0, node = files + 1; i < file_count; i++, node = d->nodes[node + 1].next)
         BCQ__TRY(bcq__check_source_file(folder, d, node, error));
-    /* Both tables are sorted. Every table of tensors must meet a safetensors file ... */
+    /* Both tables are sorted. Every table of tensors must meet a model file ... */
     for (i = 0, j = 0, node = files + 1, table = tensors + 1; j < table_count; j++, table = d->nodes[table + 1].next) {
         while (i < file_count && bcq__by_string(d, node, table) < 0) {
             i++;
             node = d->nodes[node + 1].next;
         }
         if (i >= file_count || bcq__by_string(d, node, table) != 0 ||
-            !bcq__is(d, bcq__get(d, node + 1, "kind"), "safetensors"))
-            return bcq__bad(error, 703, bcq__string(d, table), "tensors of what is no safetensors file of the source");
+            bcq__is(d, bcq__get(d, node + 1, "kind"), "verbatim"))
+            return bcq__bad(error, 703, bcq__string(d, table), "tensors of what is no model file of the source");
     }
-    /* ... and every safetensors file its table, or have no tensors. */
+    /* ... and every model file its table, or have no tensors. */
     for (i = 0, j = 0, node = files + 1, table = tensors + 1; i < file_count; i++, node = d->nodes[node + 1].next) {
         uint32_t own = j < table_count && bcq__by_string(d, node, table) == 0 ? table + 1 : 0;
         bcq__json header;
         char *name;
         int code;
-        if (!bcq__is(d, bcq__get(d, node + 1, "kind"), "safetensors"))
+        if (bcq__is(d, bcq__get(d, node + 1, "kind"), "verbatim"))
             continue;
         memset(&header, 0, sizeof header);
-        name = bcq__source_path("bcq_source/headers/", bcq__string(d, node), ".header");
-        code = name ? bcq__read_archived(folder, name, &header, error) : bcq__no_memory(error);
-        BCQ_FREE(name);
+        code = 0;
+        if (bcq__is(d, bcq__get(d, node + 1, "kind"), "safetensors")) {
+            name = bcq__source_path("bcq_source/headers/", bcq__string(d, node), ".header");
+            code = name ? bcq__read_archived(folder, name, &header, error) : bcq__no_memory(error);
+            BCQ_FREE(name);
+        }
         if (!code)
             code = bcq__check_recipes(folder, d, bcq__string(d, node), own, &header, rules,
                                       d->nodes[v[BCQ__S_RULES]].count, raw, error);

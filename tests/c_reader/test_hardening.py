@@ -20,7 +20,6 @@ STARVED = (
     "stack",
     "segments",
     "second-order",
-    "second-order-offset",
     "table",
     "aligned64",
     "outliers-add",

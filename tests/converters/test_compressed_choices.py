@@ -146,7 +146,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path, tensors: dict[str, Any], suffix
         (None, "BCQ-E602"),
         (config(), "BCQ-E602"),
         (config(group(weights(), "other.module")), "BCQ-E602"),
-        (config(group(weights(), "re:(")), "BCQ-E602"),
+        (config(group(weights(), "re:(")), "BCQ-E618"),
         (config(group(weights(), "re:other.*")), "BCQ-E602"),
         (config(group(weights(8))), "BCQ-E604"),
         (config(group(weights(4, 64))), "BCQ-E604"),

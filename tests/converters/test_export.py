@@ -341,11 +341,11 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def affine(
-    rows: int = 32, columns: int = 64, bits: int = 4, group_size: int = 32, zeros: Any = None, kind: Any = np.float16,
+    rows: int = 32, columns: int = 64, bits: int = 4, group_size: Any = 32, zeros: Any = None, kind: Any = np.float16,
     **more: Any,
 ) -> BcqWeight:  # fmt: skip
     rng = np.random.default_rng(rows * columns)
-    groups = -(-columns // group_size)
+    groups = 1 if group_size == "row" else -(-columns // group_size)
     if zeros is None:
         zeros = rng.integers(1, 2**bits, (rows, groups))
     codes = rng.integers(0, 2**bits, (rows, columns))
@@ -524,7 +524,7 @@ def test_stacks_of_experts_go_to_compressed_tensors(folder: Folder, tmp_path: Pa
 
 
 def test_whole_rows_and_groups_side_by_side(folder: Folder, tmp_path: Path) -> None:
-    shapes = {"l.0.a": (96, 96), "l.0.b": (128, 32), "l.1.a": (96, 96), "l.1.b": (128, 32), "l.0.c": (32, 32)}
+    shapes = {"l.0.a": (96, "row"), "l.0.b": (128, 32), "l.1.a": (96, "row"), "l.1.b": (128, 32), "l.0.c": (32, 32)}
     weights = {f"{n}.weight": affine(columns=k, group_size=g, zeros=8) for n, (k, g) in shapes.items()}
     bcq = folder(weights)
     for layout in ("gptq", "compressed-tensors"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bcqfmt
+import conversions
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.layouts import gptq
 from bcqfmt.converters.layouts.gptq import Gptq
@@ -190,3 +193,20 @@ def test_symmetric_files_that_lie_about_their_version_are_refused(tmp_path: Path
     assert caught.value.code == "BCQ-E605"
     (module,) = Gptq().modules(source, Options(zero_point="v2"))
     assert Gptq().convert(module, Options()).weight.scheme.segments[0].zero == 8
+
+
+def test_whole_rows_of_any_width_share_one_scheme(tmp_path: Path) -> None:
+    """group_size -1 is stored as "row": the width of a layer is no part of how it was quantized."""
+    rng = np.random.default_rng(5)
+    tensors = {}
+    for k in (64, 128):
+        for suffix, array in conversions.gptq_layer(rng, 32, k, k).items():
+            tensors[f"layers.{k}.{suffix}"] = array
+    made_up(tmp_path / "source", tensors, {**conversions.GPTQ, "group_size": -1})
+    conversions.convert(tmp_path / "source", tmp_path / "bcq")
+    conversions.proved(tmp_path / "source", tmp_path / "bcq", tmp_path)
+    manifest = json.loads((tmp_path / "bcq" / "bcq_manifest.json").read_bytes())
+    assert [[s["group_size"] for s in scheme["segments"]] for scheme in manifest["schemes"]] == [["row"]]
+    with bcqfmt.open(tmp_path / "bcq") as checkpoint:
+        sizes = {name: weight.scheme.segments[0].group_size for name, weight in checkpoint.weights()}
+    assert sizes == {"layers.64.weight": 64, "layers.128.weight": 128}

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import bcqfmt
 from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
+from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.convert.shard import ReadOnce
+from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.layouts.protocol import Module
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.errors import BcqError
+from conversions import convert, gptq_folder, tree
 
 K, N, GROUP = 4096, 11008, 128
 LAYERS_PER_FILE = 22  # half a gigabyte
@@ -80,3 +89,38 @@ def test_tensors_are_kept_only_while_their_module_is_converted() -> None:
     assert not read_once._arrays
     assert reads.array().tobytes() == first.tobytes()
     assert not read_once._arrays
+
+
+def test_side_files_are_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """A file of 100 MB beside the model, through convert, verify and restore."""
+    source = gptq_folder(tmp_path / "source", layers=1)
+    with (source / "large.bin.txt").open("wb") as file:
+        file.truncate(100_000_000)  # sparse
+    convert(source, tmp_path / "warm")  # what is loaded and compiled once does not count
+    shutil.rmtree(tmp_path / "warm")
+    tracemalloc.start()
+    try:
+        convert(source, tmp_path / "bcq")
+        assert bcqfmt.validate(tmp_path / "bcq", deep=True).valid
+        with bcqfmt.open(tmp_path / "bcq") as checkpoint:
+            verify(open_source(source), checkpoint)
+            restore(checkpoint, tmp_path / "restored")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000_000
+    assert tree(tmp_path / "restored") == tree(source)
+
+
+@pytest.mark.parametrize("provenance", [True, False])
+@pytest.mark.parametrize("name", ["tokenizer.json", "quantize_config.json"])
+def test_a_side_file_that_changes_after_the_plan(tmp_path: Path, name: str, provenance: bool) -> None:
+    """Also one that is not carried over: the configuration has been read from it."""
+    source = gptq_folder(tmp_path / "source", layers=1)
+    (source / "quantize_config.json").write_text("{}")
+    conversion = Conversion(open_source(source), ConvertOptions(provenance=provenance))
+    (source / name).write_text('{"a": 1}')
+    with pytest.raises(BcqError, match="BCQ-E103") as caught:
+        conversion.run(tmp_path / "bcq")
+    assert caught.value.finding.file == name
+    assert not (tmp_path / "bcq").exists()

@@ -20,6 +20,61 @@ from soak_figures import record
 from verbs import ROOT, command, environment
 
 SCRIPT = ROOT / "tests" / "support" / "interrupted.py"
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+def at_import(number: int, at: int, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-P", SCRIPT.with_name("stopped_import.py"), str(int(number)), str(at), *args]
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_signals_while_the_program_is_loaded(small: Case) -> None:
+    """Within its first second: the message, not a traceback of imports."""
+    done = at_import(signal.SIGINT, 0, "inspect", small.source)
+    assert done.returncode == 0, done.stderr
+    imports = int(done.stderr.rpartition("imports ")[2])
+    assert imports > 50
+    for turn, at in enumerate(range(1, imports, imports // 3)):
+        number, code = SIGNALS[turn % 2]
+        done = at_import(number, at, "inspect", small.source)
+        assert (done.returncode, done.stdout) == (code, ""), (at, done.stderr)
+        assert done.stderr.startswith("error: BCQ-E901: interrupted: stopped "), (at, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "number", "more"),
+    [
+        ("convert", signal.SIGTERM, ["--max-shard-size", "1500"]),
+        ("quantize", signal.SIGINT, ["--method", "rtn", "--group-size", "32", "--max-shard-size", "25000"]),
+        ("restore", signal.SIGTERM, []),
+        ("export", signal.SIGINT, ["--to", "dense", "--max-shard-size", "5000"]),
+    ],
+)
+def test_what_is_left_and_how_to_go_on(
+    verb: str, number: int, more: list[str], small: Case, dense: Case, tmp_path: Path
+) -> None:
+    """Half-way through: a code, what is left, the next step; nothing under the final name."""
+    converted = small.source.parent / "plain"
+    source = {"convert": small.source, "quantize": dense.source}.get(verb, converted)
+    out = tmp_path / "place" / "out"
+    out.parent.mkdir()
+
+    def run(at: int) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-P", SCRIPT, str(int(number)), str(at), verb, source, out, *more]
+        return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+
+    calls = int(run(0).stderr.rpartition("calls ")[2])
+    shutil.rmtree(out)
+    done = run(calls // 2)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == dict(SIGNALS)[number], done.stderr
+    by = "by SIGTERM" if number == signal.SIGTERM else "from the keyboard"
+    resumed = verb in ("convert", "quantize")
+    left = "what is done is in out.partial" if resumed else "nothing is left of it"
+    assert f"error: BCQ-E901 {out}: interrupted: stopped {by}; {left}" in done.stderr
+    assert ("hint: go on with the same command and --resume" in done.stderr) == resumed
+    assert [path.name for path in out.parent.iterdir()] == (["out.partial"] if resumed else [])
 
 
 def interrupted(case: Case, target: Path, number: int, at: int) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -64,15 +119,43 @@ def test_killed_once(twenty: Case, calls: int, tmp_path: Path) -> None:
 def test_killed_two_hundred_times(twenty: Case, calls: int) -> None:
     """Each in a process of its own, forked from one that has loaded everything: what is killed is the program."""
     words = [sys.executable, "-P", str(SCRIPT.with_name("killed_many.py")), str(twenty.source)]
-    words += [str(twenty.source.parent / "plain"), str(twenty.size), str(calls), "200"]
+    words += [str(twenty.source.parent / "plain"), str(twenty.size), str(calls), "200", "convert"]
+    words += ["--max-shard-size", str(twenty.size), "--workers", "2"]
+    found = killed_many(words)
+    assert found["left_unfinished"] > 150
+    record("sigkill", shards=20, **found, byte_identical=200, partial_files=0)
+
+
+@pytest.mark.soak
+def test_other_verbs_killed_two_hundred_times_each(small: Case, dense: Case, tmp_path: Path) -> None:
+    """What was killed is resumed (quantize) or done again (restore, export)."""
+    converted = small.source.parent / "plain"
+    asked: dict[str, tuple[Path, list[str]]] = {
+        "quantize": (dense.source, ["--method", "rtn", "--group-size", "32", "--max-shard-size", str(dense.size)]),
+        "restore": (converted, []),
+        "export": (converted, ["--to", "dense", "--max-shard-size", "5000"]),
+    }
+    unfinished = {}
+    for verb, (source, options) in asked.items():
+        words = [sys.executable, "-P", str(SCRIPT), "9", "0", verb, str(source), str(tmp_path / verb), *options]
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300, check=True)
+        calls = done.stderr.rpartition("calls ")[2].strip()
+        words = [sys.executable, "-P", str(SCRIPT.with_name("killed_many.py")), str(source), str(tmp_path / verb)]
+        found = killed_many([*words, str(dense.size), calls, "200", verb, *options])
+        assert found["left_unfinished"] > 100
+        unfinished[verb] = found["left_unfinished"]
+    record("sigkill_others", verbs=list(unfinished), kills_each=200, left_unfinished=unfinished, byte_identical="all")
+
+
+def killed_many(words: list[str]) -> dict[str, int]:
+    """The figures of tests/support/killed_many.py."""
     path = os.pathsep.join((str(ROOT), str(SCRIPT.parent)))
     settings = {**environment(), "PYTHONPATH": path}
     done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] == 200
-    assert found["left_unfinished"] > 150
-    record("sigkill", shards=20, **found, byte_identical=200, partial_files=0)
+    return found
 
 
 @pytest.mark.soak

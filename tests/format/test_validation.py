@@ -482,3 +482,17 @@ def test_numbers_of_any_kind_in_the_parts(tmp_path_factory: pytest.TempPathFacto
             action()
         except BcqError:
             continue
+
+
+def test_a_folder_that_cannot_be_listed_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one more for each file of the manifest."""
+    folder = folder_of(tmp_path)
+    real = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "docs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert [finding.code for finding in bcqfmt.validate(folder, deep=True).findings] == ["BCQ-E102"]

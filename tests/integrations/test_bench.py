@@ -19,7 +19,7 @@ from bcqfmt.bench import matmul as bench_matmul
 from bcqfmt.bench.plot import plot
 from bcqfmt.bench.timing import Row
 from bcqfmt.bench.weights import Weight, copies, random_vectors, random_weight
-from bcqfmt.cli.verbs.bench import table
+from bcqfmt.cli.machine.bench import table
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels import matmul, operands
 from bcqfmt.kernels.bits import layout as bit_layout

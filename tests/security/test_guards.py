@@ -10,7 +10,7 @@ import pytest
 
 import attacks
 from bcqfmt import errors
-from bcqfmt.checkpoint import folder, manifest
+from bcqfmt.checkpoint import folder, manifest, validation
 from bcqfmt.cli import render
 from bcqfmt.container import durable, files, header
 from bcqfmt.container import header_json as header_text
@@ -19,7 +19,7 @@ from bcqfmt.converters.jobs import model_card as card
 from bcqfmt.converters.jobs import paths
 from bcqfmt.converters.layouts import rebuild
 from bcqfmt.converters.report import html as report_html
-from bcqfmt.converters.source import checkpoint
+from bcqfmt.converters.source import checkpoint, patterns
 from bcqfmt.converters.source import front_matter as front
 from bcqfmt.weight import checks
 from mutation import Edit, without
@@ -140,6 +140,16 @@ GUARDS = {
     ),
     "the size of config.json": Guard(
         attacks.configuration_too_large, ((files.read_small, "if opened.size > limit:", "if False:"),)
+    ),
+    "the work of patterns": Guard(
+        attacks.patterns_without_end, ((patterns.Patterns.spend, "if self._left < 0:", "if False:"),)
+    ),
+    "the number of findings": Guard(
+        attacks.findings_without_number,
+        ((validation._Run.sink, "if self.counts[finding.code] <= _KEPT:", "if True:"),),
+    ),
+    "the number of files of a source": Guard(
+        attacks.files_without_number, ((checkpoint._check_number, "if number > most:", "if False:"),)
     ),
     "the size of a weight": Guard(
         attacks.weight_too_large, ((checks.check_spec, "> limits.MAX_WEIGHT_BITS:", "> 10**30:"),)

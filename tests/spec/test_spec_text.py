@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_every_rule_has_one_level_and_the_vectors_know_it() -> None:
     assert sorted(every) == sorted(code for code in codes.CODES if code.startswith("BCQ-V"))
     for entry in samples.vector_index()["invalid"]:
         assert entry["rule"] in levels[entry["level"]], entry["id"]
+
+
+def test_the_list_of_changes_names_vectors_that_exist() -> None:
+    text = (SPEC / "CHANGES.md").read_text(encoding="utf-8")
+    ids = {entry["id"] for group in ("valid", "invalid") for entry in samples.vector_index()[group]}
+    named = [name for cells in rows(text) for name in re.findall(r"`([a-z0-9*-]+)`", cells[2]) if name != "level"]
+    assert len(named) > 20
+    assert [name for name in named if not fnmatch.filter(ids, name)] == []
 
 
 def stated(block: str) -> list[str]:

@@ -31,8 +31,11 @@ from bcqfmt.cli.main import cli
 from bcqfmt.container.files import SourceFile
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.jobs.model_card import Facts, converted, model_card
+from bcqfmt.converters.layouts.protocol import Options
+from bcqfmt.converters.layouts.registry import find_modules
 from bcqfmt.converters.report import make_report
 from bcqfmt.converters.report.html import report_html
+from bcqfmt.converters.source import checkpoint, patterns
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import BcqError, Finding
@@ -323,7 +326,7 @@ def names_in_the_report(scratch: Path) -> None:
 
 def names_in_the_card(scratch: Path) -> None:
     settings = Settings(method="<img src=x onerror=alert(1)>[x](http://e)", raw={"dataset": "www.e.com `x` | {bits}"})
-    front = b'---\nlicense: "mit\\e]52;c;x\\a\\nbase_model: evil/x"\ntags: ["a\\n---\\n# x"]\n---\n'
+    front = b'---\nlicense: "mit\\nbase_model: evil/x"\ntags: ["a\\n---\\n# x"]\n---\n'
     facts = Facts("me/" + HOSTILE, "", {"_name_or_path": HOSTILE}, front, [], [], 0.5, 1, provenance=True)
     card = model_card(facts, converted(settings, provenance=True)).decode()
     clean(card)
@@ -408,3 +411,24 @@ def weight_too_large(scratch: Path) -> None:
     text = json.dumps(value).encode()
     framed(text + b" " * (-len(text) % 8), path, raw[8 + length :])
     told(path, "BCQ-V210")
+
+
+def patterns_without_end(scratch: Path) -> None:
+    """A pattern of the configuration that takes more steps than all names of a model may."""
+    source = gptq_folder(scratch / "source", layers=1, dynamic={"(?:(?:.?){100}){200}b": {}})
+    with mock.patch.object(patterns, "_STEPS", 10_000):
+        refused(lambda: find_modules(open_source(source), Options()), "BCQ-E618")
+
+
+def findings_without_number(scratch: Path) -> None:
+    """A file that is wrong in 50,000 places is told in memory for 1,000."""
+    entries = {f"x{i}.bcq_y": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(50_000)}
+    described = canonical({"version": "1.0", "features": [], "schemes": [], "weights": {}})[:-1].decode()
+    path = framed({"__metadata__": {"format": "pt", "bcqfmt": described}, **entries}, scratch / "a.safetensors")
+    assert sum(finding.code == "BCQ-V302" for finding in bcqfmt.validate(path).findings) == 1000
+
+
+def files_without_number(scratch: Path) -> None:
+    source = gptq_folder(scratch / "source", layers=1)
+    with mock.patch.object(checkpoint, "_MAX_FILES", 2):
+        refused(lambda: open_source(source), "BCQ-E803")

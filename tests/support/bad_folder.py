@@ -198,9 +198,8 @@ def manifest_pipe(where: Path) -> Path:
     return target
 
 
-@legal(29, "side-pipe")
+@case(29, "side-pipe", "BCQ-V604", 4, place="pipe", seen="validator", why=NO_OTHERS)
 def side_pipe(where: Path) -> Path:
-    """A pipe is no file of the folder; it is not opened either."""
     target = folder(where)
     (target / "pipe").write_bytes(b"")
     seal(target)
@@ -211,6 +210,7 @@ def side_pipe(where: Path) -> Path:
 
 @legal(29, "side-pipe-not-named")
 def side_pipe_not_named(where: Path) -> Path:
+    """A pipe is no file of the folder; it is not opened either."""
     target = folder(where)
     os.mkfifo(target / "pipe")
     return target

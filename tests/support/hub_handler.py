@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 FLOOD = 200_000_000  # bytes; a client that takes all of it has no limit
 LARGE = (".safetensors", ".bin", ".pt", ".gguf")
 
@@ -152,7 +154,12 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/repos/create":
             return self._create()
         if path == "/api/validate-yaml":
-            wrong = "license: wrong" in json.loads(self.seen.body)["content"]
+            front = re.match(r"---\n(.*?)^---$", json.loads(self.seen.body)["content"], re.DOTALL | re.MULTILINE)
+            try:
+                value = yaml.safe_load(front[1]) if front else {}
+                wrong = not isinstance(value, dict) or value.get("license") == "wrong"
+            except yaml.YAMLError:
+                wrong = True
             told = [{"message": f"no such licence ({self.seen.token})"}]
             return self.json({"warnings": told, "errors": told if wrong else []}, 400 if wrong else 200)
         return self.refuse(404, "", "nothing here")

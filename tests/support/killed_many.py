@@ -1,8 +1,9 @@
-"""Run as a program: conversions that kill themselves at a random change of the disk, each in a forked process.
+"""Run as a program: jobs that kill themselves at a random change of the disk, each in a forked process.
 
-``killed_many.py SOURCE PLAIN SIZE CALLS TURNS``: PLAIN is what an undisturbed run has made, SIZE the bytes per shard,
-CALLS how often a run changes the disk. Every kill is followed by a look at what has a final name, and by a resumed run
-that must give the same bytes. Prints figures as JSON; a broken promise is an AssertionError.
+``killed_many.py SOURCE PLAIN SIZE CALLS TURNS VERB OPTIONS...``: PLAIN is what an undisturbed run has made, SIZE the
+bytes per shard, CALLS how often a run changes the disk. Every kill is followed by a look at what has a final name, and
+by a run that is resumed, or for verbs without that repeated, and must give the same bytes. Prints figures as JSON; a
+broken promise is an AssertionError.
 """
 
 import json
@@ -20,7 +21,16 @@ from fault_case import Case
 from interrupted import watch
 
 
-def run_and_die(case: Case, target: Path, at: int) -> int:
+def run(case: Case, target: Path, options: list[str]) -> int:
+    """The program in this process; its exit code."""
+    sys.argv = ["bcqfmt", case.verb, str(case.source), str(target), *options]
+    try:
+        program()
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def run_and_die(case: Case, target: Path, at: int, options: list[str]) -> int:
     """The program in a child, with SIGKILL at its ``at``-th change of the disk; the signal that ended it, or 0."""
     child = os.fork()
     if child == 0:
@@ -28,14 +38,11 @@ def run_and_die(case: Case, target: Path, at: int) -> int:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         watch(signal.SIGKILL, at)
-        sys.argv = ["bcqfmt", "convert", str(case.source), str(target), "--max-shard-size", str(case.size)]
-        sys.argv += ["--workers", "2"]
+        code = 99
         try:
-            program()
-        except SystemExit as end:
-            os._exit(int(end.code or 0))
+            code = run(case, target, options)
         finally:
-            os._exit(99)
+            os._exit(code)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, os.WEXITSTATUS(status)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -43,19 +50,23 @@ def run_and_die(case: Case, target: Path, at: int) -> int:
 
 def main() -> None:
     """All turns, then the figures."""
-    source, plain, size, calls, turns = sys.argv[1:]
-    case = Case(Path(source), tree(Path(plain)), int(size))
+    source, plain, size, calls, turns, verb, *options = sys.argv[1:]
+    case = Case(Path(source), tree(Path(plain)), int(size), verb)
     rng, kills, unfinished = random.Random(0), 0, 0
     with tempfile.TemporaryDirectory() as scratch:
-        case.run(Path(scratch) / "warm" / "bcq")  # loads and compiles; the threads of it are gone afterwards
+        run(case, Path(scratch) / "warm", options)  # loads and compiles; the threads of it are gone afterwards
         while kills < int(turns):
             target = Path(scratch) / str(kills) / "bcq"
             target.parent.mkdir()
-            if run_and_die(case, target, rng.randint(1, int(calls))) == signal.SIGKILL:
+            if run_and_die(case, target, rng.randint(1, int(calls)), options) == signal.SIGKILL:
                 kills += 1
                 unfinished += not target.exists()
             case.check_names(target)
-            case.finish(target)
+            if verb in ("convert", "quantize"):
+                case.finish(target)
+            elif not target.exists():
+                assert run_and_die(case, target, 0, options) == 0
+                assert tree(target) == case.plain
             shutil.rmtree(target.parent)
     sys.stdout.write(json.dumps({"kills": kills, "left_unfinished": unfinished}) + "\n")
 

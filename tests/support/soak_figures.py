@@ -20,12 +20,14 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 # name of the run -> (what was done, what must be true); the order of the table
 RUNS = {
     "sigkill": ("SIGKILL at random moments of a conversion into 20 shards, then resumed", "all byte-identical"),
+    "sigkill_others": ("SIGKILL at random moments of quantize, restore and export", "all byte-identical afterwards"),
     "signals": ("SIGINT and SIGTERM at random moments, then resumed", "exit 130 or 143, ended within 2 s"),
     "enospc": ("disk full: a tmpfs of growing size, a page at a time", "exit 7 or 9, or complete"),
     "os_faults": ("EIO, ENOSPC, EDQUOT, short reads and writes, EINTR, failing fsync: at every call", "0 wrong bytes"),
     "power_loss": ("power lost after every operation, what was not synced dropped", "0 partial files, same result"),
     "two_processes": ("two processes on one target at the same time", "one wins, one is refused"),
     "source_changes": ("source truncated, replaced, growing, rewritten, removed at every read", "refused, or right"),
+    "malformed": ("sources of every layout with one tensor or one value wrong", "refused with a code, or right"),
     "fuzzing": ("coverage-guided fuzzing of reader and validator", "only BcqError, < 512 MB, < 1 s each"),
     "differential": ("header readers compared: ours, safetensors', huggingface_hub's", "0 disagreements"),
     "bit_flips": ("single bits of finished folders flipped, documentation apart", "every one found by validate --deep"),

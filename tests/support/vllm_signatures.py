@@ -102,7 +102,7 @@ def _class(node: ast.ClassDef) -> dict[str, Any]:
         return {"calls": calls}
     if node.name in USED:
         public = [child for child in functions if child.name in ("__init__", "generate")]
-        return {"methods": {one.name: _function(one) for one in public}, "attributes": sorted(_own(node))}
+        return {"methods": {one.name: _function(one) for one in public}, "attributes": sorted(_own(node)), "calls": []}
     return {
         "bases": [ast.unparse(base) for base in node.bases],
         "methods": {child.name: _function(child) for child in functions},

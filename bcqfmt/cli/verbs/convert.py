@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, push_options, usage_error, verb
+from bcqfmt.cli.command import hub_options, json_option, push_options, stoppable, usage_error, verb
 from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.convert.conversion import Conversion
     from bcqfmt.converters.convert.ray import RayExecutor
 
-_LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq")
+_LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq", "gguf")
 _EXECUTORS = ("local", "ray")
 _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 
@@ -70,16 +70,19 @@ def command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.
+    """Convert a quantized checkpoint (GPTQ, AWQ, GGUF, ...) to BCQ.
 
-    SRC is a folder or a model on the hub (owner/name); it is never written to. DST is the new folder. Layout, bits and
-    zero points are found out; a source that can be read in two ways is refused, with the option that decides. Nothing
-    appears under DST before it is complete. `bcqfmt verify` proves the result, `bcqfmt restore` gives the source back.
+    SRC is a folder, a GGUF file or a model on the hub (owner/name); it is never written to. DST is the new folder.
+    Layout, bits and zero points are found out; a source that can be read in two ways is refused, with the option that
+    decides. Nothing appears under DST before it is complete. `bcqfmt verify` proves the result, `bcqfmt restore` gives
+    the source back.
 
     \b
     Example:
       bcqfmt convert model-gptq/ model-bcq/
+      bcqfmt convert model-Q4_K_M.gguf model-bcq/
       bcqfmt convert owner/model-awq model-bcq/ --dry-run
+      bcqfmt convert owner/model-GGUF:model-Q4_K_M.gguf model-bcq/
       bcqfmt convert model-gptq/ model-bcq/ --resume
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
@@ -92,9 +95,9 @@ def command(
 
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
-    source = find_source(src, revision, offline, headers_only=dry_run)
+    source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)
     if source.remote is None:
-        keep_apart(source.checkpoint.folder, dst)
+        keep_apart(source.checkpoint.place, dst)
     asked["provenance"] = not asked.pop("no_provenance")
     asked["workers"] = 1 if executor == "ray" else asked["workers"] or default_workers()
     conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
@@ -170,7 +173,10 @@ def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) ->
     shards = conversion.plan.shards
     part = conversion.options.part
     mine = shards if part is None else shards[part[0] - 1 :: part[1]]
-    with Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress:
+    with (
+        stoppable(dst, resumed=True),
+        Progress("converting", sum(shard.nbytes for shard in mine), len(mine)) as progress,
+    ):
         return_large_blocks()
         return conversion.run(dst, progress.tick, progress.done, engine)
 
@@ -223,7 +229,7 @@ def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
         done = [
             render.count(summary["shards"], "shard"),
             render.count(summary["weights"], "weight"),
-            f"{summary['bits_per_weight']:.3f} bits per weight",
+            *([f"{summary['bits_per_weight']:.3f} bits per weight"] if summary["weights"] else []),
             render.size(summary["output_bytes"]),
         ]
         lines.append(f"{summary['target']}: {', '.join(done)}")

@@ -9,7 +9,7 @@ import click
 
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.command import json_option, stoppable, usage_error, verb
 from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
@@ -47,7 +47,7 @@ def command(
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
     from bcqfmt.converters.export import export
 
-    with ExitStack() as stack:
+    with stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
         done = export(
             checkpoint,

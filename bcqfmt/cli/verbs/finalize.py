@@ -35,8 +35,8 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
     if options.get("layout") == "dense":
         found = "an unfinished run of bcqfmt quantize, which has no parts"
         raise error("BCQ-E404", str(dst), found=found, hint="go on with it: bcqfmt quantize ... --resume")
-    source = find_source(src, revision, offline).checkpoint
-    keep_apart(source.folder, dst)
+    source = find_source(src, revision, offline, gguf=True).checkpoint
+    keep_apart(source.place, dst)
     conversion = Conversion(source, ConvertOptions(**options, overwrite=overwrite))
     conversion.close(dst)
     then = command_line("bcqfmt", "verify", src, dst)

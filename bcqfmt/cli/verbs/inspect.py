@@ -10,7 +10,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.errors import escape
-from bcqfmt.inspect.summary import Summary, summarize, summarize_sources
+from bcqfmt.inspect.summary import Summary, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
 from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
 from bcqfmt.weight.weight import BcqWeight
@@ -26,9 +26,9 @@ _CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint h
 def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:
     """Show what is in a checkpoint.
 
-    PATH is a BCQ folder or file, any other safetensors folder or file, or the id of a model on the hub. Only headers
-    are read (on the hub by range requests), unless --tensor asks for values, or --modules for a GPTQ checkpoint, whose
-    zero points are looked at.
+    PATH is a BCQ folder or file, any other folder or file of safetensors or GGUF, or the id of a model on the hub. Only
+    headers are read (on the hub by range requests), unless --tensor asks for values, or --modules for a GPTQ
+    checkpoint, whose zero points are looked at.
 
     \b
     Example:
@@ -45,7 +45,7 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
         return
     summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
     found, lines = summary.as_dict(), _glance(summary)
-    if modules and summary.foreign and Path(path).is_dir():
+    if modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
         from bcqfmt.cli.forecast import module_rows, module_table
 
         found["modules"], why = module_rows(Path(path))
@@ -64,10 +64,15 @@ def _on_hub(path: str) -> bool:
 def _remote(path: str) -> Summary:
     from bcqfmt.converters.hub import remote_headers, resolve, split_hub_id
 
-    name, revision = split_hub_id(path)
-    found = remote_headers(resolve(name, revision))
+    name, _ = split_hub_id(path, file=True)
+    found = remote_headers(resolve(path))
     files = {shard: found.files[shard] for shard in found.headers}
-    summary = summarize_sources(f"{name}@{found.repo.commit[:12]}", files, found.headers, found.checkpoint.config)
+    shown = f"{name}@{found.repo.commit[:12]}"
+    if found.repo.file:
+        models = found.checkpoint.models.values()
+        summary = summarize_gguf(shown, [(model.source.size, model.gguf) for model in models if model.gguf])
+    else:
+        summary = summarize_sources(shown, files, found.headers, found.checkpoint.config)
     render.say(f"read {found.bytes_read:,} bytes in {render.count(found.requests, 'request')}, headers only")
     return summary
 
@@ -95,6 +100,8 @@ def _title(summary: Summary) -> str:
     if not summary.foreign:
         return f"BCQ {summary.version} {kind}"
     found = summary.quantization
+    if summary.foreign == "gguf":
+        return f"not BCQ: GGUF version {summary.version}, architecture {found.get('architecture', 'not stated')}"
     if not found:
         return f"not BCQ: a plain safetensors {kind}, nothing says that it is quantized"
     words = [summary.foreign]

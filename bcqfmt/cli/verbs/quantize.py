@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, push_options, usage_error, verb
+from bcqfmt.cli.command import hub_options, json_option, push_options, stoppable, usage_error, verb
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
@@ -151,7 +151,7 @@ def _planned(
 
 def _carry_out(quantization: Quantization, dst: Path) -> None:
     plan = quantization.plan
-    with Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
+    with stoppable(dst, resumed=True), Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
         return_large_blocks()
         try:
             quantization.run(dst, progress.tick, progress.done)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.command import json_option, stoppable, verb
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import error, escape
@@ -43,7 +43,7 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
         free = shutil.disk_usage(nearest(out)).free
         if total > free:
             raise error("BCQ-E802", str(out), found=f"{free:,} bytes free", expected=f"{total:,} bytes")
-        with Progress("restoring", total, len(files)) as progress:
+        with stoppable(out, resumed=False), Progress("restoring", total, len(files)) as progress:
             return_large_blocks()
             digests = restore(checkpoint, out, overwrite=overwrite, tick=progress.tick)
     if as_json:

@@ -40,7 +40,6 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
         report = validate(path, deep=deep, progress=tick)
     if as_json:
         found = report.as_dict()
-        found["findings_total"] = len(found["findings"])
         found["findings"] = found["findings"][:max_findings]
         render.emit_json(found)
     else:
@@ -50,7 +49,7 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
 
 def _text(report: Report, limit: int) -> list[str]:
     lines = render.findings(report.findings[:limit])
-    left = len(report.findings) - limit
+    left = len(report.findings) + report.more - min(limit, len(report.findings))
     if left > 0:
         lines.append(f"... and {render.count(left, 'more finding', 'more findings')} (--max-findings)")
     return [*lines, f"{escape(report.path)}: {_verdict(report)}"]
@@ -72,5 +71,7 @@ def _verdict(report: Report) -> str:
         render.count(sum(finding.severity == kind for finding in report.findings), kind) for kind in ("warning", "note")
     ]
     remarks = [remark for remark in remarks if not remark.startswith("0 ")]
-    verdict = "valid" if report.valid else f"INVALID, {render.count(number, 'error')}"
+    verdict = (
+        "valid" if report.valid else f"INVALID, {'at least ' if report.more else ''}{render.count(number, 'error')}"
+    )
     return f"{', '.join([verdict, *remarks])}; {', '.join(seen)}; {depth}"

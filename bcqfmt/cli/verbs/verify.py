@@ -45,7 +45,7 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
     from bcqfmt.converters.convert.verify import SAMPLE_ROWS, verify
 
     try:
-        source = find_source(src, revision, offline).checkpoint
+        source = find_source(src, revision, offline, gguf=True).checkpoint
     except BcqError as fault:
         if fault.code == "BCQ-E612":
             raise type(fault)(fault.finding, "the source comes first: bcqfmt verify SRC BCQ") from None

@@ -4,7 +4,8 @@
     >>> load_linears(model, bcqfmt.open("model-bcq/"))          # every nn.Linear whose weight is quantized there
     >>> bcqfmt.save("tuned/", tensors_of(model), config=config)  # and back
 
-`BcqLinear` replaces one nn.Linear, `BcqStack` a stack of experts. Importing this module imports torch.
+`BcqLinear` replaces one nn.Linear, `BcqEmbedding` an nn.Embedding, `BcqStack` a stack of experts. Importing this module
+imports torch.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from bcqfmt.errors import error
 from bcqfmt.weight.scheme import part_prefix
 from bcqfmt.weight.weight import BcqWeight
 
+from .embedding import BcqEmbedding
 from .layers import BcqLinear, BcqModule, BcqStack
 from .parts import stored_of
 
-__all__ = ["BcqLinear", "BcqModule", "BcqStack", "load_linears", "tensors_of"]
+__all__ = ["BcqEmbedding", "BcqLinear", "BcqModule", "BcqStack", "load_linears", "tensors_of"]
 
 
 def load_linears(model: nn.Module, checkpoint: Checkpoint, *, dense: bool = False, **options: Any) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bcqfmt.integrations.torch.embedding import BcqEmbedding, TiedHead
 from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 
 from .experts import ExpertList, ExpertsForward, ExpertStack
@@ -30,7 +31,8 @@ def convert(model: Any, dtype: torch.dtype) -> None:
 
 
 def make_dense(model: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Replace every BCQ layer by an nn.Linear or parameter with its values, rounded to ``dtype`` if one is given."""
+    """Replace every BCQ layer by a dense one or a parameter with its values, rounded to ``dtype`` if one is given."""
+    tables: dict[nn.Module, nn.Embedding] = {}
     for module in list(model.modules()):
         if isinstance(module.__dict__.get("forward"), ExpertsForward):
             del module.forward
@@ -44,6 +46,16 @@ def make_dense(model: nn.Module, dtype: torch.dtype | None = None) -> None:
                 _experts(module, leaf, child.dense(), dtype)
             elif isinstance(child, BcqLinear):
                 setattr(module, leaf, _linear(child, dtype))
+            elif isinstance(child, BcqEmbedding):
+                tables[child] = nn.Embedding(child.num_embeddings, child.embedding_dim, device="meta")
+                tables[child].weight = nn.Parameter(child.values() if dtype is None else child.values().to(dtype))
+                setattr(module, leaf, tables[child].train(child.training))
+    for module in list(model.modules()):
+        for leaf, child in list(module._modules.items()):
+            if isinstance(child, TiedHead):
+                head = nn.Linear(child.in_features, child.out_features, bias=False, device="meta")
+                head.weight = tables[child.__dict__["embedding"]].weight
+                setattr(module, leaf, head.train(child.training))
 
 
 def _experts(owner: nn.Module, leaf: str, values: Tensor, dtype: torch.dtype | None) -> None:

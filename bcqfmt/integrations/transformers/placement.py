@@ -3,6 +3,7 @@
 The names of a checkpoint are first renamed as transformers renames them. Then a weight is one of
 
 - the weight of an nn.Linear: a `BcqLinear` takes its place;
+- the table of an nn.Embedding: a `BcqEmbedding` does, and a head that is tied to it multiplies with the same weight;
 - a stack of experts that the model holds as one parameter: an `ExpertStack` takes its place;
 - one expert's matrix, which transformers would stack with others: the matrices stay apart, an `ExpertList` joins them.
 
@@ -23,6 +24,7 @@ from transformers.core_model_loading import rename_source_key as rename
 
 from bcqfmt.checkpoint.folder import CONFIG
 from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.integrations.torch.embedding import BcqEmbedding, TiedHead
 from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 from bcqfmt.weight.scheme import part_prefix
 from bcqfmt.weight.weight import BcqWeight
@@ -70,7 +72,7 @@ def place_weights(model: Any, weights: Mapping[str, BcqWeight], conversions: Seq
             experts.setdefault(target, []).append(_expert(weight, plain, target, pattern, converter))
         elif target.endswith(".weight"):
             path = target.removesuffix(".weight")
-            _place_linear(model, path, weight)
+            _place_matrix(model, path, weight)
             _check_parts(name, path, renamings, prefix, more)
         else:
             _place_stack(model, target, weight)
@@ -79,18 +81,37 @@ def place_weights(model: Any, weights: Mapping[str, BcqWeight], conversions: Seq
     for target, found in experts.items():
         _place_experts(model, target, known[target].shape, found)
     tied = getattr(model, "all_tied_weights_keys", {})
+    _tie_heads(model, tied)
     for name in [name for name in tied if name not in model.state_dict()]:
         del tied[name]  # a head with a weight of its own is no longer the embedding
     return sorted(more)
 
 
-def _place_linear(model: Any, path: str, weight: BcqWeight) -> None:
+def _place_matrix(model: Any, path: str, weight: BcqWeight) -> None:
     old = model.get_submodule(path)
-    if not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward:
-        raise _refusal(weight, f"the model holds it in a {type(old).__name__}", "an nn.Linear")
+    table = isinstance(old, nn.Embedding) and type(old).forward is nn.Embedding.forward
+    if not table and (not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward):
+        raise _refusal(weight, f"the model holds it in a {type(old).__name__}", "an nn.Linear or nn.Embedding")
     if tuple(old.weight.shape) != weight.shape:
         raise _refusal(weight, f"shape {list(weight.shape)}", f"{list(old.weight.shape)} as in the model")
-    _put(model, path, _linear(weight, old.bias))
+    if table:
+        embedding = BcqEmbedding(weight.spec, dtype=old.weight.dtype, device="meta", nnz=_nnz(weight))
+        _name(embedding, weight)
+        _put(model, path, embedding)
+    else:
+        _put(model, path, _linear(weight, old.bias))
+
+
+def _tie_heads(model: Any, tied: Mapping[str, str]) -> None:
+    """Heads that are tied to an embedding which has become a BCQ weight multiply with that."""
+    for head, source in tied.items():
+        place, other = head.removesuffix(".weight"), source.removesuffix(".weight")
+        modules: dict[str, Any] = dict(model.named_modules())
+        embedding, old = modules.get(other), modules.get(place)
+        if isinstance(embedding, BcqEmbedding) and type(old) is nn.Linear and getattr(old, "bias", None) is None:
+            tied_head: Any = TiedHead(embedding)
+            tied_head._is_hf_initialized = True
+            _put(model, place, tied_head)
 
 
 def _linear(weight: BcqWeight, bias: Any = None) -> BcqLinear:

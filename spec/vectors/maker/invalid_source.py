@@ -6,7 +6,7 @@ from typing import Any
 from .build import canonical, container, sha256, tensor
 from .catalogue import Invalid
 from .folder import Files, line, pretty
-from .valid_folders import provenance, record, source_files
+from .valid_folders import GGUF_HEADER, from_gguf, gguf_record, provenance, record, source_files
 
 SOURCE, RAW = "bcq_source/source.json", "bcq_source/raw.safetensors"
 HEADER = "bcq_source/headers/model.safetensors.header"
@@ -27,6 +27,30 @@ def sourced(edit: Callable[[dict[str, Any]], Any] | None = None, **changes: byte
         else:
             folder.side[path] = data
     return folder.build()
+
+
+def gguf_sourced(edit: Callable[[dict[str, Any]], Any] | None = None, **changes: bytes) -> Files:
+    """The same for a folder that was made of a GGUF file."""
+    folder = from_gguf()
+    described = gguf_record()
+    if edit:
+        edit(described["tensors"]["model.gguf"])
+    folder.side |= {SOURCE: line(described), **changes}
+    return folder.build()
+
+
+def gguf_rules() -> list[Invalid]:
+    """V702 and V703 of GGUF files."""
+
+    def missing(tensors: dict[str, Any]) -> None:
+        tensors["output_norm.weight"] = [0, "v.weight"]
+
+    return [
+        Invalid("V702", "gguf-header", "no header of GGUF", gguf_sourced(None, **{GGUF_HEADER: b"GGML" + bytes(60)})),
+        Invalid(
+            "V703", "gguf-copy", "copy of a tensor that the folder lacks, under another name", gguf_sourced(missing)
+        ),
+    ]
 
 
 def record_rules() -> list[Invalid]:
@@ -149,4 +173,4 @@ def tensor_rules() -> list[Invalid]:
 
 def vectors() -> list[Invalid]:
     """All of this module."""
-    return [*record_rules(), *tensor_rules()]
+    return [*record_rules(), *tensor_rules(), *gguf_rules()]

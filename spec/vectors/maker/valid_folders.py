@@ -82,6 +82,46 @@ def provenance() -> Folder:
     return folder
 
 
+def bare_source() -> Folder:
+    """A source with one more safetensors file, which has no tensors and no table of them."""
+    empty = frame("{}", b"", pad=False)
+    source = {**source_files(), "empty.safetensors": empty}
+    folder = provenance()
+    folder.side["bcq_source/headers/empty.safetensors.header"] = empty
+    folder.side["bcq_source/source.json"] = line(record(source))
+    return folder
+
+
+GGUF_HEADER = "bcq_source/headers/model.gguf.header"
+
+
+def gguf_record() -> dict[str, Any]:
+    """`source.json` of a GGUF file: a renamed copy with its rows moved, a derived tensor, bytes between tensors."""
+    return {
+        "version": "1.0",
+        "format": "gguf",
+        "files": {"model.gguf": {"kind": "gguf", "size": 192, "sha256": sha256(b"a GGUF file")}},
+        "rules": [{"rule": "copy", "heads": 2}, {"rule": "raw"}, {"rule": "gguf.example"}],
+        "tensors": {
+            "model.gguf": {"": [1], "blk.0.w.weight": [2, "w.weight"], "output_norm.weight": [0, "norm.weight"]}
+        },
+    }
+
+
+def from_gguf() -> Folder:
+    """A folder that was made of a GGUF file, whose header is read by converters only."""
+    folder = single()
+    kept = {"model.gguf/": tensor("U8", [3], [1, 2, 3])}
+    folder.side = {
+        GGUF_HEADER: b"GGUF" + bytes([3, 0, 0, 0]) + bytes(56),
+        "bcq_source/raw.safetensors": container(kept, {"format": "pt"}),
+        "bcq_source/source.json": line(gguf_record()),
+    }
+    files = {"model.gguf": {"size": 192, "sha256": sha256(b"a GGUF file")}}
+    folder.source = {"format": "gguf", "files": files}
+    return folder
+
+
 def with_sides() -> Folder:
     """Side files of all sorts."""
     folder = single()
@@ -174,6 +214,8 @@ def vectors() -> list[Valid]:
             "bcq_source/ with verbatim files, a header, copied, derived and raw tensors",
             provenance(),
         ),
+        whole("folder-provenance-bare", "a source file without tensors, which `tensors` leaves out", bare_source()),
+        whole("folder-gguf", "the record of a GGUF file: renamed copies, bytes between tensors", from_gguf()),
         whole(
             "folder-side-files",
             "side files in folders, hidden ones, an empty one, a named model card; `ignorable` in the manifest",

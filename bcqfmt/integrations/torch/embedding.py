@@ -1,0 +1,123 @@
+"""An embedding whose table is a BCQ weight: only the rows that are asked for are decoded. And a head that shares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import error
+from bcqfmt.weight.scheme import PackedZero, SecondOrder, Segment, WeightSpec
+from bcqfmt.weight.weight import BcqWeight
+
+from . import linear_op
+from .layers import BcqModule
+from .parts import suffixes, text_of, weight_of
+
+__all__ = ["BcqEmbedding", "TiedHead"]
+
+
+class BcqEmbedding(BcqModule):
+    """Rows of a BCQ weight (vocabulary, features) in place of :class:`torch.nn.Embedding`.
+
+    ``dtype`` of the result, by default the logical one; conversions of the module change it. Values are rounded once
+    to the logical dtype, then to ``dtype``.
+    """
+
+    def __init__(self, spec: WeightSpec, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+        """Empty: for ``load_state_dict``. ``options``: those of :class:`BcqModule`."""
+        plain = len(spec.shape) == 2 and not spec.scheme.aligned64 and spec.scheme.outliers is None
+        if not plain:
+            found = f"a weight of shape {list(spec.shape)}" + (
+                " with outliers or tiles" if len(spec.shape) == 2 else ""
+            )
+            raise error("BCQ-E305", found=found, expected="a plain matrix", hint="bcqfmt export --to dense works")
+        super().__init__(spec, **options)
+        self.num_embeddings, self.embedding_dim = spec.out, spec.columns
+        self.dtype = self.logical if dtype is None else dtype
+
+    @classmethod
+    def from_weight(cls, weight: BcqWeight, **options: Any) -> BcqEmbedding:
+        """An embedding over a weight, which is read and checked."""
+        weight.check()
+        layer = cls(weight.spec, device="meta", **options)
+        layer.fill(weight.to_torch())
+        return layer
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Integers of any shape in 0..vocabulary-1 -> (..., features)."""
+        flat = ids.reshape(-1)
+        if not flat.numel():
+            return torch.empty((*ids.shape, self.embedding_dim), dtype=self.dtype, device=ids.device)
+        count = 1 << (flat.numel() - 1).bit_length()  # few different sizes: what depends on them is made once
+        rows = torch.cat([flat, flat[:1].expand(count - flat.numel())])
+        named = dict(zip(suffixes(self.text), self.parts(), strict=True))
+        values = self._decoded(*_rows(self.spec, named, rows))
+        return values[: flat.numel()].to(self.dtype).reshape(*ids.shape, self.embedding_dim)
+
+    def _decoded(self, spec: WeightSpec, parts: Mapping[str, Tensor]) -> Tensor:
+        if any(isinstance(segment.zero, PackedZero) for segment in spec.scheme.segments):
+            # the zero points of a few rows may be stored wider than these need, which the operator refuses
+            weight = weight_of(spec, {name: part.cpu() for name, part in parts.items()})
+            found: Tensor = StoredTensor.from_array("", weight.dequantize(planes=self.planes)).to_torch()
+            return found.to(parts["s0_planes"].device)
+        text = text_of(spec)
+        values: Tensor = linear_op.values(
+            [parts[name] for name in suffixes(text)], text, self.planes or 0, 0, self.logical
+        )
+        return values
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return self
+
+    def extra_repr(self) -> str:
+        """As nn.Embedding, and what the weight is."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, {super().extra_repr()}"
+
+
+class TiedHead(nn.Module):
+    """``y = x W^T`` with the weight of an embedding, which keeps it: this module has no tensors of its own."""
+
+    def __init__(self, embedding: BcqEmbedding) -> None:
+        super().__init__()
+        self.__dict__["embedding"] = embedding  # no submodule: its parts are in the state dict once
+        self.in_features, self.out_features = embedding.embedding_dim, embedding.num_embeddings
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features) -> (..., vocabulary)."""
+        embedding: BcqEmbedding = self.__dict__["embedding"]
+        return embedding.product(x)
+
+
+def _rows(spec: WeightSpec, parts: Mapping[str, Tensor], rows: Tensor) -> tuple[WeightSpec, dict[str, Tensor]]:
+    """The weight of these rows alone; rows that share second-order numbers get a copy each."""
+    found: dict[str, Tensor] = {}
+    for suffix, part in parts.items():
+        if suffix == "perm":
+            found[suffix] = part
+            continue
+        carried = part.view(torch.int16) if part.dtype == torch.uint16 else part
+        taken = carried.index_select(-2, rows // _shared(spec, suffix))
+        found[suffix] = taken.view(part.dtype).contiguous()
+    segments = tuple(replace(segment, **_alone(segment)) for segment in spec.scheme.segments)
+    scheme = replace(spec.scheme, segments=segments)
+    return replace(spec, scheme=scheme, shape=(len(rows), spec.columns)), found
+
+
+def _alone(segment: Segment) -> dict[str, Any]:
+    return {name: kind._replace(rows=1) for name, kind in segment.numbers().items() if isinstance(kind, SecondOrder)}
+
+
+def _shared(spec: WeightSpec, suffix: str) -> int:
+    """How many rows of the weight share a row of a part."""
+    number, _, name = suffix[1:].partition("_")
+    for kind, numbers in spec.scheme.segments[int(number)].numbers().items():
+        if isinstance(numbers, SecondOrder) and name in (f"{kind}_scale", f"{kind}_zero"):
+            return numbers.rows
+    return 1

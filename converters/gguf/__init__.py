@@ -1,0 +1,1 @@
+"""Blocks of GGUF: their fields, exactly and back, and their values."""

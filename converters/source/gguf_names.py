@@ -1,0 +1,96 @@
+"""Names of Hugging Face for the tensors of a GGUF file, and the heads whose rows llama.cpp's converter has moved.
+
+llama.cpp stores the rows of q and k of the Llama family in another order: row h*d + 2i + t of GGUF is row
+h*d + t*d/2 + i of Hugging Face (d rows a head, t = 0, 1). Other architectures keep theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from bcqfmt.container.gguf.header import GgufHeader
+
+__all__ = ["Named", "architecture", "namer"]
+
+_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z0-9_]+)\.(weight|bias|scale)")
+_TOP: Final = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
+_ATTENTION: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+_MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_MIXTRAL: Final = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+}
+_QK_NORM: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_PHI3: Final = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+LAYERS: Final[dict[str, dict[str, str]]] = {
+    "llama": {**_ATTENTION, **_MLP, **_MIXTRAL},
+    "qwen2": {**_ATTENTION, **_MLP},
+    "qwen3": {**_ATTENTION, **_MLP, **_QK_NORM},
+    "phi3": {**_ATTENTION, **_MLP, **_PHI3},
+}
+_MOVED: Final = {"llama"}  # architectures whose rows of q and k are in another order
+
+
+class Named(NamedTuple):
+    """The name of a tensor, and the number of heads whose rows have to be put back; 0: none."""
+
+    name: str
+    heads: int = 0
+
+
+def architecture(header: GgufHeader) -> str:
+    """``general.architecture``; empty without one."""
+    found = header.get("general.architecture")
+    return found if isinstance(found, str) else ""
+
+
+def namer(header: GgufHeader) -> Callable[[str, tuple[int, ...]], Named] | None:
+    """A function from name and shape to the name of Hugging Face; None for an architecture that has no table.
+
+    A tensor that the table does not know keeps its name, and so does one whose rows do not divide into the heads.
+    """
+    kind = architecture(header)
+    table = LAYERS.get(kind)
+    if table is None:
+        return None
+
+    def named(name: str, shape: tuple[int, ...]) -> Named:
+        stem, _, end = name.rpartition(".")
+        if stem in _TOP and end in ("weight", "bias"):
+            return Named(f"{_TOP[stem]}.{end}")
+        found = _LAYER.fullmatch(name)
+        if found is None or found[2] not in table:
+            return Named(name)
+        layer, part, end = found.groups()
+        new = f"model.layers.{layer}.{table[part]}.{end}"
+        if kind not in _MOVED or part not in ("attn_q", "attn_k") or end == "scale":
+            return Named(new)
+        heads = _heads(header, kind, part, int(layer))
+        rows = shape[0] if end == "bias" else shape[-2] if len(shape) == 2 else 0
+        return Named(new, heads) if heads and rows and rows % (2 * heads) == 0 else Named(name)
+
+    return named
+
+
+def _heads(header: GgufHeader, kind: str, part: str, layer: int) -> int:
+    """Heads of q or k in a layer; 0 when the file does not say."""
+    key = f"{kind}.attention.head_count"
+    found: Any = header.get(key)
+    if part == "attn_k":
+        found = header.get(f"{key}_kv", found)
+    if hasattr(found, "tolist"):
+        found = found.tolist()
+    if isinstance(found, list):
+        found = found[layer] if layer < len(found) else 0
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 1 << 20 else 0

@@ -1,0 +1,278 @@
+"""GGUF files to BCQ and back: the same bytes, the values of ggml, the names and rows of Hugging Face."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bcqfmt
+from bcqfmt.container.gguf.types import TYPES
+from bcqfmt.converters.convert.restore import restore
+from bcqfmt.converters.convert.verify import Certificate, verify
+from bcqfmt.converters.gguf.kinds import KINDS
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.errors import BcqError
+from conversions import convert, tree
+from gguf_files import DATA, EXPECTED, FILES, Writer
+
+NUMBER = {kind.name: number for number, kind in TYPES.items()}
+GOOD = [name for name in FILES if name != "iq_grids.gguf"]
+
+
+def proved(source: Path, target: Path, scratch: Path) -> Certificate:
+    """Validate deeply, compare all values, restore: every file as it was."""
+    report = bcqfmt.validate(target, deep=True)
+    assert report.valid, report.errors[0].text()
+    with bcqfmt.open(target) as checkpoint:
+        certificate = verify(open_source(source), checkpoint, rows=None)
+        digests = restore(checkpoint, scratch / "restored")
+    assert tree(scratch / "restored") == digests == certificate.digests
+    for path, digest in digests.items():
+        place = source / path if source.is_dir() else source.parent / path
+        assert hashlib.sha256(place.read_bytes()).hexdigest() == digest
+    shutil.rmtree(scratch / "restored")
+    return certificate
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values, "<f4").tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_real_files_come_back_with_the_values_of_other_programs(name: str, tmp_path: Path) -> None:
+    convert(DATA / name, tmp_path / "out")
+    assert proved(DATA / name, tmp_path / "out", tmp_path).archived == 0
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        weights, dense = dict(checkpoint.weights()), dict(checkpoint.dense())
+        companions = [t["name"] for t in EXPECTED[name]["tensors"] if t["name"].endswith(".scale")]
+        for entry in EXPECTED[name]["tensors"]:
+            wanted = entry.get("sha256_f32_hf_rows", entry["sha256_f32"])
+            hf = entry.get("hf_name", entry["name"]).replace("experts.*.", "experts.")
+            if entry["name"] in companions:
+                continue
+            if entry["type"] not in KINDS:
+                assert digest(dense[hf].array().astype(np.float32)) == wanted, hf
+                continue
+            values = weights[hf].dequantize()
+            assert (values.dtype, list(values.shape)) == (np.float32, entry["shape"])
+            companion = f"{entry['name'].removesuffix('.weight')}.scale"
+            if companion not in companions:
+                assert digest(values) == wanted, hf
+            else:  # NVFP4: the true weight is one number times the values of the blocks
+                assert weights[hf].scheme.segments[0].scale.bits == "UE4M3"
+                scale = weights[hf].parts()["s0_scale_scale"].array()[0, 0]
+                assert digest(np.float32(scale) * plain(weights[hf])) != digest(plain(weights[hf]))
+                assert digest(plain(weights[hf])) == wanted
+        assert not any(name.endswith(".scale") for name in dense)
+
+
+def plain(weight: Any) -> Any:
+    """The values of a weight of NVFP4 with a second-order scale of one."""
+    parts = {name: part.array() for name, part in weight.parts().items()}
+    parts["s0_scale_scale"] = np.ones_like(parts["s0_scale_scale"])
+    return bcqfmt.BcqWeight(weight.name, weight.spec, bcqfmt.weight.build.wrap(weight.spec, parts)).dequantize()
+
+
+def test_vector_codebooks_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BcqError, match="IQ1_S, a vector codebook") as caught:
+        convert(DATA / "iq_grids.gguf", tmp_path / "out")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E601", 5)
+    assert not list(tmp_path.iterdir())
+
+
+def written(writer: Writer, folder: Path, name: str = "model.gguf") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(writer.bytes())
+    return folder / name
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0, order: str = "<") -> bytes:
+    """Random blocks with finite scales."""
+    rng = np.random.default_rng(seed)
+    size = TYPES[NUMBER[kind]]
+    raw = rng.integers(0, 256, (rows, columns // size.elements * size.nbytes), dtype=np.uint8)
+    if kind == "NVFP4":
+        raw.reshape(-1, 36)[:, :4] &= 0x3F
+    blocks = raw.view(KINDS[kind].block(order))
+    for field in ("d", "m", "dd", "dmin"):
+        if field in blocks.dtype.fields:
+            blocks[field] = rng.uniform(-1, 1, blocks[field].shape)
+    return raw.tobytes()
+
+
+def model(kinds: dict[str, str], order: str = "<", arch: str = "llama", **options: Any) -> Writer:
+    """Weights [8, 256] of these types, and a norm; two heads."""
+    writer = Writer(order=order, **options).pair("general.architecture", "str", arch)
+    writer.pair(f"{arch}.attention.head_count", "u32", 2)
+    for i, (name, kind) in enumerate(kinds.items()):
+        writer.tensor(name, [8, 256], NUMBER[kind], random_blocks(kind, 8, 256, i, order))
+    norm = np.arange(256, dtype=np.float32).astype(f"{order}f4")
+    return writer.tensor("blk.0.attn_norm.weight", [256], 0, norm.tobytes())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "TQ1_0"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_any_blocks_in_either_byte_order(kind: str, order: str, tmp_path: Path) -> None:
+    source = written(model({"blk.0.attn_q.weight": kind, "blk.0.ffn_up.weight": kind}, order), tmp_path / "in")
+    convert(source, tmp_path / "out")
+    assert proved(source, tmp_path / "out", tmp_path).archived == 0
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        norm = checkpoint["model.layers.0.input_layernorm.weight"]
+        assert np.array_equal(norm.array(), np.arange(256, dtype=np.float32))
+
+
+def test_rows_of_dense_q_and_biases_are_put_back(tmp_path: Path) -> None:
+    writer = Writer(order=">").pair("general.architecture", "str", "llama").pair("llama.attention.head_count", "u32", 2)
+    matrix = np.arange(12 * 4).reshape(12, 4)
+    writer.tensor("blk.0.attn_q.weight", [12, 4], 1, matrix.astype(">f2").tobytes())
+    writer.tensor("blk.0.attn_q.bias", [12], 0, np.arange(12).astype(">f4").tobytes())
+    source = written(writer, tmp_path / "in")
+    convert(source, tmp_path / "out")
+    proved(source, tmp_path / "out", tmp_path)
+    order = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        assert checkpoint["model.layers.0.self_attn.q_proj.bias"].array().tolist() == order
+        assert np.array_equal(checkpoint["model.layers.0.self_attn.q_proj.weight"].array(), matrix[order])
+
+
+def test_odd_bytes_padding_and_tail_come_back(tmp_path: Path) -> None:
+    writer = model({"a.weight": "MXFP4", "b.weight": "Q5_1"}, alignment=256)
+    ternary = bytearray(random_blocks("TQ2_0", 8, 256)[:54] * 8)
+    ternary[52:54] = b"\0\0"
+    writer.tensor(
+        "c.weight", [8, 256], NUMBER["TQ1_0"], bytes(ternary[i % 52] if i % 54 < 52 else 0 for i in range(432))
+    )
+    writer.tensor("d", [1], 0, b"abcd")
+    scales = bytearray(random_blocks("NVFP4", 8, 256))
+    scales[0:3] = b"\x7f\x80\xfe"
+    writer.tensor("e.weight", [8, 256], NUMBER["NVFP4"], bytes(scales))
+    writer.fill, writer.tail = b"\xa5", b"bytes that nobody reads"
+    source = written(writer, tmp_path / "in")
+    convert(source, tmp_path / "out")
+    assert proved(source, tmp_path / "out", tmp_path).archived == 54 * 8 + 36 * 4 * 8
+
+
+def test_a_scale_that_no_number_of_the_format_equals_is_refused(tmp_path: Path) -> None:
+    writer = model({})
+    writer.tensor("e.weight", [1, 64], NUMBER["NVFP4"], b"\xff" + bytes(35))
+    with pytest.raises(BcqError) as caught:
+        convert(written(writer, tmp_path / "in"), tmp_path / "out")
+    assert (caught.value.code, caught.value.finding.tensor) == ("BCQ-E604", "e.weight")
+
+
+def test_zero_scales_of_one_bit_keep_the_signs_of_zero(tmp_path: Path) -> None:
+    writer = model({})
+    writer.tensor("e.weight", [2, 128], NUMBER["Q1_0"], (bytes(2) + b"\x55" * 16) + (b"\0\x80" + b"\x33" * 16))
+    source = written(writer, tmp_path / "in")
+    convert(source, tmp_path / "out")
+    proved(source, tmp_path / "out", tmp_path)
+
+
+def test_infinite_scales_need_the_users_word(tmp_path: Path) -> None:
+    writer = model({})
+    writer.tensor("e.weight", [1, 32], NUMBER["Q4_0"], b"\0\x7c" + b"\x12" * 16)
+    source = written(writer, tmp_path / "in")
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "out")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E609", 4)
+    convert(source, tmp_path / "out", allow_nonfinite=True)
+    proved(source, tmp_path / "out", tmp_path)
+
+
+def test_other_architectures_keep_their_names_and_say_so(tmp_path: Path) -> None:
+    source = written(model({"blk.0.attn_q.weight": "Q8_0"}, arch="mamba"), tmp_path / "in")
+    conversion = convert(source, tmp_path / "out")
+    assert [finding.code for finding in conversion.warnings] == ["BCQ-E656"]
+    proved(source, tmp_path / "out", tmp_path)
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        assert set(checkpoint) == {"blk.0.attn_q.weight", "blk.0.attn_norm.weight"}
+
+
+def test_matrices_of_one_and_four_dimensions(tmp_path: Path) -> None:
+    writer = model({})
+    writer.tensor("v", [64], NUMBER["Q8_0"], random_blocks("Q8_0", 1, 64))
+    writer.tensor("w.weight", [2, 3, 4, 32], NUMBER["Q4_0"], random_blocks("Q4_0", 24, 32))
+    source = written(writer, tmp_path / "in")
+    convert(source, tmp_path / "out")
+    proved(source, tmp_path / "out", tmp_path)
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        assert checkpoint.weight("w.weight").shape == (6, 4, 32)
+
+
+# -------------------------------------------------------------------------------------------------------- splits
+def split(folder: Path, change: dict[str, Any] | None = None) -> Path:
+    """Two files of one model; ``change``: values of the second file's keys."""
+    for i in range(2):
+        keys = {"split.no": i, "split.count": 2, "split.tensors.count": 3, **(change or {} if i else {})}
+        kinds = {f"blk.{i}.attn_q.weight": "Q4_K", **({} if i else {"output.weight": "Q6_K"})}
+        writer = model(kinds) if i == 0 else Writer()
+        if i:
+            writer.tensor("blk.1.attn_q.weight", [8, 256], NUMBER["Q4_K"], random_blocks("Q4_K", 8, 256, 5))
+        else:
+            keys["split.tensors.count"] = 4
+        for key, value in keys.items():
+            writer.pair(key, "i32" if key.endswith("tensors.count") else "u16", value)
+        written(writer, folder, f"m-0000{i + 1}-of-00002.gguf")
+    return folder / "m-00001-of-00002.gguf"
+
+
+def test_the_files_of_a_split_are_one_model(tmp_path: Path) -> None:
+    first = split(tmp_path / "in")
+    for source in (first, first.with_name("m-00002-of-00002.gguf"), first.parent):
+        convert(source, tmp_path / "out")
+        assert proved(source, tmp_path / "out", tmp_path).files == 2
+        with bcqfmt.open(tmp_path / "out") as checkpoint:
+            assert "model.layers.1.self_attn.q_proj.weight" in checkpoint
+        shutil.rmtree(tmp_path / "out")
+
+
+def test_a_missing_file_of_a_split(tmp_path: Path) -> None:
+    first = split(tmp_path / "in")
+    first.with_name("m-00002-of-00002.gguf").unlink()
+    with pytest.raises(BcqError, match="1 of 2 files missing") as caught:
+        open_source(first)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-V503", 3)
+
+
+@pytest.mark.parametrize("change", [{"split.no": 0}, {"split.count": 3}])
+def test_files_of_different_splits(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(BcqError) as caught:
+        open_source(split(tmp_path / "in", change))
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E218", 4)
+
+
+def test_a_file_of_another_split_that_was_renamed(tmp_path: Path) -> None:
+    source = written(model({"a.weight": "Q8_0"}), tmp_path / "in", "m-00001-of-00001.gguf")
+    open_source(source)
+    with pytest.raises(BcqError) as caught:
+        open_source(written(model({}).pair("split.count", "u16", 2), tmp_path / "in", "lone.gguf"))
+    assert caught.value.code == "BCQ-E218"
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+def test_a_folder_with_one_model_and_other_files(tmp_path: Path) -> None:
+    source = written(model({"blk.0.attn_q.weight": "Q4_0"}), tmp_path / "in").parent
+    (source / "README.md").write_text("---\nlicense: mit\n---\n")
+    convert(source, tmp_path / "out")
+    assert proved(source, tmp_path / "out", tmp_path).files == 2
+
+
+def test_a_folder_with_two_models_is_refused(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        written(model({"a.weight": "Q8_0"}), tmp_path / "in", name)
+    with pytest.raises(BcqError, match="2 GGUF models") as caught:
+        open_source(tmp_path / "in")
+    assert caught.value.hint == "name the file itself instead of its folder"
+    open_source(tmp_path / "in/a.gguf")
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_another_layout_cannot_be_asked_for(layout: str, tmp_path: Path) -> None:
+    with pytest.raises(BcqError) as caught:
+        convert(DATA / "q4_0.gguf", tmp_path / "out", layout=layout)
+    assert caught.value.code == "BCQ-E604"

@@ -1,0 +1,113 @@
+"""The verbs on GGUF files, and their exit codes on broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bcqfmt.cli.main import cli
+from gguf_files import DATA
+
+BROKEN = sorted((DATA / "broken").iterdir())
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def test_convert_verify_and_restore(tmp_path: Path) -> None:
+    source, out, back = tmp_path / "model.gguf", tmp_path / "out", tmp_path / "back"
+    shutil.copy(DATA / "q4_k_m.gguf", source)
+    done = run("convert", source, out, "--json")  # next to its source: the folder is not what is read
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["weights"], found["complete"]) == (9, True)
+    assert run("validate", "--deep", out).exit_code == 0
+    checked = run("verify", source, out, "--values", "all", "--json")
+    assert json.loads(checked.stdout)["equal"] is True
+    assert run("restore", out, back).exit_code == 0
+    assert [path.name for path in back.iterdir()] == ["model.gguf"]
+    assert (back / "model.gguf").read_bytes() == source.read_bytes()
+
+
+def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "model.gguf"
+    shutil.copy(DATA / "q4_0.gguf", source)
+    assert run("convert", source, tmp_path / "out").exit_code == 0
+    data = bytearray(source.read_bytes())
+    data[-100] ^= 1
+    source.write_bytes(data)
+    assert run("verify", source, tmp_path / "out").exit_code == 6
+
+
+def test_parts_and_resume(tmp_path: Path) -> None:
+    source = DATA / "q4_0.gguf"
+    for i in (1, 2):
+        done = run("convert", source, tmp_path / "out", "--part", f"{i}/2", "--max-shard-size", "60kB")
+        assert done.exit_code == 0, done.stderr
+    done = run("finalize", tmp_path / "out", source)
+    assert done.exit_code == 0, done.stderr
+    assert run("verify", source, tmp_path / "out").exit_code == 0
+    again = run("convert", source, tmp_path / "out", "--resume", "--max-shard-size", "60kB")
+    assert (again.exit_code, "nothing to do" in again.stderr) == (0, True)
+
+
+def test_a_dry_run_reads_the_header_and_writes_nothing(tmp_path: Path) -> None:
+    done = run("convert", DATA / "q3_k.gguf", tmp_path / "out", "--dry-run", "--json")
+    found = json.loads(done.stdout)
+    assert {(row["layout"], row["scheme"]) for row in found["quantized"]} == {
+        ("gguf", "3 bit, groups of 16, Q3_K"),
+        ("gguf", "6 bit, groups of 16, Q6_K"),
+    }
+    assert not list(tmp_path.iterdir())
+
+
+def test_dense_files_pass_through(tmp_path: Path) -> None:
+    done = run("convert", DATA / "f16.gguf", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert "0 weights" in done.stdout
+
+
+def test_inspect_shows_types_and_modules() -> None:
+    done = run("inspect", DATA / "q4_k_m.gguf")
+    assert "GGUF version 3, architecture llama" in done.stdout
+    assert "Q6_K" in done.stdout
+    found = json.loads(run("inspect", DATA / "q4_k_m.gguf", "--modules", "--json").stdout)
+    assert (found["format"], found["quantization"]["architecture"]) == ("gguf", "llama")
+    assert found["dense_types"]["Q4_K"] == {"tensors": 6, "elements": 294912, "bytes": 165888}
+    assert "model.layers.0.self_attn.q_proj" in [row["name"] for row in found["modules"]]
+
+
+def test_inspect_of_a_folder(tmp_path: Path) -> None:
+    shutil.copy(DATA / "q4_0.gguf", tmp_path / "model.gguf")
+    assert json.loads(run("inspect", tmp_path, "--json").stdout)["format"] == "gguf"
+
+
+@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
+def test_broken_files_exit_with_4_and_leave_nothing(path: Path, tmp_path: Path) -> None:
+    for done in (run("inspect", path), run("convert", path, tmp_path / "out"), run("verify", path, tmp_path)):
+        assert done.exit_code == 4, done.stderr
+        assert done.stderr.startswith("error: BCQ-E2")
+        assert path.name in done.stderr
+        assert "hint: " in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_quantizing_a_gguf_file_is_refused_with_the_verb_that_takes_it(tmp_path: Path) -> None:
+    done = run("quantize", DATA / "f16.gguf", tmp_path / "out", "--method", "rtn")
+    assert done.exit_code == 5
+    assert "bcqfmt convert" in done.stderr
+
+
+def test_a_target_that_holds_the_source_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    shutil.copy(DATA / "q4_0.gguf", folder / "model.gguf")
+    assert run("convert", folder / "model.gguf", folder, "--overwrite").exit_code == 7
+    assert (folder / "model.gguf").exists()
