@@ -135,6 +135,8 @@ def _reads(decoder: ModuleType, path: Path, entry: dict[str, Any], values: bool)
         name: {"dtype": dtype, "shape": list(shape), "sha256": hashlib.sha256(data).hexdigest()}
         for name, (dtype, shape, data) in content["dense"].items()
     }
+    if content.get("uncovered", []) != entry.get("uncovered", []):
+        return False
     if dense != entry["dense"] or set(content["weights"]) != set(entry["weights"]):
         return False
     return all(_decodes(decoder, content["weights"][name], e, values) for name, e in entry["weights"].items())

@@ -8,7 +8,7 @@ from typing import Any
 
 from .build import Lcg, Tensor, canonical, container, frame, tensor
 from .catalogue import Invalid
-from .encodings import affine, first, shifted, some_affine, some_bcq, some_second, table
+from .encodings import affine, first, shifted, some_affine, some_bcq, some_numbers, some_second, table
 from .invalid_container import entry, start, too_many, with_entry, with_header
 from .invalid_content import flipped, swapped
 from .invalid_descriptor import Edit, keep, made
@@ -205,6 +205,15 @@ def parts() -> list[Invalid]:
         d["schemes"][0]["segments"][0].update(encoding="float-zero", zero="F16")
         d["features"] = sorted([*d["features"], "float-zero"])
 
+    def offset(d: dict[str, Any]) -> None:
+        scale = d["schemes"][0]["segments"][0]["scale"]
+        moved = {"encoding": "offset", "bits": 2, "group_size": 16, "scale": scale, "offset": "F16"}
+        d["schemes"][0]["segments"][0] = moved
+        d["features"] = sorted([*d["features"], "offset"])
+
+    def offsets(tensors: dict[str, Tensor]) -> None:
+        tensors["w.bcq_s0_offset"] = tensor("F16", [2, 6], [0] * 12)
+
     def first_order(d: dict[str, Any]) -> None:
         d["schemes"][0]["segments"][0]["scale"] = "F16"
         d["features"].remove("second-order")
@@ -222,6 +231,7 @@ def parts() -> list[Invalid]:
     ]
     return [
         Invalid("V302", "last-tensor", "a stray tensor, the last of the header", made(keep, dense=dense)),
+        Invalid("V215", "offset", "segment 0 is offset", made(offset, [tiled()], parts=offsets)),
         *(Invalid("V215", what, comment, made(edit, [tiled()])) for what, comment, edit in cases),
     ]
 
@@ -241,6 +251,12 @@ def content() -> list[Invalid]:
     falls = swapped(sparse(32, [[1], [2], [3]]), outlier_indptr=tensor("I32", [4], [0, 1, 4, 3]))
     halves = [some_affine(rng, 4, 16, 2, 8, 1), some_affine(rng, 4, 16, 4, 8, 1)]
     order = [[*range(16, 32), *range(16)], list(range(32))]
+
+    def moved(kind: Any) -> Weight:
+        ones, numbers = first("F16", [[one]]), some_numbers(rng, 1, 1, kind, "offset")
+        return Weight("w.weight", [1, 8], "F16", [shifted("offset", 2, 8, [[0, 1, 2, 3] * 2], ones, numbers)])
+
+    coded = moved({"codes": "UE4M3", "rows": 1, "scale": "F16"})
 
     def split(*columns: int) -> bytes:
         spikes = Outliers("add", "F16", [1], [[(c, one)] if c >= 0 else [] for c in columns])
@@ -265,6 +281,8 @@ def content() -> list[Invalid]:
         Invalid("V408", "first-row", "column 32 of 32, in the first row", made(keep, [sparse(32, [[1, 32], [2]])])),
         Invalid("V409", "first-of-stack", "row 0 of matrix 0", split(20, -1, -1, -1)),
         Invalid("V409", "last-of-stack", "row 1 of matrix 1", split(-1, 3, 20, 3)),
+        Invalid("V411", "offset", "7f as offset", swapped(moved("UE4M3"), s0_offset=tensor("U8", [1, 1], [0x7F]))),
+        Invalid("V411", "offset-codes", "ff as code", swapped(coded, s0_offset_codes=tensor("U8", [1, 1], [0xFF]))),
         Invalid("V410", "one-too-many", "five outliers among 39 elements", made(keep, [sparse(39, [[0, 1, 2, 3, 4]])])),
     ]
 

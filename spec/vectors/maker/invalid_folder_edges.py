@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .build import sha256, tensor
+from .build import Lcg, sha256, tensor
 from .catalogue import Invalid
 from .folder import Folder, Shard, line
 from .invalid_folder import reconfigured, reindexed
@@ -12,6 +12,8 @@ from .invalid_source import HEADER, NOTES, SOURCE, sourced
 from .valid_affine import worked_example
 from .valid_edges import many_features
 from .valid_folders import SHARDS, provenance, record, sharded, source_files
+from .valid_structures import tile_segments
+from .weights import Weight
 
 Edit = Callable[[dict[str, Any]], Any]
 LOW, HIGH = "0" * 64, "f" * 64
@@ -30,6 +32,12 @@ def index() -> list[Invalid]:
     def dense_twin(name: str, shard: str) -> Any:
         folder = sharded()
         folder.shards[shard].dense = {name: tensor("F16", [2, 8], [0] * 16)}
+        return folder.build()
+
+    def weight_twice() -> Any:
+        folder, rng = sharded(), Lcg(821)
+        tiled = Weight("w.weight", [1, 64], "F16", tile_segments(rng, 1, 64, [[1, 2, 3]], 1, 1), True)
+        folder.shards[SHARDS[1]].weights.append(tiled)
         return folder.build()
 
     q = "quantization_config"
@@ -51,6 +59,7 @@ def index() -> list[Invalid]:
         Invalid(
             "V214", "last-weight", "the last weight of the last file and a tensor", dense_twin("twin.weight", SHARDS[0])
         ),
+        Invalid("V214", "weight-twice", "a weight in two files, in parts of different names", weight_twice()),
         Invalid(
             "V512",
             "version-array",
