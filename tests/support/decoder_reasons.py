@@ -14,6 +14,7 @@ _EXACT = "the operation is exact in binary32 too"
 _SHAPE = "the shape of a part that was already checked or made is not looked at again"
 _DIVIDES = "the division has no remainder"
 _LARGE = "a file of 100 MB"
+_TWO_BYTES = "the header {} breaks BCQ-V117 and BCQ-V201 as well, and a vector breaks one rule"
 _DIRECTORY = "how a caller names a file is no property of a file"
 
 # what stands for a mutant (a star for any text) -> the reason
@@ -28,7 +29,7 @@ REASONS: dict[str, str] = {
     # container
     "read_container: 2 <= length <= 25_000_000 -> < at 1": EQUIVALENT
     + "the header {} breaks BCQ-V201 and BCQ-V117 too",
-    "read_container: 2 -> 3": EQUIVALENT + "the header {} breaks BCQ-V201 and BCQ-V117 too",
+    "read_container: 2 -> 3": LEFT + _TWO_BYTES,
     "read_container: 8 + length -> - (#3)": EQUIVALENT + "the same modulo 8",
     "check_alignment: start % 8 == 0 -> <=": EQUIVALENT + _UNSIGNED,
     'check_alignment: BITS[entry["dtype"]] // 8 -> rounded up': EQUIVALENT + "types below 8 bits count as 1",
@@ -44,7 +45,6 @@ REASONS: dict[str, str] = {
     ),
     "check_weight: n % g == 0 -> <=": EQUIVALENT + _UNSIGNED,
     "check_weight: k == len(segments) - 1 -> >=": EQUIVALENT + "k is at most that",
-    "check_weight: len(widths) == len(segments) *without part 2": EQUIVALENT + "BCQ-V212 refuses them",
     "check_segment: 1 -> 2 (#6)": EQUIVALENT + "-2 stands for an absent exponent as well as -1",
     "check_number: 2 -> 3": EQUIVALENT + "3 stands for absent groups as well as 2",
     "fits_aligned64: len(segments) != 2 or * -> without part 1": EQUIVALENT + "the widths of two are compared next",
@@ -71,9 +71,9 @@ REASONS: dict[str, str] = {
     "to_canonical: 1 -> *": EQUIVALENT + _SHAPE,
     "to_canonical: groups * b -> +": EQUIVALENT + _SHAPE,
     "to_canonical: 0 -> *": EQUIVALENT + "any zero point: they are all equal, or it is overwritten",
-    'to_canonical: for key, value in weight["scheme"].items() -> *': EQUIVALENT + "keys of a scheme have no order",
+    'to_canonical: for key, value in weight["scheme"].items() -> *': EQUIVALENT
+    + "keys have no order, and the first is layout, which is left out",
     "planes_part: 32 -> *": EQUIVALENT + _SHAPE,
-    "padding_is_zero: 32 -> 31 (#2)": EQUIVALENT + "the last word of the last row is among them",
     "padding_is_zero: used % 32 == 0 -> <=": EQUIVALENT + _UNSIGNED,
     "padding_is_zero: word >> used % 32 == 0 -> <=": EQUIVALENT + _UNSIGNED,
     "check_outliers: indptr[0] == 0 -> <=": EQUIVALENT + _UNSIGNED,
@@ -96,9 +96,9 @@ REASONS: dict[str, str] = {
     "round_once: number == 0 -> <=": EQUIVALENT + _UNSIGNED,
     "round_once: 0 -> *": EQUIVALENT + "zero comes out of the last line too",
     "round_once: lost == half -> >=": EQUIVALENT + "more than half is rounded up before",
-    "decode: if planes is not None and planes < 1:*": EQUIVALENT + "no number of planes below 1 is asked for",
-    "decode: 1 -> 0": EQUIVALENT + "no number of planes below 1 is asked for",
-    "decode: raise ValueError(*": EQUIVALENT + "no number of planes below 1 is asked for",
+    "decode: if planes is not None and planes < 1:*": EQUIVALENT + "the format knows no value of less than one plane",
+    "decode: 1 -> 0": EQUIVALENT + "the format knows no value of less than one plane",
+    "decode: raise ValueError(*": EQUIVALENT + "the format knows no value of less than one plane",
     "decode: for name, *backwards": EQUIVALENT + _ORDER,
     "decode: len(data) // shape[0] -> rounded up": EQUIVALENT + _DIVIDES,
     "decode_matrix: 0.0 -> *": EQUIVALENT + _OVERWRITTEN,
@@ -112,8 +112,6 @@ REASONS: dict[str, str] = {
     "decode_segment: for at, a in enumerate(group_of) -> backwards": EQUIVALENT + _ORDER,
     "decode_segment: for i in range(q) -> backwards": EQUIVALENT + "a sum of integers",
     "decode_segment: float(code) - zp[a] -> in binary32": EQUIVALENT + _EXACT,
-    "decode_segment: float(n) * step -> in binary32": EQUIVALENT + _EXACT,
-    "decode_segment: table: entry rounded to binary32": EQUIVALENT + _EXACT,
     "decode_segment: table: product before the step": EQUIVALENT + "a power of two, far from the ends of binary64",
     "decode_segment: table: scale times step first": EQUIVALENT + "a power of two, far from the ends of binary64",
     'plane_scales: floats(parts["alpha" + own])* -> upper end + 1': EQUIVALENT + "the one more is not used",
@@ -122,13 +120,13 @@ REASONS: dict[str, str] = {
     "plane_scales: 2.0 * zero -> in binary32": EQUIVALENT + _EXACT,
     # folder
     "read_bytes: set(tensors) -> as it is": EQUIVALENT + "names of one file are there once",
-    "read_file: is_missing(Path(path)) or *without part 1": EQUIVALENT + "a file that is not there is no vector",
+    "read_file: is_missing(Path(path)) or *without part 1": LEFT + _DIRECTORY,
     "list_files: not path.is_symlink() or *without part 1": EQUIVALENT + "what is no link stays inside",
     "read_shards: sorted(set(index.values())) -> as it is": EQUIVALENT + _ORDER,
     "read_shards: set(index.values()) -> as it is": EQUIVALENT + "a file that is named again is read again",
     "read_shards: listed == set(index) -> <=": EQUIVALENT + "each tensor of the index is looked up in its file as well",
     "read_shards: len(listed) == tensors -> >=": EQUIVALENT + "a set is never larger",
-    "read_shards: set(weights) -> as it is": EQUIVALENT + "a list holds the same names",
+    "read_shards: len(set(weights)) == len(weights) -> >=": EQUIVALENT + "a set is never larger",
     'check_manifest: need(manifest["features"] == features*': EQUIVALENT + "features follow from schemes and shapes",
     'check_manifest: manifest["features"] == features -> *': EQUIVALENT + "features follow from schemes and shapes",
     "check_manifest: sorted(map(canonical, *": EQUIVALENT + "the scheme of each weight is compared, and each is in use",
@@ -144,10 +142,12 @@ REASONS: dict[str, str] = {
     "archived_names: len(data) >= 8 *": EQUIVALENT + "the length, or empty JSON, is refused under the same id",
     "archived_names: 8 -> * (#2)": EQUIVALENT + "the length, or empty JSON, is refused under the same id",
     "MAX_JSON_FILE: *": LEFT + _LARGE,
+    "check_source: files[name].stat().st_size <= MAX_JSON_FILE*": LEFT + _LARGE,
+    "check_source: 0 -> -1 (#2)": EQUIVALENT + "there is one",
     "check_source: len(derived_from) == 1 -> >=": EQUIVALENT + "BCQ-V701 refuses more",
     "check_source: 0 -> -1": EQUIVALENT + "there is one",
     "read_folder: Path(path).resolve() -> as it is": LEFT + _DIRECTORY,
-    "read_folder: for name in files -> *": EQUIVALENT + "more than one file is in bcq_source/",
+    "read_folder: for name in files -> *": LEFT + "in which order a folder lists its files is no property of a file",
     "read_folder: set(*) -> as it is": EQUIVALENT + "a mapping holds the same names",
 }
 

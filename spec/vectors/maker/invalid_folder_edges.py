@@ -8,10 +8,10 @@ from .catalogue import Invalid
 from .folder import Folder, Shard, line
 from .invalid_folder import reconfigured, reindexed
 from .invalid_manifest import manifest, written
-from .invalid_source import HEADER, NOTES, SOURCE, sourced
+from .invalid_source import HEADER, NOTES, SOURCE, gguf_sourced, sourced
 from .valid_affine import worked_example
 from .valid_edges import many_features
-from .valid_folders import SHARDS, provenance, record, sharded, source_files
+from .valid_folders import GGUF_HEADER, SHARDS, provenance, record, sharded, source_files
 from .valid_structures import tile_segments
 from .weights import Weight
 
@@ -189,6 +189,7 @@ def records() -> list[Invalid]:
         Invalid("V702", "header-7-bytes", "an archived header of 7 bytes", sourced(None, **{HEADER: header[:7]})),
         Invalid("V702", "header-shorter", "an archived header, stated one byte longer", length(len(header) - 7)),
         Invalid("V702", "header-top-byte", "the highest byte of N is not zero", length(len(header) - 8 + 2**56)),
+        Invalid("V702", "gguf-lower-case", "gguf for GGUF", gguf_sourced(None, **{GGUF_HEADER: b"gguf" + bytes(60)})),
         Invalid("V703", "verbatim", "tensors of a verbatim file", sourced(listed("config.json", {}))),
         Invalid("V703", "no-such-file", "tensors of a file that is not listed", sourced(listed("z.safetensors", {}))),
         Invalid(
