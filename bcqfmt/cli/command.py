@@ -21,7 +21,7 @@ VERBS = {
     "inspect": "Show what is in a checkpoint.",
     "validate": "Check a checkpoint against the specification.",
     "seal": "Renew the manifest after files were changed on purpose.",
-    "convert": "Convert a quantized checkpoint (GPTQ, AWQ, ...) to BCQ.",
+    "convert": "Convert a quantized checkpoint (GPTQ, AWQ, GGUF, ...) to BCQ.",
     "calibrate": "Run a model on text and keep statistics of its inputs.",
     "quantize": "Quantize a dense checkpoint (F16, BF16, F32) to BCQ.",
     "sweep": "Try bits and group sizes on a model: size against error.",

@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
@@ -45,6 +46,7 @@ Fields = dict[str, Array]
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice E2M1
 _TABLES: Final = {"IQ4_NL": (_IQ4, 0), "IQ4_XS": (_IQ4, 0), "MXFP4": (_FP4, -1), "NVFP4": (_FP4, -1)}
+_ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
 _RECENT = 4  # weights whose numbers are kept
 
 
@@ -124,7 +126,7 @@ def _fits(name: str, spec: WeightSpec) -> bool:
     """Whether a weight is one that tensors of this type become."""
     plain = Scheme(segments=spec.scheme.segments[:1], nonfinite=spec.scheme.nonfinite)
     forms = [_segment(name, spec.shape, zero, scaled) for zero in (False, True) for scaled in (False, True)]
-    return spec.scheme == plain and plain.segments[0] in forms and spec.columns % KINDS[name].elements == 0
+    return spec.scheme == plain and plain.segments[0] in forms and spec.columns % _ELEMENTS[name] == 0
 
 
 def _segment(name: str, shape: tuple[int, ...], zero: bool, scaled: bool) -> Segment:

@@ -116,7 +116,11 @@ def test_an_interrupt_says_the_command_that_goes_on(hub: HubServer, run: Run, fo
         return False
 
     hub.fail("status", "/up/", times=1).match = interrupt
-    result = run("push", folder, REPO, "--revision", "dev", "--message", "two words", "--overwrite")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
+    try:
+        result = run("push", folder, REPO, "--revision", "dev", "--message", "two words", "--overwrite")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
     assert f"bcqfmt push {folder} {REPO} --overwrite --revision dev --message 'two words'" in result.stderr
     assert "BCQ-E901" in result.stderr

@@ -34,7 +34,8 @@ class Guard(NamedTuple):
 
 GUARDS = {
     "a pickle is recognised by its bytes": Guard(
-        attacks.pickle_by_another_name, ((header._raw_header, "other = _other_kind(head)", "other = None"),)
+        attacks.pickle_by_another_name,
+        ((header._raw_header, 'other = other_kind(head, "a safetensors file")', "other = None"),),
     ),
     "a folder of pickles is refused (reader)": Guard(
         attacks.only_pickles, ((folder._no_model, "if pickles:", "if False:"),)
@@ -43,7 +44,7 @@ GUARDS = {
         attacks.only_pickles, ((checkpoint._nothing, "if shown:", "if False:"),)
     ),
     "pickles are not handed on": Guard(
-        attacks.pickles_beside_the_model, ((checkpoint.read_source, "name.endswith(FOREIGN)", "False"),)
+        attacks.pickles_beside_the_model, ((checkpoint._foreign, "name.endswith(FOREIGN)", "False"),)
     ),
     "code is not fetched": Guard(
         attacks.code_on_the_hub, ((hub_repo.needed, "ignore_patterns=list(SKIP)", "ignore_patterns=[]"),)
@@ -133,10 +134,7 @@ GUARDS = {
     ),
     "the depth of a header": Guard(
         attacks.nested_deeply,
-        (
-            (header_text._value, "except RecursionError", "except KeyError"),  # where the parser's limit is low
-            (header_text._depth, "return deepest", "return 0"),  # and where it is not
-        ),
+        ((header_text._value, "except RecursionError", "except KeyError"),),
     ),
     "the size of config.json": Guard(
         attacks.configuration_too_large, ((files.read_small, "if opened.size > limit:", "if False:"),)

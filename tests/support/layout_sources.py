@@ -10,7 +10,10 @@ import numpy as np
 
 import awq_samples as awq
 import compressed_samples as compressed
+from bcqfmt.container.gguf.types import TYPES
+from bcqfmt.converters.gguf.kinds import KINDS
 from conversions import GPTQ, gptq_layer
+from gguf_files import Writer
 from peers import halves, made_up, words
 
 N, K, GROUP = 64, 128, 32
@@ -89,6 +92,21 @@ def _anybcq(folder: Path, rng: np.random.Generator) -> None:
     made_up(folder, tensors)
 
 
+def _gguf(folder: Path, rng: np.random.Generator) -> None:
+    """A tensor of every type, every other one with rows that are put back; bytes between tensors."""
+    writer = Writer().pair("general.architecture", "str", "llama").pair("llama.attention.head_count", "u32", 2)
+    types = [(number, kind) for number, kind in TYPES.items() if kind.name in KINDS]
+    for i, (number, kind) in enumerate(types):
+        size = 8 * 256 // kind.elements * kind.nbytes
+        # below 0x3C every two bytes are a finite half; zeros, because not every byte is one of TQ1_0
+        data = bytes(size) if kind.name == "TQ1_0" else rng.integers(0, 0x3C, size).astype(np.uint8).tobytes()
+        writer.tensor(f"blk.{i}.{'attn_q' if i % 2 else 'ffn_up'}.weight", [8, 256], number, data)
+    writer.tensor("blk.0.attn_q.bias", [8], 0, np.arange(8, dtype="<f4").tobytes())
+    writer.tail = b"more"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(writer.bytes())
+
+
 SOURCES: dict[str, Callable[[Path, np.random.Generator], None]] = {
     "gptq": _gptq,
     "gptq planar": _planar,
@@ -100,6 +118,7 @@ SOURCES: dict[str, Callable[[Path, np.random.Generator], None]] = {
     "compressed bytes": _bytes,
     "hqq": _hqq,
     "anybcq": _anybcq,
+    "gguf": _gguf,
 }
 
 
