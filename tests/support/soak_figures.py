@@ -32,7 +32,7 @@ RUNS = {
     "differential": ("header readers compared: ours, safetensors', huggingface_hub's", "0 disagreements"),
     "bit_flips": ("single bits of finished folders flipped, documentation apart", "every one found by validate --deep"),
     "truncation": ("files cut at every byte of their header, and anywhere in their data", "every one refused"),
-    "mutants": ("decoders with one mistake each, against the test vectors", "told by a vector, or listed with a reason"),
+    "mutants": ("decoders with one mistake each, against the test vectors", "told by a vector, or listed with reason"),
 }
 
 
