@@ -3816,10 +3816,10 @@ static int bcq__has_size(const bcq_folder *folder, const char *name, const bcq__
     return !code && bcq__integer(d, node, &stated) && (int64_t)status.st_size == stated;
 }
 
-/* V604 and V609: files of the manifest against those of the folder, both sorted. */
+/* V604, then V609: files of the manifest against those of the folder, both sorted. */
 static int bcq__match_files(bcq_folder *folder, const bcq__json *d, uint32_t table, bcq_error *error)
 {
-    bcq__str nothing = {"", 0};
+    bcq__str nothing = {"", 0}, unnamed = {NULL, 0};
     uint32_t i, node = table + 1;
     size_t k = 0;
     for (i = 0; i <= d->nodes[table].count; i++) {
@@ -3833,8 +3833,8 @@ static int bcq__match_files(bcq_folder *folder, const bcq__json *d, uint32_t tab
             if (strcmp(name.at, "config.json") == 0 || strcmp(name.at, "model.safetensors.index.json") == 0 ||
                 strncmp(name.at, "bcq_source/", 11) == 0 ||
                 bcq__list_find(&folder->names, name.at) < folder->names.count)
-                return bcq__bad(error, 609, name, "the manifest does not name it");
-            if (!bcq__list_add(&folder->uncovered, name, "", nothing))
+                unnamed = name;
+            else if (!bcq__list_add(&folder->uncovered, name, "", nothing))
                 return bcq__no_memory(error);
         }
         if (last)
@@ -3845,7 +3845,7 @@ static int bcq__match_files(bcq_folder *folder, const bcq__json *d, uint32_t tab
         node = d->nodes[node + 1].next;
         k++;
     }
-    return 0;
+    return unnamed.at ? bcq__bad(error, 609, unnamed, "the manifest does not name it") : 0;
 }
 
 /* V604 to V606 and V609 */
