@@ -56,6 +56,7 @@ def publish(
     words += [] if revision is None else ["--revision", revision]
     words += [] if message is None else ["--message", message]
     again = command_line(*words)
+    hub.split_hub_id(repo)  # a wrong name is told before anything is read
     render.say(f"checking {folder}: every rule and every digest, then uploading to {repo}")
     try:
         with ExitStack() as stack:

@@ -56,7 +56,7 @@ def limited(hub: ModuleType, file_bytes: int = 0) -> Iterator[None]:
 
 
 def _install(hub: ModuleType) -> None:
-    """Give the library's client our hooks, whoever made it; a client that is made later has them too."""
+    """Give the library's client our hooks; a client that is made later has them too."""
     http: Any = importlib.import_module("huggingface_hub.utils._http")
     with _lock:
         factory = getattr(http, "_GLOBAL_CLIENT_FACTORY", http.default_client_factory)

@@ -158,7 +158,7 @@ def _check_kind(folder: Path) -> None:
 
 
 def _strange(api: Any, name: str, revision: str | None, private: bool, files: dict[str, int]) -> list[str]:
-    """Files of the repository that the folder does not have; texts and pictures beside a model are welcome."""
+    """Files of the repository that the folder does not have; documentation is not counted."""
     info = api.model_info(name, revision=revision)
     if private and info.private is not True:
         hint = f"make it private on {address()}/{name}/settings, or push without --private"

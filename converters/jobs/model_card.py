@@ -114,7 +114,7 @@ class Facts(NamedTuple):
 
 
 class How(NamedTuple):
-    """How a folder was made: how the first sentence begins, rows of the table, what follows it, the way back."""
+    """How a folder was made: how the first sentence begins, rows of the table, what follows it, how to restore."""
 
     summary: str
     rows: list[tuple[str, str]]

@@ -130,7 +130,7 @@ def _fits(name: str, spec: WeightSpec) -> bool:
 
 
 def _segment(name: str, shape: tuple[int, ...], zero: bool, scaled: bool) -> Segment:
-    """The segment of a type; ``zero``: a scale is zero, ``scaled``: a second-order scale lies in a tensor beside it."""
+    """The segment of a type; ``zero``: a scale is zero, ``scaled``: a tensor next to it is a second-order scale."""
     kind = KINDS[name]
     common: dict[str, Any] = {"bits": kind.bits, "group_size": kind.group_size}
     if name == "Q1_0":

@@ -87,7 +87,7 @@ class SourceCheckpoint:
         return self.place.stem if self.lone else self.folder.name
 
     def made_files(self) -> dict[str, bytes]:
-        """Files that the source has in another form: the tokenizer of a GGUF file, unless one lies beside it."""
+        """Files that the source has in another form: the tokenizer of a GGUF file, unless the folder has one."""
         header = next(iter(self.models.values())).gguf
         if header is None or any(name.startswith("tokenizer") for name in self.side_files):
             return {}

@@ -114,7 +114,7 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
 
 
 def _second_scales(infos: Iterable[tuple[GgufFile, TensorInfo]]) -> dict[str, str]:
-    """NVFP4 weight -> the tensor beside it with one more scale, F32, for every matrix."""
+    """NVFP4 weight -> the tensor next to it with one more scale, F32, for every matrix."""
     known = {info.name: info for file, info in infos if info.type.name == "F32" and file.gguf.order == "<"}
     found = {}
     for _, info in infos:

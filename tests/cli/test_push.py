@@ -11,7 +11,7 @@ import pytest
 import bcqfmt
 from dense_samples import dense_folder
 from hub_handler import Seen
-from hub_server import TOKEN, HubServer, loopback_hub
+from hub_server import HubServer, loopback_hub
 from verbs import ROOT, Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -21,9 +21,7 @@ REPO = "me/model"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with loopback_hub(monkeypatch, tmp_path / "home") as server:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        server.tokens.add(TOKEN)
+    with loopback_hub(monkeypatch, tmp_path / "home", logged_in=True) as server:
         yield server
 
 

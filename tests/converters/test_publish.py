@@ -25,9 +25,7 @@ CARD = f"---\nlicense: mit\n---\n# New\n\n```python\n{NAME_LINE}\n```\n"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with loopback_hub(monkeypatch, tmp_path / "home") as server:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        server.tokens.add(TOKEN)
+    with loopback_hub(monkeypatch, tmp_path / "home", logged_in=True) as server:
         yield server
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 import bcqfmt
 from bcqfmt.converters.source.checkpoint import open_source
 from conversions import convert
 from gguf_files import DATA, Writer
 
-transformers: Any = pytest.importorskip("transformers")
 TEXTS = ["the cat", " in the hen", "a\nb", "12 the 345", "<|im_start|>the<|im_end|>", "ändern", "", "  an  er "]
 
 

@@ -18,7 +18,7 @@ import pytest
 from bcqfmt.converters import hub as client
 from bcqfmt.converters.jobs.model_card import with_name
 from conversions import convert
-from hub_server import TOKEN, HubServer, loopback_hub
+from hub_server import HubServer, loopback_hub
 from tiny_models import bcq_model, dense_model, quiet
 from vllm_stand_in import SIGNATURES, _function
 
@@ -65,9 +65,7 @@ def test_in_the_folder(
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with loopback_hub(monkeypatch, tmp_path / "home") as server:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        server.tokens.add(TOKEN)
+    with loopback_hub(monkeypatch, tmp_path / "home", logged_in=True) as server:
         yield server
 
 

@@ -133,8 +133,11 @@ class _Listener(ThreadingHTTPServer):
 
 
 @contextmanager
-def loopback_hub(patch: pytest.MonkeyPatch, home: Path) -> Iterator[HubServer]:
-    """A hub, and a huggingface_hub in this process that knows no other hub, no cache but ``home``, and never sleeps."""
+def loopback_hub(patch: pytest.MonkeyPatch, home: Path, *, logged_in: bool = False) -> Iterator[HubServer]:
+    """A hub, and a huggingface_hub in this process that knows no other hub, no cache but ``home``, and never sleeps.
+
+    ``logged_in``: with a token that the hub takes.
+    """
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -146,6 +149,9 @@ def loopback_hub(patch: pytest.MonkeyPatch, home: Path) -> Iterator[HubServer]:
         if hasattr(constants, name):
             patch.setattr(constants, name, str(home / name.lower()))
     hub = HubServer()
+    if logged_in:
+        patch.setenv("HF_TOKEN", TOKEN)
+        hub.tokens.add(TOKEN)
     settings = {
         "ENDPOINT": hub.url,
         "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",

@@ -3,7 +3,7 @@
     "GGUF" | version | tensors | key values | pairs | infos | padding | data
 
 Every tensor begins where the padded one before it ends, in the order of the infos, and the last one is padded too.
-Padding may be any bytes, and more bytes may follow: nobody reads them.
+Padding may be any bytes, and more bytes may follow: no program reads them.
 """
 
 from __future__ import annotations

@@ -9,14 +9,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
-from bcqfmt.weight.scheme import PackedZero, SecondOrder, Segment, WeightSpec
+from bcqfmt.weight.scheme import SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from . import linear_op
 from .layers import BcqModule
-from .parts import suffixes, text_of, weight_of
+from .parts import suffixes, text_of
 
 __all__ = ["BcqEmbedding", "TiedHead"]
 
@@ -60,11 +59,6 @@ class BcqEmbedding(BcqModule):
         return values[: flat.numel()].to(self.dtype).reshape(*ids.shape, self.embedding_dim)
 
     def _decoded(self, spec: WeightSpec, parts: Mapping[str, Tensor]) -> Tensor:
-        if any(isinstance(segment.zero, PackedZero) for segment in spec.scheme.segments):
-            # the zero points of a few rows may be stored wider than these need, which the operator refuses
-            weight = weight_of(spec, {name: part.cpu() for name, part in parts.items()})
-            found: Tensor = StoredTensor.from_array("", weight.dequantize(planes=self.planes)).to_torch()
-            return found.to(parts["s0_planes"].device)
         text = text_of(spec)
         values: Tensor = linear_op.values(
             [parts[name] for name in suffixes(text)], text, self.planes or 0, 0, self.logical
