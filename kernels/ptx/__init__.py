@@ -16,7 +16,7 @@ patterns                    f32_bits bits_f32
 16-bit floats in words      lo_f16(w) hi_f16(w) lo_bf16(w) hi_bf16(w) -> f32; f16_to_f32 bf16_to_f32 of the
                             low half; f32_to_f16 f32_to_bf16 f64_to_f16 f64_to_bf16 -> word, upper half 0;
                             pack_f16(low, high) pack_bf16(low, high) -> word; all round once
-pairs of F16 in words       hsub2 hmul2 hfma2
+pairs of F16 in words       hadd2 hsub2 hmul2 hfma2; of BF16: bfma2
 one rounding, never fused   add_ sub_ mul_ with f32 and f64, fma_f32 div_f32 sqrt_f32, f64_to_f32
 other arithmetic            rint_i32(f): nearest, ties to even, a NaN is 0; max_f32 min_f32: a NaN loses;
                             exp2 log2: fast approximations, about 2 units in the last place; mad_i32(a, b, c):
@@ -46,6 +46,10 @@ a warp, all 32 lanes        lane_id syncwarp ballot warp_max_u32; shfl_ shfl_xor
 tensor cores                mma_s8 mma_u8 (unsigned A): m16n8k32, mma_f16 mma_bf16: m16n8k16; (a0..a3, b0, b1,
                             c0..c3) -> d0..d3; ldmatrix_x4(address) -> 4 words; mma_b1(a0, a1, b0): 16 x 128 by
                             128 x 8 bits, and + popcount, sums from 0; mma_b1_wide(a0..a3, b0, b1): 16 x 256
+tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, address, step): four warps, x in shared
+                            memory (`asm.multiply_group`); wgmma_fence before the first, wgmma_commit after the
+                            last, wgmma_wait(n) before sums are read; fence_async() after copies of x
+sums of a tile              zero_sums scale_sums save_sums load_sums add_rows store_sums (`sums`)
 ==========================  ================================================================================
 
 Fragments of ``mma_b1``: lane l has row l // 4 (a0) and l // 4 + 8 (a1), columns 32 (l % 4) .. + 31 of A; column l // 4,
@@ -66,8 +70,10 @@ if SIMULATED:
     from bcqfmt.kernels.simulator.arithmetic import *  # noqa: F403
     from bcqfmt.kernels.simulator.barriers import *  # noqa: F403
     from bcqfmt.kernels.simulator.memory import *  # noqa: F403
+    from bcqfmt.kernels.simulator.sums import *  # noqa: F403
 
     f32, f64 = np.float32, np.float64
     block.install()
 else:
     from .instructions import *  # noqa: F403
+    from .sums import *  # noqa: F403

@@ -149,6 +149,48 @@ def shared_base() -> Function:
     return _intrinsic(typing, "shared address", 1)
 
 
+def multiply_group(vectors: int, kind: str) -> Function:
+    """``f(sums, a0, a1, a2, a3, address, step)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
+
+    ``sums``: a local array of ``vectors`` / 2 float32. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes in
+    shared memory, their 16-byte pieces exchanged by the row modulo 8; ``step``, a constant: which 32 of the 128 bytes.
+    ``kind``: "f16" or "bf16". The sums may be read after ``wgmma_wait``.
+    """
+    count = vectors // 2
+    sums = ", ".join(f"${i}" for i in range(count))
+    text = (
+        f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{vectors}k16.f32.{kind}.{kind} "
+        f"{{{sums}}}, {{${count}, ${count + 1}, ${count + 2}, ${count + 3}}}, ${count + 4}, p, 1, 1, 0; }}"
+    )
+
+    def typing(context: Any, array: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, step: Any) -> Any:
+        found = _constants([step], 1)
+        if found is None:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
+            single, word, long = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+            places = [builder.gep(data, [ir.Constant(word, i)]) for i in range(count)]
+            held = [builder.load(place) for place in places]
+            # the descriptor: 14 bits of the address / 16, rows of 1024 bytes apart, 128 bytes exchanged
+            start = builder.lshr(builder.and_(values[5], ir.Constant(word, 0x3FFFF)), ir.Constant(word, 4))
+            made = builder.or_(builder.zext(start, long), ir.Constant(long, 0x4000004000010000))
+            descriptor = builder.add(made, ir.Constant(long, 2 * found[0]))
+            kinds = [*(word for _ in range(4)), long, *(single for _ in range(count))]
+            function = ir.FunctionType(ir.LiteralStructType([single] * count), kinds)
+            tied = ["=f"] * count + ["r"] * 4 + ["l"] + [str(i) for i in range(count)] + ["~{memory}"]
+            body = ir.InlineAsm(function, text, ",".join(tied), side_effect=True)
+            outcome = builder.call(body, [*values[1:5], descriptor, *held])
+            for i, place in enumerate(places):
+                builder.store(builder.extract_value(outcome, i), place)
+            return context.get_dummy_value()
+
+        return NONE(array, *(U32,) * 5, step), codegen
+
+    return _intrinsic(typing, f"wgmma n{vectors} {kind}", 7)
+
+
 def reinterpret(source: Any, target: Any) -> Function:
     """The same bits as another type."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .asm import F32, F64, I32, NONE, U32, U64, asm, asm_at, reinterpret, shared_base, shared_load, shared_store
+from .asm import F32, F64, I32, NONE, U32, U64, asm, asm_at, multiply_group, reinterpret, shared_base, shared_load, shared_store
 
 u32, i32, f32, f64, u64 = U32, I32, F32, F64, U64  # a Numba type is a cast
 
@@ -41,8 +41,9 @@ f64_to_bf16 = asm(
 add_f64, sub_f64, mul_f64 = (asm(f"{op}.rn.f64 $0, $1, $2;", F64, F64, F64) for op in ("add", "sub", "mul"))
 add_f32, sub_f32, mul_f32 = (asm(f"{op}.rn.f32 $0, $1, $2;", F32, F32, F32) for op in ("add", "sub", "mul"))
 fma_f32 = asm("fma.rn.f32 $0, $1, $2, $3;", F32, F32, F32, F32)
-hsub2, hmul2 = (asm(f"{op}.rn.f16x2 $0, $1, $2;", U32, U32, U32) for op in ("sub", "mul"))
+hadd2, hsub2, hmul2 = (asm(f"{op}.rn.f16x2 $0, $1, $2;", U32, U32, U32) for op in ("add", "sub", "mul"))
 hfma2 = asm("fma.rn.f16x2 $0, $1, $2, $3;", U32, U32, U32, U32)
+bfma2 = asm("fma.rn.bf16x2 $0, $1, $2, $3;", U32, U32, U32, U32)
 mad_i32 = asm("mad.lo.s32 $0, $1, $2, $3;", I32, I32, I32, I32)
 rint_i32 = asm("cvt.rni.s32.f32 $0, $1;", I32, F32)
 div_f32 = asm("div.rn.f32 $0, $1, $2;", F32, F32, F32)
@@ -124,3 +125,10 @@ sync_block = asm("barrier.sync 0;", NONE, effects="barrier")
 sync_warps = asm("bar.sync $0, $1;", NONE, U32, U32, effects="barrier")
 wait_previous_kernel = asm("griddepcontrol.wait;", NONE, effects="memory")
 launch_next_kernel = asm("griddepcontrol.launch_dependents;", NONE, effects="memory")
+
+# sm_90a: tensor cores that read an operand from shared memory and work on their own
+wgmma = multiply_group
+wgmma_fence = asm("wgmma.fence.sync.aligned;", NONE, effects="memory")
+wgmma_commit = asm("wgmma.commit_group.sync.aligned;", NONE, effects="memory")
+wgmma_wait = asm("wgmma.wait_group.sync.aligned {0};", NONE, effects="memory", literals=1)
+fence_async = asm("fence.proxy.async.shared::cta;", NONE, effects="memory")

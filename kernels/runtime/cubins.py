@@ -64,7 +64,7 @@ def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
     text = kernel.compile(capability)
     found = re.search(r"\.entry\s+([^\s(]+)", text)
     assert found is not None
-    code = _linked(text, capability)
+    code = _linked(text, kernel.target(capability))
     if place is not None:
         _keep(place, found[1].encode("ascii") + b"\n" + code)
     return found[1], code
@@ -95,9 +95,9 @@ def _sources() -> bytes:
     return state.digest()
 
 
-def _linked(text: str, capability: tuple[int, int]) -> bytes:
+def _linked(text: str, target: tuple[Any, ...]) -> bytes:
     linker: Any = importlib.import_module("cuda.bindings.nvjitlink")
-    handle = linker.create(1, [f"-arch=sm_{capability[0]}{capability[1]}"])
+    handle = linker.create(1, [f"-arch=sm_{''.join(map(str, target))}"])
     try:
         data = text.encode() + b"\0"
         linker.add_data(handle, linker.InputType.PTX, data, len(data), "kernel")

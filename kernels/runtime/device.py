@@ -18,8 +18,8 @@ from bcqfmt.container.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
 __all__ = [
-    "Described", "aligned", "capability", "capturing", "describe", "empty_like", "gpu_of", "place_of", "processors",
-    "require_cuda", "settle", "simulated", "stream_of", "torch_name", "upload",
+    "Described", "aligned", "capability", "capturing", "columns", "describe", "empty_like", "gpu_of", "place_of", "processors",
+    "require_cuda", "settle", "simulated", "stream_of", "tensor", "torch_name", "upload",
 ]  # fmt: skip
 
 _TORCH = {
@@ -204,6 +204,19 @@ def upload(array: Any, device: Any = None) -> Any:
         return tensor.to("cuda" if device is None else device)
     except (RuntimeError, AssertionError) as fault:
         raise _no_device(fault, device) from None
+
+
+def tensor(array: Any, device: Any = None) -> Any:
+    """The same as a torch tensor also in the simulator, where it is on the host."""
+    made = upload(array, "cpu" if simulated() and device is None else device)
+    return made
+
+
+def columns(array: Any, chosen: Any) -> Any:
+    """Columns ``chosen`` (in) int32 of an array (count, in), in that order."""
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array[:, on_host(chosen)])
+    return array.index_select(1, chosen)
 
 
 def _no_device(fault: Exception, device: Any) -> BcqError:

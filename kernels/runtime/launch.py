@@ -69,13 +69,17 @@ class Kernel:
             )
         )
 
+    def target(self, capability: tuple[int, int]) -> tuple[Any, ...]:
+        """What to compile for: the capability, and "a" where the kernel uses what later ones do not have."""
+        return (*capability, "a") if self.options.get("specific") else capability
+
     def compile(self, capability: tuple[int, int]) -> str:
         """PTX for a compute capability; needs no GPU."""
         from .numba_cuda import cuda
 
         bounds = self.options["launch_bounds"]
         with _rare_collections():
-            text, _ = cuda.compile_ptx(self.function, self.signature(), cc=capability, launch_bounds=bounds)
+            text, _ = cuda.compile_ptx(self.function, self.signature(), cc=self.target(capability), launch_bounds=bounds)
         return str(text)
 
     def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0, early: bool = False) -> None:
@@ -129,16 +133,20 @@ class Kernel:
 
 
 def kernel(
-    declared: str, *, threads: int, blocks: int = 1, registers: int | None = None, variant: str | None = None
+    declared: str, *, threads: int, blocks: int = 1, registers: int | None = None, variant: str | None = None,
+    specific: bool = False,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel: its arguments ("u32* words, f32 scale"), the threads of a block, the blocks a processor holds.
 
     ``threads`` and ``blocks`` bound the registers that the compiler may use; ``registers`` sets them outright.
     ``variant`` names everything that the source takes from its surroundings; with it, compiled kernels are cached.
+    ``specific``: it uses instructions of one architecture alone (sm_90a).
     """
     options: dict[str, Any] = {"launch_bounds": (threads, blocks)}
     if registers is not None:
         options["max_registers"] = registers
+    if specific:
+        options["specific"] = True
     return lambda function: Kernel(function, declared, options, variant)
 
 

@@ -236,6 +236,21 @@ def hfma2(a: int, b: int, c: int) -> int:
     return _halves(lambda x, y, z: _odd_sum(x * y, z), a, b, c)
 
 
+def hadd2(a: int, b: int) -> int:
+    """Sums of both halves as F16."""
+    return _halves(_odd_sum, a, b)
+
+
+def bfma2(a: int, b: int, c: int) -> int:
+    """a * b + c of both halves as BF16, one rounding each."""
+
+    def half(convert: Any) -> int:
+        x, y, z = (np.float64(convert(w)) for w in (a, b, c))
+        return f64_to_bf16(_odd_sum(x * y, z))
+
+    return half(hi_bf16) << 16 | half(lo_bf16)
+
+
 def hsub2(a: int, b: int) -> int:
     """Differences of both halves as F16."""
     return _halves(lambda x, y: _odd_sum(x, -y), a, b)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic
-from .block import WARP, current, exchange, shared_slot, slot_of, together
+from .block import WARP, current, exchange, named_barrier, shared_slot, slot_of, together
 
 Words = tuple[int, ...]
 
@@ -225,3 +225,55 @@ def ldmatrix_x4(address: int) -> Words:
     rows = exchange(address)
     lane = lane_id()
     return tuple(_words(slot_of(rows[8 * m + lane // 4], 16))[lane % 4] for m in range(4))
+
+
+# -- tensor cores that read shared memory -----------------------------------------------------------------------------
+
+
+def wgmma(vectors: int, kind: str) -> Any:
+    """As `ptx.asm.multiply_group`; the sums are there at once."""
+    widen = arithmetic.lo_bf16 if kind == "bf16" else arithmetic.lo_f16
+
+    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, step: int) -> None:
+        lane = current()
+        group = lane.thread_id // (4 * WARP)
+        block = lane.block
+        found = block.gather(lane, named_barrier(block, -1 - group, 4 * WARP), (a0, a1, a2, a3))
+        if "x" not in found:
+            pieces = [
+                slot_of(start + 128 * v + ((2 * step + half) ^ (v & 7)) * 16, 16).view(np.uint16)
+                for v in range(vectors)
+                for half in range(2)
+            ]
+            values = [widen(int(v)) for piece in pieces for v in piece]
+            found["x"] = np.array(values, np.float64).reshape(vectors, 16)
+            words = [found[128 * group + i] for i in range(128)]
+            w = np.zeros((64, 16))
+            for i, held in enumerate(words):
+                row, column = i // 32 * 16 + i % 32 // 4, 2 * (i % 4)
+                for p, word in enumerate(held):
+                    at = column + p // 2 * 8
+                    w[row + p % 2 * 8, at : at + 2] = widen(int(word) & 0xFFFF), widen(int(word) >> 16)
+            found["y"] = w @ found["x"].T
+        row, column = lane.thread_id % 128 // 32 * 16 + lane.thread_id % 32 // 4, 2 * (lane.thread_id % 4)
+        for k in range(vectors // 8):
+            for i in range(4):
+                sums[4 * k + i] = np.float32(sums[4 * k + i] + found["y"][row + i // 2 * 8, 8 * k + column + i % 2])
+
+    return multiply
+
+
+def wgmma_fence() -> None:
+    """Products are immediate here."""
+
+
+def wgmma_commit() -> None:
+    """Products are immediate here."""
+
+
+def wgmma_wait(pending: int) -> None:
+    """Products are immediate here."""
+
+
+def fence_async() -> None:
+    """Copies are visible immediately."""

@@ -1,0 +1,180 @@
+"""The product of many vectors: a weight in the order of `layout` on a device, and its launches.
+
+For 1 to some thousands of vectors on every GPU since sm_80; where the fast products of `bits` take a weight, they are
+faster for a few vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bcqfmt.errors import error
+from bcqfmt.kernels.operands import Operand
+from bcqfmt.kernels.operands.outliers import Entries, entries_of
+from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
+from bcqfmt.kernels.runtime.launch import Plans
+from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
+from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
+
+from .layout import GemmLayout, layout_of
+from .shape import GemmShape, gemm_shape
+
+__all__ = ["GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class GemmSegment:
+    """A segment on a device: flat int32 ``codes`` and ``numbers``, ``row_scale`` float32, as in `layout`."""
+
+    layout: GemmLayout
+    codes: Any
+    numbers: Any
+    row_scale: Any
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class GemmOperand:
+    """A matrix (out, in) for :func:`gemm`. ``settled``: all work that wrote these tensors has finished."""
+
+    shape: tuple[int, int]
+    segments: tuple[GemmSegment, ...]
+    tickets: Any
+    perm: Any = None
+    outliers: Entries | None = None
+    settled: bool = False
+    plans: Plans = field(default_factory=Plans, init=False, repr=False)
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that it is on; None on the host."""
+        return device.gpu_of(self.segments[0].codes)
+
+
+def layouts_of(operand: Operand, number: str) -> tuple[GemmLayout, ...] | None:
+    """The layouts of an operand's segments for x of type ``number`` (F16 or BF16); None where one has none."""
+    if number not in ("F16", "BF16") or operand.shape[1] % 8 or any(s.start % 8 for s in operand.segments):
+        return None
+    found = [layout_of(segment, number) for segment in operand.segments]
+    return None if None in found else tuple(layout for layout in found if layout is not None)
+
+
+def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOperand:
+    """The operand on a device in the layout for x of type ``number``; BCQ-E553 where a segment has none."""
+    from .pack import pack_codes, pack_numbers
+
+    layouts = layouts_of(operand, number)
+    if layouts is None:
+        raise error(
+            "BCQ-E553",
+            tensor=operand.name,
+            found=f"{', '.join(f'{s.bits} bits, {s.formula}, groups of {s.group_size}' for s in operand.segments)}",
+            expected="no table; groups of 16, 32, a multiple of 64 columns or whole rows; 8 | columns",
+        )
+    segments = []
+    for segment, layout in zip(operand.segments, layouts, strict=True):
+        if max(segment.planes.size, segment.first.size) > LIMIT:
+            raise error("BCQ-E554", tensor=operand.name, found=f"{segment.planes.size} words", expected=f"{LIMIT}")
+        planes, first, second = (
+            device.tensor(array, target) for array in (segment.planes, segment.first, segment.second)
+        )
+        numbers, row_scale = pack_numbers(layout, first, second, offset=segment.formula == "offset")
+        segments.append(
+            GemmSegment(
+                layout=layout, codes=pack_codes(layout, planes), numbers=numbers, row_scale=row_scale,
+                start=segment.start,
+            )
+        )  # fmt: skip
+    perm = None if operand.perm is None else device.tensor(operand.perm, target)
+    outliers = entries_of(operand.outliers, *operand.shape, target)
+    device.settle(segments[-1].codes)
+    return GemmOperand(
+        shape=operand.shape, segments=tuple(segments), tickets=new_tickets(target), perm=perm, outliers=outliers,
+        settled=True,
+    )  # fmt: skip
+
+
+def engine_of(gpu: int | None) -> str:
+    """The instruction that multiplies on a GPU: "wgmma" on capability 9.0, "mma" on all others."""
+    return "wgmma" if device.capability(gpu) == (9, 0) else "mma"
+
+
+def gemm(
+    operand: GemmOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Sequence[GemmShape] | None = None
+) -> Any:
+    """``x W^T`` for x (count, in) of the type that the operand was made for, in 16 bits.
+
+    ``out``: (count, out) of x's dtype or float32, by default new and of x's. ``addend``: (out) float32, added to every
+    vector's product before it is rounded. ``shapes``: how each segment is carried out. Same bits at every call.
+    """
+    number = operand.segments[0].layout.number
+    count = check_array("x", x, (number,), (None, operand.shape[1]), 16).shape[0]
+    y = device.empty_like(x, (count, operand.shape[0])) if out is None else out
+    result = check_array("out", y, (number, "F32"), (count, operand.shape[0]), 2).dtype
+    if addend is not None:
+        check_array("addend", addend, ("F32",), (operand.shape[0],))
+    check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].codes)
+    if shapes is None:
+        shapes = _shapes(operand, count, number, result, addend is not None)
+    _launch(operand, shapes, x, y, addend)
+    return y
+
+
+def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
+    """:func:`gemm` for arrays that were checked: x (count, in), y (count, out) of the same type."""
+    number = operand.segments[0].layout.number
+    _launch(operand, _shapes(operand, len(x), number, number, addend is not None), device.aligned(x), y, addend)
+
+
+def _shapes(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmShape]:
+    """A shape for every segment; computed once for each number of vectors."""
+    key = (count, result, added)
+    if key not in operand.plans:
+        engine, last = engine_of(operand.gpu), len(operand.segments) - 1
+        operand.plans[key] = tuple(
+            gemm_shape(
+                segment.layout, count, operand.shape[0], KINDS[number], KINDS[result] if k == last else 0, engine,
+                added=added or k > 0,
+            )
+            for k, segment in enumerate(operand.segments)
+        )  # fmt: skip
+    found: Sequence[GemmShape] = operand.plans[key]
+    return found
+
+
+def _launch(operand: GemmOperand, shapes: Sequence[GemmShape], x: Any, y: Any, addend: Any) -> None:
+    """Each segment adds its product to that of the previous one; only the last result has the type of y."""
+    from .kernel import gemm_kernel
+
+    if not len(x):
+        return
+    rows, columns = operand.shape
+    taken = x if operand.perm is None else device.columns(x, operand.perm)
+    total, step = addend, 0
+    for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
+        target = y if k == len(shapes) - 1 else device.empty_like(x, (len(x), rows), "F32")
+        tiles = -(-rows // shape.rows), -(-len(x) // shape.vectors)
+        units = tiles[0] * tiles[1] * shape.steps
+        grid = min(shape.blocks * device.processors(operand.gpu), units)
+        if units * (grid + 1) > LIMIT or len(x) * max(operand.shape) > LIMIT:
+            raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
+        own, partials = operand.tickets, segment.row_scale
+        if units % grid or units // grid % shape.steps:
+            if tiles[0] * tiles[1] > TICKETS:
+                raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
+            own = tickets(operand.tickets, tiles[0] * tiles[1])
+            partials = device.empty_like(x, (2 * grid * shape.partial_words,), "F32")
+        gemm_kernel(shape).launch(
+            (grid,), shape.threads, segment.codes, segment.numbers, segment.row_scale, taken,
+            segment.row_scale if total is None else total, target, partials, own,
+            rows, -(-rows // 64), columns, segment.start, len(x), units, tiles[1], step,
+            shared=shape.shared_bytes, early=operand.settled and shape.engine == "wgmma",
+        )  # fmt: skip
+        total, step = target, rows
+    if operand.outliers is not None:
+        from bcqfmt.kernels.outliers import add_entries
+
+        add_entries(y, operand.outliers, x)

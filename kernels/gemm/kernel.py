@@ -1,0 +1,281 @@
+"""y = W x for many vectors: codes become 16-bit numbers on their way into the tensor cores, and are never stored.
+
+A block of threads takes tiles of 64 ``groups`` rows and ``vectors`` vectors. Codes, numbers and x come to shared memory
+by asynchronous copies, ``stages`` deep. Every thread turns its codes into the fragment of W that it has to bring, in
+registers, two numbers at a time (`decode`): the code is put into the last bits of a word, which makes it a 16-bit number,
+then scaled and shifted. In bcq weights the sign of each plane's scale is flipped by its bit, and the scales are added.
+
+x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
+are in the same bank. The two engines differ in one function: ``wgmma`` (sm_90a) reads x from shared memory itself, and
+multiplies while the next codes are turned into numbers; ``mma`` (sm_80 and later) loads it into registers.
+
+Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
+sums, and the last one to finish adds up all parts in their order: two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.runtime.launch import Kernel, kernel
+from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
+from bcqfmt.kernels.runtime.unroll import static, unrolled
+
+from .decode import decoder
+from .layout import SIDE, GemmLayout
+from .shape import GemmShape
+
+__all__ = ["compile_cases", "gemm_kernel"]
+
+
+@functools.cache
+def gemm_kernel(shape: GemmShape) -> Kernel:
+    """The kernel for one layout, number of vectors and choice of types.
+
+    Arrays: codes, numbers and row_scale as in `layout`; x [count, columns]; addend float32, row ``v * addend_step`` for
+    vector v; y [count, rows]; partials [2 blocks][numbers of a tile]; tickets, zeros, a word for every tile.
+    """
+    layout, n, engine, out = shape.layout, shape.vectors, shape.engine, shape.out
+    groups, depth, stages, threads = shape.groups, shape.depth, shape.stages, shape.threads
+    steps, stage_bytes, sums_count, width = shape.steps, shape.stage_bytes, shape.vectors // 2, layout.width
+    codes_at, numbers_at, x_bytes, own_sets = shape.codes_at, shape.numbers_at, shape.x_bytes, shape.sets
+    # of a warp: bytes of codes and numbers of a block, and how many lanes copy 16 of them
+    code_bytes, set_bytes = layout.code_bytes // 4, layout.set_bytes // 4
+    code_pieces, set_pieces, x_pieces = code_bytes // 16, set_bytes // 16, n * 8
+    blocks, sharing, sets = layout.blocks, layout.sharing, layout.sets
+    warp_codes, warp_sets = depth * code_bytes, own_sets * set_bytes
+    ahead, pending = stages - 2, stages - 3
+    own, pieces = engine == "wgmma", depth * x_pieces
+    x_steps, ragged = -(-pieces // threads), width % (SIDE * depth) != 0
+    (load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
+    zero_sums, scale_sums, add_rows = ptx.zero_sums(sums_count), ptx.scale_sums(sums_count), ptx.add_rows(sums_count)
+    save_sums, load_sums, store_sums = (
+        ptx.save_sums(sums_count), ptx.load_sums(sums_count), ptx.store_sums(sums_count, out),
+    )  # fmt: skip
+    added, quarter = shape.added, sums_count // 4
+    declared = (
+        f"u32* codes, u32* numbers, f32* row_scale, u16* x, f32* addend, {'f32' if out == 0 else 'u16'}* y, "
+        "f32* partials, u32* tickets, u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
+        "u32 vector_tiles, u32 addend_step"
+    )
+
+    def load_weight(
+        codes: Any, numbers: Any, code_at: Any, set_at: Any, step: Any, size: Any, place: Any, warp: Any, lane: Any
+    ) -> None:
+        """The codes and numbers of a warp for one stage; ``size``: 16, or 0 for zeros."""
+        target = ptx.u32(place + codes_at + warp * warp_codes + lane * 16)
+        for d in static(depth):
+            for i in static((code_pieces + 31) // 32):
+                if (i + 1) * 32 <= code_pieces or lane < code_pieces - i * 32:
+                    index = ptx.u32(code_at + (d * 4 * code_pieces + i * 32))
+                    ptx.cp_async16(codes, index, ptx.u32(target + (d * code_bytes + i * 512)), size)
+        target = ptx.u32(place + numbers_at + warp * warp_sets + lane * 16)
+        for d in static(own_sets):
+            chosen = ptx.u32(ptx.u32(step * depth + d) // sharing)
+            for i in static((set_pieces + 31) // 32):
+                if (i + 1) * 32 <= set_pieces or lane < set_pieces - i * 32:
+                    index = ptx.u32(set_at + chosen * (4 * set_pieces) + i * 32)
+                    ptx.cp_async16(numbers, index, ptx.u32(target + (d * set_bytes + i * 512)), size)
+
+    def load_x(x: Any, x_at: Any, left: Any, per_row: Any, step: Any, target: Any, thread: Any) -> None:
+        """The share of a thread of 64 ``depth`` columns of all vectors, zeros after the last vector and column.
+
+        ``left``: vectors from that of the thread's first piece on.
+        """
+        for i in static(x_steps):
+            more, further = i * threads % x_pieces // 8, i * threads // x_pieces
+            if (i + 1) * threads <= pieces or thread < pieces - i * threads:
+                size = ptx.u32(16) if more < left else ptx.u32(0)
+                if ragged:
+                    part = ptx.u32(thread // x_pieces + further)
+                    column = ptx.u32((step * depth + part) * SIDE + (thread & 7) * 8)
+                    rest = ptx.u32(width - column) if column < width else ptx.u32(0)
+                    size = ptx.min_u32(size, ptx.u32(2 * rest))
+                index = ptx.u32(x_at + (more * per_row + further * 8)) if size > 0 else ptx.u32(0)
+                ptx.cp_async16(x, index, ptx.u32(target + (more * 128 + further * x_bytes)), size)
+
+    fetch_weight, fetch_x = inlined(unrolled(load_weight)), inlined(unrolled(load_x))
+
+    @kernel(declared, threads=threads, blocks=shape.blocks, variant=repr(shape), specific=own)
+    @unrolled
+    def gemm(
+        codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
+        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
+    ) -> None:  # fmt: skip
+        memory = cuda.shared.array(0, types.uint32)
+        base = ptx.u32((ptx.shared_address(memory) + 1023) & 0xFFFFFC00)
+        thread, lane = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31)
+        warp, group = ptx.u32(cuda.threadIdx.x >> 5), ptx.u32(cuda.threadIdx.x >> 7)
+        block, grid = ptx.u32(cuda.blockIdx.x), ptx.u32(cuda.gridDim.x)
+        begin = ptx.div_u32(ptx.u32(total * block), grid)
+        end = ptx.div_u32(ptx.u32(total * (block + 1)), grid)
+        per_row = ptx.u32(columns >> 3)
+        x_first = ptx.u32((thread % x_pieces >> 3) * per_row + (start >> 3) + (thread // x_pieces) * 8 + (thread & 7))
+        weight_first, set_first = ptx.u32((warp & 3) * code_pieces + lane), ptx.u32((warp & 3) * set_pieces + lane)
+        # what is fetched next: a step of a tile; its first pieces of codes, numbers and x
+        fetched, target = begin, base
+        next_step = ptx.rem_u32(begin, ptx.u32(steps))
+        next_tile = ptx.div_u32(begin, ptx.u32(steps))
+        size, code_at, set_at = ptx.u32(0), ptx.u32(0), ptx.u32(0)
+        x_at, left, at = ptx.u32(0), ptx.u32(0), ptx.u32(thread % x_pieces >> 3)
+        x_target = ptx.u32((thread // x_pieces) * x_bytes + at * 128 + (((thread & 7) ^ (at & 7)) << 4))
+        place, last = base, ptx.u32(base + (stages - 1) * stage_bytes)
+        sums = cuda.local.array(sums_count, types.float32)
+        zero_sums(sums)
+        tile, step, unit = next_tile, next_step, begin
+        stale, waiting = ptx.u32(1), ptx.u32(ahead)
+        while unit < end:
+            if waiting == 0:
+                ptx.cp_async_wait(pending)
+                if own:
+                    ptx.fence_async()
+                ptx.sync_block()
+            if fetched < end:
+                if stale > 0:  # another tile
+                    row_block = ptx.u32(ptx.div_u32(next_tile, vector_tiles) * groups + group)
+                    first = ptx.u32(ptx.rem_u32(next_tile, vector_tiles) * n)
+                    size = ptx.u32(16) if row_block < row_blocks else ptx.u32(0)
+                    row_block = ptx.min_u32(row_block, ptx.u32(row_blocks - 1))
+                    code_at = ptx.u32(row_block * (blocks * 4 * code_pieces) + weight_first)
+                    set_at = ptx.u32(row_block * (sets * 4 * set_pieces) + set_first)
+                    code_at = ptx.u32(code_at + next_step * (depth * 4 * code_pieces))
+                    x_at = ptx.u32(first * per_row + x_first + next_step * (8 * depth))
+                    left = ptx.u32(count - first - at) if ptx.u32(first + at) < count else ptx.u32(0)
+                    stale = ptx.u32(0)
+                fetch_weight(codes, numbers, code_at, set_at, next_step, size, target, warp, lane)
+                if own and fetched == begin:
+                    ptx.wait_previous_kernel()
+                    ptx.launch_next_kernel()
+                fetch_x(x, x_at, left, per_row, next_step, ptx.u32(target + x_target), thread)
+                code_at, x_at = ptx.u32(code_at + depth * 4 * code_pieces), ptx.u32(x_at + 8 * depth)
+                next_step = ptx.u32(next_step + 1)
+                if next_step == steps:
+                    next_step, next_tile, stale = ptx.u32(0), ptx.u32(next_tile + 1), ptx.u32(1)
+            ptx.cp_async_commit()
+            fetched = ptx.u32(fetched + 1)
+            target = base if target == last else ptx.u32(target + stage_bytes)
+            if waiting > 0:  # the first stages are on their way, nothing is there
+                waiting = ptx.u32(waiting - 1)
+                continue
+            d, numbers_of = ptx.u32(0), ptx.u32(place + numbers_at + warp * warp_sets)
+            scale, scale8, rest, rest8 = load_numbers(numbers_of, lane)
+            while d < depth:
+                a = cuda.local.array(16, types.uint32)
+                if own_sets > 1 and d > 0:
+                    numbers_of = ptx.u32(numbers_of + set_bytes)
+                    scale, scale8, rest, rest8 = load_numbers(numbers_of, lane)
+                codes_of = ptx.u32(place + codes_at + warp * warp_codes + d * code_bytes)
+                decode(a, codes_of, numbers_of, lane, scale, scale8, rest, rest8)
+                if own:
+                    if d == 0:
+                        ptx.wgmma_wait(0)
+                    ptx.wgmma_fence()
+                x_of = ptx.u32(place + d * x_bytes)
+                for k in static(4):
+                    multiply(
+                        sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]), ptx.u32(a[4 * k + 3]),
+                        x_of, k, lane,
+                    )  # fmt: skip
+                if own:
+                    ptx.wgmma_commit()
+                d = ptx.u32(d + 1)
+            place = base if place == last else ptx.u32(place + stage_bytes)
+            unit = ptx.u32(unit + 1)
+            step = ptx.u32(step + 1)
+            if step == steps or unit == end:
+                if own:
+                    ptx.wgmma_wait(0)
+                begin_tile = ptx.u32(tile * steps)
+                end_tile = ptx.u32(begin_tile + steps)
+                complete = ptx.u32(1)
+                if begin_tile < begin or end_tile > end:  # other blocks have the rest of it
+                    first_block = ptx.div_u32(ptx.u32((begin_tile + 1) * grid - 1), total)
+                    last_block = ptx.div_u32(ptx.u32(end_tile * grid - 1), total)
+                    slot = ptx.u32(2 * block + (0 if begin_tile < begin else 1))
+                    save_sums(sums, partials, ptx.u32(slot * quarter * threads + thread), ptx.u32(threads))
+                    cuda.threadfence()
+                    ptx.sync_block()
+                    said = ptx.u32(base + stages * stage_bytes)
+                    if thread == 0:
+                        ptx.sts32(said, ptx.u32(0), ptx.atomic_inc(tickets, tile, ptx.u32(last_block - first_block)))
+                    ptx.sync_block()
+                    complete = ptx.u32(1 if ptx.lds32(said, ptx.u32(0)) == last_block - first_block else 0)
+                    if complete > 0:
+                        cuda.threadfence()
+                        zero_sums(sums)
+                        other = first_block
+                        while other <= last_block:
+                            slot = ptx.u32(2 * other + (1 if other == first_block else 0))
+                            load_sums(sums, partials, ptx.u32(slot * quarter * threads + thread), ptx.u32(threads))
+                            other = ptx.u32(other + 1)
+                if complete > 0:
+                    row = ptx.u32(ptx.div_u32(tile, vector_tiles) * (groups * SIDE) + warp * 16 + (lane >> 2))
+                    vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n + (lane & 3) * 2)
+                    inside = ptx.u32(1 if row < rows else 0)
+                    inside8 = ptx.u32(1 if ptx.u32(row + 8) < rows else 0)
+                    vectors = ptx.u32(count - vector) if vector < count else ptx.u32(0)
+                    most = ptx.u32(rows - 1)
+                    scale_sums(
+                        sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 8), most)]
+                    )
+                    if added:
+                        at = ptx.u32(vector * addend_step + row)
+                        add_rows(sums, addend, at, addend_step, vectors, inside, inside8)
+                    store_sums(sums, y, ptx.u32(vector * rows + row), rows, vectors, inside, inside8)
+                step, tile = ptx.u32(0), ptx.u32(tile + 1)
+                zero_sums(sums)
+
+    return gemm
+
+
+def _multiplier(shape: GemmShape) -> Any:
+    """A device function: sums of 16 rows a warp, plus a 16 x 16 fragment of W times columns 16 ``k`` of x at ``address``."""
+    n, pairs = shape.vectors, shape.vectors // 16
+    mma = ptx.mma_bf16 if shape.kind == 2 else ptx.mma_f16
+
+    def by_warp(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, k: Any, lane: Any) -> None:
+        # matrices of 8 vectors x 8 columns: columns 0..7 and 8..15 of vectors 0..7, then of vectors 8..15
+        vector, piece = ptx.u32((lane & 7) + ((lane >> 4) << 3)), ptx.u32(2 * k + (lane >> 3 & 1))
+        row = ptx.u32(address + vector * 128 + ((piece ^ (vector & 7)) << 4))
+        for j in static(pairs):
+            b = ptx.ldmatrix_x4(ptx.u32(row + j * 2048))
+            for h in static(2):
+                d = mma(
+                    a0, a1, a2, a3, b[2 * h], b[2 * h + 1], sums[8 * j + 4 * h], sums[8 * j + 4 * h + 1],
+                    sums[8 * j + 4 * h + 2], sums[8 * j + 4 * h + 3],
+                )  # fmt: skip
+                for i in static(4):
+                    sums[8 * j + 4 * h + i] = d[i]
+
+    def by_warp_of_eight(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, k: Any, lane: Any) -> None:
+        vector, piece = ptx.u32(lane & 7), ptx.u32(2 * k + (lane >> 3 & 1))
+        b = ptx.ldmatrix_x4(ptx.u32(address + vector * 128 + ((piece ^ vector) << 4)))
+        d = mma(a0, a1, a2, a3, b[0], b[1], sums[0], sums[1], sums[2], sums[3])
+        for i in static(4):
+            sums[i] = d[i]
+
+    if shape.engine == "mma":
+        return inlined(unrolled(by_warp_of_eight if n == 8 else by_warp))
+    wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
+
+    def by_group(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, k: Any, lane: Any) -> None:
+        wgmma(sums, a0, a1, a2, a3, address, k)
+
+    return inlined(by_group)
+
+
+def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
+    """Both engines, formulas and types: what has to compile without spilling."""
+    four, three = GemmLayout(4, 4096, 128, "affine", "F16"), GemmLayout(3, 4096, 64, "affine", "BF16", True)
+    planes = GemmLayout(3, 4096, 128, "bcq", "F16")
+    shapes = [
+        GemmShape(four, 64, 1, 1, "wgmma"),
+        GemmShape(four, 128, 1, 1, "wgmma", depth=1),
+        GemmShape(three, 32, 2, 2, "wgmma", added=True),
+        GemmShape(planes, 16, 1, 0, "wgmma"),
+        GemmShape(four, 16, 1, 1, "mma"),
+        GemmShape(three, 8, 2, 2, "mma"),
+    ]
+    return {"gemm_kernel": [(shape,) for shape in shapes]}

@@ -1,0 +1,109 @@
+"""Codes in the order in which tensor cores take them as numbers, and the numbers that turn codes into values.
+
+A segment is cut into *blocks* of 64 rows and 64 columns, the share of four warps: 32 codes a thread, eight for each of
+four 16 x 16 matrices (rows r and r + 8, columns 2 t, 2 t + 1 and the same + 8, for lane 4 r + t). A code is cut into
+*fields* of 8, 4, 3, 2 or 1 bits, so that 5 bits take 5 bits of memory::
+
+    codes    [row block][column block][warp][field][lane][words of the field]
+    numbers  [row block][set][warp][place][word][row r of 8][r, r + 8]
+
+A word of a field holds pairs: code i of the lower half and of the upper half are neighbouring columns. Of 3 bits, three
+words hold five pairs each, and the bits that are left, one of each half, are the last pair. A *set* is what
+the columns of a block need: the numbers of their group, or of 2 or 4 *places* where groups have 32 or 16 columns.
+
+Numbers are in the type of x, float16 or bfloat16. Every row is scaled by a power of two so that they fit; the product is
+multiplied by it at the end (``row_scale``). A word holds two numbers:
+
+- affine, float16: a code, put into the last bits of a word, is a subnormal number, 2^-24 times the code. So a value is one
+  multiplication with ``2^24 scale`` and one addition of ``-scale * zero``, rounded once: one instruction for two values.
+- affine, bfloat16, which has too few bits for that: ``scale`` and ``128 + zero``, an integer, which is taken off exactly;
+  a second word holds what is left of a zero that is no integer.
+- bcq: the scales of the planes, then the bias.
+
+`pack` makes both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bcqfmt.kernels.operands import OperandSegment
+
+__all__ = ["BASE", "SIDE", "GemmLayout", "group_for", "layout_of"]
+
+SIDE = 64  # rows and columns of a block
+BASE = 128  # a bfloat16 whose last bits can hold a code
+_FIELDS = {1: (1,), 2: (2,), 3: (3,), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmLayout:
+    """How one segment is laid out. ``formula``: "bcq" or "affine"; ``rest``: zeros are no integers."""
+
+    bits: int
+    width: int
+    group_size: int
+    formula: str
+    number: str  # F16 or BF16
+    rest: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row; an even number, so that two can be taken at a time."""
+        return -(-self.width // (2 * SIDE)) * 2
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """Widths of the fields of a code, the most significant first; every plane of a bcq weight is one."""
+        if self.formula == "bcq":
+            return (1,) * self.bits
+        return _FIELDS[self.bits]
+
+    @property
+    def places(self) -> int:
+        """Groups side by side in a block."""
+        return max(1, SIDE // self.group_size)
+
+    @property
+    def sharing(self) -> int:
+        """Neighbouring blocks that have the same numbers."""
+        return max(1, self.group_size // SIDE)
+
+    @property
+    def sets(self) -> int:
+        """Sets of a row block."""
+        return -(-self.blocks // self.sharing)
+
+    @property
+    def words(self) -> int:
+        """Words of the numbers of a row and a group."""
+        return -(-(self.bits + 1) // 2) if self.formula == "bcq" else 2 if self.rest else 1
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of a block."""
+        return SIDE * SIDE // 8 * self.bits
+
+    @property
+    def set_bytes(self) -> int:
+        """Bytes of a set."""
+        return 4 * SIDE * self.words * self.places
+
+
+def group_for(width: int, group_size: int) -> int | None:
+    """The group size of a layout: 16, 32, a multiple of 64, or the padded row; None for others."""
+    g = group_size if group_size < width else -(-width // SIDE) * SIDE
+    return g if g in (16, 32) or g % SIDE == 0 else None
+
+
+def layout_of(segment: OperandSegment, number: str) -> GemmLayout | None:
+    """The layout of a segment for x of type ``number``; None for tables, group sizes and codes without one."""
+    g = group_for(segment.width, segment.group_size)
+    if g is None or segment.formula == "table" or (number == "BF16" and segment.bits > 7 and segment.formula != "bcq"):
+        return None
+    if segment.formula == "bcq":
+        return GemmLayout(segment.bits, segment.width, g, "bcq", number)
+    rest = number == "BF16" and (segment.formula != "affine" or bool((segment.second != np.rint(segment.second)).any()))
+    return GemmLayout(segment.bits, segment.width, g, "affine", number, rest)

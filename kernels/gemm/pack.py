@@ -1,0 +1,81 @@
+"""Planes and numbers of a weight in the order of `layout`, made with torch on the device where they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layout import BASE, SIDE, GemmLayout
+
+__all__ = ["pack_codes", "pack_numbers"]
+
+_KINDS = {"F16": torch.float16, "BF16": torch.bfloat16}
+_ZEROS = (-64, 127)  # zeros that are exact next to the base
+_ROWS = 16 * SIDE  # rows that are made at a time
+
+
+def pack_codes(layout: GemmLayout, planes: Tensor) -> Tensor:
+    """Words, flat int32, of ``planes`` (p, out, words) int32, plane 0 the most significant; padded with zeros."""
+    parts, plane = [], 0
+    for field in layout.fields:
+        own = planes[plane : plane + field]
+        parts.append(torch.cat([_words(layout, own[:, at : at + _ROWS]) for at in range(0, planes.shape[1], _ROWS)]))
+        plane += field
+    return torch.cat(parts, 3).reshape(-1)
+
+
+def _words(layout: GemmLayout, planes: Tensor) -> Tensor:
+    """(row blocks, blocks, 4 warps, words) int32 of the planes of one field."""
+    field, rows, words = planes.shape
+    tiles, blocks = -(-rows // SIDE), layout.blocks
+    full = planes.new_zeros(field, tiles * SIDE, 2 * blocks)
+    full[:, :rows, :words] = planes
+    places = torch.arange(32, dtype=torch.int32, device=planes.device)
+    codes = planes.new_zeros(tiles * SIDE, 2 * blocks, 32)
+    for plane in full:
+        codes = codes * 2 + (plane[:, :, None] >> places & 1)
+    # rows: tile, warp, r or r + 8, r; columns: block, matrix, t or t + 8, t, neighbour
+    parts = codes.reshape(tiles, 4, 2, 8, blocks, 4, 2, 4, 2).permute(0, 4, 1, 3, 7, 5, 6, 2, 8)
+    parts, per = parts.reshape(tiles, blocks, 128, 16, 2), 16 // field
+    made = parts.new_zeros(tiles, blocks, 128, field)
+    for pair in range(field * per):
+        for half in range(2):
+            made[..., pair // per] |= parts[..., pair, half] << (16 * half + field * (pair % per))
+    if field == 3:  # the last pair, a bit in each word
+        for bit in range(3):
+            for half in range(2):
+                made[..., bit] |= (parts[..., 15, half] >> bit & 1) << (16 * half + 15)
+    if field == 8:  # 16 bytes of every lane, then the other 16
+        made = made.reshape(tiles, blocks, 4, 32, 2, 4).transpose(3, 4)
+    return made.reshape(tiles, blocks, 4, -1)
+
+
+def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: bool = False) -> tuple[Tensor, Tensor]:
+    """Words, flat int32, and ``row_scale`` (row blocks x 64) float32, of numbers as `operands.OperandSegment` has them.
+
+    ``offset``: ``second`` is added to the product of scale and code, not subtracted from the code.
+    """
+    first, second = first.double(), second.double()
+    largest = first.abs().reshape(-1, *second.shape).amax((0, 2))
+    # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3
+    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + (9 if layout.number == "F16" else 3))[:, None]
+    first, rows, groups = first / unit, *second.shape
+    if layout.formula == "bcq":
+        numbers = [*first, second / unit]
+    elif layout.number == "F16":
+        numbers = [first * 2.0**24, second / unit if offset else -first * second]
+    else:
+        used = torch.where(first == 0, 1.0, first)
+        zero = -second / unit / used if offset else second
+        whole = torch.where(first == 0, 0.0, zero.round().clip(*_ZEROS))
+        rest = second / unit + first * whole if offset else first * (whole - zero)
+        numbers = [first, whole + BASE, *([rest] if layout.rest else [])]
+    if len(numbers) % 2:
+        numbers.append(torch.zeros_like(second))
+    tiles = -(-rows // SIDE)
+    full = second.new_zeros(len(numbers), tiles * SIDE, layout.sets * layout.places)
+    full[:, :rows, :groups] = torch.stack(numbers)[:, :, : full.shape[2]]
+    pairs = full.to(_KINDS[layout.number]).reshape(-1, 2, tiles, 4, 2, 8, layout.sets, layout.places)
+    scale = unit.new_zeros(tiles * SIDE)
+    scale[:rows] = unit[:, 0]
+    return pairs.permute(2, 6, 3, 7, 0, 5, 4, 1).reshape(-1).view(torch.int32), scale.float()

@@ -1,0 +1,100 @@
+"""How a product of many vectors is carried out: tiles, stages, and which instruction multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
+
+from .layout import SIDE, GemmLayout
+
+__all__ = ["TILES", "GemmShape", "gemm_shape"]
+
+TILES = {"wgmma": (8, 16, 32, 64, 128, 256), "mma": (8, 16, 32, 64)}  # vectors of a tile
+_SMALL = 99 * 1024  # bytes of shared memory of a block on every GPU since sm_80
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """A block of threads has ``groups`` x 128 threads, each 128 with 64 rows, and ``vectors`` vectors.
+
+    ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
+    (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage of ``depth`` blocks of columns is multiplied while ``stages`` - 2 are on the way.
+    """
+
+    layout: GemmLayout
+    vectors: int
+    kind: int
+    out: int
+    engine: str
+    groups: int = 4
+    depth: int = 2
+    stages: int = 4
+    blocks: int = 1
+    added: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 128 * self.groups
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return SIDE * self.groups
+
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of 64 columns of all vectors."""
+        return 2 * SIDE * self.vectors
+
+    @property
+    def steps(self) -> int:
+        """Stages that a tile takes."""
+        return -(-self.layout.blocks // self.depth)
+
+    @property
+    def codes_at(self) -> int:
+        """Where the codes of a stage are, after x, which the tensor cores want at multiples of 1024 bytes."""
+        return self.depth * self.x_bytes
+
+    @property
+    def numbers_at(self) -> int:
+        """Where the numbers of a stage are."""
+        return self.codes_at + self.depth * self.groups * self.layout.code_bytes
+
+    @property
+    def sets(self) -> int:
+        """Sets of numbers of a stage: one, where its columns have the same."""
+        return 1 if self.layout.sharing % self.depth == 0 else self.depth
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        used = self.numbers_at + self.sets * self.groups * self.layout.set_bytes
+        return -(-used // 1024) * 1024
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: all stages, a word for the block, and what is lost before the first 1024."""
+        return self.stages * self.stage_bytes + 1024 + 16
+
+    @property
+    def partial_words(self) -> int:
+        """Float32 numbers of a tile that several blocks add up."""
+        return self.rows * self.vectors
+
+
+def gemm_shape(
+    layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
+) -> GemmShape:
+    """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
+    sizes = TILES[engine]
+    vectors = next((size for size in sizes if size >= count), sizes[-1])
+    groups = 2 if vectors > 128 else 4
+    limit = SHARED_LIMIT if engine == "wgmma" else _SMALL
+    for depth, stages in ((2, 6), (2, 5), (2, 4), (1, 4), (1, 3)):
+        made = GemmShape(layout, vectors, kind, out, engine, groups, depth, stages, added)
+        if made.shared_bytes <= limit:
+            return made
+    return made

@@ -1,0 +1,146 @@
+"""Sums of a tile in a local array, taken all at once: what would be thousands of lines for Numba if it were unrolled.
+
+A thread of a product on tensor cores has, for every 8 vectors k, four sums: ``sums[4 k + 2 h + j]`` of row ``8 h`` and
+vector ``8 k + j`` of its own. All functions take the array first; `simulator.sums` has the same in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from .asm import F32, NONE, U32, Function, _intrinsic, address
+
+__all__ = ["add_rows", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+
+_SINGLE, _WORD = ir.FloatType(), ir.IntType(32)
+
+
+def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[..., Any]) -> Function:
+    """``f(sums, *arguments)``: ``make(context, builder, places, signature, values)`` with the places of the sums.
+
+    None among ``arguments`` is a pointer of any type.
+    """
+
+    def typing(context: Any, *given: Any) -> Any:
+        kinds = [found if kind is None else kind for kind, found in zip(arguments, given[1:], strict=True)]
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
+            places = [builder.gep(data, [ir.Constant(_WORD, i)]) for i in range(count)]
+            make(context, builder, places, signature.args[1:], values[1:])
+            return context.get_dummy_value()
+
+        return NONE(given[0], *kinds), codegen
+
+    return _intrinsic(typing, name, 1 + len(arguments))
+
+
+def zero_sums(count: int) -> Function:
+    """``f(sums)``: all are 0."""
+
+    def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
+        for place in places:
+            builder.store(ir.Constant(_SINGLE, 0.0), place)
+
+    return _each(count, (), "zero sums", make)
+
+
+def scale_sums(count: int) -> Function:
+    """``f(sums, scale, scale8)``: times the scale of their row."""
+
+    def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
+        for i, place in enumerate(places):
+            builder.store(builder.fmul(builder.load(place), values[i >> 1 & 1]), place)
+
+    return _each(count, (F32, F32), "scale sums", make)
+
+
+def save_sums(count: int) -> Function:
+    """``f(sums, pointer, index, step)``: four at a time to the 16 bytes ``index``, ``index + step``, ..."""
+
+    def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
+        for i, place in _pieces(context, builder, count, kinds, values):
+            four = ir.Constant(ir.VectorType(_SINGLE, 4), ir.Undefined)
+            for k in range(4):
+                four = builder.insert_element(four, builder.load(places[4 * i + k]), ir.Constant(_WORD, k))
+            builder.store(four, place, align=16)
+
+    return _each(count, (None, U32, U32), "save sums", make)
+
+
+def load_sums(count: int) -> Function:
+    """``f(sums, pointer, index, step)``: what :func:`save_sums` of any block saved is added."""
+    kind = ir.FunctionType(ir.LiteralStructType([_SINGLE] * 4), [ir.IntType(64)])
+    text = "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];"
+
+    def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
+        body = ir.InlineAsm(kind, text, "=f,=f,=f,=f,l,~{memory}", side_effect=True)
+        pieces = list(_pieces(context, builder, count, kinds, values))
+        found = [builder.call(body, [builder.ptrtoint(place, ir.IntType(64))]) for _, place in pieces]
+        for i, four in enumerate(found):
+            for k in range(4):
+                place = places[4 * i + k]
+                builder.store(builder.fadd(builder.load(place), builder.extract_value(four, k)), place)
+
+    return _each(count, (None, U32, U32), "load sums", make)
+
+
+def _pieces(context: Any, builder: Any, count: int, kinds: Any, values: Any) -> Any:
+    """(number, place) of every four sums in global memory."""
+    base, vector = address(context, builder, kinds[0], values[0]), ir.VectorType(_SINGLE, 4)
+    index = values[1]
+    for i in range(count // 4):
+        place = builder.add(base, builder.shl(builder.zext(index, ir.IntType(64)), ir.Constant(ir.IntType(64), 4)))
+        yield i, builder.inttoptr(place, ir.PointerType(vector, 1))
+        index = builder.add(index, values[2])
+
+
+def add_rows(count: int) -> Function:
+    """``f(sums, pointer, place, step, left, inside, inside8)``: plus float32 ``pointer[place + step (8 k + j) + 8 h]``.
+
+    Only for vectors before ``left`` and for rows whose ``inside`` (h 0) or ``inside8`` is not 0.
+    """
+
+    def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
+        for i, place in _wanted(context, builder, count, kinds, values, _SINGLE):
+            sum_ = builder.fadd(builder.load(places[i]), builder.load(place))
+            builder.store(sum_, places[i])
+
+    return _each(count, (None, U32, U32, U32, U32, U32), "add rows", make)
+
+
+def store_sums(count: int, out: int) -> Function:
+    """``f(sums, pointer, place, step, left, inside, inside8)``: to ``pointer[place + step (8 k + j) + 8 h]``.
+
+    Which ones: as in :func:`add_rows`. ``out``: the type, 0 float32, 1 float16, 2 bfloat16; rounded once.
+    """
+    half = ir.IntType(16)
+    text = {1: "cvt.rn.f16.f32 $0, $1;", 2: "cvt.rn.bf16.f32 $0, $1;"}.get(out, "")
+    narrow = ir.InlineAsm(ir.FunctionType(half, [_SINGLE]), text, "=h,f")
+
+    def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
+        for i, place in _wanted(context, builder, count, kinds, values, half if out else _SINGLE):
+            value = builder.load(places[i])
+            builder.store(builder.call(narrow, [value]) if out else value, place)
+
+    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out}", make)
+
+
+def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kind: Any) -> Any:
+    """(number of a sum, its place in a matrix), each inside a branch that is taken where it exists."""
+    base, (first, step, left, *inside) = address(context, builder, kinds[0], values[0]), values[1:]
+    size = ir.Constant(ir.IntType(64), 2 if kind == ir.IntType(16) else 4)
+    zero = ir.Constant(_WORD, 0)
+    rows = [builder.icmp_unsigned("!=", word, zero) for word in inside]
+    for k in range(count // 4):
+        for j in range(2):
+            vector = ir.Constant(_WORD, 8 * k + j)
+            exists = builder.icmp_unsigned("<", vector, left)
+            for h in range(2):
+                with builder.if_then(builder.and_(exists, rows[h])):
+                    at = builder.add(builder.add(first, builder.mul(step, vector)), ir.Constant(_WORD, 8 * h))
+                    place = builder.add(base, builder.mul(builder.zext(at, ir.IntType(64)), size))
+                    yield 4 * k + 2 * h + j, builder.inttoptr(place, ir.PointerType(kind, 1))

@@ -1,0 +1,78 @@
+"""The whole-array operations of `ptx.sums`, in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import arithmetic
+
+__all__ = ["add_rows", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+
+
+def zero_sums(count: int) -> Any:
+    """``f(sums)``."""
+
+    def zero(sums: Any) -> None:
+        sums[:] = 0
+
+    return zero
+
+
+def scale_sums(count: int) -> Any:
+    """``f(sums, scale, scale8)``."""
+
+    def scale(sums: Any, low: Any, high: Any) -> None:
+        for i in range(count):
+            sums[i] = np.float32(sums[i] * np.float32(high if i & 2 else low))
+
+    return scale
+
+
+def save_sums(count: int) -> Any:
+    """``f(sums, pointer, index, step)``."""
+
+    def save(sums: Any, pointer: Any, index: int, step: int) -> None:
+        for i in range(count):
+            pointer[4 * (index + i // 4 * step) + i % 4] = sums[i]
+
+    return save
+
+
+def load_sums(count: int) -> Any:
+    """``f(sums, pointer, index, step)``."""
+
+    def load(sums: Any, pointer: Any, index: int, step: int) -> None:
+        for i in range(count):
+            sums[i] = np.float32(sums[i] + pointer[4 * (index + i // 4 * step) + i % 4])
+
+    return load
+
+
+def add_rows(count: int) -> Any:
+    """``f(sums, pointer, place, step, left, inside, inside8)``."""
+
+    def add(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
+        for i, at in _wanted(count, place, step, left, inside):
+            sums[i] = np.float32(sums[i] + pointer[at])
+
+    return add
+
+
+def store_sums(count: int, out: int) -> Any:
+    """``f(sums, pointer, place, step, left, inside, inside8)``."""
+    narrow = {0: np.float32, 1: arithmetic.f32_to_f16, 2: arithmetic.f32_to_bf16}[out]
+
+    def store(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
+        for i, at in _wanted(count, place, step, left, inside):
+            pointer[at] = narrow(sums[i])
+
+    return store
+
+
+def _wanted(count: int, place: int, step: int, left: int, inside: tuple[int, ...]) -> Any:
+    for i in range(count):
+        k, h, j = i // 4, i >> 1 & 1, i & 1
+        if 8 * k + j < left and inside[h]:
+            yield i, place + step * (8 * k + j) + 8 * h
