@@ -17,12 +17,13 @@ import numpy.typing as npt
 from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
+from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import bcq_weight
 from .columns import largest_first
 from .compensated import FixedLevels, fitted, replace_worse
 from .gptq import DAMPENING, TURNS
-from .hessian import compensation, damped, hessian_of, importance_of, stats_of
+from .hessian import compensation_in, damped, hessian_of, importance_of, stats_of
 from .loops.bcq import STARTS, solve_rows
 from .loops.bcq_levels import new_work
 from .matrix import checked, groups_of, refuse_overflow, stored_size
@@ -54,7 +55,7 @@ class BcqSettings:
     rounding: str = setting(
         "nearest", "`gptq`: errors compensated with the Hessian of the inputs", choices=("nearest", "gptq")
     )
-    turns: int = setting(2, f"{TURNS}; with rounding = gptq", low=0, high=100)
+    turns: int = setting(3, f"{TURNS}; with rounding = gptq", low=0, high=100)
     dampening: float = setting(0.01, f"{DAMPENING}, for rounding = gptq", low=0.0, high=1.0)
 
 
@@ -78,38 +79,38 @@ class Bcq(MethodBase[BcqSettings]):
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight, plane 0 with the largest scale; notes: how many groups come from which start."""
         weight, s = checked(job), self._settings
-        full = damped(hessian_of(job, _WHY_HESSIAN), s.dampening, None, job.name) if s.rounding == "gptq" else None
-        importance = None
-        if full is not None:
-            importance = np.diagonal(full) / np.diagonal(full).mean()
-        elif s.weighting == "activations":
-            importance = importance_of(stats_of(job, _WHY))
+        if s.rounding == "gptq":
+            return self._compensated(job, weight)
+        importance = importance_of(stats_of(job, _WHY)) if s.weighting == "activations" else None
         solved = solve(
             job, weight, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, importance=importance
         )
-        if full is not None:
-            solved = self._compensated(job, weight, solved, full)
-        made = bcq_weight(
+        return Quantized(self._weight(job, solved), {"starts": solved.starts})
+
+    def _compensated(self, job: Job, weight: F32) -> Quantized:
+        """Levels for errors that later columns compensate, then fitted to the layer's output."""
+        s = self._settings
+        hessian = damped(hessian_of(job, _WHY_HESSIAN), s.dampening, None, job.name)
+        order = largest_first(np.diagonal(hessian))
+        factor, costs = compensation_in(hessian, order, job.threads, job.name)
+        solved = solve(
+            job, weight, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype,
+            importance=costs / costs.mean(),
+        )  # fmt: skip
+        first = PlaneNumbers.of(solved, s.bias)
+        numbers = first.rows(slice(None))
+        codes, errors = fitted(weight, hessian, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads)
+        replace_worse(weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads)
+        numbers.sort(codes)
+        solved = replace(solved, codes=codes, numbers=numbers.as_stored())
+        return Quantized(self._weight(job, solved), {"starts": solved.starts})
+
+    def _weight(self, job: Job, solved: Solved) -> BcqWeight:
+        s = self._settings
+        return bcq_weight(
             solved.codes, solved.numbers.alpha, solved.numbers.z if s.bias else None,
             group_size=stored_size(s.group_size, solved.group_size), dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
-        return Quantized(made, {"starts": solved.starts})
-
-    def _compensated(self, job: Job, weight: F32, solved: Solved, hessian: F64) -> Solved:
-        """The same planes with levels fitted to the layer's output and codes whose errors are compensated."""
-        s = self._settings
-        order = largest_first(np.diagonal(hessian))
-        factor = compensation(hessian[np.ix_(order[::-1], order[::-1])], job.threads, job.name)
-        first = PlaneNumbers.of(solved, s.bias)
-        numbers = first.rows(slice(None))
-        codes, errors = fitted(
-            weight, hessian, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads
-        )  # fmt: skip
-        replace_worse(
-            weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads
-        )  # fmt: skip
-        numbers.sort(codes)
-        return replace(solved, codes=codes, numbers=numbers.as_stored(), errors=errors)
 
 
 @dataclass(frozen=True, slots=True)

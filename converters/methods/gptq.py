@@ -20,7 +20,7 @@ from bcqfmt.container.dtypes import round_to
 from .assemble import affine_weight
 from .columns import is_identity, largest_first
 from .compensated import Codes, FixedGrid, compensated_codes, fitted, replace_worse
-from .hessian import compensation, damped, dead_columns, hessian_of
+from .hessian import compensation_in, damped, dead_columns, hessian_of
 from .loops.gptq import grids
 from .matrix import checked, groups_of, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
@@ -45,14 +45,14 @@ class GptqSettings:
     symmetric: bool = setting(False, "the same zero point, 2^(bits-1), for all groups")
     clip: str = setting(
         "search",
-        "`search`: per group the shrunken range of least error, by size of the inputs",
+        "`search`: per group the shrunken range of least error in the layer's output",
         choices=("none", "search"),
     )
     act_order: bool = setting(True, "round the channels of the largest activations first")
     static_groups: bool = setting(
         True, "scales from the weights as they were; with act_order groups stay runs of columns, and no perm is stored"
     )
-    turns: int = setting(2, f"{TURNS}; with static_groups", low=0, high=100)
+    turns: int = setting(3, f"{TURNS}; with static_groups", low=0, high=100)
     dampening: float = setting(0.01, DAMPENING, low=0.0, high=1.0)
     scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
 
@@ -160,10 +160,8 @@ class Gptq(MethodBase[GptqSettings]):
         size, _ = groups_of(weight.shape[1], s.group_size)
         order = largest_first(np.diagonal(hessian)) if s.act_order else np.arange(weight.shape[1])
         full = damped(hessian, s.dampening, None, job.name)
-        factor = compensation(full[np.ix_(order[::-1], order[::-1])], job.threads, job.name)
-        rule = UniformRule(
-            s.bits, s.symmetric, s.clip == "search", KINDS[s.scale_dtype], job.threads, np.diagonal(full).copy(), size
-        )
+        factor, costs = compensation_in(full, order, job.threads, job.name)
+        rule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[s.scale_dtype], job.threads, costs, size)
         notes: dict[str, Any] = {"dead_columns": dead_columns(hessian)}
         if s.static_groups:
             numbers = UniformNumbers(*rule.fixed(weight, size), size, s.scale_dtype)

@@ -128,8 +128,9 @@ def test_the_layer_is_closer_than_with_rtn() -> None:
                 )
             ]
             assert errors[1] < 0.9 * errors[0]
-            assert errors[1:] == sorted(errors[1:], reverse=True)
-            assert errors[4] < (0.8 if bits == 2 else 0.95) * errors[2]
+            assert errors[2] < errors[1]
+            assert errors[3] < 0.99 * errors[2]
+            assert errors[4] < 0.99 * errors[3]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(8, 90), st.integers(1, 4), st.booleans())
