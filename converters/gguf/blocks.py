@@ -87,25 +87,25 @@ def in_order(name: str, rows: Array, order: str) -> Array:
     rows = np.ascontiguousarray(rows)
     if order == "<":
         return rows
-    swapped = rows.copy()
-    for field, (kind, _) in KINDS[name].block().fields.items():  # type: ignore[union-attr]
-        if kind.base.itemsize > 1:
-            swapped.view(KINDS[name].block())[field].byteswap(inplace=True)
+    swapped, block = rows.copy(), KINDS[name].block()
+    for field in KINDS[name].names:
+        if block[field].base.itemsize > 1:
+            swapped.view(block)[field].byteswap(inplace=True)
     return swapped
 
 
 @cache
 def _fields(name: str) -> list[tuple[Field, tuple[int, int]]]:
     """The fields of codes of a block, and the planes that each of them holds."""
-    kind, block = KINDS[name], KINDS[name].block()
-    places = block.fields or {}
-    return [
-        (
-            Field(codes.order, places[codes.field][1], places[codes.field][0].itemsize, kind.nbytes, name == "Q8_0"),
-            (codes.first, codes.stop),
-        )
-        for codes in kind.codes
-    ]
+    kind, block, found, at = KINDS[name], KINDS[name].block(), [], 0
+    places = {}
+    for field in kind.names:
+        places[field], at = at, at + block[field].itemsize
+    for codes in kind.codes:
+        size = block[codes.field].itemsize
+        field_of_codes = Field(codes.order, places[codes.field], size, kind.nbytes, name == "Q8_0")
+        found.append((field_of_codes, (codes.first, codes.stop)))
+    return found
 
 
 class _Blocks:

@@ -41,17 +41,17 @@ class _Words(Emit):
     def columns(self, rows: list[Any]) -> list[Any]:
         """Four rows of 4 or 2 words to as many columns of four."""
         if rows[0].type.count == 2:
-            joined = [self.shuffle(rows[i], rows[i + 1], [0, 1, 2, 3]) for i in (0, 2)]
-            return [self.shuffle(*joined, chosen) for chosen in ([0, 2, 4, 6], [1, 3, 5, 7])]
+            a, b = (self.shuffle(rows[i], rows[i + 1], [0, 1, 2, 3]) for i in (0, 2))
+            return [self.shuffle(a, b, chosen) for chosen in ([0, 2, 4, 6], [1, 3, 5, 7])]
         low = [self.shuffle(rows[i], rows[i + 1], [0, 4, 1, 5]) for i in (0, 2)]
         high = [self.shuffle(rows[i], rows[i + 1], [2, 6, 3, 7]) for i in (0, 2)]
-        return [self.shuffle(*pair, chosen) for pair in (low, high) for chosen in ([0, 1, 4, 5], [2, 3, 6, 7])]
+        return [self.shuffle(a, b, chosen) for a, b in (low, high) for chosen in ([0, 1, 4, 5], [2, 3, 6, 7])]
 
     def rows(self, columns: list[Any]) -> list[Any]:
         """The inverse of ``columns``."""
         if len(columns) == 4:
             return self.columns(columns)
-        pairs = [self.shuffle(*columns, chosen) for chosen in ([0, 4, 1, 5], [2, 6, 3, 7])]
+        pairs = [self.shuffle(columns[0], columns[1], chosen) for chosen in ([0, 4, 1, 5], [2, 6, 3, 7])]
         return [self.shuffle(pair, pair, chosen) for pair in pairs for chosen in ([0, 1], [2, 3])]
 
     def taken(self, array: int, places: list[Any], count: int, word: int) -> list[Any]:
