@@ -178,7 +178,7 @@ _TABLE = [
     Code("BCQ-E627", "already quantized", 2, "convert it, without loss: bcqfmt convert SRC DST"),
     Code("BCQ-E628", "malformed record of a quantization", 4, _DOWNLOAD),
     Code("BCQ-E629", "malformed calibration statistics", 4, "make them again: bcqfmt calibrate MODEL --text FILE"),
-    Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--seq)"),
+    Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--context)"),
     Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),
     Code("BCQ-E652", "configuration holds calibration text, which is archived with it", 0, "--no-provenance leaves the archive out", "warning"),

@@ -76,9 +76,9 @@ class Uniform:
         return size == self.group_size or (size == -1 and self.group_size == self.k)
 
 
-def not_lossless(weight: BcqWeight, found: str, expected: str) -> BcqError:
+def not_lossless(weight: BcqWeight, found: str, expected: str, hint: str | None = None) -> BcqError:
     """BCQ-E616 for a weight."""
-    return error("BCQ-E616", tensor=weight.name, found=found, expected=expected)
+    return error("BCQ-E616", tensor=weight.name, found=found, expected=expected, hint=hint)
 
 
 def uniform(weight: BcqWeight) -> Uniform:

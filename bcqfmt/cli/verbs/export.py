@@ -55,8 +55,9 @@ def command(
     """Write a BCQ checkpoint in another layout, without loss.
 
     BCQ is a BCQ folder, OUT a new folder, for --to gguf a new file NAME.gguf. Codes, scales and zero points go over as
-    they are, so every reader of OUT gets the values that BCQ has, bit for bit. What the layout cannot hold is refused
-    with the reason (exit code 5) before anything is written; --to dense always works.
+    they are: OUT holds the values of BCQ, bit for bit. What the layout cannot hold is refused with the reason (exit
+    code 5) before anything is written; --to dense always works. Not every program that reads a layout takes all of it,
+    and some round the scales: what concerns this model is printed, and docs/converting.md has the table (Exporting).
 
     \b
     Example:
