@@ -22,8 +22,8 @@ from .columns import is_identity, largest_first
 from .compensated import Codes, FixedGrid, compensated_codes, fitted, replace_worse
 from .hessian import compensation_in, damped, dead_columns, hessian_of
 from .loops.gptq import grids
-from .matrix import checked, groups_of, refuse_overflow, stored_size
-from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
+from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
 __all__ = ["DAMPENING", "TURNS", "Gptq", "GptqSettings", "UniformRule"]
@@ -54,7 +54,7 @@ class GptqSettings:
     )
     turns: int = setting(3, f"{TURNS}; with static_groups", low=0, high=100)
     dampening: float = setting(0.01, DAMPENING, low=0.0, high=1.0)
-    scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
+    scale_dtype: str = setting("source", SCALE_DTYPE, choices=("source", "F16", "BF16", "F32"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,31 +160,32 @@ class Gptq(MethodBase[GptqSettings]):
         size, _ = groups_of(weight.shape[1], s.group_size)
         order = largest_first(np.diagonal(hessian)) if s.act_order else np.arange(weight.shape[1])
         full = damped(hessian, s.dampening, None, job.name)
+        stored = scale_type(s.scale_dtype, job)
         factor, costs = compensation_in(full, order, job.threads, job.name)
-        rule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[s.scale_dtype], job.threads, costs, size)
+        rule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[stored], job.threads, costs, size)
         notes: dict[str, Any] = {"dead_columns": dead_columns(hessian)}
         if s.static_groups:
-            numbers = UniformNumbers(*rule.fixed(weight, size), size, s.scale_dtype)
-            refuse_overflow(job, numbers.scale, "scale", s.scale_dtype)
+            numbers = UniformNumbers(*rule.fixed(weight, size), size, stored)
+            refuse_overflow(job, numbers.scale, "scale", stored)
             codes, errors = fitted(weight, full, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads)
-            plain = UniformNumbers(*replace(rule, search=False).fixed(weight, size), size, s.scale_dtype)
+            plain = UniformNumbers(*replace(rule, search=False).fixed(weight, size), size, stored)
             notes["rows_of_rtn"] = replace_worse(
                 weight, full, codes, errors, numbers, plain,
                 lambda rows: plain.rows(rows).nearest(weight[rows], s.bits), job.threads,
             )  # fmt: skip
         else:
-            codes, numbers = self._as_it_comes(weight, factor, order, rule)
-            refuse_overflow(job, numbers.scale, "scale", s.scale_dtype)
+            codes, numbers = self._as_it_comes(weight, factor, order, rule, stored)
+            refuse_overflow(job, numbers.scale, "scale", stored)
         quantized = affine_weight(
             codes, numbers.scale, numbers.zero, bits=s.bits, group_size=stored_size(s.group_size, size),
-            stored=s.scale_dtype, dtype=job.dtype, threads=job.threads,
+            stored=stored, dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
         if not s.static_groups and not is_identity(order):
             quantized = quantized.with_perm(order)
         return Quantized(quantized, notes)
 
     def _as_it_comes(
-        self, weight: F32, factor: F64, order: npt.NDArray[np.intp], rule: UniformRule
+        self, weight: F32, factor: F64, order: npt.NDArray[np.intp], rule: UniformRule, stored: str
     ) -> tuple[Codes, UniformNumbers]:
         """The scales of a group chosen when rounding reaches it, columns in rounding order."""
         assert rule.importance is not None
@@ -192,4 +193,4 @@ class Gptq(MethodBase[GptqSettings]):
         position = np.arange(order.size) // rule.size
         tops = np.full(int(position[-1]) + 1, 2**rule.bits - 1)
         made = compensated_codes(weight, factor, order, position, tops, ordered, threads=rule.threads)
-        return made.codes, UniformNumbers(made.scale, made.zero, rule.size, self._settings.scale_dtype)
+        return made.codes, UniformNumbers(made.scale, made.zero, rule.size, stored)

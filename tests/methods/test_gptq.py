@@ -18,7 +18,12 @@ from bcqfmt.errors import BcqError
 from strategies import examples
 
 Array = np.ndarray[Any, Any]
-PUBLISHED = {"clip": "none", "act_order": False, "static_groups": False}  # the method as the paper has it
+PUBLISHED: dict[str, Any] = {
+    "clip": "none",
+    "act_order": False,
+    "static_groups": False,
+    "scale_dtype": "F16",
+}  # the method as the paper has it
 
 
 def plain_grid(bits: int, symmetric: bool) -> Any:
@@ -65,11 +70,8 @@ def test_codes_are_those_of_the_textbook(rows: int, columns: int, group_size: in
 @pytest.mark.parametrize("static", [False, True])
 def test_act_order_rounds_large_channels_first(static: bool) -> None:
     given = calibrated.job(12, 96, seed=5)
-    made = (
-        Gptq.build({"group_size": 32, "clip": "none", "act_order": True, "static_groups": static, "turns": 0})
-        .quantize(given)
-        .weight
-    )
+    chosen = {**PUBLISHED, "group_size": 32, "act_order": True, "static_groups": static, "turns": 0}
+    made = Gptq.build(chosen).quantize(given).weight
     assert given.stats is not None
     full = np.asarray(given.stats.hessian)
     order = np.argsort(-np.diagonal(full), kind="stable")
@@ -152,7 +154,7 @@ def test_clipping_counts_errors_by_the_inputs() -> None:
     given = calibrated.job(20, 32, seed=3)
     sums = np.exp(np.random.default_rng(4).standard_normal(32) * 3)
     given = replace(given, stats=InputStats(sums, np.diag(sums), 9))
-    made = Gptq.build({"bits": 2, "group_size": 32, "turns": 0, "dampening": 0.0}).quantize(given).weight
+    made = Gptq.build({**PUBLISHED, "bits": 2, "clip": "search", "dampening": 0.0}).quantize(given).weight
     decoded, weight = made.dequantize("float64"), given.weight.astype(np.float64)
     least = np.full(20, np.inf)
     for factor in [1 - 0.1 * k for k in range(9)]:
@@ -237,7 +239,9 @@ def broken(change: Any) -> Any:
     ],
 )
 def test_what_cannot_be_done_is_refused(code: str, more: dict[str, Any]) -> None:
-    assert calibrated.refusal(Gptq.build({"dampening": 0.0}), calibrated.job(4, 64, **more)) == code
+    assert (
+        calibrated.refusal(Gptq.build({"dampening": 0.0, "scale_dtype": "F16"}), calibrated.job(4, 64, **more)) == code
+    )
 
 
 def test_settings_are_checked() -> None:
