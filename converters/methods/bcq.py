@@ -189,7 +189,8 @@ class PlaneNumbers:
         """Rounded to their types; all of a row stay where one does not fit."""
         made = float64_of(round_to(numbers, self.stored_as[0]))
         made[:, self.planes :] = float64_of(round_to(numbers[:, self.planes :], self.stored_as[1]))
-        return np.where(np.isfinite(made).all(axis=1)[:, None], made, self.numbers[:, group])
+        fits = np.isfinite(made).all(axis=1, keepdims=True)
+        return np.where(fits, made, self.numbers[:, group])
 
     def sort(self, codes: npt.NDArray[np.uint8]) -> None:
         """Plane scales at least zero and falling, codes ``[out, in]`` changed so that no value is; both in place."""
