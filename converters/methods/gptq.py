@@ -22,8 +22,8 @@ from .assemble import affine_weight
 from .columns import is_identity, largest_first
 from .hessian import compensation, damped, dead_columns, hessian_of
 from .loops.gptq import accumulate, grids, round_columns
-from .matrix import checked, groups_of, refuse_overflow, stored_size
-from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
+from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
 __all__ = ["DAMPENING", "FixedGrid", "Gptq", "GptqSettings", "GroupRule", "Rounded", "UniformRule", "compensated_codes"]
@@ -84,7 +84,7 @@ class GptqSettings:
         False, "scales from the weights as they were; with act_order groups stay runs of columns, and no perm is stored"
     )
     dampening: float = setting(0.01, DAMPENING, low=0.0, high=1.0)
-    scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
+    scale_dtype: str = setting("source", SCALE_DTYPE, choices=("source", "F16", "BF16", "F32"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,8 @@ class Gptq(MethodBase[GptqSettings]):
         size, count = groups_of(columns, s.group_size)
         order = largest_first(np.diagonal(hessian)) if s.act_order else np.arange(columns)
         factor = compensation(damped(hessian, s.dampening, order[::-1], job.name), job.threads, job.name)
-        rule: GroupRule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[s.scale_dtype], job.threads)
+        stored = scale_type(s.scale_dtype, job)
+        rule: GroupRule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[stored], job.threads)
         position = np.arange(columns) // size
         moved = order
         if s.static_groups:
@@ -144,10 +145,10 @@ class Gptq(MethodBase[GptqSettings]):
             rule, position, moved = rule.fixed(weight, size), position[order], np.arange(columns)
         tops = np.full(count, 2**s.bits - 1)
         made = compensated_codes(weight, factor, order, position, tops, rule, threads=job.threads)
-        refuse_overflow(job, made.scale, "scale", s.scale_dtype)
+        refuse_overflow(job, made.scale, "scale", stored)
         quantized = affine_weight(
             _in_place(made, order) if s.static_groups else made.codes, made.scale, made.zero,
-            bits=s.bits, group_size=stored_size(s.group_size, size), stored=s.scale_dtype, dtype=job.dtype,
+            bits=s.bits, group_size=stored_size(s.group_size, size), stored=stored, dtype=job.dtype,
             threads=job.threads,
         )  # fmt: skip
         if not is_identity(moved):

@@ -49,7 +49,7 @@ def plain_grid(bits: int, symmetric: bool) -> Any:
 )
 def test_codes_are_those_of_the_textbook(rows: int, columns: int, group_size: int, bits: int, symmetric: bool) -> None:
     given = calibrated.job(rows, columns, seed=columns, threads=2)
-    method = Gptq.build({"bits": bits, "group_size": group_size, "symmetric": symmetric})
+    method = Gptq.build({"bits": bits, "group_size": group_size, "symmetric": symmetric, "scale_dtype": "F16"})
     made = method.quantize(given).weight
     size = columns if group_size == -1 else group_size
     assert given.stats is not None
@@ -64,7 +64,8 @@ def test_codes_are_those_of_the_textbook(rows: int, columns: int, group_size: in
 @pytest.mark.parametrize("static", [False, True])
 def test_act_order_rounds_large_channels_first(static: bool) -> None:
     given = calibrated.job(12, 96, seed=5)
-    made = Gptq.build({"group_size": 32, "act_order": True, "static_groups": static}).quantize(given).weight
+    settings = {"group_size": 32, "act_order": True, "static_groups": static, "scale_dtype": "F16"}
+    made = Gptq.build(settings).quantize(given).weight
     assert given.stats is not None
     full = np.asarray(given.stats.hessian)
     order = np.argsort(-np.diagonal(full), kind="stable")
@@ -198,7 +199,9 @@ def broken(change: Any) -> Any:
     ],
 )
 def test_what_cannot_be_done_is_refused(code: str, more: dict[str, Any]) -> None:
-    assert calibrated.refusal(Gptq.build({"dampening": 0.0}), calibrated.job(4, 64, **more)) == code
+    assert (
+        calibrated.refusal(Gptq.build({"dampening": 0.0, "scale_dtype": "F16"}), calibrated.job(4, 64, **more)) == code
+    )
 
 
 def test_settings_are_checked() -> None:
