@@ -21,8 +21,8 @@ def matmul(
     """``x W^T`` for x (..., in) float16, bfloat16 or float32 on a GPU; the result (..., out) has the dtype of x.
 
     ``path``: by default what :func:`path_of` says. ``addend`` (8, out) float32, eight times the same row, is added
-    before the sum is rounded; only where :func:`path_of` gives "bits". ``result``: another dtype for the result, only
-    on the path "look-up".
+    before the sum is rounded; only where :func:`path_of` gives "bits" or "gemm". ``result``: another dtype for the
+    result, only on the path "look-up".
     """
     found = device.describe(x)
     rows, columns = weight.operand.shape
@@ -30,8 +30,8 @@ def matmul(
         raise error("BCQ-E552", found=f"x of shape {list(found.shape)}", expected=f"[..., {columns}]")
     count, result = found.size // columns, result or found.dtype
     product = weight.product(count, found.dtype, path, addend is not None)
-    if addend is not None and (path is not None or product.path != "bits"):
-        raise error("BCQ-E552", found=f"an addend for {count} vectors", expected="a product on the path bits")
+    if addend is not None and (path is not None or product.path not in ("bits", "gemm")):
+        raise error("BCQ-E552", found=f"an addend for {count} vectors", expected="the path bits or gemm")
     if addend is not None:
         check_array("addend", addend, ("F32",), (BATCH_LIMIT, rows))
         check_same_device(x=x, addend=addend)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.kernels import bits as bits_of
+from bcqfmt.kernels import gemm as gemm_of
 from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bits.layout import layout_of
@@ -22,9 +23,10 @@ from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
 
-# From this many vectors on, dequantize + matmul is faster, measured on an H200 with 4096 x 4096 and 11008 x 4096
-# (docs/benchmarks/kernels.md). Key: whether x is float32, how the weight is decoded (`_path`); then how many vectors
-# the fast product takes at once. Estimated, not measured: 2 and 1 in "words"; 1 of 16 bits and 4 of float32 elsewhere.
+# From this many vectors on, dequantize + matmul is faster than the fast product, measured on an H200 with 4096 x 4096
+# and 11008 x 4096 (docs/benchmarks/kernels.md); for what `gemm` does not take. Key: whether x is float32, how the
+# weight is decoded (`_path`); then how many vectors the fast product takes at once. Estimated, not measured: 2 and 1 in
+# "words"; 1 of 16 bits and 4 of float32 elsewhere.
 _LONGER = {4: 28, 2: 5, 1: 3}
 CROSSOVER = {
     (False, "words"): {8: 24, 4: 12, 2: 8, 1: 5},
@@ -34,8 +36,13 @@ CROSSOVER = {
     (True, "longer"): _LONGER,
     (True, "elements"): _LONGER,
 }
-PAIRS = 20  # the same limit for 2/4-bit weights
-MOST = 36  # for any weight; an estimate for 2/4 bits with float32
+PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
+# `gemm` is faster than the fast product from so many vectors on, and than dequantize + matmul up to GEMM_MOST; measured
+# on an H200 (docs/benchmarks/gemm.md). Reordered columns are a launch more.
+GEMM_LEAST = {"affine": 5, "bcq": 13}
+GEMM_LEAST_REORDERED = 13
+GEMM_MOST = 256
+MOST = GEMM_MOST + 1  # of all limits: for more vectors the path is the same
 # Look-ups are faster for fewer vectors than this: float32; weights decoded element by element; at most 2 planes.
 LOOK_UP = (8, 4, 2)
 
@@ -43,7 +50,7 @@ LOOK_UP = (8, 4, 2)
 class Product(NamedTuple):
     """How a number of vectors of one dtype is multiplied.
 
-    ``path``: "mixed", "bits", "look-up" or "dequantize"; ``array``: a tensor of the weight in the layout for it, on
+    ``path``: "mixed", "bits", "gemm", "look-up" or "dequantize"; ``array``: a tensor of the weight in its layout, on
     GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out); not for
     "dequantize". ``start(x, y, addend)``: for all vectors, in any dimensions, where one launch per segment is enough.
     """
@@ -66,6 +73,7 @@ class MatmulWeight:
         self.operand = operand
         self._target = target
         self._weight = weight
+        self._gemm: dict[str, gemm_of.GemmOperand | None] = {}
         self._paths: dict[tuple[int, str], str] = {}
         self._products: dict[tuple[int, str, str | None, bool], Product] = {}
 
@@ -99,6 +107,19 @@ class MatmulWeight:
         if not known or any(layout_of(segment) is None for segment in self.operand.segments):
             return None
         return bits_of.bit_operand(self.operand, self._target)
+
+    def gemm(self, dtype: str) -> gemm_of.GemmOperand | None:
+        """For :func:`gemm`, x of ``dtype``; None where the type, a group size or a number is not supported."""
+        if dtype not in self._gemm:
+            made = None
+            if self.linear and gemm_of.layouts_of(self.operand, dtype) is not None:
+                try:
+                    made = gemm_of.gemm_operand(self.operand, dtype, self._target)
+                except BcqError as refusal:
+                    if refusal.code not in ("BCQ-E553", "BCQ-E554"):
+                        raise
+            self._gemm[dtype] = made
+        return self._gemm[dtype]
 
     @cached_property
     def look_up(self) -> DeviceOperand:
@@ -140,15 +161,31 @@ class MatmulWeight:
 
 
 def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
-    """ "mixed", "bits", "look-up" or "dequantize": the kernel that :func:`matmul` takes for that many vectors."""
+    """ "mixed", "bits", "gemm", "look-up" or "dequantize": how :func:`matmul` multiplies that many vectors."""
     return weight.path(vectors, dtype)
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
-    if vectors >= MOST or not weight.linear:
+    if not weight.linear:
         return "dequantize"
+    found = _few(weight, vectors, dtype)
+    least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
+    if least <= vectors <= GEMM_MOST and weight.gemm(dtype) is not None:
+        return "gemm"
+    return found
+
+
+def _gemm_least(weight: MatmulWeight) -> int:
+    """From how many vectors on `gemm` is faster than the fast product."""
+    if weight.operand.perm is not None:
+        return GEMM_LEAST_REORDERED
+    return max(GEMM_LEAST["bcq" if segment.formula == "bcq" else "affine"] for segment in weight.operand.segments)
+
+
+def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:
+    """The kernel where there is no `gemm`."""
     if weight.mixed is not None and mixed_of.batch_limit(weight.mixed, dtype):
-        return "mixed" if vectors < PAIRS or dtype == "F32" else "dequantize"
+        return "mixed" if vectors < (PAIRS if dtype != "F32" else PAIRS_F32) else "dequantize"
     slow, operand = by_element(weight.operand), weight.operand
     longer = operand.perm is not None or any(segment.group_size % 32 for segment in operand.segments)
     at_once = weight.at_once(dtype)
@@ -162,10 +199,14 @@ def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
 
 def _product(weight: MatmulWeight, vectors: int, dtype: str, path: str, added: bool) -> Product:
     """The product on a path; by look-ups where the fast kernels do not take the weight or the dtype."""
-    if path not in ("mixed", "bits", "look-up", "dequantize"):
-        raise error("BCQ-E552", found=f"path {path!r}", expected="mixed, bits, look-up or dequantize")
+    if path not in ("mixed", "bits", "gemm", "look-up", "dequantize"):
+        raise error("BCQ-E552", found=f"path {path!r}", expected="mixed, bits, gemm, look-up or dequantize")
     single = dtype in KINDS and 1 <= vectors <= BATCH_LIMIT and vectors * max(weight.operand.shape) <= LIMIT
     start: Callable[[Any, Any, Any], None] | None = None
+    if path == "gemm" and (many := weight.gemm(dtype)) is not None:
+        start = partial(gemm_of.multiply, many) if vectors else None
+        array = many.segments[0].codes
+        return Product(path, array, device.place_of(array), GEMM_MOST, partial(gemm_of.multiply, many), start)
     if path == "bits" and weight.bits is not None and (step := weight.at_once(dtype)):
         fast, array = weight.bits, weight.bits.segments[0].planes
         if single and vectors in bits_of.USUAL and vectors <= bits_of.fused_limit(fast, dtype, dtype):

@@ -4,22 +4,20 @@
     x_q = rmsnorm_reorder_quant(x, gamma, weight.perm, eps=1e-5)         # or quantize_reorder(x, weight.perm)
     y = w4a4(x_q, weight)                                                # [tokens, out]
 
-Products that split their sum count finished blocks with tickets. Products that may run at the same time never share
-any, so one weight can be used on several streams and in several CUDA graphs at once: see :func:`_tickets`.
+Products that split their sum count finished blocks with tickets (`runtime.tickets`).
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import LIMIT, PROCESSORS, SHARED_LIMIT
+from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets
+from bcqfmt.kernels.runtime.tickets import tickets as tickets_for
 
 from .activations import WARPS, activation_kernel
 from .held_kernel import w4a4_held_kernel
@@ -33,10 +31,6 @@ __all__ = [
 ]  # fmt: skip
 
 _FLOATS = ("F16", "BF16", "F32")
-_TICKETS = 4096
-_of_stream: dict[tuple[int, int], Any] = {}  # GPU, stream -> its tickets; torch has a fixed number of streams
-_captured: dict[int, int] = {}  # address of a weight's tickets -> how many of them belong to captured products
-_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -92,7 +86,7 @@ def atom_to_device(packed: AtomWeight, target: Any = None) -> AtomDevice:
         words=device.upload(packed.words, target),
         scale=device.upload(packed.scale, target),
         perm=device.upload(packed.perm, target),
-        tickets=device.upload(np.zeros(_TICKETS, np.int32), target),
+        tickets=new_tickets(target),
         settled=True,
     )
     _check_weight(made)
@@ -110,7 +104,7 @@ def plan_for(tokens: int, out: int, groups: int, *, held: bool = False) -> Plan:
         return Plan(shape, shape.parts)
     tile = tile_for(tokens, out)
     blocks = -(-tokens // tile.block_tokens) * -(-padded(out, 32) // tile.block_rows)
-    wanted = tile.blocks * PROCESSORS // max(1, blocks) if blocks <= _TICKETS else 1
+    wanted = tile.blocks * PROCESSORS // max(1, blocks) if blocks <= TICKETS else 1
     return Plan(tile, max(1, min(wanted, groups // 4, 8)))
 
 
@@ -198,41 +192,18 @@ def _launch_held(shape: Held, slices: int, x: Activations, weight: AtomDevice, y
 def _launch_tiles(tile: Tile, slices: int, x: Activations, weight: AtomDevice, y: Any, kind: str) -> None:
     groups, tiles = weight.groups, -(-x.tokens // TOKENS)
     grid = (-(-x.tokens // tile.block_tokens), -(-weight.rows // tile.block_rows), slices)
-    if slices > groups or (slices > 1 and grid[0] * grid[1] > _TICKETS):
-        raise error("BCQ-E552", found=f"{slices} slices", expected=f"at most {groups}, and {_TICKETS} tiles")
+    if slices > groups or (slices > 1 and grid[0] * grid[1] > TICKETS):
+        raise error("BCQ-E552", found=f"{slices} slices", expected=f"at most {groups}, and {TICKETS} tiles")
     partials, tickets = x.scale, weight.tickets
     if slices > 1:
         if slices * 8 * tiles * weight.rows > LIMIT:
             raise error("BCQ-E554", found=f"a workspace of {slices} x {8 * tiles} x {weight.rows}")
         partials = device.empty_like(x.scale, (slices, 8 * tiles, weight.rows), "F32")
-        tickets = _tickets(weight.tickets, grid[0] * grid[1])
+        tickets = tickets_for(weight.tickets, grid[0] * grid[1])
     w4a4_kernel(tile, kind).launch(
         grid, tile.threads, weight.words, weight.scale, x.codes, x.scale, y, partials, tickets,
         groups, weight.rows, weight.out, tiles, x.tokens, shared=tile.shared,
     )  # fmt: skip
-
-
-def _tickets(own: Any, count: int) -> Any:
-    """``count`` zeros for one launch, which leaves zeros; no other that may run at the same time is given them.
-
-    Launches on one stream come one after the other and share its tickets. A graph is replayed on any stream, at
-    the same time as others: what is captured takes some of the weight's ``own`` for good, or, when these are used up,
-    memory of the graph that every replay clears.
-    """
-    if device.simulated():
-        return own
-    if not device.capturing(own):
-        key = device.place_of(own), device.stream_of(own)
-        found = _of_stream.get(key)
-        if found is None:
-            found = _of_stream[key] = own.new_zeros(_TICKETS)  # cleared on this stream
-        return found
-    with _one_at_a_time:
-        first = _captured.get(own.data_ptr(), 0)
-        if first + count <= _TICKETS:
-            _captured[own.data_ptr()] = first + count
-            return own[first : first + count]
-    return own.new_zeros(count)
 
 
 def _quantize(
@@ -264,7 +235,7 @@ def _check_weight(weight: AtomDevice) -> None:
     check_array("words", weight.words, ("I32", "U32"), (rows // 16, groups + 1, 256), 16)
     check_array("weight scale", weight.scale, ("F32",), (groups, rows), 16)
     check_array("perm", weight.perm, ("I32",), (weight.columns,), 16)
-    check_array("tickets", weight.tickets, ("I32",), (_TICKETS,), 16)
+    check_array("tickets", weight.tickets, ("I32",), (TICKETS,), 16)
     check_same_device(words=weight.words, scale=weight.scale, perm=weight.perm, tickets=weight.tickets)
 
 

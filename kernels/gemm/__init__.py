@@ -63,8 +63,11 @@ def layouts_of(operand: Operand, number: str) -> tuple[GemmLayout, ...] | None:
 
 
 def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOperand:
-    """The operand on a device in the layout for x of type ``number``; BCQ-E553 where a segment has none."""
-    from .pack import pack_codes, pack_numbers
+    """The operand on a device in the layout for x of type ``number``; arrays of numpy or tensors on the device.
+
+    BCQ-E553 where a segment has none, or has numbers that are not finite in this type.
+    """
+    from .pack import finite, pack_codes, pack_numbers
 
     layouts = layouts_of(operand, number)
     if layouts is None:
@@ -76,18 +79,17 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
         )
     segments = []
     for segment, layout in zip(operand.segments, layouts, strict=True):
-        if max(segment.planes.size, segment.first.size) > LIMIT:
-            raise error("BCQ-E554", tensor=operand.name, found=f"{segment.planes.size} words", expected=f"{LIMIT}")
         planes, first, second = (
             device.tensor(array, target) for array in (segment.planes, segment.first, segment.second)
         )
         numbers, row_scale = pack_numbers(layout, first, second, offset=segment.formula == "offset")
-        segments.append(
-            GemmSegment(
-                layout=layout, codes=pack_codes(layout, planes), numbers=numbers, row_scale=row_scale,
-                start=segment.start,
-            )
-        )  # fmt: skip
+        if not finite(numbers, number):
+            raise error("BCQ-E553", tensor=operand.name, found="numbers beyond the range", expected=f"finite {number}")
+        codes = pack_codes(layout, planes)
+        if codes.numel() > LIMIT:
+            raise error("BCQ-E554", tensor=operand.name, found=f"{codes.numel()} words", expected=f"at most {LIMIT}")
+        made = GemmSegment(layout=layout, codes=codes, numbers=numbers, row_scale=row_scale, start=segment.start)
+        segments.append(made)
     perm = None if operand.perm is None else device.tensor(operand.perm, target)
     outliers = entries_of(operand.outliers, *operand.shape, target)
     device.settle(segments[-1].codes)
@@ -124,9 +126,19 @@ def gemm(
 
 
 def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
-    """:func:`gemm` for arrays that were checked: x (count, in), y (count, out) of the same type."""
-    number = operand.segments[0].layout.number
-    _launch(operand, _shapes(operand, len(x), number, number, addend is not None), device.aligned(x), y, addend)
+    """:func:`gemm` for arrays that were checked: x (..., in), y (..., out) of the same type.
+
+    ``addend``: (8, out), eight times the same row, or None.
+    """
+    number, (rows, columns) = operand.segments[0].layout.number, operand.shape
+    x, y = device.aligned(x.reshape(-1, columns)), y.reshape(-1, rows)
+    _launch(
+        operand,
+        _shapes(operand, len(x), number, number, addend is not None),
+        x,
+        y,
+        None if addend is None else addend[0],
+    )
 
 
 def _shapes(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmShape]:
@@ -159,7 +171,7 @@ def _launch(operand: GemmOperand, shapes: Sequence[GemmShape], x: Any, y: Any, a
         tiles = -(-rows // shape.rows), -(-len(x) // shape.vectors)
         units = tiles[0] * tiles[1] * shape.steps
         grid = min(shape.blocks * device.processors(operand.gpu), units)
-        if units * (grid + 1) > LIMIT or len(x) * max(operand.shape) > LIMIT:
+        if (units + 1) * grid > LIMIT or len(x) * max(operand.shape) > LIMIT:
             raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
         own, partials = operand.tickets, segment.row_scale
         if units % grid or units // grid % shape.steps:

@@ -23,8 +23,8 @@ def decoder(layout: GemmLayout) -> tuple[Any, Any]:
     """Two device functions for a warp.
 
     The first gives the numbers of a place, four words, from a shared address: a scale and what is added or taken off,
-    each for rows r and r + 8; unused for bcq. The second puts the 16 words of four fragments into ``a``, from the address of
-    the codes, those of the numbers, and what the first gave.
+    each for rows r and r + 8; unused for bcq. The second puts the 16 words of four fragments into ``a``, from the
+    addresses of codes and numbers, and what the first gave.
     """
     if layout.formula == "bcq":
         return _no_numbers(), _bcq(layout)

@@ -2,8 +2,9 @@
 
 A block of threads takes tiles of 64 ``groups`` rows and ``vectors`` vectors. Codes, numbers and x come to shared memory
 by asynchronous copies, ``stages`` deep. Every thread turns its codes into the fragment of W that it has to bring, in
-registers, two numbers at a time (`decode`): the code is put into the last bits of a word, which makes it a 16-bit number,
-then scaled and shifted. In bcq weights the sign of each plane's scale is flipped by its bit, and the scales are added.
+registers, two numbers at a time (`decode`): the code is put into the last bits of a word, which makes it a 16-bit
+number, then scaled and shifted. In bcq weights the sign of each plane's scale is flipped by its bit, and the scales are
+added.
 
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. The two engines differ in one function: ``wgmma`` (sm_90a) reads x from shared memory itself, and
@@ -48,7 +49,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
     warp_codes, warp_sets = depth * code_bytes, own_sets * set_bytes
     ahead, pending = stages - 2, stages - 3
     own, pieces = engine == "wgmma", depth * x_pieces
-    x_steps, ragged = -(-pieces // threads), width % (SIDE * depth) != 0
+    x_steps, ragged = -(-pieces // threads), width != blocks * SIDE
     (load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
     zero_sums, scale_sums, add_rows = ptx.zero_sums(sums_count), ptx.scale_sums(sums_count), ptx.add_rows(sums_count)
     save_sums, load_sums, store_sums = (
@@ -217,9 +218,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                     inside8 = ptx.u32(1 if ptx.u32(row + 8) < rows else 0)
                     vectors = ptx.u32(count - vector) if vector < count else ptx.u32(0)
                     most = ptx.u32(rows - 1)
-                    scale_sums(
-                        sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 8), most)]
-                    )
+                    scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 8), most)])
                     if added:
                         at = ptx.u32(vector * addend_step + row)
                         add_rows(sums, addend, at, addend_step, vectors, inside, inside8)
@@ -231,7 +230,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
 
 
 def _multiplier(shape: GemmShape) -> Any:
-    """A device function: sums of 16 rows a warp, plus a 16 x 16 fragment of W times columns 16 ``k`` of x at ``address``."""
+    """A device function: to the sums of 16 rows a warp, a fragment of W times columns 16 ``k`` .. of x is added."""
     n, pairs = shape.vectors, shape.vectors // 16
     mma = ptx.mma_bf16 if shape.kind == 2 else ptx.mma_f16
 
@@ -269,13 +268,10 @@ def _multiplier(shape: GemmShape) -> Any:
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     """Both engines, formulas and types: what has to compile without spilling."""
     four, three = GemmLayout(4, 4096, 128, "affine", "F16"), GemmLayout(3, 4096, 64, "affine", "BF16", True)
-    planes = GemmLayout(3, 4096, 128, "bcq", "F16")
     shapes = [
-        GemmShape(four, 64, 1, 1, "wgmma"),
-        GemmShape(four, 128, 1, 1, "wgmma", depth=1),
-        GemmShape(three, 32, 2, 2, "wgmma", added=True),
-        GemmShape(planes, 16, 1, 0, "wgmma"),
-        GemmShape(four, 16, 1, 1, "mma"),
-        GemmShape(three, 8, 2, 2, "mma"),
+        GemmShape(four, 128, 1, 1, "wgmma"),
+        GemmShape(GemmLayout(3, 4096, 128, "bcq", "F16"), 16, 1, 0, "wgmma", groups=2, blocks=2),
+        GemmShape(four, 32, 1, 1, "mma", groups=2, blocks=2),
+        GemmShape(three, 8, 2, 2, "mma", groups=2, blocks=2, added=True),
     ]
     return {"gemm_kernel": [(shape,) for shape in shapes]}

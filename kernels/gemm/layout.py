@@ -11,13 +11,13 @@ A word of a field holds pairs: code i of the lower half and of the upper half ar
 words hold five pairs each, and the bits that are left, one of each half, are the last pair. A *set* is what
 the columns of a block need: the numbers of their group, or of 2 or 4 *places* where groups have 32 or 16 columns.
 
-Numbers are in the type of x, float16 or bfloat16. Every row is scaled by a power of two so that they fit; the product is
-multiplied by it at the end (``row_scale``). A word holds two numbers:
+Numbers are in the type of x, float16 or bfloat16. Every row is scaled by a power of two so that they fit; the product
+is multiplied by it at the end (``row_scale``). A word holds two numbers:
 
-- affine, float16: a code, put into the last bits of a word, is a subnormal number, 2^-24 times the code. So a value is one
-  multiplication with ``2^24 scale`` and one addition of ``-scale * zero``, rounded once: one instruction for two values.
-- affine, bfloat16, which has too few bits for that: ``scale`` and ``128 + zero``, an integer, which is taken off exactly;
-  a second word holds what is left of a zero that is no integer.
+- affine, float16: a code in the last bits of a word is a subnormal number, 2^-24 times the code. So a value is one
+  multiplication with ``2^24 scale`` and one addition of ``-scale * zero``: one instruction for two values.
+- affine, bfloat16, which has too few bits for that: ``scale`` and ``128 + zero``, an integer, which is taken off
+  exactly; a second word holds what is left of a zero that is no integer.
 - bcq: the scales of the planes, then the bias.
 
 `pack` makes both.
@@ -26,8 +26,6 @@ multiplied by it at the end (``row_scale``). A word holds two numbers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
 
 from bcqfmt.kernels.operands import OperandSegment
 
@@ -105,5 +103,6 @@ def layout_of(segment: OperandSegment, number: str) -> GemmLayout | None:
         return None
     if segment.formula == "bcq":
         return GemmLayout(segment.bits, segment.width, g, "bcq", number)
-    rest = number == "BF16" and (segment.formula != "affine" or bool((segment.second != np.rint(segment.second)).any()))
-    return GemmLayout(segment.bits, segment.width, g, "affine", number, rest)
+    return GemmLayout(
+        segment.bits, segment.width, g, "affine", number, number == "BF16" and segment.formula != "affine"
+    )

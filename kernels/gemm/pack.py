@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import importlib
+from typing import Any
 
 from .layout import BASE, SIDE, GemmLayout
 
-__all__ = ["pack_codes", "pack_numbers"]
+__all__ = ["finite", "pack_codes", "pack_numbers"]
+
+torch: Any = importlib.import_module("torch")  # whoever has tensors has it
+Tensor = Any
 
 _KINDS = {"F16": torch.float16, "BF16": torch.bfloat16}
 _ZEROS = (-64, 127)  # zeros that are exact next to the base
@@ -58,8 +61,10 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     first, second = first.double(), second.double()
     largest = first.abs().reshape(-1, *second.shape).amax((0, 2))
     # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3
-    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + (9 if layout.number == "F16" else 3))[:, None]
-    first, rows, groups = first / unit, *second.shape
+    above = 9 if layout.number == "F16" else 3
+    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + above)[:, None]
+    first = first / unit
+    rows, groups = second.shape
     if layout.formula == "bcq":
         numbers = [*first, second / unit]
     elif layout.number == "F16":
@@ -79,3 +84,8 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     scale = unit.new_zeros(tiles * SIDE)
     scale[:rows] = unit[:, 0]
     return pairs.permute(2, 6, 3, 7, 0, 5, 4, 1).reshape(-1).view(torch.int32), scale.float()
+
+
+def finite(words: Tensor, number: str) -> bool:
+    """Whether all numbers of :func:`pack_numbers` are finite."""
+    return bool(torch.isfinite(words.view(_KINDS[number])).all())

@@ -10,8 +10,9 @@ from .layout import SIDE, GemmLayout
 
 __all__ = ["TILES", "GemmShape", "gemm_shape"]
 
-TILES = {"wgmma": (8, 16, 32, 64, 128, 256), "mma": (8, 16, 32, 64)}  # vectors of a tile
-_SMALL = 99 * 1024  # bytes of shared memory of a block on every GPU since sm_80
+TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (8, 16, 32, 64)}  # vectors of a tile
+_SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
+_LARGE = 1 << 26  # elements of a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class GemmShape:
     """A block of threads has ``groups`` x 128 threads, each 128 with 64 rows, and ``vectors`` vectors.
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
-    (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage of ``depth`` blocks of columns is multiplied while ``stages`` - 2 are on the way.
+    (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage of ``depth`` blocks of columns is
+    multiplied while ``stages`` - 2 are on the way.
     """
 
     layout: GemmLayout
@@ -89,12 +91,15 @@ def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    sizes = TILES[engine]
+    sizes, own = TILES[engine], engine == "wgmma"
     vectors = next((size for size in sizes if size >= count), sizes[-1])
-    groups = 2 if vectors > 128 else 4
-    limit = SHARED_LIMIT if engine == "wgmma" else _SMALL
-    for depth, stages in ((2, 6), (2, 5), (2, 4), (1, 4), (1, 3)):
-        made = GemmShape(layout, vectors, kind, out, engine, groups, depth, stages, added)
-        if made.shared_bytes <= limit:
-            return made
+    # small matrices have too few large tiles; two small blocks on a processor hide each other's waiting
+    large = own and (vectors == 8 or (vectors > 32 and rows * layout.width > _LARGE))
+    groups, blocks = (4, 1) if large else (2, 1) if own and vectors > 32 else (2, 2)
+    limit = SHARED_LIMIT if own else _SMALL
+    choices = [(blocks, depth, stages) for blocks in range(blocks, 0, -1) for depth in (2, 1) for stages in (4, 3)]
+    for blocks, depth, stages in choices:
+        made = GemmShape(layout, vectors, kind, out, engine, groups, depth, stages, blocks, added)
+        if blocks * made.shared_bytes <= limit:
+            break
     return made

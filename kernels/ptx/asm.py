@@ -14,8 +14,8 @@ from typing import Any
 from bcqfmt.kernels.runtime.numba_cuda import types
 
 __all__ = [
-    "F32", "F64", "I32", "NONE", "U32", "U64", "asm", "asm_at", "reinterpret", "shared_base", "shared_load",
-    "shared_store",
+    "F32", "F64", "I32", "NONE", "U32", "U64", "asm", "asm_at", "intrinsic_of", "multiply_group", "reinterpret",
+    "shared_base", "shared_load", "shared_store",
 ]  # fmt: skip
 
 ir: Any = importlib.import_module("llvmlite.ir")
@@ -64,7 +64,7 @@ def asm(text: str, result: Any, *arguments: Any, count: int = 1, effects: str = 
 
         return signature, codegen
 
-    return _intrinsic(typing, text, len(arguments) + literals)
+    return intrinsic_of(typing, text, len(arguments) + literals)
 
 
 def asm_at(text: str, result: Any, *arguments: Any, size: int, count: int = 1, effects: str = "") -> Function:
@@ -89,7 +89,7 @@ def asm_at(text: str, result: Any, *arguments: Any, size: int, count: int = 1, e
 
         return signature, codegen
 
-    return _intrinsic(typing, text, len(arguments) + 2)
+    return intrinsic_of(typing, text, len(arguments) + 2)
 
 
 def shared_load(element: Any, count: int = 1) -> Function:
@@ -109,7 +109,7 @@ def shared_load(element: Any, count: int = 1) -> Function:
 
         return returned(U32, U32), codegen
 
-    return _intrinsic(typing, f"shared load {element} x{count}", 2)
+    return intrinsic_of(typing, f"shared load {element} x{count}", 2)
 
 
 def shared_store(element: Any, count: int = 1) -> Function:
@@ -132,7 +132,7 @@ def shared_store(element: Any, count: int = 1) -> Function:
 
         return NONE(U32, U32, *(element,) * count), codegen
 
-    return _intrinsic(typing, f"shared store {element} x{count}", count + 2)
+    return intrinsic_of(typing, f"shared store {element} x{count}", count + 2)
 
 
 def shared_base() -> Function:
@@ -146,14 +146,14 @@ def shared_base() -> Function:
 
         return U32(array), codegen
 
-    return _intrinsic(typing, "shared address", 1)
+    return intrinsic_of(typing, "shared address", 1)
 
 
 def multiply_group(vectors: int, kind: str) -> Function:
     """``f(sums, a0, a1, a2, a3, address, step)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
 
-    ``sums``: a local array of ``vectors`` / 2 float32. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes in
-    shared memory, their 16-byte pieces exchanged by the row modulo 8; ``step``, a constant: which 32 of the 128 bytes.
+    ``sums``: a local array of ``vectors`` / 2 float32. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes
+    in shared memory, their 16-byte pieces exchanged by the row modulo 8; ``step``, a constant: which 32 of 128 bytes.
     ``kind``: "f16" or "bf16". The sums may be read after ``wgmma_wait``.
     """
     count = vectors // 2
@@ -188,7 +188,7 @@ def multiply_group(vectors: int, kind: str) -> Function:
 
         return NONE(array, *(U32,) * 5, step), codegen
 
-    return _intrinsic(typing, f"wgmma n{vectors} {kind}", 7)
+    return intrinsic_of(typing, f"wgmma n{vectors} {kind}", 7)
 
 
 def reinterpret(source: Any, target: Any) -> Function:
@@ -200,7 +200,7 @@ def reinterpret(source: Any, target: Any) -> Function:
 
         return target(source), codegen
 
-    return _intrinsic(typing, f"{source} as {target}", 1)
+    return intrinsic_of(typing, f"{source} as {target}", 1)
 
 
 def address(context: Any, builder: Any, kind: Any, value: Any) -> Any:
@@ -217,7 +217,7 @@ def _shared_place(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
     return builder.bitcast(builder.gep(start, [offset]), ir.PointerType(kind, 3))
 
 
-def _intrinsic(typing: Function, name: str, arity: int) -> Function:
+def intrinsic_of(typing: Function, name: str, arity: int) -> Function:
     """Numba reads the number of arguments off the signature of ``typing``."""
     names = ["context", *(f"a{i}" for i in range(arity))]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

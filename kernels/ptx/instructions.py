@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from .asm import F32, F64, I32, NONE, U32, U64, asm, asm_at, multiply_group, reinterpret, shared_base, shared_load, shared_store
+from .asm import (
+    F32,
+    F64,
+    I32,
+    NONE,
+    U32,
+    U64,
+    asm,
+    asm_at,
+    multiply_group,
+    reinterpret,
+    shared_base,
+    shared_load,
+    shared_store,
+)
 
 u32, i32, f32, f64, u64 = U32, I32, F32, F64, U64  # a Numba type is a cast
 

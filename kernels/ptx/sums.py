@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-
-from .asm import F32, NONE, U32, Function, _intrinsic, address
+from .asm import F32, NONE, U32, Function, address, intrinsic_of, ir
 
 __all__ = ["add_rows", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
@@ -35,7 +33,7 @@ def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[...,
 
         return NONE(given[0], *kinds), codegen
 
-    return _intrinsic(typing, name, 1 + len(arguments))
+    return intrinsic_of(typing, name, 1 + len(arguments))
 
 
 def zero_sums(count: int) -> Function:

@@ -18,8 +18,8 @@ from bcqfmt.container.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 
 __all__ = [
-    "Described", "aligned", "capability", "capturing", "columns", "describe", "empty_like", "gpu_of", "place_of", "processors",
-    "require_cuda", "settle", "simulated", "stream_of", "tensor", "torch_name", "upload",
+    "Described", "aligned", "capability", "capturing", "columns", "describe", "empty_like", "gpu_of", "place_of",
+    "processors", "require_cuda", "settle", "simulated", "stream_of", "tensor", "torch_name", "upload",
 ]  # fmt: skip
 
 _TORCH = {
@@ -207,9 +207,8 @@ def upload(array: Any, device: Any = None) -> Any:
 
 
 def tensor(array: Any, device: Any = None) -> Any:
-    """The same as a torch tensor also in the simulator, where it is on the host."""
-    made = upload(array, "cpu" if simulated() and device is None else device)
-    return made
+    """The same, always as a torch tensor: in the simulator on the host. A tensor is taken as it is."""
+    return array if is_torch(array) else upload(array, "cpu" if simulated() and device is None else device)
 
 
 def columns(array: Any, chosen: Any) -> Any:

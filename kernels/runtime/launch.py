@@ -79,7 +79,9 @@ class Kernel:
 
         bounds = self.options["launch_bounds"]
         with _rare_collections():
-            text, _ = cuda.compile_ptx(self.function, self.signature(), cc=self.target(capability), launch_bounds=bounds)
+            text, _ = cuda.compile_ptx(
+                self.function, self.signature(), cc=self.target(capability), launch_bounds=bounds
+            )
         return str(text)
 
     def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0, early: bool = False) -> None:
@@ -133,7 +135,12 @@ class Kernel:
 
 
 def kernel(
-    declared: str, *, threads: int, blocks: int = 1, registers: int | None = None, variant: str | None = None,
+    declared: str,
+    *,
+    threads: int,
+    blocks: int = 1,
+    registers: int | None = None,
+    variant: str | None = None,
     specific: bool = False,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel: its arguments ("u32* words, f32 scale"), the threads of a block, the blocks a processor holds.

@@ -22,7 +22,7 @@ _one_at_a_time = threading.Lock()
 
 
 def new_tickets(target: Any = None) -> Any:
-    """The tickets of a weight (:data:`TICKETS`) int32: zeros between launches, for the graphs that it is captured in."""
+    """The tickets of a weight (:data:`TICKETS`) int32, zeros between launches: for graphs that it is captured in."""
     return device.upload(np.zeros(TICKETS, np.int32), target)
 
 

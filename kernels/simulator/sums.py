@@ -62,7 +62,7 @@ def add_rows(count: int) -> Any:
 
 def store_sums(count: int, out: int) -> Any:
     """``f(sums, pointer, place, step, left, inside, inside8)``."""
-    narrow = {0: np.float32, 1: arithmetic.f32_to_f16, 2: arithmetic.f32_to_bf16}[out]
+    narrow: Any = (np.float32, arithmetic.f32_to_f16, arithmetic.f32_to_bf16)[out]
 
     def store(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
         for i, at in _wanted(count, place, step, left, inside):

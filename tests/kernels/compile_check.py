@@ -129,7 +129,10 @@ def compiled(job: tuple[str, int, tuple[int, ...]]) -> list[Outcome]:
     """
     name, variant, archs = job
     try:
-        text = kernel_of(name, variant).compile(divmod(archs[0], 10))
+        kernel = kernel_of(name, variant)
+        if kernel.options.get("specific"):  # instructions of sm_90a alone
+            return [assembled(kernel.compile((9, 0)), "90a") if arch == 90 else Outcome(0, 0, 0, 0) for arch in archs]
+        text = kernel.compile(divmod(archs[0], 10))
     except Exception as fault:  # noqa: BLE001 - reported with the others
         return [Outcome(0, 0, 0, 0, f"{type(fault).__name__}: {str(fault).strip().splitlines()[0]}")] * len(archs)
     pattern, reason = UNWANTED.get(name.rpartition(".")[0], (r"$^", ""))
@@ -138,7 +141,7 @@ def compiled(job: tuple[str, int, tuple[int, ...]]) -> list[Outcome]:
     return [assembled(text.replace(f".target sm_{archs[0]}", f".target sm_{arch}"), arch) for arch in archs]
 
 
-def assembled(text: str, arch: int) -> Outcome:
+def assembled(text: str, arch: int | str) -> Outcome:
     """What ptxas makes of PTX."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"

@@ -55,6 +55,7 @@ def test_pairs_of_halves(a: int, b: int, c: int) -> None:
     hypothesis.assume(all(math.isfinite(x) for pair in pairs for x in pair))
     for name, exact in {
         "hfma2": lambda x, y, z: Fraction(x) * Fraction(y) + Fraction(z),
+        "hadd2": lambda x, y, _: Fraction(x) + Fraction(y),
         "hsub2": lambda x, y, _: Fraction(x) - Fraction(y),
         "hmul2": lambda x, y, _: Fraction(x) * Fraction(y),
     }.items():
@@ -63,6 +64,17 @@ def test_pairs_of_halves(a: int, b: int, c: int) -> None:
             value = exact(*(pair[half] for pair in pairs))
             if value:  # the sign of a zero is not a fraction's business
                 assert found >> 16 * half & 0xFFFF == _rounded(value, "F16"), name
+
+
+@hypothesis.given(words, words, words)
+def test_pairs_of_bfloat16(a: int, b: int, c: int) -> None:
+    pairs = [[oracle.number(w & 0xFFFF, "BF16"), oracle.number(w >> 16, "BF16")] for w in (a, b, c)]
+    hypothesis.assume(all(math.isfinite(x) for pair in pairs for x in pair))
+    found = arithmetic.bfma2(a, b, c)
+    for half in (0, 1):
+        x, y, z = (Fraction(pair[half]) for pair in pairs)
+        if x * y + z and abs(x * y + z) < 2**127:
+            assert found >> 16 * half & 0xFFFF == _rounded(x * y + z, "BF16")
 
 
 def _rounded(value: Fraction, dtype: str) -> int:

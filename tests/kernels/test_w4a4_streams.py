@@ -14,6 +14,7 @@ from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import Tile
 from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime import tickets as ticket_counts
 from pretended_gpu import Recorder, pretend_products
 
 TILE = Tile(32, 8, 1, 1, 2)
@@ -33,7 +34,7 @@ class Gpu:
         monkeypatch.setattr(device, "place_of", lambda array: self.place)
         monkeypatch.setattr(device, "capturing", lambda array: self.captures)
         for kept in ("_of_stream", "_captured"):
-            monkeypatch.setattr(w4, kept, {})
+            monkeypatch.setattr(ticket_counts, kept, {})
 
     def tickets(self, weight: w4.AtomDevice, plan: w4.Plan = SPLIT) -> int:
         """The address of the tickets that a product is launched with."""
@@ -66,8 +67,8 @@ def test_every_stream_has_its_own(gpu: Gpu) -> None:
         assert gpu.tickets(other) == address  # one after the other
         assert not {address} & {one.tickets.data_ptr(), other.tickets.data_ptr()}
     assert len(set(seen.values())) == len(seen) == 3
-    assert all(found.shape == (4096,) and found.dtype == torch.int32 for found in w4._of_stream.values())
-    assert not any(found.any() for found in w4._of_stream.values())
+    assert all(found.shape == (4096,) and found.dtype == torch.int32 for found in ticket_counts._of_stream.values())
+    assert not any(found.any() for found in ticket_counts._of_stream.values())
 
 
 def test_every_captured_product_has_its_own(gpu: Gpu) -> None:
@@ -91,8 +92,8 @@ def test_every_captured_product_has_its_own(gpu: Gpu) -> None:
 
 def test_what_a_graph_makes_for_itself_is_cleared(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, gpu.captures = placed(), True
-    monkeypatch.setattr(w4, "_captured", {weight.tickets.data_ptr(): 4096})
-    made = w4._tickets(weight.tickets, 7)
+    monkeypatch.setattr(ticket_counts, "_captured", {weight.tickets.data_ptr(): 4096})
+    made = ticket_counts.tickets(weight.tickets, 7)
     assert made.shape == (7,)
     assert not made.any()
 
@@ -102,8 +103,8 @@ def test_a_sum_that_is_not_split_needs_none(gpu: Gpu) -> None:
     gpu.tickets(placed(), WHOLE)
     gpu.captures = False
     gpu.tickets(placed(), WHOLE)
-    assert not w4._of_stream
-    assert not w4._captured
+    assert not ticket_counts._of_stream
+    assert not ticket_counts._captured
 
 
 def test_whether_a_graph_is_captured_is_asked_of_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ PURE = {
     "f64_to_f32": "f32 f64", "pack_f16": "u32 f32 f32", "pack_bf16": "u32 f32 f32",
     "add_f64": "f64 f64 f64", "sub_f64": "f64 f64 f64", "mul_f64": "f64 f64 f64",
     "add_f32": "f32 f32 f32", "sub_f32": "f32 f32 f32", "mul_f32": "f32 f32 f32", "fma_f32": "f32 f32 f32 f32",
-    "hsub2": "u32 u32 u32", "hmul2": "u32 u32 u32", "hfma2": "u32 u32 u32 u32",
+    "hadd2": "u32 u32 u32", "hsub2": "u32 u32 u32", "hmul2": "u32 u32 u32", "hfma2": "u32 u32 u32 u32",
+    "bfma2": "u32 u32 u32 u32",
 }  # fmt: skip
 NUMPY: dict[str, Any] = {"u32": np.uint32, "i32": np.int32, "f32": np.float32, "f64": np.float64}
 

@@ -218,7 +218,7 @@ def _linear_cuda(
     path = matmul.path_of(weight, x.numel() // x.shape[-1], kind)
     if path == "dequantize":
         return torch.nn.functional.linear(plain, matmul.dense_copy(weight, kind), bias.detach().to(x.dtype))
-    if path == "bits":
+    if path in ("bits", "gemm"):
         found = matmul.matmul(weight, plain.contiguous(), addend=_cached((bias,), _addend, x.dtype, bias.data_ptr()))
         return found
     wide = matmul.matmul(weight, plain.contiguous(), result="F32" if path == "look-up" else None)

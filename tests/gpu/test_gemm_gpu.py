@@ -1,0 +1,80 @@
+"""The product of many vectors on the device at full size, with both engines, against the normative decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import kernel_samples as ks
+import product_reference as reference
+from bcqfmt.kernels import matmul
+from bcqfmt.kernels.gemm import gemm, gemm_operand
+from bcqfmt.kernels.gemm.shape import gemm_shape
+from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.runtime.limits import KINDS
+from gpu_arrays import to_gpu, twice
+
+LIMITS = {"F16": 7e-4, "BF16": 4e-3}
+# encoding, q, rows, columns, group size, dtype of x
+WEIGHTS = [
+    ("affine", 4, 1000, 4096, 128, "F16"), ("affine", 3, 777, 2048, 64, "F16"), ("affine", 2, 4096, 1024, 32, "BF16"),
+    ("affine", 8, 515, 4096, 16, "F16"), ("affine", 5, 300, 3000, 3000, "BF16"), ("bcq", 3, 1024, 4096, 128, "F16"),
+    ("bcq", 4, 1001, 1032, 64, "BF16"), ("offset", 4, 512, 2048, 128, "F16"), ("float-zero", 6, 100, 2056, 64, "BF16"),
+    ("second-order", 2, 512, 2048, 256, "F16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["wgmma", "mma"])
+@pytest.mark.parametrize("count", [1, 16, 50, 300])
+@pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "kind"), WEIGHTS)
+def test_products(encoding: str, q: int, rows: int, columns: int, g: int, kind: str, count: int, engine: str) -> None:
+    weight = ks.weight(encoding, q, rows, columns, g, seed=q)
+    x = ks.vectors(count, columns, kind)
+    placed, on_gpu = gemm_operand(operand(weight), kind), to_gpu(x)
+    shapes = [gemm_shape(s.layout, count, rows, KINDS[kind], KINDS[kind], engine) for s in placed.segments]
+    found = twice((count, rows), on_gpu.dtype, lambda out: gemm(placed, on_gpu, out=out, shapes=shapes))
+    assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS[kind]
+
+
+@pytest.mark.parametrize("count", [5, 13, 64, 129, 256])
+def test_as_matmul_chooses_it(count: int) -> None:
+    """Segments, reordered columns, outliers; several dimensions; an addend."""
+    weight = ks.mixed(1000, 3072, 1024, outliers="add")
+    x = ks.vectors(count, 4096, "F16")
+    placed = matmul.MatmulWeight(operand(weight))
+    assert (matmul.path_of(placed, count) == "gemm") == (count >= 13)
+    found = matmul.matmul(placed, to_gpu(x)[None], path="gemm")[0].float().cpu().numpy()
+    assert reference.relative_error(found, reference.product(weight, x)) < 1e-3
+
+
+def test_a_graph_and_two_streams_at_once() -> None:
+    """Blocks that add up parts of one tile count themselves: products at the same time must not share counters."""
+    weight = ks.weight("affine", 4, 512, 4096, 128)
+    placed = gemm_operand(operand(weight), "F16")
+    xs = [to_gpu(ks.vectors(16, 4096, "F16", seed=i)) for i in range(2)]
+    expected = [gemm(placed, x) for x in xs]
+    streams, graphs, results = [torch.cuda.Stream() for _ in xs], [], []
+    for x, stream in zip(xs, streams, strict=True):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            results.append([gemm(placed, x) for _ in range(20)])
+        graphs.append(graph)
+    for _ in range(20):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, right) for found, right in zip(results, expected, strict=True) for y in found)
+
+
+def test_same_values_as_a_dense_copy_where_nothing_is_rounded_twice() -> None:
+    """Scales that are powers of two: every value is exact, and so is every sum of small integers."""
+    rng = np.random.default_rng(0)
+    from bcqfmt import BcqWeight
+
+    codes = rng.integers(0, 16, (256, 512))
+    weight = BcqWeight.from_affine(codes, np.full((256, 4), 0.25, np.float16), 8, group_size=128, bits=4)
+    x = rng.integers(-3, 4, (40, 512)).astype(np.float16)
+    found = gemm(gemm_operand(operand(weight), "F16"), to_gpu(x)).float().cpu().numpy()
+    assert np.array_equal(found, x.astype(np.float32) @ ((codes - 8) * 0.25).T.astype(np.float32))
