@@ -139,7 +139,7 @@ def _field(layout: GemmLayout, number: int) -> Any:
     """A device function: the bits of one field are put into the words of ``a``."""
     width, offset = layout.fields[number], sum(layout.fields[number + 1 :])
     start, mask = 128 * sum(layout.fields[:number]), (2**width - 1) * 0x10001 << offset
-    per, load, pairs = 16 // width, _words_of(width), 16 // width * width
+    per, load, pairs, odd = 16 // width, _words_of(width), 16 // width * width, width == 3
 
     def put(a: Any, codes: Any, lane: Any) -> None:
         w = load(ptx.u32(codes + start), lane)
@@ -147,7 +147,7 @@ def _field(layout: GemmLayout, number: int) -> Any:
             down = k % per * width - offset
             word = ptx.u32(w[k // per] >> down) if down > 0 else ptx.u32(w[k // per] << -down)
             a[k] = ptx.lop3(word, ptx.u32(mask), ptx.u32(a[k]), _AND_OR)
-        if pairs < 16:  # the last pair of 3 bits
+        if odd:  # the last pair
             for i in static(3):
                 a[15] = ptx.lop3(ptx.u32(w[i] >> (15 - i)), ptx.u32(0x00010001 << i), ptx.u32(a[15]), _AND_OR)
 

@@ -236,22 +236,24 @@ def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> N
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-@pytest.mark.parametrize("batch", [1, 3, 40])
+@pytest.mark.parametrize("batch", [1, 3, 300])
 @pytest.mark.parametrize("weight", [plain(40), ks.weight("bcq", 3, 40, 70, 32)], ids=["affine", "bcq"])
 def test_a_bias_on_a_gpu_in_the_simulator(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> None:
     x, bias, y, same = simulate(sim_bcq_linear.with_bias, weight, batch, capability)
     assert (y.shape, y.dtype) == ((batch, weight.spec.out), np.float16)
     exact = reference.product(weight, x.astype(np.float64)) + bias
-    if batch == 40 or (capability == (8, 0) and "s0_scale" in weight.parts()):  # torch's product with the dense matrix
+    if batch == 300:  # torch's product with the dense matrix
         assert np.array_equal(y, same)
         dense = torch.from_numpy(weight.dequantize()).half()
         exact = x.astype(np.float64) @ dense.double().numpy().T + bias
         assert np.all(np.abs(y - exact) <= rounding(torch.from_numpy(x), dense, torch.from_numpy(bias)))
+    elif capability == (8, 0) and "s0_scale" in weight.parts():  # on tensor cores, where values are float16
+        assert reference.relative_error(y.astype(np.float64), exact) < 1e-3
     else:  # rounded once, all but a few are the nearest that there are; rounded twice, one in three is not
         assert np.mean(y != exact.astype(np.float16)) < 0.08
 
 
-@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("batch", [1, 300])
 def test_a_bias_of_segments_with_outliers_in_the_simulator(batch: int) -> None:
     weight = rich()
     x, bias, y, _ = simulate(sim_bcq_linear.with_bias, weight, batch, (9, 0))

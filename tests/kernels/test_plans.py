@@ -16,7 +16,7 @@ import product_reference as reference
 import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import bits, matmul, mixed
+from bcqfmt.kernels import bits, matmul, matmul_weight, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
 from pretended_gpu import Recorder, pretend_products
@@ -142,7 +142,7 @@ def test_a_gpu_below_9_0_has_another_way(recorder: Recorder, monkeypatch: pytest
     """A weight is prepared for the GPU that it is on, whatever the current one can do."""
     monkeypatch.setattr(device, "_asked", lambda index: ((8, 0) if index else (9, 0), 100))
     for target in ("cuda:1", torch.device("cuda", 1), 1):
-        assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1) != "bits"
+        assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1, "F32") == "look-up"
     assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), torch.device("cpu")), 1) == "bits"  # the current one's
     fast = bits.bit_operand(operand(WEIGHT), "cpu")
     monkeypatch.setattr(device, "place_of", lambda array: 1)
@@ -171,6 +171,7 @@ def test_other_numbers_of_vectors_are_padded(
     """No kernel is compiled for three vectors, or five: four or eight are multiplied, and the results are those asked
     for. The product itself is the reference's here.
     """
+    monkeypatch.setattr(matmul_weight, "GEMM_MOST", 0)
     found, asked = placed(WEIGHT), list[int]()
     assert found.bits is not None
     x = torch.from_numpy(np.random.default_rng(count).normal(size=(count, 256))).to(dtype)
@@ -189,7 +190,8 @@ def test_other_numbers_of_vectors_are_padded(
     assert asked == [most] * (count // most) + [n for n in (1, 2, 4, 8) if n >= count % most][:1] * (count % most > 0)
 
 
-def test_only_usual_numbers_are_one_launch(recorder: Recorder) -> None:
+def test_only_usual_numbers_are_one_launch(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_weight, "GEMM_MOST", 0)
     found = placed(WEIGHT)
     assert [n for n in range(1, 24) if found.product(n, "F16").start is not None] == list(bits.USUAL)
 
