@@ -55,7 +55,7 @@ from bcqfmt.kernels import cpu
 assert cpu.target() == {target!r}, cpu.target()
 for weight in (ks.weight("affine", 3, 19, 600, 128), ks.weight("bcq", 2, 19, 600, 16)):
     matrix, x = cpu.prepare(weight), ks.vectors(1, 600)
-    assert matrix.path() == "tables"
+    assert matrix.path() == "planes"
     assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
     assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 """
@@ -86,7 +86,7 @@ for rows, columns in ((1, 40), (5, 512), (16, 544), (17, 1100), (40, 1024)):
     weight = ks.weight("affine", 4, rows, columns, 40 if columns == 40 else 32)
     parts = {{s: StoredTensor.from_array(s, at_the_edge(p.array()), p.dtype) for s, p in weight.parts().items()}}
     matrix, x = cpu.prepare(BcqWeight("", weight.spec, parts)), at_the_edge(ks.vectors(1, columns))
-    assert np.shares_memory(matrix._tables[0].planes, parts["s0_planes"].array())
+    assert np.shares_memory(matrix._segments[0].planes, parts["s0_planes"].array())
     assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
     assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 

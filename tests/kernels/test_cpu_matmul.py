@@ -41,7 +41,7 @@ def assert_close(found: Any, weight: BcqWeight, x: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "q", "g", "batch"), KERNELS)
-def test_tables_give_the_product_for_every_encoding_and_number_of_planes(
+def test_planes_give_the_product_for_every_encoding_and_number_of_planes(
     encoding: str, q: int, g: int, batch: int
 ) -> None:
     for seed, (rows, columns) in enumerate(SHAPES):
@@ -51,7 +51,7 @@ def test_tables_give_the_product_for_every_encoding_and_number_of_planes(
             assert columns < g
             continue
         x = ks.vectors(batch, columns)
-        assert matrix.path(batch) == "tables"
+        assert matrix.path(batch) == "planes"
         assert_close(matrix.matmul(x), weight, x)
 
 
@@ -67,7 +67,7 @@ def test_a_vector_gives_a_vector_and_no_vectors_give_none() -> None:
 def test_a_vector_of_a_batch_is_multiplied_as_if_it_were_alone(batch: int) -> None:
     weight = ks.weight("affine", 4, 20, 96, 32)
     matrix, x = cpu.prepare(weight), ks.vectors(batch, 96)
-    assert matrix.path(batch) == ("tables" if batch < 49 else "values")
+    assert matrix.path(batch) == ("planes" if batch < 49 else "values")
     found = matrix.matmul(x)
     assert_close(found, weight, x)
     assert_close(matrix.matmul(x[-1]), weight, x[-1])
@@ -128,7 +128,7 @@ def test_tiles_of_64_columns(pair: tuple[BcqWeight, Any]) -> None:
 def test_any_weight_has_a_way(pair: tuple[BcqWeight, Any]) -> None:
     weight, _ = pair
     matrix = cpu.prepare(weight, **({"index": 0} if len(weight.shape) == 3 else {}))
-    matrix._tables, matrix.obstacle = (), matrix.obstacle or "on purpose"  # tables of all kinds would take minutes
+    matrix._segments, matrix.obstacle = (), matrix.obstacle or "on purpose"  # kernels of all kinds would take minutes
     x = ks.vectors(1, weight.spec.columns)
     which = {"index": 0} if len(weight.shape) == 3 else {}
     terms = np.abs(weight.dequantize("float64")).reshape(-1, *weight.shape[-2:])[0] @ np.abs(x[0]).astype(np.float64)
@@ -215,4 +215,4 @@ def test_no_threads_and_no_rows_are_refused() -> None:
 def test_planes_are_not_copied() -> None:
     weight = ks.weight("affine", 4, 3, 64, 32)
     stored = weight.parts()["s0_planes"].array()
-    assert np.shares_memory(cpu.prepare(weight)._tables[0].planes, stored)
+    assert np.shares_memory(cpu.prepare(weight)._segments[0].planes, stored)
