@@ -66,8 +66,9 @@ def _digit_kernel() -> Any:
                 largest = max(largest, abs(x[vector, j]))
                 nothing += np.float32(0) * x[vector, j]
             finite = nothing == np.float32(0)
-            # |x| * 2^up is less than 127 * (2^24 + 2^16 + 2^8 + 1), the largest number of four signed bytes
-            up = 31 - math.frexp(np.float64(largest) * 1.005)[1] if finite else 0
+            # |x| * 2^up is less than 127 * (2^24 + 2^16 + 2^8 + 1), the largest number of four signed bytes.
+            # For the tiniest x it is less, so that factors are not rounded to zero.
+            up = min(31 - math.frexp(np.float64(largest) * 1.005)[1], 131) if finite else 0
             scale = math.ldexp(1.0, up) if finite else 0.0
             for n in range(pieces):
                 at = chunk * pieces + n
@@ -75,7 +76,7 @@ def _digit_kernel() -> Any:
                 high = low = np.int32(0)
                 for j in range(n * width, n * width + width):
                     value = x[vector, first + j] if finite else np.float32(0)
-                    total += value
+                    total += float(value)
                     whole = np.int64(math.floor(value * scale + 0.5))
                     place = at * np.uint64(512) + j % _8 * np.uint64(16) + lane * _4 + j // _8
                     d = np.int64(np.int8(whole))
@@ -90,7 +91,7 @@ def _digit_kernel() -> Any:
                     low += np.int32(c * 256 + d)
                 starts[at * _8 + lane] = -centre * high
                 starts[at * _8 + _4 + lane] = -centre * low
-                factors[at * _8 + lane] = math.ldexp(1.0, -up) if finite else np.nan
+                factors[at * _8 + lane] = math.ldexp(1.0, 16 - up) if finite else np.nan
                 factors[at * _8 + _4 + lane] = total
 
     return compiled(

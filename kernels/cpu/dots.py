@@ -176,11 +176,11 @@ def _multiply(
         )
         begin = [emit.vector(4, at_start, half * WORDS, _INTS) for half in range(2)]
         factor = emit.vector(5, at_factor, 0, _FLOATS)
-        upper, made = ir.Constant(_FLOATS, [65536.0] * WORDS), []
+        below, made = ir.Constant(_FLOATS, [2.0**-16] * WORDS), []
         found = _sums_of_words(emit, [emit.unpack(1), emit.unpack(2)], 3, at_x, begin, bits.literal_value <= 4)
         for total, sums in zip(emit.unpack(0), found, strict=True):
             high, low = (builder.sitofp(one, _FLOATS) for one in sums)
-            whole = emit.fma(high, upper, low)
+            whole = emit.fma(low, below, high)
             scale = emit.numbers(7, scales, per.literal_value)
             made.append(emit.fma(whole, builder.fmul(scale, factor), total))
             scales = builder.add(scales, emit.values[9])
