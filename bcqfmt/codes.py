@@ -178,7 +178,7 @@ _TABLE = [
     Code("BCQ-E627", "already quantized", 2, "convert it, without loss: bcqfmt convert SRC DST"),
     Code("BCQ-E628", "malformed record of a quantization", 4, _DOWNLOAD),
     Code("BCQ-E629", "malformed calibration statistics", 4, "make them again: bcqfmt calibrate MODEL --text FILE"),
-    Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--seq)"),
+    Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--context)"),
     Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),
     Code("BCQ-E652", "configuration holds calibration text, which is archived with it", 0, "--no-provenance leaves the archive out", "warning"),
@@ -187,6 +187,8 @@ _TABLE = [
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
     Code("BCQ-E656", "tensors keep the names of GGUF: no table has those of Hugging Face for this architecture", 0, "", "warning"),
     Code("BCQ-E657", "the file lacks what config.json needs", 0, "put the model's own config.json into the result", "warning"),
+    Code("BCQ-E640", "donor of metadata is not a file of this model", 5, "name another GGUF file of the same model with --like"),
+    Code("BCQ-E641", "metadata of a GGUF file cannot be written", 5, "take it from a GGUF file of the same model: --like donor.gguf"),
     # network
     Code("BCQ-E701", "repository not found on the hub", 8, "check the name; private ones need: hf auth login"),
     Code("BCQ-E702", "access denied by the hub", 8, "ask for access on the model's page, then: hf auth login"),

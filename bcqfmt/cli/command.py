@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +14,8 @@ from click.shell_completion import CompletionItem
 
 from bcqfmt.errors import error
 
-__all__ = ["CONTEXT", "VERBS", "Terminated", "debug_option", "hub_options", "json_option", "push_options", "stoppable"]
-__all__ += ["usage_error", "verb", "verb_module"]
+__all__ = ["CONTEXT", "VERBS", "Terminated", "command_line", "command_words", "debug_option", "html_option"]
+__all__ += ["hub_options", "json_option", "push_options", "stoppable", "usage_error", "verb", "verb_module"]
 
 # The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
 VERBS = {
@@ -84,6 +85,13 @@ def json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout instead of text.")(command)
 
 
+def html_option(command: _F) -> _F:
+    """``--html``, of the verbs that can write a report."""
+    kind = click.Path(path_type=Path)
+    help_text = "Write a report as a web page, and its numbers to FILE.json."
+    return click.option("--html", type=kind, metavar="FILE.html", help=help_text)(command)
+
+
 def hub_options(command: _F) -> _F:
     """``--revision`` and ``--offline``, of the verbs whose source may be a model on the hub."""
     command = click.option("--offline", is_flag=True, help="Take a hub id from the cache; send nothing.")(command)
@@ -96,6 +104,26 @@ def push_options(command: _F) -> _F:
     command = click.option("--private", is_flag=True, help="Make that repository private.")(command)
     help_text = "Upload the result to this repository on the hub; `bcqfmt push` does it later."
     return click.option("--push", metavar="REPO", help=help_text)(command)
+
+
+def command_words(ctx: click.Context | None = None) -> tuple[str, ...]:
+    """The words after ``bcqfmt`` on the command line that is being run; empty outside of one."""
+    found = ctx or click.get_current_context(silent=True)
+    words = None if found is None else found.find_root().obj
+    return words if isinstance(words, tuple) else ()
+
+
+def command_line(*words: str | Path) -> str:
+    """A command to type, quoted for a shell."""
+    return shlex.join(str(word) for word in words)
+
+
+def _again(*, resume: bool) -> str:
+    """The command that is being run, as it has to be typed to go on after it was stopped."""
+    words = [word for word in command_words() if word != "--overwrite" or not resume]
+    if resume and "--resume" not in words and "--part" not in words:
+        words.insert(words.index("--") if "--" in words else len(words), "--resume")
+    return command_line("bcqfmt", *words)
 
 
 def usage_error(text: str) -> click.UsageError:
@@ -116,5 +144,5 @@ def stoppable(target: Path, *, resumed: bool) -> Iterator[None]:
         partial = target.with_name(f"{target.name}.partial")
         kept = resumed and partial.exists()
         left = f"what is done is in {partial.name}" if kept else "nothing is left of it"
-        hint = "go on with the same command and --resume" if kept else "start it again with the same command"
+        hint = f"{'go on' if kept else 'start again'} with: {_again(resume=kept)}"
         raise error("BCQ-E901", str(target), found=f"stopped {by}; {left}", hint=hint) from fault

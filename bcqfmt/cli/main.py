@@ -59,6 +59,12 @@ class Group(click.Group):
         rest = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VERBS)}"
         raise click.UsageError(f"No such verb '{escape(name, 60)}'; {rest}", ctx)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The words of the command line are kept with it: messages repeat them (`command.command_words`)."""
+        return super().make_context(info_name, args, parent, obj=tuple(args), **extra)
+
     def main(
         self,
         args: Sequence[str] | None = None,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from bcqfmt.system import cores
 
-from .command import usage_error
+from .command import command_words, usage_error
 
 if TYPE_CHECKING:
     from click import ParamType
@@ -30,6 +31,7 @@ __all__ = ["PART", "SIZE", "ParamType", "WithSettings", "default_workers", "give
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+_LEAST = 1000  # bytes: less than that is a forgotten unit
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEST = "setting_"
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -47,8 +49,10 @@ class _Size(ParamType[int]):
             return value
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", value.strip().lower())
         size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-        if size < 1:
+        if match is None or size < 1:
             self.fail(f"'{value}' is no size; write 5GB, 512MiB or a number of bytes.", param, ctx)
+        if size < _LEAST and not match[2]:
+            self.fail(f"'{value}' is {size} bytes; write {value}GB if that is meant.", param, ctx)
         return size
 
 
@@ -106,46 +110,63 @@ class WithSettings(click.Command):
         return [*super().get_params(ctx), *_options()]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Two lists: options, then settings with the methods that have them."""
+        """Two lists: options, then settings: those of the method that is named, else all, with the methods' names."""
         own = [param for param in super().get_params(ctx) if isinstance(param, click.Option)]
-        for title, options in (("Options", own), ("Settings of methods [default: methods]", _options())):
+        method = _method_named(command_words(ctx))
+        settings = ("Settings of methods [default: methods]", _options())
+        if method is not None:
+            settings = (f"Settings of {method} [default]", _options(method))
+        for title, options in (("Options", own), settings):
             records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
             with formatter.section(title):
                 formatter.write_dl(records)
 
 
 def given_settings(asked: dict[str, Any], pairs: Iterable[str]) -> dict[str, Any]:
-    """Take the settings out of a verb's arguments; ``pairs``: ``name=value`` texts of ``--set``, which come last."""
+    """Take the settings out of a verb's arguments; ``pairs``: ``name=value`` texts of ``--set``."""
     found = {name.removeprefix(_DEST): asked.pop(name) for name in list(asked) if name.startswith(_DEST)}
     settings = {name: value for name, value in found.items() if value is not None}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise usage_error(f"--set takes name=value, not '{pair}'.")
-        settings[name.strip().replace("-", "_")] = value.strip()
+        key, value = name.strip().replace("-", "_"), value.strip()
+        if key in settings and str(settings[key]).lower() != value.lower():
+            said = f"--{key.replace('_', '-')} {settings[key]} and --set {key}={value}"
+            raise usage_error(f"{said} contradict each other: give one of them.")
+        settings[key] = value
     return settings
 
 
+def _method_named(words: Sequence[str]) -> str | None:
+    """The method on a command line, if it is a known one; ``--help`` may stand before or after it."""
+    from bcqfmt.converters.methods.registry import method_names
+
+    given = [word.partition("=")[2] for word in words if word.startswith("--method=")]
+    given += [after for word, after in itertools.pairwise(words) if word == "--method"]
+    return next((name for name in given if name in method_names()), None)
+
+
 @functools.cache
-def _options() -> tuple[click.Option, ...]:
+def _options(only: str | None = None) -> tuple[click.Option, ...]:
     from bcqfmt.converters.methods.registry import METHODS, find_method
 
     found: dict[str, list[tuple[str, Parameter]]] = {}
-    for method in METHODS:
+    for method in METHODS if only is None else (only,):
         for parameter in find_method(method).parameters():
             found.setdefault(parameter.name, []).append((method, parameter))
-    return tuple(_option(name, users) for name, users in found.items())
+    return tuple(_option(name, users, named=only is None) for name, users in found.items())
 
 
-def _option(name: str, users: list[tuple[str, Parameter]]) -> click.Option:
-    """One option for all methods that have the setting; the method itself checks the value."""
+def _option(name: str, users: list[tuple[str, Parameter]], *, named: bool) -> click.Option:
+    """One option for all methods that have the setting; the method itself checks the value. ``named``: say which."""
     first, spelled = users[0][1], name.replace("_", "-")
     texts: dict[str, dict[str, list[str]]] = {}
     for method, parameter in users:
         texts.setdefault(parameter.help, {}).setdefault(_shown(parameter), []).append(method)
     notes = {
-        text: "; ".join(f"{default}: {', '.join(methods)}" for default, methods in defaults.items())
-        for text, defaults in texts.items()
+        text: "; ".join(f"{default}: {', '.join(methods)}" if named else default for default, methods in rows.items())
+        for text, rows in texts.items()
     }
     help_text = ". ".join(f"{text} [{note}]" for text, note in notes.items())
     if all(parameter.kind is bool for _, parameter in users):

@@ -11,9 +11,8 @@ from typing import Any
 from bcqfmt.errors import BcqError
 
 from . import render
-from .command import usage_error
+from .command import command_line, usage_error
 from .progress import bar
-from .sources import command_line
 
 __all__ = ["check_push_options", "hashing", "publish"]
 

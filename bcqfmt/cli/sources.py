@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,13 +11,13 @@ from bcqfmt.container.durable import output_path
 from bcqfmt.errors import error
 
 from . import render
-from .command import usage_error
+from .command import command_line, usage_error
 
 if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["Source", "command_line", "find_source", "keep_apart"]
+__all__ = ["Source", "find_source", "keep_apart"]
 
 
 class Source(NamedTuple):
@@ -76,11 +75,6 @@ def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
             raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere")
-
-
-def command_line(*words: str | Path) -> str:
-    """A command to type, quoted for a shell."""
-    return shlex.join(str(word) for word in words)
 
 
 def _called(folder: Path) -> tuple[str, str]:

@@ -33,7 +33,7 @@ class MultiSettings:
     """What can be chosen."""
 
     bits: int = setting(4, "planes per weight, the highest precision", low=1, high=8)
-    seed: int = setting(2, "the lowest precision, whose planes are those of `bcq`", low=1, high=8)
+    lowest_bits: int = setting(2, "the lowest precision, whose planes are those of `bcq`", low=1, high=8)
     group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
     bias: bool = setting(True, "a number z per group and precision, next to the plane scales")
     rounds: int = setting(15, "turns of refinement per precision at most", low=0, high=1000)
@@ -42,33 +42,36 @@ class MultiSettings:
 
 
 class Multi(MethodBase[MultiSettings]):
-    """``multi``: the first ``seed`` planes and their scale set are what `bcq` gives for that many bits, bit for bit.
+    """``multi``: the first ``lowest_bits`` planes and their scale set are what `bcq` gives for that many bits.
 
-    No group's error grows with the precision. Every plane above is found by itself (``loops.multi``), then together
-    with those before it (``loops.multi_joint``). There the precision after the seed gets the largest weight with which
-    the error of the next one stays within ``_NEAR`` times that of planes found for it alone (``_weights``).
+    They are equal bit for bit. No group's error grows with the precision. Every plane above is found by itself
+    (``loops.multi``), then together with those before it (``loops.multi_joint``). There the precision after the seed
+    gets the largest weight with which the error of the next one stays within ``_NEAR`` times that of planes found for
+    it alone (``_weights``).
     """
 
     name = "multi"
     settings_type = MultiSettings
 
     def __init__(self, settings: MultiSettings) -> None:
-        if settings.seed > settings.bits:
+        if settings.lowest_bits > settings.bits:
             raise error(
-                "BCQ-E620", found=f"multi: seed = {settings.seed}", expected=f"at most bits, which is {settings.bits}"
+                "BCQ-E620",
+                found=f"multi: lowest_bits = {settings.lowest_bits}",
+                expected=f"at most bits, which is {settings.bits}",
             )
         super().__init__(settings)
 
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight with a scale set for each precision from the seed on; notes: the mean squared error of each."""
         weight, s = checked(job), self._settings
-        seed = solve(job, weight, s.seed, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
+        seed = solve(job, weight, s.lowest_bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
         codes, precisions, errors = self._extended(job, weight, seed, self._weights(job, weight, seed))
-        sets = {s.seed + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
+        sets = {s.lowest_bits + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
         alpha, z = sets.pop(s.bits)
         size = stored_size(s.group_size, seed.group_size)
         made = bcq_weight(codes, alpha, z, group_size=size, dtype=job.dtype, scale_sets=sets, threads=job.threads)
-        mse = {str(s.seed + i): float(sums) / weight.size for i, sums in enumerate(errors.sum(axis=0))}
+        mse = {str(s.lowest_bits + i): float(sums) / weight.size for i, sums in enumerate(errors.sum(axis=0))}
         return Quantized(made, {"mse_by_precision": mse})
 
     def _weights(self, job: Job, weight: F32, seed: Solved) -> F64:
@@ -79,14 +82,14 @@ class Multi(MethodBase[MultiSettings]):
         """
         s = self._settings
         chosen = _NEXT[0]
-        if s.bits > s.seed + 1 and s.starts:
+        if s.bits > s.lowest_bits + 1 and s.starts:
             groups = seed.numbers.z.shape[1]
             count = max(_GROUPS, weight.shape[0] * groups // _PART) // groups + 1
             rows = np.unique(np.linspace(0, weight.shape[0] - 1, count).astype(np.intp))
             some = weight[rows]
             alpha = np.ascontiguousarray(seed.numbers.alpha[:, rows])  # another layout would compile the loops again
             start = replace(seed, numbers=Numbers(alpha, seed.numbers.z[rows]))
-            alone = solve(job, some, s.seed + 2, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
+            alone = solve(job, some, s.lowest_bits + 2, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
             limit = _NEAR * float(alone.errors.sum())
 
             def near(weight_of_next: float) -> bool:
@@ -97,29 +100,29 @@ class Multi(MethodBase[MultiSettings]):
         return self._rising(chosen)
 
     def _rising(self, weight_of_next: float) -> F64:
-        more = self._settings.bits - self._settings.seed
+        more = self._settings.bits - self._settings.lowest_bits
         return np.array([weight_of_next * 2.0 ** (t - 1) if t else 1.0 for t in range(more)])
 
     def _extended(self, job: Job, weight: F32, seed: Solved, weights: F64) -> tuple[Any, list[Numbers], F64]:
         """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``."""
         s, size, (rows, groups) = self._settings, seed.group_size, seed.numbers.z.shape
-        more = s.bits - s.seed
-        precisions = [new_numbers(s.seed + i, rows, groups, seed.stored) for i in range(1, more + 1)]
+        more = s.bits - s.lowest_bits
+        precisions = [new_numbers(s.lowest_bits + i, rows, groups, seed.stored) for i in range(1, more + 1)]
         errors = np.empty((rows, more + 1))
         codes = np.empty(weight.shape, np.uint8)
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
 
         def work(first: int, stop: int) -> None:
-            scratch, joint = new_work(size, s.bits), new_joint_work(s.seed, s.bits, weights)
+            scratch, joint = new_work(size, s.bits), new_joint_work(s.lowest_bits, s.bits, weights)
             for block, ordered in sorted_blocks(weight, size, first, stop):
                 found = np.zeros((len(ordered), groups, more + 1, s.bits + 1))
-                for i in range(s.seed):
+                for i in range(s.lowest_bits):
                     found[:, :, 0, i] = seed.numbers.alpha[i, block]
                 found[:, :, 0, s.bits] = seed.numbers.z[block]
                 own = np.zeros((len(ordered), groups, more + 1))
                 extend_rows(
-                    weight[block], ordered, size, s.rounds, s.bias, s.starts, kinds, s.seed, codes[block], found, own,
-                    scratch, joint,
+                    weight[block], ordered, size, s.rounds, s.bias, s.starts, kinds, s.lowest_bits, codes[block], found,
+                    own, scratch, joint,
                 )  # fmt: skip
                 for i, one in enumerate(precisions, 1):
                     one.fill(job, block, found[:, :, i], seed.stored)

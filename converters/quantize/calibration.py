@@ -74,7 +74,7 @@ class _Model:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             longest = getattr(config.get_text_config(), "max_position_embeddings", None)
             if isinstance(longest, int) and seq > longest:
-                raise error("BCQ-E302", found=f"--seq {seq}", expected=f"at most {longest}, the model's longest")
+                raise error("BCQ-E302", found=f"--context {seq}", expected=f"at most {longest}, the model's longest")
             with torch.device("meta"):
                 factory: Any = transformers.AutoModelForCausalLM
                 self.module = factory.from_config(config, dtype=torch.float32, trust_remote_code=False)

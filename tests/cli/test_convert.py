@@ -61,7 +61,7 @@ def test_convert_json(run: Run, tmp_path: Path) -> None:
 
 def test_convert_writes_a_report(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    asked = ("convert", SOURCE, tmp_path / "bcq", "--report", page)
+    asked = ("convert", SOURCE, tmp_path / "bcq", "--html", page)
     for more in (("--dry-run",), ("--part", "1/2")):
         assert run(*asked, *more).exit_code == 2
     assert list(tmp_path.iterdir()) == []

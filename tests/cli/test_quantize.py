@@ -135,7 +135,7 @@ def test_include_and_exclude(run: Run, tmp_path: Path) -> None:
         ((*RTN, "--exclude", "["), "BCQ-E626", 4, "regular expression"),
         ((*RTN, "--rules", "none.toml"), "BCQ-E101", 3, "no such file"),
         ((*RTN, "--stats", "none.safetensors"), "BCQ-E101", 3, "none.safetensors"),
-        ((*RTN, "--report", "nowhere/r.html"), "BCQ-E402", 7, "no such folder"),
+        ((*RTN, "--html", "nowhere/r.html"), "BCQ-E402", 7, "no such folder"),
     ],
 )
 def test_refusals(
@@ -163,9 +163,10 @@ def test_refusals(
         (*RTN, "--resume", "--overwrite"),
         (*RTN, "--set", "bits"),
         (*RTN, "--set", "=4"),
-        (*RTN, "--report", "report.txt"),
+        (*RTN, "--html", "report.txt"),
         (*RTN, "--workers", "0"),
         (*RTN, "--max-shard-size", "lots"),
+        (*RTN, "--max-shard-size", "5"),
         (*RTN, "--nonsense", "3"),
         (*RTN, "--revision", "main"),
     ],
@@ -282,16 +283,29 @@ def test_every_setting_is_an_option_and_means_itself(run: Run, tmp_path: Path) -
     assert found["recipes"][0]["settings"] == want
 
 
-def test_set_comes_last() -> None:
+def test_set_adds_settings() -> None:
     asked: dict[str, Any] = {"setting_bits": "4", "setting_clip": None, "other": 1}
-    assert given_settings(asked, ["bits = 3", "four-bit-ratio=0.1"]) == {"bits": "3", "four_bit_ratio": "0.1"}
+    assert given_settings(asked, ["bits = 4", "four-bit-ratio=0.1"]) == {"bits": "4", "four_bit_ratio": "0.1"}
     assert asked == {"other": 1}
+
+
+def test_settings_that_contradict_each_other(run: Run, tmp_path: Path) -> None:
+    result = run("quantize", DENSE, tmp_path / "bcq", "--method", "rtn", "--bits", "3", "--set", "bits=4")
+    assert (result.exit_code, "--bits 3 and --set bits=4 contradict each other" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("words", [("--method", "multi", "--help"), ("--help", "--method=multi")])
+def test_help_on_one_method(run: Run, words: tuple[str, ...]) -> None:
+    text = run("quantize", *words).stdout
+    assert "Settings of multi" in text
+    assert "--lowest-bits" in text
+    assert "--four-bit-ratio" not in text
 
 
 # ---------------------------------------------------------------------------------------------------------- report
 def test_report_of_a_quantization(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "r.html"
-    result = run("quantize", DENSE, tmp_path / "bcq", *RTN, "--report", page)
+    result = run("quantize", DENSE, tmp_path / "bcq", *RTN, "--html", page)
     assert result.exit_code == 0
     assert f"report: {page}" in result.stdout
     value = json.loads((tmp_path / "r.json").read_text())
@@ -299,8 +313,8 @@ def test_report_of_a_quantization(run: Run, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     assert bcqfmt.validate(tmp_path / "bcq").valid
     first = page.read_bytes(), (tmp_path / "r.json").read_bytes()
-    assert run("report", tmp_path / "bcq", "--out", page).exit_code == 7  # nothing is replaced unasked
-    assert run("report", tmp_path / "bcq", "--out", page, "--overwrite").exit_code == 0
+    assert run("report", tmp_path / "bcq", "--html", page).exit_code == 7  # nothing is replaced unasked
+    assert run("report", tmp_path / "bcq", "--html", page, "--overwrite").exit_code == 0
     assert (page.read_bytes(), (tmp_path / "r.json").read_bytes()) == first
 
 
@@ -322,7 +336,7 @@ def test_report_of_a_converted_folder(run: Run, tmp_path: Path) -> None:
 
 
 def test_report_refusals(run: Run, bcq: Path, tmp_path: Path) -> None:
-    inside = run("report", bcq, "--out", bcq / "r.html")
+    inside = run("report", bcq, "--html", bcq / "r.html")
     assert inside.exit_code == 7
     assert "inside a model's folder" in inside.stderr
     assert run("report", DENSE).exit_code == 5
@@ -335,7 +349,7 @@ def test_report_refusals(run: Run, bcq: Path, tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- sweep
 def test_sweep(run: Run, tmp_path: Path) -> None:
     out, plot = tmp_path / "s.json", tmp_path / "s.svg"
-    args = ("--bits", "2,4", "--groups", "32,row", "--method", "rtn,bcq", "--out", out, "--plot", plot)
+    args = ("--bits", "2,4", "--group-size", "32,row", "--method", "rtn,bcq", "--out", out, "--plot", plot)
     result = run("sweep", DENSE, *args)
     assert result.exit_code == 0
     assert len([line for line in result.stdout.splitlines() if " dB" in line]) == 8
@@ -354,8 +368,8 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
     [
         (("--bits", "9"), 2),
         (("--bits", ""), 2),
-        (("--groups", "x"), 2),
-        (("--groups", "4"), 2),
+        (("--group-size", "x"), 2),
+        (("--group-size", "4"), 2),
         (("--method", "rtm"), 2),
         (("--out", "x.txt"), 2),
         (("--plot", "nowhere/x.svg"), 7),
@@ -376,7 +390,7 @@ def test_outputs_never_go_into_the_source(run: Run, tmp_path: Path) -> None:
     source = dense_folder(tmp_path / "model")
     before = tree(tmp_path)
     for args in (
-        ("quantize", source, tmp_path / "bcq", *RTN, "--report", source / "r.html"),
+        ("quantize", source, tmp_path / "bcq", *RTN, "--html", source / "r.html"),
         ("sweep", source, "--out", source / "s.json"),
         ("sweep", source, "--plot", source / "s.svg"),
     ):

@@ -137,7 +137,7 @@ def test_infinite_errors_come_first_and_alone(tmp_path: Path) -> None:
 
 def test_the_verb(converted: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    result = run("report", converted, "--against", DENSE, "--out", out)
+    result = run("report", converted, "--against", DENSE, "--html", out)
     assert result.exit_code == 0, result.stderr
     assert "SQNR 17.02 dB" in result.stdout
     assert "Measured against the dense model" in out.read_text()

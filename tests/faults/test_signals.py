@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -73,7 +74,10 @@ def test_what_is_left_and_how_to_go_on(
     resumed = verb in ("convert", "quantize")
     left = "what is done is in out.partial" if resumed else "nothing is left of it"
     assert f"error: BCQ-E901 {out}: interrupted: stopped {by}; {left}" in done.stderr
-    assert ("hint: go on with the same command and --resume" in done.stderr) == resumed
+    words = shlex.join(["bcqfmt", verb, str(source), str(out), *more])
+    assert done.stderr.endswith(
+        f"hint: go on with: {words} --resume\n" if resumed else f"hint: start again with: {words}\n"
+    )
     assert [path.name for path in out.parent.iterdir()] == (["out.partial"] if resumed else [])
 
 

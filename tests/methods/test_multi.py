@@ -50,7 +50,7 @@ def test_the_seed_is_bcq_and_no_group_gets_worse(
 ):
     weight, dtype = sample
     common = {"group_size": group_size, "bias": bias}
-    made = quantized(weight, dtype, bits=seed + more, seed=seed, starts=starts, **common)
+    made = quantized(weight, dtype, bits=seed + more, lowest_bits=seed, starts=starts, **common)
     alone = Bcq.build({"bits": seed, **common}).quantize(job(weight, dtype)).weight
     assert made.scheme.segments[0].precisions == tuple(range(seed, seed + more))
     assert made.planes(seed)[0].tobytes() == alone.planes()[0].tobytes()

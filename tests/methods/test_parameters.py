@@ -102,6 +102,6 @@ def test_methods_say_what_they_can_be_told(method: Any):
         method.build({"bit": 3})
 
 
-def test_the_seed_of_multi_is_within_its_bits():
-    with pytest.raises(BcqError, match="multi: seed = 4; expected at most bits, which is 3"):
-        Multi.build({"bits": 3, "seed": 4})
+def test_the_lowest_precision_of_multi_is_within_its_bits():
+    with pytest.raises(BcqError, match="multi: lowest_bits = 4; expected at most bits, which is 3"):
+        Multi.build({"bits": 3, "lowest_bits": 4})

@@ -221,7 +221,7 @@ def bcqfmt() -> Callable[..., Result]:
 
 def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path, bcqfmt: Callable[..., Result]) -> None:
     out = tmp_path / "stats.safetensors"
-    args = ("calibrate", model, "--text", text, "-n", ROWS, "--seq", SEQ, "--out", out, "--device", "cpu")
+    args = ("calibrate", model, "--text", text, "-n", ROWS, "--context", SEQ, "--out", out, "--device", "cpu")
     made = bcqfmt(*args, "--json")
     assert made.exit_code == 0, made.output
     found = json.loads(made.stdout)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, verb
-from bcqfmt.cli.sources import command_line, find_source, keep_apart
+from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("--text", required=True, type=click.Path(path_type=Path), help="A text file, UTF-8.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of text to run.")
-@click.option("--seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
+@click.option("--context", "seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("stats.safetensors"), show_default=True, help="The new file."
 )
@@ -41,7 +41,7 @@ def command(
 
     \b
     Example:
-      bcqfmt calibrate model/ --text corpus.txt -n 128 --seq 512
+      bcqfmt calibrate model/ --text corpus.txt -n 128 --context 512
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     start = time.perf_counter()

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, push_options, stoppable, usage_error, verb
+from bcqfmt.cli.command import (
+    command_line,
+    html_option,
+    hub_options,
+    json_option,
+    push_options,
+    stoppable,
+    usage_error,
+    verb,
+)
 from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, write_report
-from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
+from bcqfmt.cli.sources import Source, find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import peak_memory
 
@@ -48,7 +57,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option("--overwrite", is_flag=True, help="Replace DST, and drop an unfinished conversion.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
 @click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
+@html_option
 @hub_options
 @push_options
 @json_option
@@ -61,7 +70,7 @@ def command(
     part: tuple[int, int] | None,
     executor: str,
     ray_address: str | None,
-    report: Path | None,
+    html: Path | None,
     revision: str | None,
     offline: bool,
     push: str | None,
@@ -89,8 +98,8 @@ def command(
     _check_usage(resume, overwrite, part)
     check_push_options(push, private, create_pr, whole=not dry_run and part is None)
     _check_engine(executor, ray_address, part)
-    if report is not None:
-        _check_report(report, dst, overwrite, src, whole=not dry_run and part is None)
+    if html is not None:
+        _check_report(html, dst, overwrite, src, whole=not dry_run and part is None)
     from bcqfmt.cli.forecast import Forecast
 
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
@@ -117,8 +126,8 @@ def command(
     summary = _summary(conversion, forecast, src, dst, time.perf_counter() - start, complete)
     if engine is not None:
         summary["executor"] = engine.summary()
-    if report is not None:
-        summary["reports"] = _write_report(dst, report)
+    if html is not None:
+        summary["reports"] = _write_report(dst, html)
     if not as_json:
         render.echo(_text(summary, conversion))
     if push is not None:
@@ -146,7 +155,7 @@ def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] 
 
 def _check_report(report: Path, dst: Path, overwrite: bool, src: str, *, whole: bool) -> None:
     if not whole:
-        raise usage_error("--report needs a complete conversion.")
+        raise usage_error("--html needs a complete conversion.")
     check_report_path(report, dst, overwrite, src)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, verb
-from bcqfmt.cli.sources import command_line, find_source, keep_apart
+from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error, escape
 
 

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, push_options, stoppable, usage_error, verb
+from bcqfmt.cli.command import (
+    command_line,
+    html_option,
+    hub_options,
+    json_option,
+    push_options,
+    stoppable,
+    usage_error,
+    verb,
+)
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
-from bcqfmt.cli.sources import Source, command_line, find_source, keep_apart
+from bcqfmt.cli.sources import Source, find_source, keep_apart
 from bcqfmt.errors import BcqError, escape
 from bcqfmt.system import peak_memory
 
@@ -39,7 +48,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
 @click.option("--overwrite", is_flag=True, help="Replace DST and the report, and drop an unfinished run.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
+@html_option
 @hub_options
 @push_options
 @json_option
@@ -49,7 +58,7 @@ def command(
     pairs: tuple[str, ...],
     rules: Path | None,
     stats: Path | None,
-    report: Path | None,
+    html: Path | None,
     revision: str | None,
     offline: bool,
     push: str | None,
@@ -67,14 +76,14 @@ def command(
     \b
     Example:
       bcqfmt quantize model/ model-bcq/ --method rtn --bits 4 --group-size 128
-      bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --report report.html
+      bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --html report.html
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     settings = given_settings(asked, pairs)
     _check_usage(asked, rules)
     check_push_options(push, private, create_pr, whole=not asked["dry_run"])
-    if report is not None:
-        check_report_path(report, dst, asked["overwrite"], src)
+    if html is not None:
+        check_report_path(html, dst, asked["overwrite"], src)
     start = time.perf_counter()
     try:
         quantization = _planned(src, dst, settings, rules, stats, revision, offline, asked)
@@ -95,7 +104,7 @@ def command(
         _carry_out(quantization, dst)
     made = _report(dst)
     used = {"seconds": round(time.perf_counter() - start, 3), "peak_rss_bytes": peak_memory()}
-    written = [] if report is None else write_report(made, report)
+    written = [] if html is None else write_report(made, html)
     if not as_json:
         render.echo(_text(quantization, made, dst, used, written))
     pushed = {} if push is None else {"pushed": publish(dst, push, private=private, create_pr=create_pr)["url"]}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.command import html_option, json_option, verb
 from bcqfmt.cli.options import default_workers
 from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @verb("report")
 @click.argument("bcq", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a page, and FILE.json.")
+@html_option
 @click.option("--against", metavar="MODEL", help="Measure errors against this dense model, a folder or a hub id.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Show only the N weights that are furthest off.")
 @json_option
-def command(bcq: Path, out: Path | None, against: str | None, overwrite: bool, top: int | None, as_json: bool) -> None:
+def command(bcq: Path, html: Path | None, against: str | None, overwrite: bool, top: int | None, as_json: bool) -> None:
     """Sum up a BCQ checkpoint as a table or a web page.
 
     BCQ is a folder or a file. Sizes and bits of every weight, and where it came from; errors too, worst first, if
@@ -37,17 +37,17 @@ def command(bcq: Path, out: Path | None, against: str | None, overwrite: bool, t
     \b
     Example:
       bcqfmt report model-bcq/
-      bcqfmt report model-bcq/ --out report.html
+      bcqfmt report model-bcq/ --html report.html
       bcqfmt report model-bcq/ --against model-dense/ --top 10
     """
     import bcqfmt
     from bcqfmt.converters.report import make_report
 
-    if out is not None:
-        check_report_path(out, bcq, overwrite, against or "")
+    if html is not None:
+        check_report_path(html, bcq, overwrite, against or "")
     with bcqfmt.open(bcq) as checkpoint:
         made = make_report(checkpoint) if against is None else _measured(checkpoint, against)
-    written = [] if out is None else write_report(made, out)
+    written = [] if html is None else write_report(made, html)
     if as_json:
         render.emit_json({"reports": written, **made.as_dict()})
         return

@@ -48,7 +48,9 @@ class _List(ParamType[tuple[str, ...]]):
 @verb("sweep")
 @click.argument("model")
 @click.option("--bits", type=_List(r"[1-8]", "number of bits from 1 to 8"), default="2,3,4", show_default=True)
-@click.option("--groups", type=_List(r"[0-9]{1,9}|row", "group size"), default="32,64,128,row", show_default=True)
+@click.option(
+    "--group-size", "groups", type=_List(r"[0-9]{1,9}|row", "group size"), default="32,64,128,row", show_default=True
+)
 @click.option("--method", "methods", type=_List(r".+", "method"), default="rtn", show_default=True, help="One or more.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for the methods that have it.")
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
@@ -56,7 +58,7 @@ class _List(ParamType[tuple[str, ...]]):
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Also measure perplexity on this text.")
 @click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a window.")
-@click.option("--tokens", type=click.IntRange(2), help="Use the first tokens of the text only, this many.")
+@click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="Write all numbers.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them, with the Pareto front.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")
@@ -69,7 +71,7 @@ def command(
     stats: Path | None,
     text: Path | None,
     context: int,
-    tokens: int | None,
+    max_tokens: int | None,
     out: Path | None,
     plot: Path | None,
     overwrite: bool,
@@ -80,13 +82,13 @@ def command(
 ) -> None:
     """Try bits and group sizes on a model: size against error.
 
-    MODEL is a dense folder or a model on the hub. Every combination of --method, --bits and --groups is quantized in
-    memory and measured; nothing is kept. With --text (and torch and transformers) perplexity is measured too. A star
+    MODEL is a dense folder or a model on the hub. Every combination of --method, --bits and --group-size is quantized
+    in memory and measured; nothing is kept. With --text (and torch and transformers) perplexity is measured too. A star
     marks the combinations that no smaller one beats.
 
     \b
     Example:
-      bcqfmt sweep model/ --bits 2,3,4 --groups 32,64,128,row
+      bcqfmt sweep model/ --bits 2,3,4 --group-size 32,64,128,row
       bcqfmt sweep model/ --method rtn,bcq --text wiki.txt --out sweep.json --plot sweep.svg
     """
     for path, suffix in ((out, ".json"), (plot, ".svg")):
@@ -96,7 +98,7 @@ def command(
             check_output(path, overwrite, model)
     source = find_source(model, revision, offline)
     sweep = _planned(source.checkpoint, given_settings({}, pairs), stats, asked)
-    judge = None if text is None else _text_model(source.checkpoint.folder, text, context, tokens, sweep)
+    judge = None if text is None else _text_model(source.checkpoint.folder, text, context, max_tokens, sweep)
     return_large_blocks()
     points, dense = _run(sweep, judge)
     result: dict[str, Any] = {
@@ -104,7 +106,7 @@ def command(
         "weights": len(sweep.weights),
         "dense_bytes": sweep.dense_bytes,
         "dense_perplexity": dense,
-        "text": None if text is None else {"file": text.name, "context": context, "tokens": tokens},
+        "text": None if text is None else {"file": text.name, "context": context, "tokens": max_tokens},
         "points": [point.as_dict() for point in points],
     }
     if out is not None:

@@ -66,7 +66,7 @@ class Workshop:
         stats = self.work / "stats.safetensors"
         with self._lock(stats.name):
             if not stats.is_file():
-                options = ["-n", CALIBRATION["rows"], "--seq", CALIBRATION["seq"], "--seed", CALIBRATION["seed"]]
+                options = ["-n", CALIBRATION["rows"], "--context", CALIBRATION["seq"], "--seed", CALIBRATION["seed"]]
                 where = ["--device", self._device, "--out", stats]
                 _bcqfmt("calibrate", self.model, "--text", self._calibration, *options, *where)
         return stats
