@@ -40,7 +40,7 @@ class Llama:
 
 def log_probabilities(llama: Llama, prompt: list[int]) -> npt.NDArray[np.float64]:
     """Of every token of the vocabulary to come next."""
-    found = {token["id"]: token["logprob"] for token in llama.complete(prompt, 1, 1 << 10)[0]["top_logprobs"]}
+    found = {token["id"]: token["logprob"] for token in llama.complete(prompt, 1, 1 << 17)[0]["top_logprobs"]}
     return np.array([found[i] for i in range(len(found))])
 
 
