@@ -74,6 +74,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "llama, tied": from_tiny("llama", tie_word_embeddings=True),
     "llama 3 frequencies": from_tiny("llama", rope_parameters=LLAMA3),
     "mixtral": from_tiny("mixtral"),
+    "qwen3": from_tiny("qwen3"),
+    "mistral": from_tiny("mistral"),
     "GGUF Q4_0": from_gguf("q4_0.gguf"),
 }
 
@@ -111,6 +113,7 @@ def partings(text: list[int], reference: Transformers) -> dict[int, float]:
 def test_llama_cpp_and_transformers_say_the_same(make: Callable[[Path], Path], tmp_path: Path) -> None:
     done, path, reference = exported(make(tmp_path), tmp_path)
     assert done.exact
+    assert any("sliding_window" in note for note in done.notes) == (make is MODELS["mistral"])
     llama, plain = Llama(path), Llama(in_f32(path, tmp_path / "f32.gguf"))
     assert partings(plain.text(PROMPT, 64), reference) == {}
     text = llama.text(PROMPT, 64)

@@ -90,7 +90,7 @@ def export_gguf(
     """
     target = _check_arguments(checkpoint.path, target, overwrite)
     meta = metadata_of(checkpoint, like)
-    notes: list[str] = []
+    notes = list(meta.notes)
     tensors = tensors_of(checkpoint, meta, notes)
     if not allow_rounding:
         _refuse_rounding(tensors)
