@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
+import interrupted
 import llama_cpp
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.container.files import SourceFile
@@ -271,6 +275,18 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(
     monkeypatch.undo()
     exported(bcq, out, overwrite=True)
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(converted: Folder, tmp_path: Path, number: int, status: int) -> None:
+    program = Path(interrupted.__file__)
+    arguments = ["export", str(converted("gptqmodel-gptq-4b-g32-asym")), "out.gguf", "--to", "gguf"]
+    command = [sys.executable, str(program), str(int(number)), "9", *arguments]  # at the ninth write
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert "BCQ-E901" in done.stderr
+    assert "nothing is left of it" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_places_that_cannot_be_written(converted: Folder, tmp_path: Path) -> None:
