@@ -48,8 +48,10 @@ class Rtn(MethodBase[RtnSettings]):
         kind, search = KINDS[stored], s.clip == "search"
 
         def work(first: int, stop: int) -> None:
-            squares = np.empty(size)
-            quantize_rows(weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, squares, first, stop)
+            quantize_rows(
+                weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, np.ones(size), np.empty(size),
+                first, stop,
+            )  # fmt: skip
 
         each_share(work, rows, 1, job.threads)
         refuse_overflow(job, scale, "scale", stored)
