@@ -30,7 +30,7 @@ from bcqfmt.converters.export.gguf.choice import choose
 from bcqfmt.converters.export.gguf.encode import Error, encoded
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
 from conversions import convert
-from gguf_files import DATA, FILES, Writer
+from gguf_files import DATA, FILES, Writer, small
 from peers import PEERS, any_words
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -160,6 +160,24 @@ def test_what_came_from_gguf_is_the_same_file_again(tmp_path: Path, name: str) -
     assert done.exact
     assert done.metadata == name
     assert (tmp_path / "out.gguf").read_bytes() == (DATA / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["llama", "exotic"])
+def test_names_that_no_table_knows_stay(tmp_path: Path, kind: str) -> None:
+    writer = Writer().pair("general.architecture", "str", kind)
+    writer.tensor("odd.weight", [3, 4], 0, bytes(48)).tensor("other.weight", [2, 32], 2, bytes(range(36)))
+    (tmp_path / "in.gguf").write_bytes(writer.bytes())
+    convert(tmp_path / "in.gguf", tmp_path / "bcq")
+    exported(tmp_path / "bcq", tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "in.gguf").read_bytes()
+
+
+def test_a_big_endian_source_is_only_restored(tmp_path: Path) -> None:
+    (tmp_path / "in.gguf").write_bytes(small(order=">").bytes())
+    convert(tmp_path / "in.gguf", tmp_path / "bcq")
+    fault = refused(tmp_path / "bcq", tmp_path / "out.gguf")
+    assert (fault.code, fault.finding.found) == ("BCQ-E640", "a big-endian file")
+    assert "bcqfmt restore" in fault.hint
 
 
 # ------------------------------------------------------------------------------------------------- single weights
