@@ -38,7 +38,6 @@ Folder = Callable[[str], Path]
 TYPES = {
     "gptqmodel-gptq-4b-g32-sym-sharded": {"Q4_0"},
     "gptqmodel-gptq-4b-g32-asym": {"Q5_0"},
-    "gptqmodel-gptq-2b-g32-asym": {"Q4_0"},
     "autogptq-gptq-3b-g64-asym": {"Q4_0"},
     "autogptq-gptq-4b-g32-asym-bf16scales": {"Q5_0"},
     "gptqmodel-gptq_p-6b-g32-sym": {"Q8_0"},
@@ -46,15 +45,11 @@ TYPES = {
     "gptqmodel-gptq-mixed-g32-sym-dynamic": {"Q4_0", "Q8_0"},
     "autoround-auto_gptq-4b-g128-asym-ragged": {"Q5_0"},
     "autoawq-gemm-4b-g32-asym": {"Q5_0"},
-    "autoround-auto_awq-4b-g64-sym": {"Q4_0"},
-    "llmcompressor-pack_quantized-4b-g32-asym": {"Q5_0"},
     "llmcompressor-pack_quantized-4b-g64-sym-bf16": {"Q4_0"},
-    "llmcompressor-int_quantized-8b-g-1-sym-w8a8": {"Q8_0"},
 }
 ROUNDED = {
     "gptqmodel-gptq-4b-g32-sym-desc_act": ("Q8_0", "act order", 0.004, 0.008),
     "hqq-hqq-4b-g64-asym-axis1": ("Q4_1", "floating-point zero points", 1e-4, 1e-3),
-    "hqq-hqq-3b-g64-asym-axis1": ("Q4_1", "floating-point zero points", 1e-4, 1e-3),
 }
 
 
