@@ -215,7 +215,8 @@ def _plan_text(quantization: Quantization, plan: dict[str, Any]) -> list[str]:
             ("dense", f"{escape(reason)}: {render.count(row['tensors'], 'tensor')}; {render.size(row['bytes'])}")
         )
     pairs += [("unused", line) for line in plan["unused_rules"]]
-    share = f"{plan['coverage']:.2f} % of {quantization.plan.parameters:,} parameters are quantized"
+    covered = render.percent(100 * quantization.plan.coverage)
+    share = f"{covered} of {quantization.plan.parameters:,} parameters are quantized"
     pairs += [
         ("coverage", share),
         ("input", f"{render.size(plan['input_bytes'])}, {render.count(len(plan['shards']), 'output file')}"),
