@@ -241,7 +241,7 @@ def page(found: dict[str, dict[str, str]]) -> str:
 
 def key(export_title: str, layout: str, reader: str) -> str:
     """The name of a cell."""
-    return " / ".join((export_title, layout, reader))
+    return f"{export_title} / {layout} / {reader}"
 
 
 def plain(text: str) -> str:
@@ -270,12 +270,13 @@ def main() -> None:
         results = [found for reader in readers for found in ask(reader, rows, arguments.environments, work)]
     known = json.loads(CELLS.read_text()) if CELLS.exists() else {}
     for row in results:
-        cell = {"verdict": row["verdict"], "detail": row["detail"], "notes": row["notes"]}
-        known[key(row["export"], row["layout"], row["reader"])] = cell
+        known[key(row["export"], row["layout"], row["reader"])] = {"verdict": row["verdict"], "detail": row["detail"]}
     for row in rows:
-        for reader in readers:
-            if "refusal" in row and row["layout"] in reader.layouts:
-                known[key(row["export"], row["layout"], reader.title)] = {"verdict": "-", "detail": row["refusal"]}
+        for name in (key(row["export"], row["layout"], r.title) for r in READERS if row["layout"] in r.layouts):
+            if "refusal" in row:
+                known[name] = {"verdict": "-", "detail": row["refusal"]}
+            elif name in known:
+                known[name]["notes"] = row["notes"]
     CELLS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
