@@ -5,6 +5,8 @@ The folder is ``OUT.partial``: locked, resumed layer by layer, removed when the 
 OUT.partial/lock                       held while a process works here
 OUT.partial/plan.json                  model, text and options; an unfinished run goes on only with the same ones
 OUT.partial/hidden-00003.bin           what enters layer 3, float32 [rows, seq, hidden], row after row
+OUT.partial/gradient-00003.bin         the gradient of the loss there, of the same form, until layer 2 has its own
+OUT.partial/weights-00003.safetensors  what every token counts for each weight of layer 3, float32 [rows, seq]
 OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so its being there means it is done
 
 Nothing here needs torch, so a wrong text or target is refused before torch is loaded.
@@ -23,8 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.durable import OutputFile, output_path, reported, write_file
 from bcqfmt.container.files import SourceFile
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
@@ -107,15 +111,19 @@ class CalibrationWork:
         """The file of what enters a layer."""
         return self.folder / f"hidden-{stage:05d}.bin"
 
-    def rows_into(self, stage: int, rows: Iterator[Row]) -> None:
-        """Write what enters a layer, row by row; the file appears when all are written."""
-        with OutputFile(self.hidden(stage)) as output:
+    def weights(self, stage: int) -> Path:
+        """The file of what every token counts in a layer."""
+        return self.folder / f"weights-{stage:05d}.safetensors"
+
+    def rows_into(self, stage: int, rows: Iterator[Row], *, gradient: bool = False) -> None:
+        """Write what enters a layer, or the gradient there, row by row; the file appears when all are written."""
+        with OutputFile(self._gradient(stage) if gradient else self.hidden(stage)) as output:
             for row in rows:
                 output.write(np.ascontiguousarray(row, np.float32).data.cast("B"))
 
-    def rows_of(self, stage: int, count: int, shape: tuple[int, int]) -> Iterator[Row]:
-        """What enters a layer, row by row, each float32 ``[seq, hidden]``."""
-        source = SourceFile(self.hidden(stage))
+    def rows_of(self, stage: int, count: int, shape: tuple[int, int], *, gradient: bool = False) -> Iterator[Row]:
+        """What enters a layer, or the gradient there, row by row, each float32 ``[seq, hidden]``."""
+        source = SourceFile(self._gradient(stage) if gradient else self.hidden(stage))
         size = shape[0] * shape[1] * 4
         if source.size != count * size:
             raise error(
@@ -123,6 +131,19 @@ class CalibrationWork:
             )
         for index in range(count):
             yield source.read(index * size, size).view(np.float32).reshape(shape)
+
+    def finish_weights(self, stage: int, weights: Mapping[str, Row]) -> None:
+        """Write what tokens count in a layer; the gradient that came from the layer above is no longer needed."""
+        tensors = {name: StoredTensor.from_array(name, array) for name, array in weights.items()}
+        write_tensors(self.weights(stage), tensors, {})
+        with contextlib.suppress(FileNotFoundError):
+            self._gradient(stage + 1).unlink()
+
+    def read_weights(self, stage: int) -> dict[str, Row]:
+        """Weight name -> float32 ``[rows, seq]``."""
+        source = SourceFile(self.weights(stage))
+        header = require_header(source)
+        return {name: StoredTensor.in_file(name, header, source).array() for name in header.tensors}
 
     def finish(self, stage: int, tensors: Mapping[str, StoredTensor], inputs: Mapping[str, list[str]]) -> None:
         """Write a layer's statistics; what entered it is no longer needed."""
@@ -157,6 +178,9 @@ class CalibrationWork:
         self.release()
         if isinstance(value, BcqError) and value.code == "BCQ-E622":  # it would end there again
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _gradient(self, stage: int) -> Path:
+        return self.folder / f"gradient-{stage:05d}.bin"
 
     def _layer(self, stage: int) -> Path:
         return self.folder / f"layer-{stage:05d}.safetensors"

@@ -69,7 +69,9 @@ def closing_files(
     seen = "none"
     if stats is not None:
         rows, length = stats.record["rows"], stats.record["seq"]
-        seen = f"{rows} rows of {length} tokens; SHA-256 of the statistics `{plan.options['stats']}`"
+        counted = {"none": "", "tokens": ", all of one size", "loss": ", weighted by the gradient of the loss"}
+        tokens = f"{length} tokens{counted[stats.record['weighting']]}"
+        seen = f"{rows} rows of {tokens}; SHA-256 of the statistics `{plan.options['stats']}`"
     return {RECORD: text.encode("ascii")}, quantized(used, made.sums().figures()["relative"], seen)
 
 
