@@ -222,13 +222,15 @@ class _Runner:
         made = made[0] if isinstance(made, tuple) else made
         if not torch.isfinite(made).all():
             raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
-        return made[0]
+        result: Tensor = made[0]
+        return result
 
     def _logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """What the model gives for the result of its last layer."""
         self.recorders[-1].stops = False
         self.recorders[-1].result = hidden
-        return self.model.module(input_ids=tokens[None].to(self.device), use_cache=False).logits
+        logits: Tensor = self.model.module(input_ids=tokens[None].to(self.device), use_cache=False).logits
+        return logits
 
     def _prepare(self) -> None:
         """How the model calls each layer, what a layer gives back, and what enters the first."""

@@ -66,7 +66,7 @@ class Gradients:
 
         def look(module: torch.nn.Module, given: tuple[Any, ...], made: Tensor) -> None:
             if made.requires_grad and made.numel() == self._seq * made.shape[-1]:
-                made.register_hook(keep)
+                made.register_hook(keep)  # type: ignore[no-untyped-call]
 
         return look
 
