@@ -34,7 +34,7 @@ from .dense import refuse_quantized
 from .layer_inputs import Gradients, Inputs
 from .stats import WEIGHTINGS, StatsFile, fingerprint
 
-__all__ = ["WEIGHTINGS", "calibrate"]
+__all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
@@ -49,13 +49,8 @@ def calibrate(
     ``device``: ``cpu``, ``cuda`` or ``auto``. ``weighting``: one of ``WEIGHTINGS``. A run that was interrupted goes on
     at the layer where it stopped; the result is the same. ``say`` gets a line for every layer.
     """
-    refuse_quantized(source)
-    quiet: Any = transformers.utils.logging  # only our own messages are shown
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
-    place = torch.device(_device(device))
-    tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
-    model = _Model(source, seq)
+    place = device_of(device)
+    model, tokens = model_and_tokens(source, text, rows, seq, seed)
     plan = {
         "model": fingerprint(source),
         "text": {"sha256": text.sha256},
@@ -67,7 +62,7 @@ def calibrate(
         "weighting": weighting,
     }
     with CalibrationWork(target, plan, overwrite=overwrite) as work, torch.no_grad():
-        runner = _Runner(source, model, tokens, work, place, weighting)
+        runner = Runner(source, model, tokens, work, place, weighting)
         count = len(model.layers)
         if weighting == "loss":
             runner.weigh(say)
@@ -76,6 +71,18 @@ def calibrate(
                 say(f"layer {stage + 1} of {count}" if stage < count else "output layer")
                 runner.layer(stage) if stage < count else runner.head(stage)
         return work.assemble(count + 1)
+
+
+def model_and_tokens(
+    source: SourceCheckpoint, text: CalibrationText, rows: int, seq: int, seed: int
+) -> tuple[_Model, npt.NDArray[np.int64]]:
+    """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text."""
+    refuse_quantized(source)
+    quiet: Any = transformers.utils.logging  # only our own messages are shown
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
+    return _Model(source, seq), tokens
 
 
 class _Model:
@@ -122,7 +129,7 @@ class _Model:
         raise error("BCQ-E601", source.folder.name, found=f"no list of {count} decoder layers", expected="a decoder")
 
 
-class _Runner:
+class Runner:
     """Runs the stages of a model over all rows of tokens."""
 
     def __init__(
@@ -141,24 +148,23 @@ class _Runner:
 
     def layer(self, stage: int) -> None:
         """One decoder layer: statistics of its linear layers, and what enters the next."""
-        layer = self.real[stage]
-        self._load(layer, f"{self.model.prefix}.{stage}.")
-        inputs = self._inputs(layer, f"{self.model.prefix}.{stage}.", stage)
+        layer = self.load_layer(stage)
+        inputs = self._inputs(layer, self.prefix(stage), stage)
 
         def run() -> Iterator[npt.NDArray[np.float32]]:
-            for row in self._rows(stage):
-                yield self._apply(stage, row).float().cpu().numpy()
+            for row in self.rows(stage):
+                yield self.apply(stage, row).cpu().numpy()
                 inputs.row_done()
 
         self.work.rows_into(stage + 1, run())
         self.work.finish(stage, *inputs.results())
-        self._unload(layer)
+        self.unload(layer)
 
     def head(self, stage: int) -> None:
         """All linear layers outside the decoder layers: the model's own forward, with what its layers gave."""
         self._load(self.model.module, "")
         inputs = self._inputs(self.model.module, "", stage)
-        for tokens, row in zip(self.tokens, self._rows(stage), strict=True):
+        for tokens, row in zip(self.tokens, self.rows(stage), strict=True):
             self._logits(tokens, row)
             inputs.row_done()
         self.work.finish(stage, *inputs.results())
@@ -168,12 +174,12 @@ class _Runner:
         count = len(self.real)
         if not self.work.weights(0).exists():
             for stage in range(count):
-                if not self.work.hidden(stage + 1).exists():
+                if not self.work.rows_file(stage + 1).exists():
                     say(f"tokens: layer {stage + 1} of {count}, forwards")
-                    self._load(self.real[stage], f"{self.model.prefix}.{stage}.")
-                    made = (self._apply(stage, row).float().cpu().numpy() for row in self._rows(stage))
+                    self.load_layer(stage)
+                    made = (self.apply(stage, row).cpu().numpy() for row in self.rows(stage))
                     self.work.rows_into(stage + 1, made)
-                    self._unload(self.real[stage])
+                    self.unload(self.real[stage])
         for stage in range(count, -1, -1):
             if not self.work.weights(stage).exists() and not self.work.weights(0).exists():
                 say(f"tokens: layer {stage + 1} of {count}, backwards" if stage < count else "tokens: output layer")
@@ -182,47 +188,56 @@ class _Runner:
     def _weigh(self, stage: int) -> None:
         """Gradients of a stage's outputs from those of the next one's inputs; the output layer has the loss."""
         head = stage == len(self.real)
-        module, prefix = (self.model.module, "") if head else (self.real[stage], f"{self.model.prefix}.{stage}.")
+        module, prefix = (self.model.module, "") if head else (self.real[stage], self.prefix(stage))
         self._load(module, prefix)
         found = Gradients(self.source, module, prefix, self.tokens.shape[1])
-        above = None if head else self._rows(stage + 1, gradient=True)
+        above = None if head else self.rows(stage + 1, "gradient")
 
         def run() -> Iterator[npt.NDArray[np.float32]]:
-            for tokens, row in zip(self.tokens, self._rows(stage), strict=True):
+            for tokens, row in zip(self.tokens, self.rows(stage), strict=True):
                 hidden = row.requires_grad_()
                 with torch.enable_grad():
                     if above is None:
                         logits = self._logits(tokens, hidden)[0, :-1].float()
                         made = torch.nn.functional.cross_entropy(logits, tokens[1:].to(self.device), reduction="sum")
                     else:
-                        made = self._apply(stage, hidden)
+                        made = self.apply(stage, hidden)
                 made.backward(None if above is None else next(above)[0])  # type: ignore[no-untyped-call]
                 found.row_done()
                 assert hidden.grad is not None
                 yield hidden.grad[0].cpu().numpy()
 
-        self.work.rows_into(stage, run(), gradient=True)
+        self.work.rows_into(stage, run(), "gradient")
         self.work.finish_weights(stage, found.results())
-        self._unload(module)
+        self.unload(module)
 
     def _inputs(self, module: torch.nn.Module, prefix: str, stage: int) -> Inputs:
         weights = self.work.read_weights(stage) if self.weighting == "loss" else {}
         return Inputs(self.source, module, prefix, self.device, self.weighting, weights)
 
-    def _rows(self, stage: int, gradient: bool = False) -> Iterator[Tensor]:
-        """What enters a layer, or the gradient there, row by row, ``[1, seq, hidden]`` on the device."""
+    def prefix(self, stage: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return f"{self.model.prefix}.{stage}."
+
+    def load_layer(self, stage: int) -> torch.nn.Module:
+        """A decoder layer with the source's weights, until :meth:`unload`."""
+        self._load(self.real[stage], self.prefix(stage))
+        return self.real[stage]
+
+    def rows(self, stage: int, kind: str = "hidden") -> Iterator[Tensor]:
+        """What enters a layer, row by row, ``[1, seq, hidden]`` on the device; kind: see ``CalibrationWork``."""
         shape = (self.tokens.shape[1], self.width)
-        for row in self.work.rows_of(stage, len(self.tokens), shape, gradient=gradient):
+        for row in self.work.rows_of(stage, len(self.tokens), shape, kind):
             yield torch.from_numpy(row).to(self.device)[None]
 
-    def _apply(self, stage: int, hidden: Tensor) -> Tensor:
-        """What a layer gives, ``[seq, hidden]``; BCQ-E622 where it is not finite."""
+    def apply(self, stage: int, hidden: Tensor, layer: torch.nn.Module | None = None) -> Tensor:
+        """What a layer, or another in its place, gives, float32 ``[seq, hidden]``; BCQ-E622 where it is not finite."""
         record = self.recorders[stage]
-        made = self.real[stage](hidden, *record.positional, **record.named)
+        made = (layer or self.real[stage])(hidden, *record.positional, **record.named)
         made = made[0] if isinstance(made, tuple) else made
         if not torch.isfinite(made).all():
             raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
-        result: Tensor = made[0]
+        result: Tensor = made[0].float()
         return result
 
     def _logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -240,11 +255,11 @@ class _Runner:
         self._load(self.real[0], f"{self.model.prefix}.0.")
         first = self.recorders[0]
         as_tuple = isinstance(self.real[0](first.entered, *first.positional, **first.named), tuple)
-        self._unload(self.real[0])
+        self.unload(self.real[0])
         for recorder in self.recorders:
             recorder.as_tuple, recorder.stops = as_tuple, recorder is self.recorders[-1]
         self._forward(self.tokens[0])
-        if not self.work.done(0) and not self.work.hidden(0).exists():
+        if not self.work.done(0) and not self.work.rows_file(0).exists():
 
             def embedded() -> Iterator[npt.NDArray[np.float32]]:
                 for tokens in self.tokens:
@@ -252,7 +267,7 @@ class _Runner:
                     yield self.recorders[0].entered[0].float().cpu().numpy()
 
             self.work.rows_into(0, embedded())
-        self._unload(self.model.module)
+        self.unload(self.model.module)
 
     def _forward(self, tokens: Tensor) -> None:
         with contextlib.suppress(_Reached):
@@ -271,7 +286,8 @@ class _Runner:
         for name, buffer in module.named_buffers():
             _place(module, name, buffer.to(self.device))
 
-    def _unload(self, module: torch.nn.Module) -> None:
+    def unload(self, module: torch.nn.Module) -> None:
+        """Forget the weights of a module."""
         if not self.model.whole:
             for name, value in module.state_dict().items():
                 _place(module, name, torch.empty_like(value, device="meta"))
@@ -332,9 +348,10 @@ def _unusable(source: SourceCheckpoint, found: str, fault: Exception) -> BcqErro
     return error("BCQ-E601", source.folder.name, found=f"{found}: {reason}", expected="a causal language model")
 
 
-def _device(wanted: str) -> str:
+def device_of(wanted: str) -> torch.device:
+    """``auto``: CUDA where there is one; BCQ-E551 where it is asked for and missing."""
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise error("BCQ-E551", found="torch sees no CUDA device", expected="--device cpu")
-    return wanted
+    return torch.device(wanted)

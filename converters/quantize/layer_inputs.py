@@ -14,7 +14,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .stats import stats_tensors
 
-__all__ = ["MOST", "Gradients", "Inputs", "Weights"]
+__all__ = ["MOST", "Gradients", "Inputs", "Weights", "linears", "token_counts"]
 
 Tensor = torch.Tensor
 Weights = dict[str, npt.NDArray[np.float32]]  # weight -> [rows, seq], the mean over all tokens is 1
@@ -22,13 +22,30 @@ Weights = dict[str, npt.NDArray[np.float32]]  # weight -> [rows, seq], the mean 
 MOST = 50.0  # times the mean of its row that a token may count
 
 
-def _linears(source: SourceCheckpoint, module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.nn.Linear]]:
+def linears(source: SourceCheckpoint, module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.nn.Linear]]:
     """The linear layers of a module whose weights the source has, by the name it has for them."""
     for name, child in module.named_modules():
         weight = f"{prefix}{name}.weight"
         known = weight if weight in source.tensors else weight.partition(".")[2]  # saved without `model.`
         if isinstance(child, torch.nn.Linear) and known in source.tensors:
             yield known, child
+
+
+def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tensor) -> Tensor | None:
+    """What every token counts, ``[tokens]``, for an input ``[tokens, in]``; None: all the same.
+
+    ``given``: the weights by loss, where there are any.
+    """
+    if weighting == "none" or not len(x):
+        return None
+    power = x.square().sum(1)
+    if weighting == "tokens":
+        return power.mean() / power.clamp_min(power.mean() * 1e-6)
+    if given is None:
+        return None
+    counts = torch.from_numpy(given.copy()).to(x.device)
+    size = counts * power
+    return counts * (MOST * size.mean() / size.clamp_min(1e-30)).clamp_max(1.0)
 
 
 class Gradients:
@@ -41,9 +58,7 @@ class Gradients:
         self._seq = seq
         self._now: dict[str, Tensor] = {}
         self._rows: dict[str, list[Tensor]] = {}
-        self._hooks = [
-            child.register_forward_hook(self._hook(name)) for name, child in _linears(source, module, prefix)
-        ]
+        self._hooks = [child.register_forward_hook(self._hook(name)) for name, child in linears(source, module, prefix)]
 
     def row_done(self) -> None:
         """Keep what this row gave."""
@@ -88,7 +103,7 @@ class Inputs:
         self._shared: dict[str, list[str]] = {}
         self._leader: dict[str, str] = {}
         self._seen: list[tuple[Tensor, str]] = []  # inputs of this row: they stay alive, so no two share an address
-        for name, child in _linears(source, module, prefix):
+        for name, child in linears(source, module, prefix):
             child.register_forward_pre_hook(self._hook(name))
 
     def row_done(self) -> None:
@@ -131,17 +146,8 @@ class Inputs:
         return look
 
     def _counts(self, weight: str, x: Tensor) -> Tensor | None:
-        """What every token counts, ``[tokens]``; None: all the same."""
-        if self._weighting == "none" or not len(x):
-            return None
-        power = x.square().sum(1)
-        if self._weighting == "tokens":
-            return power.mean() / power.clamp_min(power.mean() * 1e-6)
-        if weight not in self._weights:
-            return None
-        counts = torch.from_numpy(self._weights[weight][self._row].copy()).to(x.device)
-        size = counts * power
-        return counts * (MOST * size.mean() / size.clamp_min(1e-30)).clamp_max(1.0)
+        given = self._weights[weight][self._row] if weight in self._weights else None
+        return token_counts(self._weighting, given, x)
 
     def _add(self, sums: dict[str, Tensor], weight: str, more: Tensor) -> None:
         if weight not in sums:
