@@ -298,7 +298,7 @@ def look(path: Path) -> None:
 
 
 @given(st.data())
-@examples(150)
+@examples(80)
 def test_files_with_changed_bytes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     raw = bytearray(data.draw(st.sampled_from(small_vectors())).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -406,7 +406,7 @@ def text_of(value: Any) -> str:
 
 
 @given(st.data())
-@examples(250)
+@examples(120)
 def test_files_with_changed_json(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Canonical JSON with other values in it gets past the outer checks; what lies behind must hold too."""
     header, body = oracle.split(data.draw(st.sampled_from(small_vectors())).read_bytes())
@@ -426,7 +426,7 @@ FOLDER_TEXTS = ["config.json", "bcq_manifest.json", "model.safetensors.index.jso
 
 
 @given(st.data())
-@examples(150)
+@examples(80)
 def test_folders_with_changed_json(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     import hashlib
 

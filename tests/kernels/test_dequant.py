@@ -115,13 +115,13 @@ def test_the_first_planes_only(encoding: str, planes: int) -> None:
 
 
 @hypothesis.given(strategies.weights(stack=False, nonfinite=None), st.sampled_from([32, 64]))
-@hypothesis.settings(strategies.examples(40), deadline=None)
+@hypothesis.settings(strategies.examples(15), deadline=None)
 def test_any_weight_with_any_numbers(pair: tuple[BcqWeight, Any], threads: int) -> None:
     check(pair[0], threads=threads)
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(strategies.examples(25), deadline=None)
+@hypothesis.settings(strategies.examples(10), deadline=None)
 def test_whole_words_with_any_numbers(data: st.DataObject) -> None:
     """Random patterns among the scales, in shapes that the fast kernels take: subnormals, zeros, infinities, NaNs."""
     seed = data.draw(st.integers(0, 2**32 - 1))
