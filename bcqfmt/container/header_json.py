@@ -19,6 +19,7 @@ __all__ = ["HeaderFault", "scan_header"]
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LARGE = 1_000_000  # characters of a header from which on an entry is looked at before it is parsed
+_DEEP = re.compile(rf'(?:\[|\{{"[^"\\]{{0,80}}":){{{limits.MAX_JSON_DEPTH}}}')
 _MOST_COMMAS = 100  # of an entry: it has 19 at most
 _LEVELS = f"at most {limits.MAX_JSON_DEPTH} levels"
 
@@ -153,6 +154,8 @@ def _is_small(text: str, at: int) -> bool:
     """
     if len(text) - at < _LARGE or text[at : at + 1] not in ("[", "{"):
         return True
+    if _DEEP.match(text, at):
+        raise HeaderFault("BCQ-V106", "nested too deeply", _LEVELS)
     end = text.find("}", at)
     return text[at] == "{" and text.rfind("{", at, end) == at and text.count(",", at, end) <= _MOST_COMMAS
 

@@ -125,3 +125,11 @@ def test_an_entry_of_millions_of_values_is_refused_unparsed(tmp_path: Path, plac
 
     assert peak(read) < 8 * len(header)
     assert codes == [expected]
+
+
+def test_deep_and_wide(tmp_path: Path) -> None:
+    header = ('{"a":' + "[" * 17 + "[]," * 500_000 + "[]" + "]" * 17 + "}").encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert peak(lambda: bcqfmt.validate(path)) < 8 * len(header)
+    assert [finding.code for finding in bcqfmt.validate(path).errors] == ["BCQ-V106"]
