@@ -235,7 +235,7 @@ def provenance_folder(target: Path) -> Path:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("kind", ["vector", "saved"])
 def test_every_flipped_bit_is_found(tmp_path: Path, chunk: int, kind: str) -> None:
-    """500 flips over all files of the vector and 500 of a sharded folder, spread over bytes evenly; 10,000 in `make soak`."""
+    """500 flips over all files of the vector and 500 of a sharded folder, spread evenly; 10,000 in the soak."""
     if kind == "vector":
         folder = provenance_folder(tmp_path / "m")
     else:
