@@ -12,6 +12,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, verb
 from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error
+from bcqfmt.version import pip_install
 
 if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
@@ -54,7 +55,7 @@ def command(
         from bcqfmt.converters.quantize.calibration import calibrate
     except ImportError as fault:
         found = f"{fault.name or 'torch'} is not installed"
-        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
+        raise error("BCQ-E306", found=found, hint=pip_install("transformers")) from fault
     made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
     summary = _summary(made, model, out, time.perf_counter() - start)
     render.emit_json(summary) if as_json else render.echo(_text(summary))

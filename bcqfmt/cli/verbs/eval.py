@@ -39,7 +39,7 @@ def command(
     BCQ is a BCQ folder with its tokenizer. The text is cut into windows that do not overlap; in each, every token but
     the first is predicted. With --reference, a dense or BCQ folder with the same tokenizer, the divergence of the
     predictions (KL, nats per token) and how often both find the same token likeliest are measured too. Needs torch and
-    transformers: pip install 'bcqfmt[transformers]'.
+    transformers: bcqfmt doctor has the command.
 
     \b
     Example:

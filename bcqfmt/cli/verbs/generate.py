@@ -25,7 +25,7 @@ def command(bcq: Path, prompt: str, max_new_tokens: int, as_json: bool, **option
 
     BCQ is a BCQ folder with its tokenizer. The likeliest token is taken every time, so the same command gives the same
     text. With --exact it is the text that the dense export gives. Needs torch and transformers:
-    pip install 'bcqfmt[transformers]'.
+    bcqfmt doctor has the command.
 
     \b
     Example:

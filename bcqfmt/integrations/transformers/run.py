@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.kernels.runtime.device import require_cuda
+from bcqfmt.version import pip_install
 
 __all__ = ["Figures", "Loaded", "evaluate", "generate", "load", "windows_of"]
 
@@ -218,9 +219,7 @@ def _imported() -> tuple[Any, Any]:
 
         import bcqfmt.integrations.transformers as bridge
     except ImportError as fault:
-        raise error(
-            "BCQ-E306", found=f"{fault.name} is not installed", hint="pip install 'bcqfmt[transformers]'"
-        ) from None
+        raise error("BCQ-E306", found=f"{fault.name} is not installed", hint=pip_install("transformers")) from None
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

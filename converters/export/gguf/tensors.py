@@ -24,7 +24,7 @@ from bcqfmt.errors import error, escape
 from bcqfmt.weight.weight import BcqWeight
 
 from .choice import Choice, choose
-from .encode import Error, encoded
+from .encode import Each, Error, encoded
 from .metadata import Metadata
 
 __all__ = ["Tensor", "tensors_of"]
@@ -53,12 +53,12 @@ class Tensor:
         """Bytes in the file, without padding."""
         return tensor_bytes(self.type, self.shape)
 
-    def chunks(self) -> Iterator[Bytes]:
-        """The bytes in order."""
+    def chunks(self, each: Each = map) -> Iterator[Bytes]:
+        """The bytes in order; ``each`` as in `encoded`."""
         for member in self.members:
             if isinstance(member, BcqWeight):
                 assert self.choice is not None
-                yield from encoded(member, self.choice, self.heads, self.error)
+                yield from encoded(member, self.choice, self.heads, self.error, each)
             else:
                 yield from _dense_bytes(member, self.type, self.heads)
 
