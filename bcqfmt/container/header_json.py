@@ -138,8 +138,8 @@ def _metadata(text: str, at: int, found: dict[str, str]) -> int:
             if len(found) >= limits.MAX_METADATA_KEYS:
                 raise HeaderFault("BCQ-V118", f"more than {limits.MAX_METADATA_KEYS} keys", "fewer")
             if text[at : at + 1] != '"':
-                found = _kind(_value(text, at, "", 2)[0]) if _is_small(text, at) else "no string"
-                raise HeaderFault("BCQ-V118", f"{key[:80]!a} is {found}", "a string")
+                what = _kind(_value(text, at, "", 2)[0]) if _is_small(text, at) else "no string"
+                raise HeaderFault("BCQ-V118", f"{key[:80]!a} is {what}", "a string")
             found[key], at = _string(text, at)
             key, at = inner.send(at)
     except StopIteration as done:
