@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,10 @@ def multiplies(dtype: torch.dtype) -> bool:
     """
     if dtype not in _SUPPORTED:
         return True
+    if platform.machine().lower() in ("aarch64", "arm64"):  # oneDNN has them there through Arm's Compute Library alone
+        library: Any = getattr(torch.backends.mkldnn, "is_acl_available", None)
+        if library is None or not library():
+            return False
     supported = getattr(torch.ops.mkldnn, _SUPPORTED[dtype], None)
     return supported is not None and bool(supported())
 
