@@ -17,7 +17,8 @@ from typing import Any, TextIO
 from bcqfmt.errors import Finding, escape
 
 __all__ = [
-    "count", "discard", "echo", "emit_json", "fields", "findings", "flush", "safe", "say", "size", "table",
+    "count", "discard", "echo", "emit_json", "fields", "findings", "flush", "safe", "say", "size", "stream",
+    "table",
 ]  # fmt: skip
 
 _LONGEST = 1 << 20  # of a line; names are cut long before
@@ -33,6 +34,11 @@ def safe(line: str) -> str:
 def echo(lines: str | Iterable[str] = "") -> None:
     """Write to stdout. When the reader has gone the rest is dropped, and the verb keeps its exit code."""
     _write(sys.stdout, lines)
+
+
+def stream(text: str) -> None:
+    """Write a piece of text to stdout at once, without a line's end of its own."""
+    _put(sys.stdout, "\n".join(safe(line) for line in text.split("\n")), flush=True)
 
 
 def say(lines: str | Iterable[str]) -> None:

@@ -36,8 +36,8 @@ def calibrate(
 ) -> StatsFile:  # fmt: skip
     """Statistics of a model's linear layers on ``rows`` pieces of ``seq`` tokens, written to ``target``.
 
-    ``device``: ``cpu``, ``cuda`` or ``auto``. A run that was interrupted goes on at the layer where it stopped; the
-    result is the same. ``say`` gets a line for every layer.
+    ``device``: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. A run that was interrupted goes on at the layer where it
+    stopped; the result is the same. ``say`` gets a line for every layer.
     """
     refuse_quantized(source)
     quiet: Any = transformers.utils.logging  # only our own messages are shown
@@ -315,6 +315,6 @@ def _unusable(source: SourceCheckpoint, found: str, fault: Exception) -> BcqErro
 def _device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
         raise error("BCQ-E551", found="torch sees no CUDA device", expected="--device cpu")
     return wanted

@@ -32,7 +32,7 @@ from bcqfmt.system import lock_file, require_locks
 
 from .stats import StatsFile, open_stats, write_stats
 
-__all__ = ["CalibrationText", "CalibrationWork", "choose_rows", "read_text"]
+__all__ = ["CalibrationText", "CalibrationWork", "check_target", "choose_rows", "read_text"]
 
 Row = npt.NDArray[np.float32]
 
@@ -53,6 +53,13 @@ def read_text(path: Path) -> CalibrationText:
         return CalibrationText(raw.decode("utf-8"), hashlib.sha256(raw).hexdigest(), path.name)
     except UnicodeDecodeError as fault:
         raise error("BCQ-E302", path.name, found=f"byte {fault.start} is not UTF-8", expected="a text file") from None
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """BCQ-E401 for a file that is there already."""
+    place = output_path(target)
+    if os.path.lexists(place) and not (overwrite and place.is_file()):
+        raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
 
 
 def choose_rows(
@@ -85,8 +92,7 @@ class CalibrationWork:
         self.folder = self.target.with_name(f"{self.target.name}.partial")
         self.plan = dict(plan)
         self._lock = -1
-        if os.path.lexists(self.target) and not (overwrite and self.target.is_file()):
-            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
+        check_target(target, overwrite=overwrite)
         if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
         with reported(self.folder):

@@ -69,7 +69,7 @@ def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:
         for row, token in zip(logits[:-1], window[1:], strict=True):
             total += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
             count += 1
-    found = models.evaluate(loaded, models.windows_of(loaded, text.read_text(), 20, 50))
+    found = models.evaluate(loaded, models.windows_of(loaded.opened, text.read_text(), 20, 50))
     assert found.tokens == count == 47
     assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-9)
     assert found.divergence is None
@@ -81,7 +81,7 @@ def test_divergence_is_what_numpy_computes(model: Path, text: Path) -> None:
     with torch.inference_mode():
         p, q = (torch.softmax(m.model(input_ids=ids).logits[0, :-1].double(), -1).numpy() for m in (fine, coarse))
     apart = (p * np.log(p / q)).sum(-1)
-    found = models.evaluate(coarse, models.windows_of(coarse, text.read_text(), 30, 30), fine)
+    found = models.evaluate(coarse, models.windows_of(coarse.opened, text.read_text(), 30, 30), fine)
     assert found.divergence == pytest.approx(apart.mean(), rel=1e-6)
     assert found.largest_divergence == pytest.approx(apart.max(), rel=1e-6)
     assert found.top1 == (p.argmax(-1) == q.argmax(-1)).mean()

@@ -10,6 +10,8 @@ import click
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, stoppable, usage_error, verb
+from bcqfmt.cli.expect import expect_bcq
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
@@ -45,6 +47,7 @@ def command(
     """
     if dtype is not None and layout != "dense":
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
+    expect_bcq(bcq)
     from bcqfmt.converters.export import export
 
     with stoppable(out, resumed=False), ExitStack() as stack:
@@ -68,3 +71,4 @@ def command(
         render.size(done.nbytes),
     ]
     render.echo([f"{escape(str(out))}: {done.format}; {', '.join(counts)}", *(f"  {note}" for note in done.notes)])
+    render.echo(step_lines(run_it(out)))

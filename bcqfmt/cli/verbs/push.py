@@ -9,6 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.expect import expect_bcq
 from bcqfmt.cli.publish import hashing, publish
 from bcqfmt.errors import escape
 
@@ -48,6 +49,7 @@ def command(
     """
     if create_pr and revision is not None:
         raise usage_error("--create-pr opens a new pull request, --revision goes on with one: choose one.")
+    expect_bcq(dst)
     if dry_run:
         _show(dst, repo, as_json)
         return

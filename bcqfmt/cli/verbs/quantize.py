@@ -19,6 +19,8 @@ from bcqfmt.cli.command import (
     usage_error,
     verb,
 )
+from bcqfmt.cli.expect import expect
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
@@ -141,6 +143,8 @@ def _planned(
     if asked["method"] is not None:
         build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
+    if stats is not None:
+        expect(stats, "stats", file=True)
     seen = None if stats is None else open_stats(stats)
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
@@ -230,9 +234,10 @@ def _text(quantization: Quantization, made: Report, dst: Path, used: dict[str, A
     lines += [f"report: {escape(path)}" for path in written]
     rate = render.size(int(quantization.plan.nbytes / max(used["seconds"], 1e-3)))
     lines.append(f"{rate}/s, {used['seconds']:.1f} s, peak memory {render.size(used['peak_rss_bytes'])}")
+    steps = run_it(dst)
     if len(made.weights) > _WORST:
-        lines.append(f"all weights: {command_line('bcqfmt', 'report', dst)}")
-    return lines
+        steps["all weights"] = command_line("bcqfmt", "report", dst)
+    return [*lines, *step_lines({**steps, "prove it": command_line("bcqfmt", "validate", "--deep", dst)})]
 
 
 def _shown(value: Any) -> str:

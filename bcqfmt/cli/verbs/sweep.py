@@ -12,6 +12,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import ParamType, default_workers, given_settings
 from bcqfmt.cli.progress import bar, return_large_blocks
 from bcqfmt.cli.reports import check_output
@@ -96,6 +97,8 @@ def command(
             raise usage_error(f"'{path}' should end in {suffix}.")
         if path is not None:
             check_output(path, overwrite, model)
+    if stats is not None:
+        expect(stats, "stats", file=True)
     source = find_source(model, revision, offline)
     sweep = _planned(source.checkpoint, given_settings({}, pairs), stats, asked)
     judge = None if text is None else _text_model(source.checkpoint.folder, text, context, max_tokens, sweep)

@@ -10,6 +10,7 @@ import click
 from bcqfmt.checkpoint.validation import Report, validate
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.expect import expect_bcq
 from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
 
@@ -34,6 +35,7 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
       bcqfmt validate model/
       bcqfmt validate --deep model/
     """
+    expect_bcq(path, file=True)
     with ExitStack() as stack:
         total = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file()) if deep else 0
         tick = bar(stack, total=total, unit="B", unit_scale=True, desc="hashing") if deep else None
