@@ -36,6 +36,7 @@ _OPTIONAL = {
     "torch": ("pip install 'bcqfmt[torch]'", "to_torch() and BcqLinear"),
     "numba-cuda": ("pip install 'bcqfmt[cuda]'", "the CUDA kernels"),
     "transformers": ("pip install 'bcqfmt[transformers]'", "generate, eval, calibrate, and loading models"),
+    "lm_eval": ("pip install 'bcqfmt[eval]'", "eval --tasks"),
     "vllm": ("pip install vllm", "serving models; bcqfmt's plugin for it was never run with it"),
     "ray": ("pip install 'bcqfmt[ray]'", "convert --executor ray; several machines do without it: --part"),
 }

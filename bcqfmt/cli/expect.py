@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Iterator
 from pathlib import Path
 
-from bcqfmt.errors import error
+from bcqfmt.codes import CODES
+from bcqfmt.errors import BcqError, error
 from bcqfmt.inspect.kinds import Found, look
 
 from .command import command_line, command_words
 
-__all__ = ["another_folder", "expect", "expect_bcq"]
+__all__ = ["another_folder", "expect", "expected", "expected_bcq"]
 
 _WORDS = {
     "bcq": "a BCQ folder",
@@ -22,23 +24,23 @@ _WORDS = {
     "stats": "a file that bcqfmt calibrate wrote",
 }
 _CODES = {"pickle": "BCQ-E105", "lfs": "BCQ-E201", "page": "BCQ-E202", "text": "BCQ-E203", "archive": "BCQ-E203"}
+_WRONG_KIND = ("BCQ-V1", "BCQ-V2", "BCQ-V5", "BCQ-V6", "BCQ-E1", "BCQ-E2", "BCQ-E6")  # what another kind leads to
+_EXACT = ("BCQ-E103", "BCQ-E605", "BCQ-E610", "BCQ-E612", "BCQ-E627")  # and what says it all already
 _CODES |= {"empty": "BCQ-E104", "unfinished": "BCQ-V601", "stats": "BCQ-E203"}
 
 
-def expect(path: str | Path, *wanted: str, file: bool = False, passes: Collection[str] = ()) -> Found:
+def expect(path: str | Path, *wanted: str, file: bool = False) -> Found:
     """What lies at ``path``; an error that names it and the fitting command unless its kind is one of ``wanted``.
 
-    ``file``: the verb takes files as well as folders. What is unclear or missing, or of a kind in ``passes``, passes:
-    the verb's own reader says more about it.
+    ``file``: the verb takes files as well as folders. What is missing, unclear or unfinished passes: the verb's own
+    reader says more about it.
     """
     found = look(path)
-    if found.kind in ("missing", "unclear", *passes):
-        return found
     single = not Path(path).is_dir() and found.kind in ("dense", "quantized")
-    if found.kind in wanted and (file or not single):
+    if found.kind in ("missing", "unclear", "unfinished") or (found.kind in wanted and (file or not single)):
         return found
     raise error(
-        _code(found, wanted, single),
+        _code(found, wanted, single or not Path(path).is_dir()),
         str(path),
         found=found.words,
         expected=" or ".join(_WORDS[kind] for kind in wanted),
@@ -46,10 +48,23 @@ def expect(path: str | Path, *wanted: str, file: bool = False, passes: Collectio
     )
 
 
-def expect_bcq(path: str | Path, *, file: bool = False) -> Found:
-    """The same for a verb that takes a BCQ folder, or with ``file`` a BCQ file; damage passes."""
-    wanted = ("bcq", "bcq file") if file else ("bcq",)
-    return expect(path, *wanted, file=file, passes=("unfinished", "empty", "lfs", "page", "pickle", "archive"))
+@contextlib.contextmanager
+def expected(path: str | Path, *wanted: str, file: bool = False) -> Iterator[None]:
+    """Around reading ``path``: where that fails because it is something else, :func:`expect` says what.
+
+    Nothing is looked at before something fails, so a file is not read twice.
+    """
+    try:
+        yield
+    except BcqError as fault:
+        if fault.code.startswith(_WRONG_KIND) and fault.code not in _EXACT:
+            expect(path, *wanted, file=file)
+        raise
+
+
+def expected_bcq(path: str | Path, *, file: bool = False) -> contextlib.AbstractContextManager[None]:
+    """The same for a verb that takes a BCQ folder, or with ``file`` a BCQ file."""
+    return expected(path, *(("bcq", "bcq file") if file else ("bcq",)), file=file)
 
 
 def another_folder(path: str | Path) -> str:
@@ -64,6 +79,8 @@ def another_folder(path: str | Path) -> str:
 
 
 def _code(found: Found, wanted: tuple[str, ...], single: bool) -> str:
+    if found.kind == "pickle" and single:
+        return "BCQ-E203"
     if found.kind in _CODES:
         return _CODES[found.kind]
     if found.kind == "gguf":
@@ -86,6 +103,8 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     if found.home is not None and found.kind != "lfs" and look(found.home).kind in wanted:
         named = [str(found.home) if word == str(path) else word for word in words]
         return f"it is part of {look(found.home).words}, name that: {command_line('bcqfmt', *named)}"
+    if found.kind == "pickle":
+        return CODES["BCQ-E105"].hint
     if found.kind in ("quantized", "gguf"):
         return f"convert it, without loss: {command_line('bcqfmt', 'convert', path, _target(words, path))}"
     if found.kind == "dense":

@@ -137,8 +137,8 @@ class _Outcome:
             return fault.exit_code
         if isinstance(fault, click.UsageError) and fault.ctx is not None:
             render.say(fault.ctx.get_usage())
-            fault = _nearest(fault, fault.ctx)
             render.say(f"Try '{fault.ctx.command_path} --help' for help and an example.")
+            fault = _nearest(fault, fault.ctx)
         said = " ".join(fault.format_message().split())  # click lists choices on lines of their own
         render.say(f"error: {said}")
         self._json({"code": "usage", "found": escape(said), "exit_code": fault.exit_code})

@@ -12,13 +12,14 @@ from bcqfmt.errors import error
 
 from . import render
 from .command import usage_error
-from .expect import another_folder, expect
+from .expect import another_folder, expect, expected
 
 if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
+    from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["Source", "find_source", "keep_apart"]
+__all__ = ["Source", "find_source", "keep_apart", "read_stats"]
 
 
 class Source(NamedTuple):
@@ -46,11 +47,11 @@ def find_source(
     if os.path.lexists(text):
         if revision is not None:
             raise usage_error("--revision is for models on the hub; SRC is a folder.")
-        if gguf:
-            expect(text, "quantized", "gguf", passes=("dense",) if folder.is_dir() else ())
-        else:
-            expect(text, "dense", passes=("quantized",) if folder.is_dir() else ())
-        found = open_source(folder)
+        wanted = ("quantized", "gguf") if gguf else ("dense",)
+        with expected(text, *wanted):
+            found = open_source(folder)
+        if found.is_gguf and not gguf:
+            expect(text, *wanted)
         return Source(found, found.name) if found.lone else Source(found, *_called(folder))
     from bcqfmt.converters import hub
 
@@ -66,6 +67,14 @@ def find_source(
     shown = sys.stderr is not None and sys.stderr.isatty()
     place = hub.download(repo, offline=offline, progress=shown)
     return Source(open_source(place / repo.file if repo.file else place), repo.repo_id, repo.commit)
+
+
+def read_stats(path: Path) -> StatsFile:
+    """Calibration statistics; where the file is something else, what it is."""
+    from bcqfmt.converters.quantize.stats import open_stats
+
+    with expected(path, "stats", file=True):
+        return open_stats(path)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:

@@ -56,10 +56,10 @@ def _folder(place: Path) -> Found:
         return Found("bcq", "a BCQ folder")
     names = sorted(entry.name for entry in place.iterdir())
     models = [name for name in names if name.endswith(".safetensors")]
-    if place.name.endswith(".partial"):
-        return Found("unfinished", "an unfinished conversion")
     if models:
         return _model_folder(place, models[0])
+    if place.name.endswith(".partial"):
+        return Found("unfinished", "an unfinished conversion")
     if any(name.endswith(".gguf") for name in names):
         return Found("gguf", "a folder of GGUF files")
     if any(name.endswith(_PICKLES) for name in names):
@@ -92,10 +92,12 @@ def _file(place: Path) -> Found:
     home = place.parent if (place.parent / CONFIG).is_file() else None
     if head.startswith(b"GGUF"):
         return Found("gguf", "a GGUF file")
+    if place.suffix == ".gguf":
+        return Found("unclear", "a damaged GGUF file", home)
     other = other_kind(head, "")
     if other is not None:
         kind, words = _CODES.get(other[0], ("archive", other[1]))
-        pickle = place.name.endswith(_PICKLES) or "pickle" in words
+        pickle = place.name.endswith(_PICKLES) or words == "a Python pickle"
         return Found("pickle", "a pickled file", home) if pickle and kind == "archive" else Found(kind, words, home)
     if place.suffix == ".safetensors" or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30):
         return _safetensors(place, home)

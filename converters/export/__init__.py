@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list, read_config
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, file_list, read_config
 from bcqfmt.checkpoint.provenance import source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
@@ -84,7 +84,8 @@ def export(
     kind = _check_arguments(folder, target, layout, dtype)
     config = read_config(folder, refuse)
     assert config is not None  # refuse has raised otherwise
-    config.pop("quantization_config", None)
+    for key in config_entries(()):
+        config.pop(key, None)
     made = None if layout == "dense" else _decide(checkpoint, layout)
     result = Export("dense" if made is None else made.format)
     dense = _dense(checkpoint, result)

@@ -67,7 +67,7 @@ def test_without_the_extra_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     (tmp_path / "text.txt").write_text("abc")
-    options = ["--prompt", "x"] if name == "generate" else ["--text", tmp_path / "text.txt"]
+    options = ["--prompt", "x"] if name == "generate" else ["--text", tmp_path / "text.txt", "--context", "8"]
     result = run(name, model, *options)
     assert result.exit_code == 2
     assert "BCQ-E306" in result.stderr

@@ -10,7 +10,7 @@ import click
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, stoppable, usage_error, verb
-from bcqfmt.cli.expect import expect_bcq
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
@@ -47,10 +47,9 @@ def command(
     """
     if dtype is not None and layout != "dense":
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
-    expect_bcq(bcq)
     from bcqfmt.converters.export import export
 
-    with stoppable(out, resumed=False), ExitStack() as stack:
+    with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
         done = export(
             checkpoint,

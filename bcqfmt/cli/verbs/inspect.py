@@ -10,7 +10,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
-from bcqfmt.cli.expect import expect
+from bcqfmt.cli.expect import expected, expected_bcq
 from bcqfmt.errors import escape
 from bcqfmt.inspect.summary import Summary, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
@@ -44,14 +44,15 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
     """
     if tensor is not None and modules:
         raise usage_error("--modules and --tensor exclude each other.")
-    expect(path, *_MODELS, file=True, passes=("unfinished", "stats", "empty", "lfs", "page", "pickle", "archive"))
     if revision is not None and not _on_hub(path):
         raise usage_error("--revision is for models on the hub; PATH is here.")
     if tensor is not None:
-        details = tensor_details(path, tensor)
+        with expected_bcq(path, file=True):
+            details = tensor_details(path, tensor)
         render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
         return
-    summary = _remote(path, revision, offline) if _on_hub(path) else summarize(path, modules=modules)
+    with expected(path, *_MODELS, file=True):
+        summary = _remote(path, revision, offline) if _on_hub(path) else summarize(path, modules=modules)
     found, lines = summary.as_dict(), _glance(summary)
     if modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
         from bcqfmt.cli.forecast import module_rows, module_table

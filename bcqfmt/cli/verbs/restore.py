@@ -9,7 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, json_option, stoppable, verb
-from bcqfmt.cli.expect import expect_bcq
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import keep_apart
@@ -37,9 +37,8 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     from bcqfmt.converters.convert.source_rebuilder import SourceRebuilder
     from bcqfmt.converters.jobs.warnings import in_words
 
-    expect_bcq(bcq)
     keep_apart(bcq, out, "the BCQ folder")
-    with bcqfmt.open(bcq) as checkpoint:
+    with expected_bcq(bcq), bcqfmt.open(bcq) as checkpoint:
         rebuilder = SourceRebuilder(checkpoint)
         files, left_out = rebuilder.files(), rebuilder.left_out()
         total = sum(record["size"] for record in files.values())

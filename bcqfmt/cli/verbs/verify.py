@@ -9,7 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, verb
-from bcqfmt.cli.expect import expect_bcq
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import find_source
 from bcqfmt.errors import BcqError, escape
@@ -51,10 +51,10 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
         if fault.code == "BCQ-E612":
             raise type(fault)(fault.finding, "the source comes first: bcqfmt verify SRC BCQ") from None
         raise
-    expect_bcq(bcq)
     rows = None if values == "all" else SAMPLE_ROWS
     total = sum(model.source.size for model in source.models.values())
-    with bcqfmt.open(bcq) as checkpoint, Progress("verifying", total, len(source.models)) as progress:
+    read = Progress("verifying", total, len(source.models))
+    with expected_bcq(bcq), bcqfmt.open(bcq) as checkpoint, read as progress:
         return_large_blocks()
         found = verify(source, checkpoint, progress.tick, rows)
     if as_json:

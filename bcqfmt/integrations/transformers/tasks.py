@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape
 
 from .run import Loaded
 
@@ -40,9 +40,9 @@ class Tasks(NamedTuple):
         import lm_eval
         from lm_eval.models.huggingface import HFLM
 
-        model = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch)
         try:
             with _quiet():
+                model = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch)
                 found = lm_eval.simple_evaluate(
                     model=model, tasks=self.names, task_manager=self.manager, limit=limit, num_fewshot=shots,
                     log_samples=False, bootstrap_iters=1000,
@@ -59,6 +59,7 @@ def find_tasks(names: Sequence[str], folder: Path | None = None) -> Tasks:
     """
     try:
         with _quiet():
+            from lm_eval.models import huggingface  # noqa: F401 - it needs more than the harness itself
             from lm_eval.tasks import TaskManager
     except ImportError as fault:
         found = f"{fault.name or 'lm_eval'} is not installed"
@@ -91,14 +92,14 @@ def _scores(task: str, row: dict[str, Any]) -> list[Score]:
     return made
 
 
-def _failed(fault: Exception, what: str) -> Exception:
+def _failed(fault: Exception, what: str) -> BcqError:
     reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
     hint = "tasks fetch their data once; check the network and the task's own files"
     return error("BCQ-E102", escape(what), found=f"the harness stops: {escape(reason)}", hint=hint)
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
+def _quiet() -> Iterator[None]:
     """Without the harness's own log lines: errors come as exceptions."""
     before = {name: logging.getLogger(name).level for name in _QUIET}
     try:
