@@ -203,7 +203,7 @@ _TABLE = [
     Code("BCQ-E711", "a node of the cluster sees another source, or has another bcqfmt", 8, "install the same bcqfmt on every node, and mount SRC and DST under the same paths"),
     Code("BCQ-E712", "a task on the cluster was lost or failed", 8, "look at the node's memory and logs (ray status), then go on with --resume"),
     # kernels
-    Code("BCQ-E551", "no usable CUDA device", 5, "use the CPU kernels, or `bcqfmt doctor` to see what is missing"),
+    Code("BCQ-E551", "no usable GPU", 5, "use the CPU kernels, or `bcqfmt doctor` to see what is missing"),
     Code("BCQ-E552", "argument that a kernel cannot take", 2, "pass what is expected; the function's docstring has shapes, types and limits"),
     Code("BCQ-E553", "weight that this kernel cannot take", 5, "bcqfmt.kernels.matmul chooses one that can"),
     Code("BCQ-E554", "too large for a kernel", 9, "slice the weight by rows"),

@@ -173,8 +173,8 @@ def _nearest(fault: click.UsageError, ctx: click.Context) -> click.UsageError:
         return fault
     from .near_options import near_options
 
-    near = near_options(fault.option_name, ctx)
-    return click.NoSuchOption(fault.option_name, possibilities=near, ctx=ctx) if near else fault
+    near = " or ".join(f"'{name}'" for name in near_options(fault.option_name, ctx))
+    return click.UsageError(f"No such option '{fault.option_name}'. Did you mean {near}?", ctx) if near else fault
 
 
 def _version_option(ctx: click.Context, param: click.Parameter, asked: bool) -> None:

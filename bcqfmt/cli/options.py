@@ -112,7 +112,7 @@ def model_options(command: _F) -> _F:
         "--dtype",
         **dtype,
         show_default=True,
-        help="Type of the activations; auto: the stored one, or float32 where the CPU is slow in it.",
+        help="Type of the activations; auto: float32 on a CPU, else the stored one.",
     )(command)
 
 
