@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
-    report-page matrix bench soak soak-emulated clean distclean
+    report-page matrix bench fuzz soak soak-emulated clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +53,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 c-reader: $(VENV)/.test  ## the C reader under sanitizers, on all vectors (needs a C compiler)
-	@$(BIN)/pytest -m cc tests/c_reader -n auto --maxprocesses $(JOBS) --dist loadfile -q
+	@$(BIN)/pytest -m "cc and not soak" tests/c_reader tests/fuzz -n auto --maxprocesses $(JOBS) --dist loadfile -q
 
 kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU; registers and spills
 	@$(BIN)/python tests/kernels/compile_check.py
@@ -91,6 +91,10 @@ docs: $(VENV)/.dev  ## the documentation site in docs/_build/html, warnings are 
 
 bench: $(VENV)/.test  ## measure the figures in docs/benchmarks (BENCH_ARGS=... adds options)
 	@$(BIN)/python tests/benchmarks/run.py $(BENCH_ARGS)
+
+TIME ?= 600
+fuzz: $(VENV)/.test  ## all readers on mutated inputs, side by side, on all cores (TIME=600 seconds; needs a C compiler)
+	@$(BIN)/python tests/fuzz/run.py --time $(TIME) --out fuzz.json
 
 soak: $(VENV)/.soak $(VENV)/signing/.ready  ## the long runs
 	@MODEL_SIGNING=$(CURDIR)/$(VENV)/signing/bin/model_signing $(BIN)/pytest -m soak $(PYTEST_ARGS)

@@ -187,6 +187,8 @@ _TABLE = [
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
     Code("BCQ-E656", "tensors keep the names of GGUF: no table has those of Hugging Face for this architecture", 0, "", "warning"),
     Code("BCQ-E657", "the file lacks what config.json needs", 0, "put the model's own config.json into the result", "warning"),
+    Code("BCQ-E640", "donor of metadata is not a file of this model", 5, "name another GGUF file of the same model with --like"),
+    Code("BCQ-E641", "metadata of a GGUF file cannot be written", 5, "take it from a GGUF file of the same model: --like donor.gguf"),
     Code("BCQ-E658", "rows are short for this scheme", 0, "choose rtn or bcq, or larger groups, for a model with rows as short as these", "warning"),
     # network
     Code("BCQ-E701", "repository not found on the hub", 8, "check the name; private ones need: hf auth login"),

@@ -117,12 +117,13 @@ class SourceFile(ByteSource):
         with _pool_lock:
             _open_files.pop(id(self), None)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Any = os.close, pool: Any = _open_files) -> None:
+        """``close``, ``pool``: bound here, because the names of a module are gone when Python exits."""
         descriptor = getattr(self, "_descriptor", -1)
         if descriptor >= 0:
-            os.close(descriptor)
+            close(descriptor)
             self._descriptor = -1
-            _open_files.pop(id(self), None)
+            pool.pop(id(self), None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "shown": self.shown, "size": self.size, "_identity": self._identity}

@@ -34,12 +34,14 @@ from .awq import to_awq
 from .compressed_tensors import to_compressed
 from .gptq import to_gptq
 from .names import dense_linears
+from .readers import check_orientation, reader_notes
 from .target import Target, dense_unit, uniform
 
 __all__ = ["TARGETS", "Export", "export"]
 
 TARGETS: Final = ("gptq", "awq", "compressed-tensors", "dense")
 _COPY = 1 << 22
+_CONFIG_NAMES = dict(zip(FLOATS, ("float16", "bfloat16", "float32"), strict=True))  # as config.json has them
 
 
 @dataclass(slots=True)
@@ -86,10 +88,14 @@ def export(
     assert config is not None  # refuse has raised otherwise
     for key in config_entries(()):
         config.pop(key, None)
-    made = None if layout == "dense" else _decide(checkpoint, layout)
-    result = Export("dense" if made is None else made.format)
+    model_type = str(config.get("model_type", ""))
+    oriented = check_orientation([weight for _, weight in checkpoint.weights()], model_type, layout)
+    made = None if layout == "dense" else _decide(checkpoint, layout, model_type)
+    result = Export("dense" if made is None else made.format, notes=oriented)
     dense = _dense(checkpoint, result)
     units = _units(checkpoint, made, kind, dense)
+    if kind is not None:
+        _state_dtype(config, _CONFIG_NAMES[kind])
     if made is not None:
         config["quantization_config"] = made.config
         result.notes += made.notes
@@ -124,17 +130,29 @@ def _check_arguments(folder: Path, target: Path, layout: str, dtype: str | None)
     return kind
 
 
-def _decide(checkpoint: Checkpoint, layout: str) -> Target:
+def _state_dtype(config: dict[str, Any], name: str) -> None:
+    """Readers cast to the type that the configuration states, so it has to be the one that was written."""
+    for part in (config, *(value for key, value in config.items() if key.endswith("_config"))):
+        if isinstance(part, dict):
+            part.update({key: name for key in ("dtype", "torch_dtype") if key in part})
+    if "dtype" not in config:
+        config["torch_dtype"] = name
+
+
+def _decide(checkpoint: Checkpoint, layout: str, model_type: str) -> Target:
     """Everything about the layout; BCQ-E616 when a weight does not fit."""
     weights = [uniform(weight) for _, weight in checkpoint.weights()]
     if not weights:
         raise error("BCQ-E616", checkpoint.path.name, found="no quantized weight", expected="at least one")
     linears = dense_linears(tensor for _, tensor in checkpoint.dense())
     if layout == "awq":
-        return to_awq(weights, linears)
-    if layout == "compressed-tensors":
-        return to_compressed(weights, linears)
-    return to_gptq(weights, linears, was_v2=_was_v2(checkpoint.path))
+        made = to_awq(weights, linears)
+    elif layout == "compressed-tensors":
+        made = to_compressed(weights, linears)
+    else:
+        made = to_gptq(weights, linears, was_v2=_was_v2(checkpoint.path))
+    made.notes.extend(reader_notes(layout, weights, model_type))
+    return made
 
 
 def _dense(checkpoint: Checkpoint, result: Export) -> dict[str, Unit]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bcqfmt.errors import escape
 
-from .names import is_head
+from .names import block_path, in_block, skip_rules
 from .target import Recipe, Target, Uniform, best_group_size, not_lossless
 
 __all__ = ["to_awq"]
@@ -19,8 +19,9 @@ def to_awq(weights: list[Uniform], dense: list[str]) -> Target:
         if not weight.fits(size):
             found = f"groups of {weight.group_size} columns, others of {'a row' if size == -1 else size}"
             raise not_lossless(weight.weight, found, "one group size for all modules in AWQ")
-    # Entries match as parts of names: one that is part of a quantized module's name would skip that one too.
-    kept = [name for name in dense if not any(name in weight.module for weight in weights)]
+    quantized = [weight.module for weight in weights]
+    kept, left = _skipped(dense, quantized)
+    dynamic = skip_rules(dense, quantized)
     config = {
         "quant_method": "awq",
         "zero_point": True,
@@ -28,18 +29,39 @@ def to_awq(weights: list[Uniform], dense: list[str]) -> Target:
         "bits": 4,
         "version": "gemm",
         "modules_to_not_convert": kept or None,
+        **({"dynamic": dynamic} if dynamic else {}),  # read by GPTQModel
     }
     notes = []
-    if left := sorted(set(dense) - set(kept)):
+    if left:
         notes.append(
             f"modules_to_not_convert: '{escape(left[0])}' is dense and not listed:"
             " its name is part of a quantized module's"
         )
+    if any(block_path(name) for name in kept):
+        notes.append("dense layers: in some blocks only, which transformers and GPTQModel read and AutoAWQ does not")
     if any(weight.n % 32 for weight in weights):
         notes.append("rows: AutoAWQ itself writes multiples of 32 only; the layout has multiples of 8")
-    if any(is_head(weight.module) for weight in weights):
-        notes.append("lm_head is quantized, which few readers of AWQ expect")
     return Target("awq", [_recipe(weight) for weight in weights], config, None, notes)
+
+
+def _skipped(dense: list[str], quantized: list[str]) -> tuple[list[str], list[str]]:
+    """Names for modules_to_not_convert, and the modules for which there is none.
+
+    Names inside the block where all blocks have the module dense: AutoAWQ looks for those. Readers take entries for
+    parts of names too, so one that is part of a quantized module's name would skip that one.
+    """
+    kept: dict[str, None] = {}
+    left = []
+    others = in_block(quantized)
+    for name in dense:
+        short = block_path(name)
+        names = ([short] if short and short not in others else []) + [name]
+        fit = next((n for n in names if not any(n in module for module in quantized)), None)
+        if fit is None:
+            left.append(name)
+        else:
+            kept[fit] = None
+    return list(kept), left
 
 
 def _check(weight: Uniform) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from bcqfmt.checkpoint.shards import natural
 from bcqfmt.container.stored_tensor import StoredTensor
 
-__all__ = ["HEAD", "dense_linears", "is_head", "patterns"]
+__all__ = ["HEAD", "block_path", "dense_linears", "expressions", "in_block", "is_head", "patterns", "skip_rules"]
 
 HEAD = "lm_head"
 _EMBEDDINGS = re.compile(r"(^|[._])(embed|embeddings?|embed_tokens|wte|wpe|tok_embeddings)([._]|$)")
@@ -17,6 +17,30 @@ _EMBEDDINGS = re.compile(r"(^|[._])(embed|embeddings?|embed_tokens|wte|wpe|tok_e
 def is_head(module: str) -> bool:
     """Whether a module is the output layer of a language model."""
     return module.rpartition(".")[2] == HEAD
+
+
+def block_path(module: str) -> str:
+    """The name inside its block (``self_attn.q_proj`` of ``model.layers.0.self_attn.q_proj``); empty outside blocks."""
+    parts = module.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[numbers[0] + 1 :]) if numbers else ""
+
+
+def in_block(modules: Iterable[str]) -> set[str]:
+    """The different :func:`block_path` of modules."""
+    return {block_path(module) for module in modules} - {""}
+
+
+def skip_rules(dense: Collection[str], quantized: Collection[str]) -> dict[str, dict[str, int]]:
+    """GPTQModel's ``dynamic`` entries for layers in blocks that are not quantized."""
+    skipped = [name for name in dense if not is_head(name) and block_path(name)]
+    return {f"-:{expression}": {} for expression in expressions(skipped, quantized)}
+
+
+def expressions(chosen: Collection[str], others: Collection[str]) -> list[str]:
+    """Regular expressions that match the chosen modules and none of the others."""
+    classes, single = patterns(chosen, others)
+    return [*classes, *(f"{re.escape(name)}$" for name in single)]
 
 
 def dense_linears(dense: Iterable[StoredTensor]) -> list[str]:

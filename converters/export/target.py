@@ -26,7 +26,8 @@ from bcqfmt.weight import decode
 from bcqfmt.weight.scheme import PackedZero, SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Recipe", "Shaped", "Target", "Uniform", "best_group_size", "dense_unit", "not_lossless", "uniform"]
+__all__ = ["Recipe", "Shaped", "Target", "Uniform", "best_group_size", "dense_unit", "not_lossless", "scattered"]
+__all__ += ["uniform"]
 
 Shaped = dict[str, tuple[str, tuple[int, ...], Rule]]
 _BLOCK = 1 << 22  # elements decoded together
@@ -75,9 +76,9 @@ class Uniform:
         return size == self.group_size or (size == -1 and self.group_size == self.k)
 
 
-def not_lossless(weight: BcqWeight, found: str, expected: str) -> BcqError:
+def not_lossless(weight: BcqWeight, found: str, expected: str, hint: str | None = None) -> BcqError:
     """BCQ-E616 for a weight."""
-    return error("BCQ-E616", tensor=weight.name, found=found, expected=expected)
+    return error("BCQ-E616", tensor=weight.name, found=found, expected=expected, hint=hint)
 
 
 def uniform(weight: BcqWeight) -> Uniform:
@@ -107,11 +108,11 @@ def uniform(weight: BcqWeight) -> Uniform:
         group_size=segment.group_size,
         low=int(zeros.min()),
         high=int(zeros.max()),
-        scattered=_scattered(weight),
+        scattered=scattered(weight),
     )
 
 
-def _scattered(weight: BcqWeight) -> bool:
+def scattered(weight: BcqWeight) -> bool:
     """Whether ``perm`` takes a column to another group; an order within groups changes nothing for other tools."""
     if not weight.scheme.perm:
         return False

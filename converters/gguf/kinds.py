@@ -42,9 +42,16 @@ class Kind(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements of a block."""
+        if not self.codes:
+            return 256  # TQ1_0
         field, _, first, stop = self.codes[0]
         size = next(count * np.dtype(kind).itemsize for name, kind, count in self.fields if name == field)
         return 8 * size // (stop - first)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.block().itemsize
 
     @property
     def names(self) -> tuple[str, ...]:

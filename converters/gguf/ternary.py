@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from bcqfmt.compiled.loops import compiled, types
+from bcqfmt.converters.words.buffers import new_array
 
 __all__ = ["bytes_of_trits", "trits_of_bytes"]
 
 Bytes = npt.NDArray[np.uint8]
 _SIZES: Final = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # bytes first..stop hold 5 or 4 codes, byte after byte
 _BYTES: Final = np.array([min((n * 256 + 242) // 243, 255) for n in range(256)], np.uint8)  # of every number below 243
+_POWERS: Final = (1, 3, 9, 27, 81)
 
 
-def trits_of_bytes(packed: Bytes) -> Bytes:
-    """Codes [..., 256] of blocks of 52 bytes [..., 52]."""
-    codes = np.empty((*packed.shape[:-1], 256), np.uint8)
-    at = 0
-    for first, stop, count in _SIZES:
-        for n in range(count):
-            rest = packed[..., first:stop] * np.uint8(3**n)  # modulo 256
-            codes[..., at : at + stop - first] = rest.astype(np.uint16) * 3 >> 8
-            at += stop - first
+def trits_of_bytes(blocks: Bytes) -> Bytes:
+    """Codes [B, 256] of blocks [B, 54]."""
+    codes: Bytes = new_array((len(blocks), 256), np.uint8)
+    _unpack(blocks, codes)
     return codes
 
 
-def bytes_of_trits(codes: Bytes) -> Bytes:
-    """The bytes that the quantizer writes for codes [..., 256]."""
-    packed = np.empty((*codes.shape[:-1], 52), np.uint8)
-    at = 0
-    for first, stop, count in _SIZES:
-        number = np.zeros((*codes.shape[:-1], stop - first), np.uint8)
-        for n in range(count):
-            number += codes[..., at : at + stop - first] * np.uint8(3 ** (4 - n))
-            at += stop - first
-        packed[..., first:stop] = _BYTES[number]
-    return packed
+def bytes_of_trits(codes: Bytes, blocks: Bytes) -> None:
+    """The bytes that the quantizer writes for codes [B, 256], into the first 52 of blocks [B, 54]."""
+    _pack(np.ascontiguousarray(codes), blocks)
+
+
+def _unpack_loop(blocks: Any, codes: Any) -> None:
+    for b in range(len(blocks)):
+        at = 0
+        for first, stop, count in _SIZES:
+            for n in range(count):
+                for j in range(stop - first):
+                    rest = (np.uint32(blocks[b, first + j]) * np.uint32(_POWERS[n])) & np.uint32(255)
+                    codes[b, at + j] = rest * np.uint32(3) >> np.uint32(8)
+                at += stop - first
+
+
+def _pack_loop(codes: Any, blocks: Any) -> None:
+    for b in range(len(blocks)):
+        at = 0
+        for first, stop, count in _SIZES:
+            size = stop - first
+            for j in range(size):
+                number = np.uint32(0)
+                for n in range(count):
+                    number += np.uint32(codes[b, at + n * size + j]) * np.uint32(_POWERS[4 - n])
+                blocks[b, first + j] = _BYTES[number & np.uint32(255)]
+            at += count * size
+
+
+_read_only = types.Array(types.uint8, 2, "C", readonly=True)
+_unpack = compiled(_unpack_loop, types.void, _read_only, types.uint8[:, ::1])
+_pack = compiled(_pack_loop, types.void, _read_only, types.uint8[:, ::1])

@@ -47,7 +47,7 @@ _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 _FP4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice E2M1
 _TABLES: Final = {"IQ4_NL": (_IQ4, 0), "IQ4_XS": (_IQ4, 0), "MXFP4": (_FP4, -1), "NVFP4": (_FP4, -1)}
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
-_RECENT = 4  # weights whose numbers are kept
+_KEPT = 1 << 26  # bytes of small parts that are kept for their second use
 
 
 class Gguf:
@@ -56,7 +56,7 @@ class Gguf:
     name = "gguf"
 
     def __init__(self) -> None:
-        self._recent = _Recent()
+        self._small = _SmallParts()
 
     def modules(self, source: SourceCheckpoint, options: Options) -> list[Module]:
         """Every tensor of blocks; BCQ-E601 for types that have no exact place in the format."""
@@ -85,9 +85,9 @@ class Gguf:
         return found
 
     def convert(self, module: Module, options: Options) -> Converted:
-        """The weight; its numbers are looked at now, and computed again when the writer asks for them."""
+        """The weight; its numbers are looked at now, and read again when the writer asks for them after many others."""
         name, shape = module.settings["type"], module.settings["shape"]
-        numbers = _numbers(module)
+        numbers = _numbers(module, _rows(module))
         nonfinite = False
         for array in numbers.values():
             if array.dtype == np.float16:
@@ -96,10 +96,24 @@ class Gguf:
         segment = _segment(name, shape, zero, "scale" in module.tensors)
         scheme = Scheme(segments=(segment,), nonfinite=nonfinite)
         spec = WeightSpec(scheme=scheme, shape=shape, dtype="F32", widths=(shape[-1],))
+        suffixes = [suffix for suffix in spec.parts() if suffix != "s0_planes"]
+        self._small.keep(module, _small_parts(module, suffixes, numbers))
+
+        def small_parts(rows: Array | None = None) -> Fields:
+            found = self._small.kept(module)
+            if found is None:
+                numbers = _numbers(module, _rows(module) if rows is None else rows)
+                found = self._small.keep(module, _small_parts(module, suffixes, numbers))
+            return found
+
+        def planes() -> Array:
+            rows, settings = _rows(module), module.settings
+            small_parts(rows)  # the proof needs them next
+            return _stacked(planes_of(settings["type"], rows, settings["order"], options.threads), shape)
+
         parts = {}
         for suffix, part in spec.parts().items():
-            small = partial(_part, self._recent, module, suffix)
-            make = partial(_planes, module, options) if suffix == "s0_planes" else small
+            make = planes if suffix == "s0_planes" else partial(_one_of, small_parts, suffix)
             parts[suffix] = StoredTensor(suffix, part.dtype, part.shape, make=make)
         rule: Rule = {"rule": f"gguf.{name.lower()}"}
         rule |= {"heads": module.settings["heads"]} if module.settings["heads"] else {}
@@ -159,12 +173,6 @@ def _rows(module: Module) -> Array:
     return rows_put_back(module.tensors["blocks"].array(), module.settings["heads"])
 
 
-def _planes(module: Module, options: Options) -> Array:
-    settings = module.settings
-    planes = planes_of(settings["type"], _rows(module), settings["order"], options.threads)
-    return _stacked(planes, settings["shape"])
-
-
 def _stacked(planes: Array, shape: tuple[int, ...]) -> Array:
     """Planes [bits, E*out, W] as a stack has them, [E, bits, out, W]."""
     if len(shape) == 2:
@@ -173,30 +181,39 @@ def _stacked(planes: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(split.swapaxes(0, 1))
 
 
-class _Recent:
-    """The numbers of the weights that were asked for last: several parts are made of them, one after the other."""
+class _SmallParts:
+    """All parts but the planes of the weights that were asked for last: every one of them is used twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: OrderedDict[int, tuple[Module, Fields]] = OrderedDict()
 
-    def __call__(self, module: Module) -> Fields:
-        """All fields but the planes."""
+    def kept(self, module: Module) -> Fields | None:
+        """The parts by suffix, if they are there."""
         with self._lock:
             held = self._held.get(id(module))
-        if held is not None:
-            return held[1]
-        found = _numbers(module)
+            return None if held is None else held[1]
+
+    def keep(self, module: Module, parts: Fields) -> Fields:
+        """Hold them, and let the oldest go."""
         with self._lock:
-            self._held[id(module)] = module, found  # holding the module keeps its id from being used again
-            while len(self._held) > _RECENT:
+            self._held[id(module)] = module, parts  # holding the module keeps its id from being used again
+            while len(self._held) > 1 and sum(map(_nbytes, self._held.values())) > _KEPT:
                 self._held.popitem(last=False)
-        return found
+        return parts
 
 
-def _numbers(module: Module) -> Fields:
+def _nbytes(held: tuple[Module, Fields]) -> int:
+    return sum(part.nbytes for part in held[1].values())
+
+
+def _one_of(parts: Callable[[], Fields], suffix: str) -> Array:
+    return parts()[suffix]
+
+
+def _numbers(module: Module, rows: Array) -> Fields:
     """All fields but the planes; BCQ-E604 for a scale of NVFP4 that the format cannot hold."""
-    fields = numbers_of(module.settings["type"], _rows(module), module.settings["order"])
+    fields = numbers_of(module.settings["type"], rows, module.settings["order"])
     if module.settings["type"] == "NVFP4":
         stored = fields["scale"]
         if (stored == 0xFF).any():
@@ -206,17 +223,20 @@ def _numbers(module: Module) -> Fields:
     return fields
 
 
-def _part(numbers: Callable[[Module], Fields], module: Module, suffix: str) -> Array:
-    """One of the small parts."""
-    field, kind = suffix.removeprefix("s0_"), KINDS[module.settings["type"]]
-    if field == "scale_scale" and "scale" in module.tensors:
-        return module.tensors["scale"].array()
-    fields = numbers(module)
-    if field == "bias":
-        return np.full_like(fields["scale"], -0.0)
-    if field.endswith("_codes") and kind.scale_bits:
-        return words.codes_to_stream_columns(fields[field], kind.scale_bits)
-    return fields["scale" if field in ("alpha", "scale_codes") else field]
+def _small_parts(module: Module, suffixes: list[str], numbers: Fields) -> Fields:
+    """The parts with these suffixes as they are stored."""
+    kind, found = KINDS[module.settings["type"]], {}
+    for suffix in suffixes:
+        field = suffix.removeprefix("s0_")
+        if field == "scale_scale" and "scale" in module.tensors:
+            found[suffix] = module.tensors["scale"].array()
+        elif field == "bias":
+            found[suffix] = np.full_like(numbers["scale"], -0.0)
+        elif field.endswith("_codes") and kind.scale_bits:
+            found[suffix] = words.codes_to_stream_columns(numbers[field], kind.scale_bits)
+        else:
+            found[suffix] = numbers["scale" if field in ("alpha", "scale_codes") else field]
+    return found
 
 
 # ----------------------------------------------------------------------------------------------- parts to blocks

@@ -101,8 +101,6 @@ def _known_rule(tool: tuple[str, tuple[int, ...]] | None, bits: int) -> str | No
         if bits != 3:
             return "v1-carry" if version >= (0, 9) else None
         return "v1-wrap" if version >= (7,) else "v1-gptqmodel-3bit"
-    if name == "bcqfmt":  # our own exports
-        return "v1-nowrap"
     if name == "auto-round":
         # up to 0.15 it let zero borrow from the next field (3 bit: modulo 8), later it clips: this is what was meant
         return "v1-carry" if bits != 3 else "v1-wrap"

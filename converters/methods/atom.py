@@ -19,7 +19,8 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
 from .columns import is_identity, largest_last, moved_last
-from .gptq import DAMPENING, compensated_codes
+from .compensated import compensated_codes
+from .gptq import DAMPENING
 from .hessian import compensation, damped, hessian_of, stats_of
 from .loops.atom import symmetric_scales
 from .matrix import checked, refuse_overflow
@@ -142,7 +143,7 @@ class Atom(MethodBase[AtomSettings]):
 
 
 class _Rule:
-    """Scales of the groups of all segments, as :class:`gptq.GroupRule`."""
+    """Scales of the groups of all segments, as :class:`compensated.GroupRule`."""
 
     def __init__(self, s: AtomSettings, runs: list[_Run], threads: int) -> None:
         self._s, self._threads = s, threads

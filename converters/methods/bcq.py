@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.compiled.threads import each_share
-from bcqfmt.container.dtypes import numpy_dtype, round_to
+from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
+from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import bcq_weight
-from .hessian import importance_of, stats_of
+from .columns import largest_first
+from .compensated import FixedLevels, fitted, replace_worse
+from .gptq import DAMPENING, TURNS
+from .hessian import compensation_in, damped, hessian_of, importance_of, stats_of
 from .loops.bcq import STARTS, solve_rows
 from .loops.bcq_levels import new_work
 from .matrix import checked, groups_of, refuse_overflow, stored_size
@@ -33,6 +37,7 @@ F64 = npt.NDArray[np.float64]
 
 _BLOCK = 1 << 18  # numbers sorted at a time
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
+_WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,11 @@ class BcqSettings:
     weighting: str = setting(
         "none", "`activations`: errors count by the mean squared input of their column", choices=("none", "activations")
     )
+    rounding: str = setting(
+        "nearest", "`gptq`: errors compensated with the Hessian of the inputs", choices=("nearest", "gptq")
+    )
+    turns: int = setting(3, f"{TURNS}; with rounding = gptq", low=0, high=100)
+    dampening: float = setting(0.01, f"{DAMPENING}, for rounding = gptq", low=0.0, high=1.0)
 
 
 class Bcq(MethodBase[BcqSettings]):
@@ -61,23 +71,46 @@ class Bcq(MethodBase[BcqSettings]):
     settings_type = BcqSettings
 
     def needs_stats(self) -> str | None:
-        """Only for weighting."""
+        """Only for weighting and compensated rounding."""
+        if self._settings.rounding == "gptq":
+            return f"bcq with {_WHY_HESSIAN}."
         return None if self._settings.weighting == "none" else f"bcq with {_WHY}."
 
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight, plane 0 with the largest scale; notes: how many groups come from which start."""
         weight, s = checked(job), self._settings
-        importance = None
-        if s.weighting == "activations":
-            importance = importance_of(stats_of(job, _WHY))
+        if s.rounding == "gptq":
+            return self._compensated(job, weight)
+        importance = importance_of(stats_of(job, _WHY)) if s.weighting == "activations" else None
         solved = solve(
             job, weight, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, importance=importance
         )
-        made = bcq_weight(
+        return Quantized(self._weight(job, solved), {"starts": solved.starts})
+
+    def _compensated(self, job: Job, weight: F32) -> Quantized:
+        """Levels for errors that later columns compensate, then fitted to the layer's output."""
+        s = self._settings
+        hessian = damped(hessian_of(job, _WHY_HESSIAN), s.dampening, None, job.name)
+        order = largest_first(np.diagonal(hessian))
+        factor, costs = compensation_in(hessian, order, job.threads, job.name)
+        solved = solve(
+            job, weight, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype,
+            importance=costs / costs.mean(),
+        )  # fmt: skip
+        first = PlaneNumbers.of(solved, s.bias)
+        numbers = first.rows(slice(None))
+        codes, errors = fitted(weight, hessian, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads)
+        replace_worse(weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads)
+        numbers.sort(codes)
+        solved = replace(solved, codes=codes, numbers=numbers.as_stored())
+        return Quantized(self._weight(job, solved), {"starts": solved.starts})
+
+    def _weight(self, job: Job, solved: Solved) -> BcqWeight:
+        s = self._settings
+        return bcq_weight(
             solved.codes, solved.numbers.alpha, solved.numbers.z if s.bias else None,
             group_size=stored_size(s.group_size, solved.group_size), dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
-        return Quantized(made, {"starts": solved.starts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +138,84 @@ class Solved:
     starts: dict[str, int]  # how many groups come from which start
     stored: tuple[str, str]  # types of alpha and z
     group_size: int
+
+
+class PlaneNumbers:
+    """Plane scales and biases as :class:`compensated.GroupNumbers`: float64 ``[out, groups, k]``, the bias last."""
+
+    def __init__(self, numbers: F64, size: int, planes: int, stored: tuple[str, str]) -> None:
+        """``stored``: the types of plane scales and bias; k is ``planes``, or one more with a bias."""
+        self.numbers, self.size, self.planes, self.stored_as = numbers, size, planes, stored
+
+    @classmethod
+    def of(cls, solved: Solved, bias: bool) -> Self:
+        """Those that a search has found."""
+        found = solved.numbers
+        parts = [*found.alpha, *([found.z] if bias else [])]
+        stacked = np.stack([float64_of(part) for part in parts], axis=2)
+        return cls(stacked, solved.group_size, len(found.alpha), solved.stored)
+
+    def rows(self, which: Any) -> Self:
+        """A copy of some rows."""
+        return type(self)(self.numbers[which].copy(), self.size, self.planes, self.stored_as)
+
+    def take(self, which: Any, other: Self) -> None:
+        """Replace some rows."""
+        self.numbers[which] = other.numbers
+
+    def rule(self) -> FixedLevels:
+        """The sums of all signs, rising."""
+        codes = np.arange(2**self.planes, dtype=np.uint8)[None]
+        levels = np.einsum("kc,rgk->rgc", self.basis(codes, 0)[:, 0], self.numbers)
+        labels = np.argsort(levels, axis=2, kind="stable")
+        return FixedLevels(np.take_along_axis(levels, labels, axis=2), labels.astype(np.uint8))
+
+    def basis(self, codes: npt.NDArray[np.uint8], group: int) -> F64:
+        """The signs of the planes, and 1 for the bias."""
+        made = np.ones((self.numbers.shape[2], *codes.shape))
+        for plane in range(self.planes):
+            made[plane] = 2.0 * (codes >> (self.planes - 1 - plane) & 1) - 1.0
+        return made
+
+    def get(self, group: int) -> F64:
+        """The numbers of a group."""
+        return self.numbers[:, group]
+
+    def put(self, group: int, numbers: F64) -> None:
+        """Other numbers; a plane scale below zero stands until :meth:`sort`."""
+        self.numbers[:, group] = numbers
+
+    def stored(self, group: int, numbers: F64) -> F64:
+        """Rounded to their types; all of a row stay where one does not fit."""
+        made = float64_of(round_to(numbers, self.stored_as[0]))
+        made[:, self.planes :] = float64_of(round_to(numbers[:, self.planes :], self.stored_as[1]))
+        fits = np.isfinite(made).all(axis=1, keepdims=True)
+        return np.where(fits, made, self.numbers[:, group])
+
+    def sort(self, codes: npt.NDArray[np.uint8]) -> None:
+        """Plane scales at least zero and falling, codes ``[out, in]`` changed so that no value is; both in place."""
+        planes = self.planes
+        order = np.argsort(-np.abs(self.numbers[:, :, :planes]), axis=2, kind="stable")
+        ordered = np.take_along_axis(self.numbers[:, :, :planes], order, axis=2)
+        for group in range(self.numbers.shape[1]):
+            run = slice(group * self.size, (group + 1) * self.size)
+            bits = np.zeros(codes[:, run].shape, np.uint8)
+            for plane in range(planes):
+                shift = (planes - 1 - order[:, group, plane, None]).astype(np.uint8)
+                bit = codes[:, run] >> shift & np.uint8(1) ^ (ordered[:, group, plane, None] < 0)
+                bits |= bit.astype(np.uint8) << np.uint8(planes - 1 - plane)
+            codes[:, run] = bits
+        self.numbers[:, :, :planes] = np.abs(ordered)
+
+    def as_stored(self) -> Numbers:
+        """In their types; without a bias z is zero."""
+        rows, groups, count = self.numbers.shape
+        alpha, z = self.stored_as
+        made = new_numbers(self.planes, rows, groups, self.stored_as)
+        for plane in range(self.planes):
+            made.alpha[plane] = round_to(self.numbers[:, :, plane], alpha)
+        made.z[:] = round_to(self.numbers[:, :, -1], z) if count > self.planes else 0
+        return made
 
 
 def solve(

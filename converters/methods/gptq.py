@@ -1,72 +1,39 @@
 """GPTQ: uniform quantization whose rounding errors are compensated with the Hessian of the layer's inputs.
 
-:func:`compensated_codes` rounds columns one after the other, and later columns compensate for the error. With
-H^-1 = U^T U (U upper triangular) for the damped Hessian in rounding order: column i is rounded, and what is missed,
-m_i = w_i - value_i, is taken back at every later column, w_j -= m_i U_ij / U_ii: the best that later columns can do for
-the layer's output. Blocks take up all earlier errors at once (GPTQ's lazy updates).
+Unlike the published method, by default scales are searched and fitted for the layer's output and columns keep their
+groups whatever the order in which they are rounded, so no order has to be stored; a row never gets a larger output
+error than `rtn` gives it. `clip = none, act_order = false, static_groups = false` is the published one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.compiled.threads import each_share
+from bcqfmt.container.dtypes import round_to
 
 from .assemble import affine_weight
 from .columns import is_identity, largest_first
-from .hessian import compensation, damped, dead_columns, hessian_of
-from .loops.gptq import accumulate, grids, round_columns
-from .matrix import checked, groups_of, refuse_overflow, stored_size
-from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .compensated import Codes, FixedGrid, compensated_codes, fitted, replace_worse
+from .hessian import compensation_in, damped, dead_columns, hessian_of
+from .loops.gptq import grids
+from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
+from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["DAMPENING", "FixedGrid", "Gptq", "GptqSettings", "GroupRule", "Rounded", "UniformRule", "compensated_codes"]
+__all__ = ["DAMPENING", "TURNS", "Gptq", "GptqSettings", "UniformRule"]
 
+F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.intp]
 
 DAMPENING = "added to the Hessian's diagonal, as a share of its mean"
+TURNS = "turns of fitting the numbers of groups to the layer's output and rounding again, at most"
 _WHY = "gptq rounds with the Hessian of the layer's inputs"
-_BLOCK = 128
-_ELEMENTS = 1 << 22  # of a chunk of rows: 32 MB for each float64 copy of it
-_GRAIN = 8
-
-
-class GroupRule(Protocol):
-    """Decides a group's scale and zero point when rounding reaches it."""
-
-    def __call__(self, group: int, first_row: int, target: F64) -> tuple[Any, Any]:
-        """Scale and zero point, each ``[rows]``; ``target``: ``[rows, width]``, the group as compensated so far."""
-
-
-class FixedGrid(NamedTuple):
-    """Scales and zero points known beforehand, float64 ``[out, groups]``; the groups need not be runs of columns."""
-
-    scale: F64
-    zero: F64
-
-    def __call__(self, group: int, first_row: int, target: F64) -> tuple[Any, Any]:
-        """The group's column."""
-        rows = slice(first_row, first_row + target.shape[0])
-        return self.scale[rows, group], self.zero[rows, group]
-
-
-class Rounded(NamedTuple):
-    """codes uint8 ``[out, in]`` in rounding order; scale and zero float64 ``[out, groups]``.
-
-    ``kept``: the values wanted where ``exact`` was set, float64, row by row in the original order of columns.
-    """
-
-    codes: npt.NDArray[np.uint8]
-    scale: F64
-    zero: F64
-    kept: F64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,33 +44,47 @@ class GptqSettings:
     group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
     symmetric: bool = setting(False, "the same zero point, 2^(bits-1), for all groups")
     clip: str = setting(
-        "none", "`search`: per group the shrunken range of least squared error", choices=("none", "search")
+        "search",
+        "`search`: per group the shrunken range of least error in the layer's output",
+        choices=("none", "search"),
     )
-    act_order: bool = setting(False, "round the channels of the largest activations first")
+    act_order: bool = setting(True, "round the channels of the largest activations first")
     static_groups: bool = setting(
-        False, "scales from the weights as they were; with act_order groups stay runs of columns, and no perm is stored"
+        True, "scales from the weights as they were; with act_order groups stay runs of columns, and no perm is stored"
     )
+    turns: int = setting(3, f"{TURNS}; with static_groups", low=0, high=100)
     dampening: float = setting(0.01, DAMPENING, low=0.0, high=1.0)
-    scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
+    scale_dtype: str = setting("source", SCALE_DTYPE, choices=("source", "F16", "BF16", "F32"))
 
 
 @dataclass(frozen=True, slots=True)
 class UniformRule:
-    """The grid of round-to-nearest for a group, as :class:`GroupRule`: see ``loops.rtn``."""
+    """The grid of round-to-nearest for a group, as :class:`GroupRule`: see ``loops.rtn``.
+
+    ``importance``: float64 ``[in]`` in rounding order, what squared errors count in the search; None: all the same.
+    Groups are then runs of ``size`` positions.
+    """
 
     bits: int
     symmetric: bool
     search: bool
     kind: int
     threads: int = 1
+    importance: F64 | None = None
+    size: int = 0
 
     def __call__(self, group: int, first_row: int, target: F64) -> tuple[F64, F64]:
         """Scale and zero point of every row."""
         scale, zero = np.empty(target.shape[0]), np.empty(target.shape[0])
+        width = target.shape[1]
+        start = group * self.size
+        weights = np.ones(width) if self.importance is None else self.importance[start : start + width]
 
         def share(first: int, stop: int) -> None:
-            squares = np.empty(target.shape[1])
-            grids(target, self.bits, self.symmetric, self.search, self.kind, scale, zero, squares, first, stop)
+            grids(
+                target, weights, self.bits, self.symmetric, self.search, self.kind, scale, zero, np.empty(width), first,
+                stop,
+            )  # fmt: skip
 
         each_share(share, target.shape[0], 8, self.threads)
         return scale, zero
@@ -118,8 +99,52 @@ class UniformRule:
         return FixedGrid(*(np.ascontiguousarray(np.stack(part, axis=1)) for part in zip(*pairs, strict=True)))
 
 
+class UniformNumbers:
+    """Scales and zero points ``[out, groups]`` of groups of ``size`` columns, as :class:`GroupNumbers`."""
+
+    def __init__(self, scale: F64, zero: F64, size: int, dtype: str) -> None:
+        """``dtype``: the type that scales are stored in."""
+        self.scale, self.zero, self.size, self.dtype = scale, zero, size, dtype
+
+    def rows(self, which: Any) -> Self:
+        """A copy of some rows."""
+        return type(self)(self.scale[which].copy(), self.zero[which].copy(), self.size, self.dtype)
+
+    def take(self, which: Any, other: Self) -> None:
+        """Replace some rows."""
+        self.scale[which], self.zero[which] = other.scale, other.zero
+
+    def rule(self) -> FixedGrid:
+        """The grids."""
+        return FixedGrid(self.scale, self.zero)
+
+    def basis(self, codes: Codes, group: int) -> F64:
+        """A value grows by code - zp with the scale, the only number."""
+        return np.asarray(codes - self.zero[:, group, None])[None]
+
+    def get(self, group: int) -> F64:
+        """The scales of a group."""
+        return self.scale[:, group, None]
+
+    def put(self, group: int, numbers: F64) -> None:
+        """Other scales."""
+        self.scale[:, group] = numbers[:, 0]
+
+    def stored(self, group: int, numbers: F64) -> F64:
+        """Rounded; a scale keeps its sign and does not vanish."""
+        old = self.get(group)
+        made = round_to(numbers, self.dtype).astype(np.float64)
+        return np.where(np.isfinite(made) & (made * old > 0.0), made, old)
+
+    def nearest(self, weight: F32, bits: int) -> Codes:
+        """The nearest codes."""
+        which = np.arange(weight.shape[1]) // self.size
+        steps = np.clip(np.rint(weight * (1.0 / self.scale[:, which])) + self.zero[:, which], 0, 2**bits - 1)
+        return steps.astype(np.uint8)
+
+
 class Gptq(MethodBase[GptqSettings]):
-    """``gptq``; with a Hessian that is diagonal it gives what ``rtn`` gives."""
+    """``gptq``; with a Hessian that is diagonal, no clipping and no turns it gives what ``rtn`` gives."""
 
     name = "gptq"
     settings_type = GptqSettings
@@ -132,150 +157,40 @@ class Gptq(MethodBase[GptqSettings]):
         """An affine weight, with ``perm`` where act_order has moved the columns of groups."""
         weight, s = checked(job), self._settings
         hessian = hessian_of(job, _WHY)
-        columns = weight.shape[1]
-        size, count = groups_of(columns, s.group_size)
-        order = largest_first(np.diagonal(hessian)) if s.act_order else np.arange(columns)
-        factor = compensation(damped(hessian, s.dampening, order[::-1], job.name), job.threads, job.name)
-        rule: GroupRule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[s.scale_dtype], job.threads)
-        position = np.arange(columns) // size
-        moved = order
+        size, _ = groups_of(weight.shape[1], s.group_size)
+        order = largest_first(np.diagonal(hessian)) if s.act_order else np.arange(weight.shape[1])
+        full = damped(hessian, s.dampening, None, job.name)
+        stored = scale_type(s.scale_dtype, job)
+        factor, costs = compensation_in(full, order, job.threads, job.name)
+        rule = UniformRule(s.bits, s.symmetric, s.clip == "search", KINDS[stored], job.threads, costs, size)
+        notes: dict[str, Any] = {"dead_columns": dead_columns(hessian)}
         if s.static_groups:
-            assert isinstance(rule, UniformRule)
-            rule, position, moved = rule.fixed(weight, size), position[order], np.arange(columns)
-        tops = np.full(count, 2**s.bits - 1)
-        made = compensated_codes(weight, factor, order, position, tops, rule, threads=job.threads)
-        refuse_overflow(job, made.scale, "scale", s.scale_dtype)
+            numbers = UniformNumbers(*rule.fixed(weight, size), size, stored)
+            refuse_overflow(job, numbers.scale, "scale", stored)
+            codes, errors = fitted(weight, full, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads)
+            plain = UniformNumbers(*replace(rule, search=False).fixed(weight, size), size, stored)
+            notes["rows_of_rtn"] = replace_worse(
+                weight, full, codes, errors, numbers, plain,
+                lambda rows: plain.rows(rows).nearest(weight[rows], s.bits), job.threads,
+            )  # fmt: skip
+        else:
+            codes, numbers = self._as_it_comes(weight, factor, order, rule, stored)
+            refuse_overflow(job, numbers.scale, "scale", stored)
         quantized = affine_weight(
-            _in_place(made, order) if s.static_groups else made.codes, made.scale, made.zero,
-            bits=s.bits, group_size=stored_size(s.group_size, size), stored=s.scale_dtype, dtype=job.dtype,
-            threads=job.threads,
+            codes, numbers.scale, numbers.zero, bits=s.bits, group_size=stored_size(s.group_size, size),
+            stored=stored, dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
-        if not is_identity(moved):
-            quantized = quantized.with_perm(moved)
-        return Quantized(quantized, {"dead_columns": dead_columns(hessian)})
+        if not s.static_groups and not is_identity(order):
+            quantized = quantized.with_perm(order)
+        return Quantized(quantized, notes)
 
-
-def _in_place(made: Rounded, order: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
-    codes = np.empty_like(made.codes)
-    codes[:, order] = made.codes
-    return codes
-
-
-class _Piece(NamedTuple):
-    """A run of rounding positions inside one group; ``whole``: positions of the group if it begins here."""
-
-    group: int
-    start: int
-    stop: int
-    whole: tuple[int, int] | None
-
-
-def compensated_codes(
-    weight: npt.NDArray[np.float32], factor: F64, order: Indices, groups: Indices, tops: npt.ArrayLike,
-    rule: GroupRule, *, exact: npt.NDArray[np.bool_] | None = None, row_step: int = 1, threads: int = 1,
-) -> Rounded:  # fmt: skip
-    """Round a weight ``[out, in]`` to the grids that ``rule`` gives, compensating as far as ``factor`` says.
-
-    order: the original column at every rounding position. factor: :func:`hessian.compensation` of the damped Hessian
-    in the order ``order[::-1]``. groups: group of every position, a run each unless ``rule`` is a :class:`FixedGrid`.
-    tops: largest code of every group. exact: elements ``[out, in]``, original columns, that are stored elsewhere and
-    have no error. ``rule`` is called with rows in multiples of ``row_step``.
-    """
-    out, n = weight.shape
-    largest = np.asarray(tops, np.float64)
-    scale, zero = np.zeros((out, largest.size)), np.zeros((out, largest.size))
-    made = Rounded(np.empty((out, n), np.uint8), scale, zero, np.empty(0))
-    blocks = list(_blocks(groups, isinstance(rule, FixedGrid)))
-    step = row_step * max(1, max(_ELEMENTS // n, 64) // row_step)
-    kept = []
-    for first in range(0, out, step):
-        chunk = _Chunk(weight, factor, order, groups, largest, made, first, min(first + step, out), exact)
-        if isinstance(rule, FixedGrid):
-            made.scale[chunk.rows], made.zero[chunk.rows] = rule.scale[chunk.rows], rule.zero[chunk.rows]
-        for block in blocks:
-            chunk.round_block(block, None if isinstance(rule, FixedGrid) else rule, threads)
-        made.codes[chunk.rows] = chunk.codes[:, ::-1]
-        if exact is not None:
-            kept.append(chunk.wanted(order)[exact[chunk.rows]])
-    return made._replace(kept=np.concatenate(kept)) if kept else made
-
-
-class _Chunk:
-    """Some rows while they are rounded; columns in the reverse of the rounding order, as the factor has them.
-
-    ``weight`` holds the weights as given, and as compensated once a column is rounded; ``missed`` what it then lacks.
-    """
-
-    def __init__(
-        self, weight: npt.NDArray[np.float32], factor: F64, order: Indices, groups: Indices, tops: F64,
-        made: Rounded, first: int, stop: int, exact: npt.NDArray[np.bool_] | None,
-    ) -> None:  # fmt: skip
-        self.first, self.rows, self.factor, self.tops = first, slice(first, stop), factor, tops
-        back = order[::-1]
-        self.weight = np.take(weight[self.rows], back, axis=1).astype(np.float64)
-        self.count, self.n = self.weight.shape
-        self.exact = np.zeros(self.weight.shape, np.bool_) if exact is None else np.take(exact[self.rows], back, axis=1)
-        self.which = np.ascontiguousarray(groups[::-1], np.int64)
-        self.scale, self.zero = made.scale[self.rows], made.zero[self.rows]
-        self.missed = np.zeros_like(self.weight)
-        self.codes = np.empty(self.weight.shape, np.uint8)
-
-    def round_block(self, block: list[_Piece], rule: GroupRule | None, threads: int) -> None:
-        """All pieces of a block; the block first takes up what the columns before it missed."""
-        low, high = self.n - block[-1].stop, self.n - block[0].start
-        target = self.target(low, high, high, threads)
-        for piece in block:
-            first, last = self.n - piece.stop, self.n - piece.start
-            if rule is not None and piece.whole is not None:
-                self._ask(rule, piece, target, low, threads)
-
-            def share(row: int, stop: int, first: int = first, last: int = last) -> None:
-                round_columns(
-                    target, low, first, last, self.factor, self.scale, self.zero, self.which, self.tops, self.exact,
-                    self.codes, self.weight, self.missed, row, stop,
-                )  # fmt: skip
-
-            each_share(share, self.count, _GRAIN, threads)
-
-    def target(self, low: int, high: int, done: int, threads: int) -> F64:
-        """Columns low..high with the errors of the columns from ``done`` on taken back, ``[rows, high - low]``."""
-        made = np.ascontiguousarray(self.weight[:, low:high])
-
-        def share(row: int, stop: int) -> None:
-            depth, width = self.n - done, high - low
-            accumulate(made, row, 0, self.missed, row, done, self.factor, done, low, stop - row, depth, width, -1.0)
-
-        each_share(share, self.count, _GRAIN, threads)
-        return made
-
-    def wanted(self, order: Indices) -> F64:
-        """The weights as compensated, when all is rounded; in the original order of columns."""
-        values = np.empty_like(self.weight)
-        values[:, order[::-1]] = self.weight
-        return values
-
-    def _ask(self, rule: GroupRule, piece: _Piece, target: F64, low: int, threads: int) -> None:
-        assert piece.whole is not None
-        start, stop = self.n - piece.whole[1], self.n - piece.whole[0]
-        seen = target[:, start - low : stop - low] if start >= low else self.target(start, stop, stop, threads)
-        numbers = rule(piece.group, self.first, np.ascontiguousarray(seen[:, ::-1]))
-        self.scale[:, piece.group], self.zero[:, piece.group] = numbers
-
-
-def _blocks(groups: Indices, fixed: bool) -> Iterator[list[_Piece]]:
-    """Rounding positions cut into blocks: whole groups together while they fit, long ones in pieces."""
-    n = groups.size
-    cuts = [0] if fixed else [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
-    block: list[_Piece] = []
-    for start, stop in zip(cuts, [*cuts[1:], n], strict=True):
-        if block and stop - block[0].start > _BLOCK:
-            yield block
-            block = []
-        for first in range(start, stop, _BLOCK):
-            last = min(first + _BLOCK, stop)
-            block.append(_Piece(int(groups[start]), first, last, (start, stop) if first == start else None))
-            if stop - start > _BLOCK:
-                yield block
-                block = []
-    if block:
-        yield block
+    def _as_it_comes(
+        self, weight: F32, factor: F64, order: npt.NDArray[np.intp], rule: UniformRule, stored: str
+    ) -> tuple[Codes, UniformNumbers]:
+        """The scales of a group chosen when rounding reaches it, columns in rounding order."""
+        assert rule.importance is not None
+        ordered = replace(rule, importance=np.ascontiguousarray(rule.importance[order]))
+        position = np.arange(order.size) // rule.size
+        tops = np.full(int(position[-1]) + 1, 2**rule.bits - 1)
+        made = compensated_codes(weight, factor, order, position, tops, ordered, threads=rule.threads)
+        return made.codes, UniformNumbers(made.scale, made.zero, rule.size, stored)

@@ -19,8 +19,8 @@ from .loops.gptq import accumulate, factor_block, invert_block, solve_rows, solv
 from .protocol import InputStats, Job
 
 __all__ = [
-    "compensation", "damped", "dead_columns", "factored", "hessian_of", "importance_of", "inverse_diagonal",
-    "inverse_factor", "stats_of",
+    "compensation", "compensation_in", "damped", "dead_columns", "factored", "hessian_of", "importance_of",
+    "inverse_diagonal", "inverse_factor", "stats_of",
 ]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
@@ -164,3 +164,18 @@ def compensation(matrix: F64, threads: int = 1, name: str = "") -> F64:
     factor = inverse_factor(matrix, threads, name)
     factor /= np.diagonal(factor).copy()[:, None]
     return factor
+
+
+def compensation_in(matrix: F64, order: Indices, threads: int = 1, name: str = "") -> tuple[F64, F64]:
+    """:func:`compensation` for columns of ``matrix`` rounded in ``order``, and what a squared error costs, ``[in]``.
+
+    The cost of an error at a column is what is left of it in the layer's output when all later columns have
+    compensated for it: 1 / U_ii^2.
+    """
+    back = order[::-1]
+    factor = inverse_factor(matrix[np.ix_(back, back)], threads, name)
+    diagonal = np.diagonal(factor).copy()
+    factor /= diagonal[:, None]
+    costs = np.empty(order.size)
+    costs[back] = 1.0 / np.square(diagonal)
+    return factor, costs

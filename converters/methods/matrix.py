@@ -13,7 +13,7 @@ from bcqfmt.errors import error
 from .parameters import ROW
 from .protocol import Job
 
-__all__ = ["checked", "groups_of", "refuse_overflow", "stored_size"]
+__all__ = ["checked", "groups_of", "refuse_overflow", "scale_type", "stored_size"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -51,6 +51,11 @@ def groups_of(columns: int, group_size: int) -> tuple[int, int]:
 def stored_size(asked: int, size: int) -> int | str:
     """The group size as the scheme states it: ``"row"`` where ``ROW`` was asked for, else the number."""
     return "row" if asked == ROW else size
+
+
+def scale_type(asked: str, job: Job) -> str:
+    """The type that scales are stored in; ``source``: that of the values, which other layouts ask for (``export``)."""
+    return job.dtype if asked == "source" else asked
 
 
 def refuse_overflow(job: Job, numbers: npt.NDArray[Any], what: str, dtype: str, first: int = 0) -> None:

@@ -19,7 +19,8 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
 from .columns import group_columns, is_identity, largest_first
-from .gptq import DAMPENING, UniformRule, compensated_codes
+from .compensated import compensated_codes
+from .gptq import DAMPENING, UniformRule
 from .hessian import compensation, damped, hessian_of, importance_of
 from .matrix import checked, refuse_overflow
 from .mixed24_sensitivity import Sensitivity, by_hessian, by_range

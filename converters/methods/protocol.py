@@ -36,8 +36,8 @@ class InputStats:
 class Job:
     """One weight to quantize. ``weight`` is ``[out, in]`` float32, exact images of the source's numbers.
 
-    ``dtype``: the source's and the result's logical dtype (``F16``, ``BF16``, ``F32``); scales are stored in F16
-    unless a method says otherwise. ``threads``: how many a compiled loop may use.
+    ``dtype``: the source's and the result's logical dtype (``F16``, ``BF16``, ``F32``). ``threads``: how
+    many a compiled loop may use.
     """
 
     name: str

@@ -11,8 +11,8 @@ from bcqfmt.compiled.threads import each_share
 
 from .assemble import affine_weight
 from .loops.rtn import quantize_rows
-from .matrix import checked, groups_of, refuse_overflow, stored_size
-from .parameters import GROUP_SIZE, ROW, MethodBase, setting
+from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
+from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
 __all__ = ["Rtn", "RtnSettings"]
@@ -28,7 +28,7 @@ class RtnSettings:
     clip: str = setting(
         "none", "`search`: per group the shrunken range of least squared error", choices=("none", "search")
     )
-    scale_dtype: str = setting("F16", "type of the scales", choices=("F16", "BF16", "F32"))
+    scale_dtype: str = setting("source", SCALE_DTYPE, choices=("source", "F16", "BF16", "F32"))
 
 
 class Rtn(MethodBase[RtnSettings]):
@@ -44,16 +44,19 @@ class Rtn(MethodBase[RtnSettings]):
         size, count = groups_of(columns, s.group_size)
         codes = np.empty(weight.shape, np.uint8)
         scale, zero = np.empty((rows, count), np.float32), np.empty((rows, count), np.uint8)
-        kind, search = KINDS[s.scale_dtype], s.clip == "search"
+        stored = scale_type(s.scale_dtype, job)
+        kind, search = KINDS[stored], s.clip == "search"
 
         def work(first: int, stop: int) -> None:
-            squares = np.empty(size)
-            quantize_rows(weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, squares, first, stop)
+            quantize_rows(
+                weight, size, s.bits, s.symmetric, search, kind, codes, scale, zero, np.ones(size), np.empty(size),
+                first, stop,
+            )  # fmt: skip
 
         each_share(work, rows, 1, job.threads)
-        refuse_overflow(job, scale, "scale", s.scale_dtype)
+        refuse_overflow(job, scale, "scale", stored)
         made = affine_weight(
-            codes, scale, zero, bits=s.bits, group_size=stored_size(s.group_size, size), stored=s.scale_dtype,
+            codes, scale, zero, bits=s.bits, group_size=stored_size(s.group_size, size), stored=stored,
             dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
         return Quantized(made, {})

@@ -19,7 +19,7 @@ F64 = npt.NDArray[np.float64]
 
 
 class SecondOrderFit:
-    """Fits group after group, and holds the numbers: a :class:`gptq.GroupRule`.
+    """Fits group after group, and holds the numbers: a :class:`compensated.GroupRule`.
 
     ``units`` float64 ``[ceil(out / row_step), G]`` are the scale_scales (F16 numbers), ``codes`` uint8 ``[out, G]`` the
     scale codes, ``zeros`` uint8 ``[out, G]`` the zero points 0..3; the scale of a group is unit * code.

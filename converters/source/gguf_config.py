@@ -15,15 +15,15 @@ from bcqfmt.container.gguf.header import GgufHeader
 
 from .gguf_names import architecture
 
-__all__ = ["config_of"]
+__all__ = ["CLASSES", "NUMBERS", "config_of"]
 
-_CLASSES: Final = {
+CLASSES: Final = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
 }
-_NUMBERS: Final = {
+NUMBERS: Final = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
     "block_count": "num_hidden_layers",
@@ -47,10 +47,10 @@ def config_of(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict
     ``shapes`` of all tensors by their names in GGUF.
     """
     kind = architecture(header)
-    if kind not in _CLASSES or "token_embd.weight" not in shapes:
+    if kind not in CLASSES or "token_embd.weight" not in shapes:
         return {}
     found: dict[str, Any] = {}
-    for key, name in _NUMBERS.items():
+    for key, name in NUMBERS.items():
         value = number(header.get(f"{kind}.{key}"))
         if value is not None:
             found[name] = value
@@ -58,7 +58,7 @@ def config_of(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> dict
         return {}
     found.setdefault("num_key_value_heads", found["num_attention_heads"])
     found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
-    model, name = _CLASSES[kind]
+    model, name = CLASSES[kind]
     if found.get("num_local_experts"):
         model, name = ("mixtral", "MixtralForCausalLM") if kind == "llama" else (model, name)
     found |= {"architectures": [name], "model_type": model, "hidden_act": "silu"}

@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from bcqfmt.container.gguf.header import GgufHeader
 
-__all__ = ["Named", "architecture", "namer"]
+__all__ = ["LAYERS", "Named", "architecture", "namer", "stored_name"]
 
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z0-9_]+)\.(weight|bias|scale)")
+_HUGGING_FACE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.(.+)\.(weight|bias|scale)")
 _TOP: Final = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 _ATTENTION: Final = {
     "attn_norm": "input_layernorm",
@@ -81,6 +82,17 @@ def namer(header: GgufHeader) -> Callable[[str, tuple[int, ...]], Named] | None:
         return Named(new, heads) if heads and rows and rows % (2 * heads) == 0 else Named(name)
 
     return named
+
+
+def stored_name(kind: str, name: str) -> str:
+    """The way back: GGUF's name, in files of architecture ``kind``, of a tensor of Hugging Face; empty without one."""
+    stem, _, end = name.rpartition(".")
+    for old, new in _TOP.items():
+        if stem == new and end in ("weight", "bias"):
+            return f"{old}.{end}"
+    found = _HUGGING_FACE.fullmatch(name)
+    parts = {new: old for old, new in LAYERS.get(kind, {}).items()}
+    return f"blk.{found[1]}.{parts[found[2]]}.{found[3]}" if found and found[2] in parts else ""
 
 
 def _heads(header: GgufHeader, kind: str, part: str, layer: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bcqfmt.container.gguf.header import GgufHeader
 
-__all__ = ["tokenizer_files"]
+__all__ = ["NAMES", "SPLITS", "tokenizer_files"]
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # types of tokens
 _WORDS = (
@@ -31,7 +31,7 @@ def _split(digits: str) -> list[dict[str, Any]]:
     ]
 
 
-_SPLITS: Final[dict[str, list[dict[str, Any]]]] = {
+SPLITS: Final[dict[str, list[dict[str, Any]]]] = {
     "gpt-2": [_BYTES],
     "default": [_BYTES],
     "smollm": [_DIGITS, _BYTES],
@@ -40,7 +40,7 @@ _SPLITS: Final[dict[str, list[dict[str, Any]]]] = {
     "llama-bpe": _split("{1,3}"),
 }
 _COMPOSED: Final = {"qwen2", "deepseek-r1-qwen"}  # whose text is brought to NFC first
-_NAMES: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+NAMES: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
@@ -48,13 +48,13 @@ def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
     model, tokens = _word(header, "model"), _strings(header, "tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         return {}
-    if model == "gpt2" and _word(header, "pre") in _SPLITS:
+    if model == "gpt2" and _word(header, "pre") in SPLITS:
         made = _byte_level(header, tokens)
     elif model == "llama" and len(_numbers(header, "scores")) == len(tokens):
         made = _sentence_piece(header, tokens)
     else:
         return {}
-    special = {name: tokens[i] for name, key in _NAMES.items() if (i := _id(header, key, tokens)) is not None}
+    special = {name: tokens[i] for name, key in NAMES.items() if (i := _id(header, key, tokens)) is not None}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     settings |= special
     template = header.get("tokenizer.chat_template")
@@ -69,7 +69,7 @@ def _byte_level(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
     return {
         **_around(header, tokens, default_bos=False),
         "normalizer": {"type": "NFC"} if split in _COMPOSED else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _SPLITS[split]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[split]},
         "decoder": _BYTES,
         "model": _bpe(tokens, merges, ignore_merges=split == "llama-bpe"),
     }

@@ -154,7 +154,7 @@ def _tool(raw: Mapping[str, Any], metadata: Mapping[str, str]) -> tuple[str, tup
     quantizers = meta.get("quantizer") if isinstance(meta, dict) else None
     for entry in quantizers if isinstance(quantizers, list) else [quantizers]:
         name, _, version = entry.partition(":") if isinstance(entry, str) else ("", "", "")
-        if name in ("gptqmodel", "bcqfmt"):
+        if name == "gptqmodel":
             return name, version_of(version)
     if isinstance(raw.get("autoround_version"), str):
         return "auto-round", version_of(raw["autoround_version"])

@@ -1,44 +1,65 @@
-"""Fields of GGUF blocks to planes ``uint32 [bits, N, K/32]`` and back; K is a multiple of a block's elements."""
+"""Codes in GGUF blocks to planes ``uint32 [bits, N, K/32]`` and back, straight from the blocks and into them."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from . import bit_programs as programs
-from . import runs
+from bcqfmt.compiled.threads import each_share
+
 from .arrays import Array, Codes, Words
-from .bit_programs import Container
-from .buffers import new_array
+from .straight import UNITS, container, straight
 
-__all__ = ["field_to_planes", "planes_to_field"]
+__all__ = ["Field", "field_to_planes", "planes_to_field"]
 
-_STREAMS = {"stream 1": 1, "stream 2": 2, "stream 8": 8}
+_GRAIN = 1 << 12  # units that are worth a thread
 
 
-def field_to_planes(field: Codes, order: str, planes: Words, threads: int = 1) -> None:
-    """Fill ``planes`` from the bytes ``field`` [N, K*bits/8] of all blocks of a row, one after the other.
+class Field(NamedTuple):
+    """A field of ``size`` bytes from byte ``offset`` on of every block of ``block`` bytes.
 
-    ``order``: how codes lie in the bytes, one of `bit_programs.gguf` or ``stream 1``, ``stream 2``, ``stream 8``.
+    ``order``: how codes lie in its bytes, one of `straight.ORDERS`; ``flip``: the highest bit is stored inverted.
     """
-    words = field if field.ctypes.data % 4 == 0 else field.copy()
-    source, target = _sides(words, order, planes)
-    runs.run(source, target, threads=threads)
+
+    order: str
+    offset: int
+    size: int
+    block: int
+    flip: bool = False
 
 
-def planes_to_field(planes: Array, order: str, threads: int = 1) -> Codes:
-    """The inverse of `field_to_planes`."""
-    bits, n, blocks = planes.shape
-    field = new_array((n, 4 * bits * blocks), np.uint8)
-    target, source = _sides(field, order, np.require(planes, requirements=["C", "A"]).view(np.uint32))
-    runs.run(source, target, threads=threads)
-    return field
+def field_to_planes(rows: Codes, field: Field, planes: Words, threads: int = 1) -> None:
+    """Fill ``planes`` from a field of all blocks of ``rows`` uint8 [N, row bytes]."""
+    blocks = np.ascontiguousarray(rows).reshape(-1)
+    _run(blocks, field, planes.reshape(len(planes), -1), True, threads)
 
 
-def _sides(field: Codes, order: str, planes: Words) -> tuple[runs.Side, runs.Side]:
-    container: Container = programs.stream(_STREAMS[order]) if order in _STREAMS else programs.gguf(order)
-    count = container.columns
-    words = field.view(np.uint32)
-    return (
-        runs.columns(words, container, words.shape[1] // container.words),
-        runs.planes(planes).blocks_together(count) if count > 1 else runs.planes(planes),
-    )
+def planes_to_field(planes: Array, field: Field, rows: Codes, threads: int = 1) -> None:
+    """The inverse: fill the field of all blocks of ``rows``, contiguous."""
+    words = np.require(planes, requirements=["C", "A"]).view(np.uint32)
+    _run(rows.reshape(-1), field, words.reshape(len(words), -1), False, threads)
+
+
+def _run(blocks: Codes, field: Field, planes: Words, to_planes: bool, threads: int) -> None:
+    program = container(field.order)
+    each = field.size // (4 * program.words)
+    units = blocks.size // field.block * each
+    if 0 < units < UNITS:
+        _run_few(blocks, field, planes, to_planes)
+        return
+    loop = straight(field.order, field.flip, to_planes)
+    about = planes.shape[1], field.offset, field.block, each.bit_length() - 1
+    each_share(lambda first, stop: loop(blocks, planes.reshape(-1), *about, first, stop), units, _GRAIN, threads)
+
+
+def _run_few(blocks: Codes, field: Field, planes: Words, to_planes: bool) -> None:
+    """The same where there are fewer units than are worked on at once: with empty blocks behind them."""
+    more = np.zeros(UNITS * field.block, np.uint8)
+    wide = np.zeros((len(planes), planes.shape[1] * UNITS * field.block // blocks.size), np.uint32)
+    more[: blocks.size], wide[:, : planes.shape[1]] = blocks, planes
+    _run(more, field, wide, to_planes, 1)
+    if to_planes:
+        planes[...] = wide[:, : planes.shape[1]]
+    else:
+        blocks[...] = more[: blocks.size]

@@ -60,18 +60,6 @@ class Side:
             last=np.tile(self.last, count),
         )
 
-    def blocks_together(self, count: int) -> Side:
-        """The same words, ``count`` blocks of a lane taken as one; their number must be a multiple."""
-        word = (np.arange(count)[:, None] * self.block + self.word).reshape(-1)
-        return replace(
-            self,
-            container=programs.together(self.container, count),
-            blocks=self.blocks // count,
-            block=self.block * count,
-            word=word,
-            last=np.tile(self.last, count),
-        )
-
     def table(self, tile_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """For the loop: place, row of the tile and ``last`` of every word."""
         return np.stack([self.word, tile_rows, self.last], axis=1).astype(np.int64)

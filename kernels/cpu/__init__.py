@@ -176,6 +176,9 @@ class CpuMatrix:
         from . import decode
 
         operand = self._operand
+        if kind == "F32" and self._in_floats:
+            self._floats_into(operand, first_row, out.view(np.float32), threads)
+            return
         patterns = out.view(decode.PATTERNS[kind])
         kernel = decode.decode_kernel(kind, twice and kind != operand.dtype)
         none = np.empty(0, np.int32)
@@ -208,5 +211,30 @@ class CpuMatrix:
                     counter, plan, s.planes.reshape(-1), *numbers, perm, patterns, patterns.reshape(-1), *sparse,
                     scratch("codes", (codes,), np.uint8), exact, final,
                 )  # fmt: skip
+
+            together(work, cores() if threads is None else threads)
+
+    @cached_property
+    def _in_floats(self) -> bool:
+        """Whether float32 arithmetic gives the values in F32, bit for bit."""
+        from . import floats
+
+        operand = self._operand
+        plain = operand.dtype == "F32" and operand.perm is None and operand.outliers is None
+        return plain and all(floats.fits(segment) for segment in operand.segments)
+
+    def _floats_into(self, operand: operands.Operand, first_row: int, out: Float, threads: int | None) -> None:
+        """`decode_into` in float32 arithmetic."""
+        from . import floats
+
+        for s in operand.segments:
+            words = s.planes.shape[2]
+            plan = [operand.rows, words, s.width, s.group_size, s.groups, first_row, *out.shape, s.start]
+            counter, kernel = np.zeros(1, np.uint64), floats.float_kernel(s.bits, s.formula == "offset")
+            numbers = (np.ascontiguousarray(n, np.float32).reshape(-1) for n in (s.first, s.second))
+            given = counter, np.array(plan, np.uint64), s.planes.reshape(-1), *numbers, out.reshape(-1)
+
+            def work(_: int, kernel: Any = kernel, given: Any = given, codes: int = words * 32) -> None:
+                kernel(*given, scratch("codes", (codes,), np.uint8))
 
             together(work, cores() if threads is None else threads)

@@ -8,10 +8,11 @@ the simulator ``static`` is ``range``.
 from __future__ import annotations
 
 import ast
-import copy
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 __all__ = ["static", "unrolled"]
@@ -22,45 +23,70 @@ static = range
 def unrolled(function: Callable[..., None]) -> Callable[..., None]:
     """``function`` with every ``static`` loop written out; its constants become globals of the new function."""
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    definition.decorator_list = []
-    _drop_annotations(definition)
-    module = ast.fix_missing_locations(_Unroll(scope).visit(tree))
+    tree, used = _parsed(function.__code__)
+    module = ast.fix_missing_locations(_Writer(scope, used).written(tree, {}))
     exec(compile(module, f"<{function.__name__}, unrolled>", "exec"), scope)
     made: Callable[..., None] = scope[function.__name__]
     return made
 
 
-def _drop_annotations(definition: ast.FunctionDef) -> None:
+@functools.cache
+def _parsed(code: CodeType) -> tuple[ast.Module, dict[ast.AST, set[str]]]:
+    """A function without decorators and annotations, and the names below every node; nobody changes them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
     definition.returns = None
     for argument in definition.args.args:
         argument.annotation = None
+    used: dict[ast.AST, set[str]] = {}
+
+    def names(node: ast.AST) -> set[str]:
+        found = {node.id} if isinstance(node, ast.Name) else set()
+        used[node] = found.union(*map(names, ast.iter_child_nodes(node)))
+        return used[node]
+
+    names(tree)
+    return tree, used
 
 
-class _Unroll(ast.NodeTransformer):
-    def __init__(self, scope: dict[str, Any]) -> None:
-        self.scope = scope
+class _Writer:
+    """Copies a tree with loops written out. What has nothing to write out or to replace is not copied."""
 
-    def visit_For(self, node: ast.For) -> Any:
-        loop = node.iter
-        if not (isinstance(loop, ast.Call) and isinstance(loop.func, ast.Name) and loop.func.id == "static"):
-            return self.generic_visit(node)
-        assert isinstance(node.target, ast.Name)
-        bounds = [eval(compile(ast.Expression(bound), "<bound>", "eval"), self.scope) for bound in loop.args]
-        written: list[Any] = []
-        for value in range(*bounds):
-            for statement in node.body:
-                placed = _Replace(node.target.id, value).visit(copy.deepcopy(statement))
-                result = self.visit(placed)
-                written.extend(result if isinstance(result, list) else [result])
-        return written
+    def __init__(self, scope: dict[str, Any], used: dict[ast.AST, set[str]]) -> None:
+        self._scope, self._used = scope, used
 
+    def written(self, node: Any, values: dict[str, int]) -> Any:
+        """The node with these values for these names; for a ``static`` loop a list of statements."""
+        names = self._used[node]
+        if "static" not in names and names.isdisjoint(values):
+            return node
+        if isinstance(node, ast.Name):
+            return ast.copy_location(ast.Constant(values[node.id]), node) if node.id in values else node
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
+            loop = node.iter
+            if isinstance(loop.func, ast.Name) and loop.func.id == "static":
+                assert isinstance(node.target, ast.Name)
+                bounds = [self._bound(self.written(bound, values)) for bound in loop.args]
+                turns = ({**values, node.target.id: value} for value in range(*bounds))
+                return [made for turn in turns for made in self._all(node.body, turn)]
+        changed = type(node)()
+        changed.__dict__.update(node.__dict__)
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, ast.AST):
+                setattr(changed, field, self.written(value, values))
+            elif isinstance(value, list):
+                setattr(changed, field, self._all(value, values))
+        return changed
 
-class _Replace(ast.NodeTransformer):
-    def __init__(self, name: str, value: int) -> None:
-        self.name, self.value = name, value
+    def _all(self, items: list[Any], values: dict[str, int]) -> list[Any]:
+        found: list[Any] = []
+        for item in items:
+            made = self.written(item, values) if isinstance(item, ast.AST) else item
+            found += made if isinstance(made, list) else [made]
+        return found
 
-    def visit_Name(self, node: ast.Name) -> Any:
-        return ast.copy_location(ast.Constant(self.value), node) if node.id == self.name else node
+    def _bound(self, bound: ast.expr) -> int:
+        found: int = eval(compile(ast.fix_missing_locations(ast.Expression(bound)), "<bound>", "eval"), self._scope)
+        return found

@@ -1919,11 +1919,11 @@ static void bcq__want_numbers(const bcq_weight *w, bcq__want *list, unsigned *n,
     snprintf(zero, sizeof zero, "%s_zero", name);
     row_groups = bcq__ceil_div(w->rows, s->rows);
     columns = bcq__ceil_div(groups, s->groups);
+    bcq__want_part(w, list, n, k, scale, 0, s->dtype, 0, row_groups, columns);
     if (s->bytes)
         bcq__want_part(w, list, n, k, codes, 0, BCQ_U8, 0, w->rows, groups);
     else if (!tiled)
         bcq__want_part(w, list, n, k, codes, 0, BCQ_I32, 0, w->rows, bcq__ceil_div(groups * s->bits, 32));
-    bcq__want_part(w, list, n, k, scale, 0, s->dtype, 0, row_groups, columns);
     if (tiled)
         bcq__want_part(w, list, n, k, zero, 0, BCQ_U8, 0, row_groups, columns);
     else if (s->zero == BCQ_I32)

@@ -4,10 +4,18 @@
        ./fuzz -runs=1000000 CORPUS                       with libFuzzer, guided by coverage
 
        cc -std=c99 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all fuzz.c -o fuzz
-       ./fuzz 1000000 SEED FILES...                      with any compiler; the same run for the same seed */
+       ./fuzz RUNS SECONDS SEED FOLDER FILES...          with any compiler, until the first limit is reached
+
+   The second keeps the input that it is working on in FOLDER/current. With -DBCQ_COVERAGE -fsanitize-coverage=trace-pc
+   and coverage.c (compiled without the latter) it is guided by coverage too, and FOLDER gets what reached new code. */
 
 #define BCQ_IMPLEMENTATION
 #include "bcq.h"
+
+#ifndef BCQ_LIBFUZZER
+#include <sys/mman.h>
+#include <time.h>
+#endif
 
 #define LARGEST (1u << 16)  /* bytes of an input */
 #define ELEMENTS (1u << 14) /* of a weight that is decoded */
@@ -157,6 +165,7 @@ static size_t mutate(uint8_t *data, size_t size, size_t largest, const uint8_t *
     static uint8_t header[LARGEST];
     uint64_t length = size >= 8 ? bcq__u64(data) : 0;
     size_t n, rest, i;
+    int header_stays = !roll(4);
     if (size < 10 || length < 2 || length > size - 8 || largest < size || other_size < 1) {
         for (i = 0; size && i < 3; i++)
             data[roll((uint32_t)size)] = (uint8_t)roll(256);
@@ -168,7 +177,7 @@ static size_t mutate(uint8_t *data, size_t size, size_t largest, const uint8_t *
     if (n > largest)
         return size;
     memcpy(header, data + 8, n);
-    for (i = 1 + roll(3); i && n; i--)
+    for (i = header_stays ? 0 : 1 + roll(3); i && n; i--)
         n = mutate_header(header, n, largest, other, other_size);
     while (n % 8 && n < largest && roll(50))
         header[n++] = ' ';
@@ -176,7 +185,7 @@ static size_t mutate(uint8_t *data, size_t size, size_t largest, const uint8_t *
     memcpy(data + 8, header, n);
     for (i = 0; i < 8 && roll(50); i++)
         data[i] = (uint8_t)((uint64_t)n >> 8 * i);
-    if (rest && !roll(4))
+    if (rest && (header_stays || !roll(4)))
         data[8 + n + roll((uint32_t)rest)] = (uint8_t)roll(256);
     if (rest && !roll(40))
         rest -= roll((uint32_t)rest);
@@ -197,51 +206,118 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t largest, unsig
 
 #else
 
-typedef struct seed_file {
+#ifdef BCQ_COVERAGE
+#include "coverage.h"
+#endif
+#define MOST 20000u /* inputs that are kept in memory */
+
+typedef struct kept_input {
     uint8_t *data;
     size_t size;
-} seed_file;
+} kept_input;
 
-static int read_seed(const char *path, seed_file *seed)
+static kept_input kept[MOST];
+static unsigned kept_count;
+
+static int keep(const uint8_t *data, size_t size)
 {
+    kept_input *one = kept + kept_count;
+    if (kept_count == MOST || size < 10 || size >= LARGEST / 2 || !(one->data = (uint8_t *)malloc(size)))
+        return 0;
+    memcpy(one->data, data, size);
+    one->size = size;
+    kept_count++;
+    return 1;
+}
+
+static void read_seed(const char *path)
+{
+    static uint8_t data[LARGEST];
     FILE *stream = fopen(path, "rb");
-    seed->data = (uint8_t *)malloc(LARGEST);
-    seed->size = stream && seed->data ? fread(seed->data, 1, LARGEST, stream) : 0;
+    if (stream) {
+        keep(data, fread(data, 1, LARGEST, stream));
+        fclose(stream);
+    }
+}
+
+static FILE *open_in(const char *folder, const char *name, const char *mode)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return fopen(path, mode);
+}
+
+#ifdef BCQ_COVERAGE
+static void write_input(const char *folder, unsigned number, const uint8_t *data, size_t size)
+{
+    char name[32];
+    FILE *stream;
+    snprintf(name, sizeof name, "kept-%08u", number);
+    stream = open_in(folder, name, "wb");
+    if (stream) {
+        fwrite(data, 1, size, stream);
+        fclose(stream);
+    }
+}
+#endif
+
+/* The shorter of two, of all or of the latest: short ones are quick. */
+static const kept_input *choose(void)
+{
+    unsigned first = roll(2) && kept_count > 64 ? kept_count - 64 : 0;
+    const kept_input *a = kept + first + roll(kept_count - first), *b = kept + first + roll(kept_count - first);
+    return a->size < b->size ? a : b;
+}
+
+/* LARGEST + 8 bytes that are a file as well: size, then the input. What is in it outlives a crash. */
+static uint8_t *shared_with(const char *folder)
+{
+    FILE *stream = open_in(folder, "current", "w+b");
+    void *at = MAP_FAILED;
+    if (stream && !fseek(stream, LARGEST + 7, SEEK_SET) && fputc(0, stream) == 0 && !fflush(stream))
+        at = mmap(NULL, LARGEST + 8, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(stream), 0);
     if (stream)
         fclose(stream);
-    return seed->size >= 10 && seed->size < LARGEST / 2;
+    return at == MAP_FAILED ? NULL : (uint8_t *)at;
 }
 
 int main(int argc, char **argv)
 {
-    static uint8_t data[LARGEST];
-    unsigned long runs = argc > 3 ? strtoul(argv[1], NULL, 10) : 0, i;
-    seed_file *seeds = (seed_file *)calloc((size_t)argc, sizeof *seeds);
-    unsigned count = 0, rules = 0;
+    unsigned long runs = argc > 5 ? strtoul(argv[1], NULL, 10) : 0, i;
+    time_t end = time(NULL) + (argc > 5 ? atoi(argv[2]) : 0);
+    uint8_t *current = argc > 5 ? shared_with(argv[4]) : NULL, *data = current + 8;
+    unsigned rules = 0, seeds, new_ones = 0;
     int k;
-    if (!runs || !seeds) {
-        fprintf(stderr, "usage: fuzz RUNS SEED FILES...\n");
-        free(seeds);
+    for (k = 5; k < argc; k++)
+        read_seed(argv[k]);
+    if (!runs || !current || !kept_count) {
+        fprintf(stderr, "usage: fuzz RUNS SECONDS SEED FOLDER FILES...\n");
         return 2;
     }
-    state = strtoull(argv[2], NULL, 10);
-    for (k = 3; k < argc; k++) {
-        if (read_seed(argv[k], seeds + count))
-            count++;
-        else
-            free(seeds[count].data);
-    }
-    for (i = 0; count && i < runs; i++) {
-        const seed_file *one = seeds + roll(count), *other = seeds + roll(count);
+    state = strtoull(argv[3], NULL, 10);
+    seeds = kept_count;
+    for (i = 0; i < runs && (i % 256 || time(NULL) < end); i++) {
+        const kept_input *one = i < seeds ? kept + i : choose(), *other = choose();
+        uint64_t size = one->size;
         memcpy(data, one->data, one->size);
-        LLVMFuzzerTestOneInput(data, mutate(data, one->size, sizeof data, other->data, other->size));
+        if (i >= seeds) /* the first ones as they are */
+            size = mutate(data, one->size, LARGEST, other->data, other->size);
+        memcpy(current, &size, 8);
+#ifdef BCQ_COVERAGE
+        coverage_start();
+#endif
+        LLVMFuzzerTestOneInput(data, (size_t)size);
+#ifdef BCQ_COVERAGE
+        if (coverage_is_new() && i >= seeds && keep(data, (size_t)size))
+            write_input(argv[4], new_ones++, data, (size_t)size);
+#endif
     }
     for (k = 1; k < 1000; k++)
         rules += met[k] != 0;
-    printf("%lu runs of %u files: %lu valid, %u rules met\n", i, count, met[0], rules);
-    while (count)
-        free(seeds[--count].data);
-    free(seeds);
+    printf("%lu runs of %u files: %lu valid, %u rules met, %u kept\n", i, seeds, met[0], rules, new_ones);
+    while (kept_count)
+        free(kept[--kept_count].data);
+    munmap(current, LARGEST + 8);
     return 0;
 }
 

@@ -39,6 +39,13 @@ def convert(options: Options, work: Path) -> list[Result]:
     return conversion.convert(options.quick, work)
 
 
+def gguf_files(options: Options, work: Path) -> Iterable[Result]:
+    """Whole GGUF files, and their values."""
+    import gguf_speed  # imports gguf, which the other benchmarks do without
+
+    return [*gguf_speed.whole_files(options.quick, work), *gguf_speed.decoding(options.quick, work)]
+
+
 def engines(options: Options, work: Path) -> list[Result]:
     """One conversion, three ways of sharing it out."""
     return scaling.engines(options.quick, work)
@@ -65,6 +72,7 @@ BENCHES = {
     **CORE,
     "packers": packers,
     "convert": convert,
+    "gguf": gguf_files,
     "plan": plan,
     "engines": engines,
     "quantize": quantize,
@@ -73,6 +81,7 @@ BENCHES = {
 PAGES = {
     "format": list(CORE),
     "conversion": ["packers", "convert"],
+    "gguf": ["gguf"],
     "scaling": ["plan", "engines"],
     "quantizing": ["quantize"],
     "cpu_kernels": ["cpu"],

@@ -33,7 +33,7 @@ def test_a_million_mutated_headers(tmp_path: Path) -> None:
     if shutil.which("clang") is None:
         c_reader.compile_c("fuzz.c", program, *STOP, "-fsanitize=address,undefined")
         valid = [path for path in files() if path.parent.name == "valid"]
-        assert run(program, str(RUNS), "6", *valid).startswith(f"{RUNS} runs of ")
+        assert run(program, str(RUNS), "3600", "6", tmp_path, *valid).startswith(f"{RUNS} runs of ")
         return
     sanitizers = "-fsanitize=fuzzer,address,undefined"
     c_reader.compile_c("fuzz.c", program, *STOP, sanitizers, "-DBCQ_LIBFUZZER", command="clang")

@@ -7,7 +7,13 @@ import pytest
 
 import bcqfmt
 from bcqfmt.cli.verbs import export as verb
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.converters.export import TARGETS
+from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
+from conversions import convert
+from gguf_files import DATA
+from peers import PEERS
 from verbs import DOWN, NORM, UP, Run, affine, tensors
 
 
@@ -19,7 +25,7 @@ def plain(tmp_path: Path) -> Path:
 
 
 def test_the_verb_and_the_exporter_offer_the_same_layouts() -> None:
-    assert verb._TARGETS == TARGETS
+    assert (*TARGETS, "gguf") == verb._TARGETS
 
 
 def test_it_says_what_it_wrote_and_why(run: Run, plain: Path, tmp_path: Path) -> None:
@@ -27,7 +33,7 @@ def test_it_says_what_it_wrote_and_why(run: Run, plain: Path, tmp_path: Path) ->
     assert result.exit_code == 0
     first, *notes = result.stdout.splitlines()
     assert first.startswith(f"{tmp_path / 'out'}: gptq_v2; 1 weight, 1 other tensor, 1 model file, ")
-    assert notes == [f"  zero points: gptq_v2, because there is a zero point 0, which minus one does not fit ('{UP}')"]
+    assert notes == ["  zero points: gptq_v2, because the weight is asymmetric, which GPTQModel refuses in gptq"]
     assert (tmp_path / "out" / "quantize_config.json").is_file()
 
 
@@ -66,7 +72,9 @@ def test_a_folder_that_is_there_is_kept_unless_told_otherwise(run: Run, plain: P
     "arguments",
     [
         [],
-        ["--to", "gguf"],
+        ["--to", "gguf"],  # OUT is no file name there
+        ["--to", "gptq", "--allow-rounding"],
+        ["--to", "dense", "--like", "donor.gguf"],
         ["--to", "gptq", "--dtype", "float16"],
         ["--to", "dense", "--dtype", "int8"],
         ["--to", "dense", "--max-shard-size", "big"],
@@ -83,3 +91,41 @@ def test_usage(run: Run, plain: Path, tmp_path: Path, arguments: list[str]) -> N
 def test_what_is_no_checkpoint(run: Run, tmp_path: Path, gptq: Path) -> None:
     assert run("export", tmp_path / "none", tmp_path / "out", "--to", "dense").exit_code == 3
     assert run("export", gptq, tmp_path / "out", "--to", "dense").exit_code == 5
+
+
+@pytest.fixture
+def from_gguf(tmp_path: Path) -> Path:
+    convert(DATA / "q4_k_m.gguf", tmp_path / "from-gguf")
+    return tmp_path / "from-gguf"
+
+
+def test_gguf_tells_the_types(run: Run, from_gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    result = run("export", from_gguf, out, "--to", "gguf")
+    assert result.exit_code == 0
+    first, *types = result.stdout.splitlines()
+    assert first.startswith(f"{out}: gguf, every value as in BCQ; 9 weights, 3 other tensors, ")
+    assert types == ["  Q4_K    6 weights, exact, 4.5 bits", "  Q6_K    3 weights, exact, 6.5625 bits"]
+    assert run("export", from_gguf, out, "--to", "gguf").exit_code == 7
+    value = json.loads(run("export", from_gguf, out, "--to", "gguf", "--overwrite", "--json").stdout)
+    assert (value["exact"], value["bytes"], len(value["tensors"])) == (True, out.stat().st_size, 9)
+    assert {entry["type"] for entry in value["tensors"]} == {"Q4_K", "Q6_K"}
+
+
+def test_gguf_rounds_only_when_told_and_says_so(run: Run, tmp_path: Path) -> None:
+    convert(PEERS / "hqq-hqq-4b-g64-asym-axis1" / "source", tmp_path / "bcq")
+    for name, content in tokenizer_files(read_gguf(SourceFile(DATA / "q4_0.gguf"))).items():
+        (tmp_path / "bcq" / name).write_bytes(content)
+    out = tmp_path / "out.gguf"
+    result = run("export", tmp_path / "bcq", out, "--to", "gguf")
+    assert result.exit_code == 5
+    assert "BCQ-E616 'model.layers.0." in result.stderr
+    assert "floating-point zero points (and 6 more weights)" in result.stderr
+    assert "hint: --allow-rounding writes it as Q4_1" in result.stderr
+    assert not out.exists()
+    result = run("export", tmp_path / "bcq", out, "--to", "gguf", "--allow-rounding")
+    assert result.exit_code == 0
+    first, *lines = result.stdout.splitlines()
+    assert "gguf, ROUNDED; 7 weights" in first
+    assert len([line for line in lines if line.startswith("  Q4_1    model.layers.0.") and "error 0.000" in line]) == 7
+    assert any(line.startswith("  rounded weights together: error 0.000") for line in lines)

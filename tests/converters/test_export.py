@@ -21,9 +21,10 @@ from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.export import TARGETS, Export, export
 from bcqfmt.converters.export.names import dense_linears, patterns
 from bcqfmt.converters.export.target import dense_unit
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.converters.source.quant_config import read_settings
-from peers import PEERS, any_words, references
+from peers import PEERS, any_words, made_up, references
 
 GPTQ_KINDS = (
     "autogptq-gptq-3b-g64-asym",
@@ -151,7 +152,7 @@ def test_gptq_again_has_the_tensors_of_the_source(converted: Callable[[str], Pat
     found = tensors(tmp_path / "out")
     assert set(source.tensors) <= set(found)
     stored_alike = done.format == (read_settings(source).format or "gptq")  # else other zero points, on purpose
-    assert stored_alike or "zero point 0" in done.notes[0]
+    assert stored_alike or "asymmetric" in done.notes[0]
     for name, tensor in source.tensors.items():
         if name.endswith(".qzeros") and not stored_alike:
             continue
@@ -162,7 +163,7 @@ def test_gptq_again_has_the_tensors_of_the_source(converted: Callable[[str], Pat
     assert now == json.loads((tmp_path / "out" / "quantize_config.json").read_text())
     for key in ("bits", "group_size", "sym", "desc_act", "lm_head", "pack_dtype"):
         assert now[key] == then.get(key, now[key]), key
-    assert now["meta"] == {"quantizer": [f"bcqfmt:{bcqfmt.__version__}"]}
+    assert "meta" not in now  # auto-round refuses a file that has one
 
 
 def test_awq_again_has_the_tensors_of_the_source(converted: Callable[[str], Path], tmp_path: Path) -> None:
@@ -232,7 +233,8 @@ def test_dense_is_what_dequantize_gives(
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     source = json.loads((PEERS / kind / "source" / "config.json").read_text())
     source.pop("quantization_config", None)
-    assert config == source
+    key = "dtype" if "dtype" in source else "torch_dtype"
+    assert config == {**source, key: dtype or source[key]}  # else readers would cast the values back
 
 
 def test_dense_values_come_a_block_of_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,14 +457,14 @@ def test_other_refusals(folder: Folder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("zeros", "format", "told"),
     [
-        (1, "gptq", "every one is at least 1"),
-        (8, "gptq", "every one is at least 1"),
-        (0, "gptq_v2", "there is a zero point 0"),
-        (np.arange(64).reshape(32, 2) % 16, "gptq_v2", f"('{NAME}')"),
-        (16, "gptq", "every one is at least 1"),
+        (1, "gptq_v2", "the weight is asymmetric"),
+        (8, "gptq", "all are symmetric"),
+        (0, "gptq_v2", "the weight is asymmetric"),
+        (np.arange(64).reshape(32, 2) % 16, "gptq_v2", "the weight is asymmetric"),
+        (16, "gptq", f"there is a zero point 16 ('{NAME}')"),
     ],
 )
-def test_zero_points_are_v1_only_where_they_can_be(
+def test_asymmetric_zero_points_are_v2_where_they_can_be(
     folder: Folder, tmp_path: Path, zeros: Any, format: str, told: str
 ) -> None:
     bcq = folder({NAME: affine(zeros=zeros)})
@@ -542,11 +544,103 @@ def test_skipped_layers_are_named_where_a_tool_would_look_for_them(folder: Folde
     bcq = folder({"l.0.mlp.gate_proj.weight": affine(), **dict.fromkeys(names, dense), "l.0.norm.weight": dense[0]})
     exported(bcq, tmp_path / "gptq", "gptq")
     assert stated(tmp_path / "gptq")["dynamic"] == {r"-:.*\.gate$": {}}
+    assert stated(tmp_path / "gptq")["modules_in_block_to_quantize"] == [["mlp.gate_proj"]]
     exported(bcq, tmp_path / "ct", "compressed-tensors")
     assert stated(tmp_path / "ct")["ignore"] == ["l.0.mlp.gate", "l.1.mlp.gate", "lm_head"]
     done = exported(bcq, tmp_path / "awq", "awq")
     assert stated(tmp_path / "awq")["modules_to_not_convert"] == ["l.1.mlp.gate", "lm_head"]
     assert any("'l.0.mlp.gate'" in note for note in done.notes)
+
+
+def test_layers_that_all_blocks_have_dense_are_named_as_each_reader_looks_for_them(
+    folder: Folder, tmp_path: Path
+) -> None:
+    dense = np.ones((32, 64), np.float16)
+    names = [f"model.layers.{i}.{leaf}.weight" for i in (0, 1) for leaf in ("self_attn.q_proj", "mlp.up_proj")]
+    bcq = folder({name: affine() if "mlp" in name else dense for name in names})
+    exported(bcq, tmp_path / "awq", "awq")
+    assert stated(tmp_path / "awq")["modules_to_not_convert"] == ["self_attn.q_proj"]
+    assert stated(tmp_path / "awq")["dynamic"] == {r"-:.*\.q_proj$": {}}
+    exported(bcq, tmp_path / "gptq", "gptq")
+    assert stated(tmp_path / "gptq")["modules_in_block_to_quantize"] == [["mlp.up_proj"]]
+    mixed = {names[0]: dense, names[1]: affine(), names[2]: affine(), names[3]: affine()}
+    bcqfmt.save(bcq, mixed, overwrite=True, config={})
+    done = exported(bcq, tmp_path / "some", "gptq")
+    assert "modules_in_block_to_quantize" not in stated(tmp_path / "some")
+    assert "dense layers: in some blocks only, which GPTQModel reads and transformers does not" in done.notes
+    done = exported(bcq, tmp_path / "some-awq", "awq")
+    assert stated(tmp_path / "some-awq")["modules_to_not_convert"] == ["model.layers.0.self_attn.q_proj"]
+    assert any("AutoAWQ does not" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "model_type", "told"),
+    [
+        ("gptq", "lm_head.weight", "llama", "transformers would run with a random one"),
+        ("gptq", "model.layers.0.mlp.experts.3.up_proj.weight", "qwen3_moe", "experts: GPTQModel reads them"),
+        ("awq", "model.layers.0.mlp.experts.3.w1.weight", "mixtral", "mixtral: GPTQModel has other names"),
+        ("gptq", "model.layers.0.mlp.gate_up_proj.weight", "phi3", "phi3: GPTQModel has other names"),
+    ],
+)
+def test_what_only_some_readers_take_is_told(
+    folder: Folder, tmp_path: Path, layout: str, name: str, model_type: str, told: str
+) -> None:
+    bcq = folder({NAME: affine()})
+    assert not any("would run" in note or "other names" in note for note in exported(bcq, tmp_path / "a", layout).notes)
+    bcqfmt.save(bcq, {name: affine()}, config={"model_type": model_type}, overwrite=True)
+    assert any(told in note for note in exported(bcq, tmp_path / "b", layout).notes)
+
+
+def test_a_quantized_head_is_refused_where_no_reader_takes_it(folder: Folder) -> None:
+    fault = refused(folder({NAME: affine(), "lm_head.weight": affine()}), "awq")
+    assert (fault.code, fault.finding.tensor) == ("BCQ-E616", "lm_head.weight")
+    assert "export --to compressed-tensors" in fault.hint
+
+
+def test_gpt2_is_refused_where_its_weights_would_be_read_transposed(folder: Folder, tmp_path: Path) -> None:
+    for rows, columns, wrong in ((32, 96, ("gptq", "awq", "compressed-tensors")), (96, 32, ())):
+        bcq = folder({"h.0.attn.c_attn.weight": affine(rows=rows, columns=columns, zeros=8)}, overwrite=True)
+        (bcq / "config.json").write_text(
+            json.dumps(json.loads((bcq / "config.json").read_text()) | {"model_type": "gpt2"})
+        )
+        for layout in TARGETS:
+            if layout in wrong:
+                assert "a weight of GPT-2, stored [in, out]" in str(refused(bcq, layout))
+            else:
+                done = exported(bcq, tmp_path / f"{rows}-{layout}", layout)
+                assert any("wants them [in, out]" in note for note in done.notes) == (layout == "dense" and not wrong)
+
+
+@pytest.mark.parametrize(
+    ("bits", "moved", "told"),
+    [
+        (4, False, None),
+        (3, False, "3 bits: read by compressed-tensors 0.18 and later"),
+        (4, True, "act order: read by compressed-tensors 0.15 to 0.18; 0.19 and later refuse it"),
+        (3, True, "act order: read by compressed-tensors 0.18 only; 0.19 and later refuse it"),
+    ],
+)
+def test_versions_that_read_it_are_told(
+    folder: Folder, tmp_path: Path, bits: int, moved: bool, told: str | None
+) -> None:
+    weight = affine(bits=bits, zeros=2 ** (bits - 1))
+    done = exported(folder({NAME: scattered(weight) if moved else weight}), tmp_path / "out", "compressed-tensors")
+    assert done.notes == ([told] if told else [])
+
+
+def test_widths_of_gptq_p_come_with_a_way_back(folder: Folder) -> None:
+    assert "bcqfmt restore" in refused(folder({NAME: affine(bits=6)}), "gptq").hint
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_was_quantized_from_another_type_exports_too(tmp_path: Path, dtype: str) -> None:
+    array = np.random.default_rng(5).normal(size=(32, 64)).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    made_up(tmp_path / "dense", {NAME: array}, torch_dtype=dtype)
+    options = QuantizeOptions(method="rtn", settings={"group_size": 32})
+    Quantization(open_source(tmp_path / "dense"), options).run(tmp_path / "bcq")
+    for layout in ("gptq", "compressed-tensors"):
+        exported(tmp_path / "bcq", tmp_path / layout, layout)
+        assert values(convert(tmp_path / layout, tmp_path / f"{layout}-back")) == values(tmp_path / "bcq")
 
 
 def test_patterns_never_reach_another_module() -> None:

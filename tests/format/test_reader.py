@@ -22,6 +22,7 @@ import bcqfmt
 import oracle
 import samples
 from bcqfmt import BcqError, BcqWeight, FormatError, InputError, StoredTensor, UsageError
+from bcqfmt.container import files
 from bcqfmt.container.dtypes import BITS, numpy_dtype
 
 
@@ -461,3 +462,16 @@ def test_the_manifest_lists_weights_with_their_file_and_files_with_their_digest(
     )
     for file in {entry["file"] for entry in manifest["weights"].values()}:
         assert manifest["files"][file]["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
+
+
+def test_a_file_that_is_open_when_python_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of a module may be None by the time its last objects go."""
+    (tmp_path / "a").write_bytes(b"x")
+    opened = files.SourceFile(tmp_path / "a")
+    descriptor = opened._descriptor
+    monkeypatch.setattr(files, "os", None)
+    monkeypatch.setattr(files, "_open_files", None)
+    del opened
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fuzz_c
+import fuzz_sources
 from folder_mutations import mutate_folder
+from fuzz_files import SideBySide
 from fuzz_inputs import VECTORS, first_inputs, mutate
-from fuzz_target import MEMORY_LIMIT, Executions, look
+from fuzz_target import MEMORY_LIMIT, Executions, from_text, look
 from header_mutations import mutated_text
-from soak_figures import record
 from strategies import examples
 from verbs import ROOT
 
 INPUTS = first_inputs()
-FUZZER = ROOT / "tests" / "soak" / "fuzz.py"
+FUZZER = ROOT / "tests" / "fuzz" / "run.py"
+CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 
 
 @given(st.data())
@@ -77,52 +80,74 @@ def test_changed_folders(tmp_path_factory: pytest.TempPathFactory, name: str, se
     look(folder)
 
 
-def fuzz(folder: Path, runs: int, *more: str) -> dict[str, Any]:
-    out = folder / "figures.json"
-    words = [sys.executable, "-P", str(FUZZER), "--runs", str(runs), "--json", str(out), *more]
-    ran = subprocess.run(words, env=dict(os.environ), capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
-    figures: dict[str, Any] = json.loads(out.read_text())
-    assert figures["runs"] >= runs
-    assert not figures["escaped"]
-    assert figures["peak_memory_mb"] * 10**6 < MEMORY_LIMIT
-    return figures
+def test_a_finding_is_kept_with_its_input() -> None:
+    """Whatever a target raises is counted, and the first input of its kind is in the figures."""
+
+    def broken(data: bytes) -> tuple[str, ...]:
+        if len(data) > 3:
+            raise ZeroDivisionError("out of nothing")
+        return ("BCQ-V101",) if data else ()
+
+    execute = Executions(broken)
+    for data in (b"", b"abc", b"abcd", b"abcde"):
+        execute(data)
+    figures = execute.figures()
+    assert figures["findings"] == {"ZeroDivisionError: out of nothing": 2}
+    assert {what: from_text(text) for what, text in figures["inputs"].items()} == {
+        "ZeroDivisionError: out of nothing": b"abcd"
+    }
+    assert (figures["executions"], figures["accepted"], figures["codes_seen"]) == (4, 1, ["BCQ-V101"])
 
 
-def test_the_guided_loop(tmp_path: Path) -> None:
-    """A short run of what `make soak` runs long; it must learn, not only run."""
-    figures = fuzz(tmp_path, 3000, "--engine", "own")
-    assert figures["corpus"] > 150
-    assert figures["blocks"] > 400
-    assert len(figures["codes_seen"]) > 50
-
-
-def test_the_fuzzer_sees_what_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that lets another exception out is reported, with the input kept."""
-
-    def broken(path: Path, deep: bool) -> Any:
-        raise ZeroDivisionError("out of nothing")
-
-    monkeypatch.setattr("fuzz_target.bcqfmt.validate", broken)
-    target = Executions(tmp_path / "a.safetensors", tmp_path / "crashes")
-    target.file(b"12345678")
-    assert dict(target.escaped) == {"ZeroDivisionError: out of nothing": 1}
-    assert [path.read_bytes() for path in (tmp_path / "crashes").iterdir()] == [b"12345678"]
-
-
-def test_the_fuzzer_sees_a_disagreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A validator that accepts what the reader refuses is reported."""
+def test_a_disagreement_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validator that accepts what the reader refuses."""
     from bcqfmt.checkpoint.validation import Report
 
     monkeypatch.setattr("fuzz_target.bcqfmt.validate", lambda path, deep: Report(str(path), deep))
-    target = Executions(tmp_path / "a.safetensors", tmp_path / "crashes")
-    target.file(b"12345678")
-    (text,) = target.escaped
-    assert "the reader refuses what the validator accepts" in text
+    (tmp_path / "a.safetensors").write_bytes(b"12345678")
+    with pytest.raises(AssertionError, match="the reader refuses what the validator accepts"):
+        look(tmp_path / "a.safetensors")
 
 
-@pytest.mark.soak
-def test_two_million_executions(tmp_path: Path) -> None:
-    figures = fuzz(tmp_path, 2_000_000)
-    assert not figures["slower_than_1_s"]  # in the soak alone, on a machine without other work
-    record("fuzzing", **figures)
+@pytest.mark.parametrize("target", ["sources", "gguf"])
+def test_sources_that_fuzzing_has_found(target: str) -> None:
+    """Each is refused with a code or converted; together they meet many codes."""
+    execute = Executions(fuzz_sources.converted)
+    for data in corpus(target):
+        execute(data)
+    assert not execute.found
+    assert len(execute.codes) > 10
+
+
+def corpus(name: str) -> list[bytes]:
+    with zipfile.ZipFile(CORPUS / f"{name}.zip") as archive:
+        return [archive.read(member) for member in sorted(archive.namelist())]
+
+
+def test_the_corpus_is_small() -> None:
+    assert 10_000 < sum(path.stat().st_size for path in CORPUS.iterdir()) < 1_000_000
+
+
+@pytest.mark.cc
+def test_files_that_fuzzing_has_found(tmp_path: Path) -> None:
+    """All readers agree on each of them."""
+    fuzz_c.build(tmp_path)
+    execute = Executions(SideBySide(fuzz_c.Library(tmp_path / "libbcq.so"), tmp_path).file)
+    for data in corpus("files"):
+        execute(data)
+    assert not execute.found
+    assert len(execute.codes) > 30
+
+
+@pytest.mark.cc
+def test_a_short_run(tmp_path: Path) -> None:
+    """`make fuzz` for some seconds: every target runs, learns and finds nothing."""
+    out = tmp_path / "figures.json"
+    words = [sys.executable, str(FUZZER), "--time", "40", "--jobs", "2", "--seed", "1", "--out", str(out)]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    targets = json.loads(out.read_text())["targets"]
+    assert set(targets) == {"c", "files", "folders", "gguf", "sources"}
+    for figures in targets.values():
+        assert figures["executions"] > 50
+        assert figures.get("peak_memory_mb", 0) * 10**6 < MEMORY_LIMIT

@@ -15,6 +15,15 @@ def test_the_table_is_that_of_the_figures() -> None:
     assert rendered(page, json.loads(FIGURES.read_text())) == page
 
 
+def test_figures_of_fuzzing_keep_no_inputs() -> None:
+    figures = {"executions": 7, "per_second_and_core": 3, "accepted": 1, "what": "files", "cpu_s": 2}
+    found = {"executions": 7, "targets": {"files": {**figures, "findings": {"a": 2, "b": 1}, "inputs": {"a": "eJw"}}}}
+    kept = soak_figures.fuzz_figures(found)
+    assert kept["findings"] == 3
+    assert "inputs" not in kept["targets"]["files"]
+    assert "| files | 7 | 3 | 1 | 3 |" in soak_figures.fuzz_table(kept)
+
+
 def test_figures_of_nothing_are_not_invented() -> None:
     text = soak_figures.table({})
     assert text.count("not run yet") == len(RUNS)

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt.container.files import SourceFile
@@ -46,10 +46,19 @@ def test_a_block_has_the_size_that_the_type_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from("<>"), rows=st.integers(1, 40))
-def test_any_bytes_come_back(name: str, seed: int, order: str, rows: int) -> None:
-    raw = random_rows(name, seed, rows)
+@settings(deadline=None)  # loops are compiled at their first call
+@given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from("<>"), rows=st.integers(1, 40), blocks=st.integers(1, 3))
+def test_any_bytes_come_back(name: str, seed: int, order: str, rows: int, blocks: int) -> None:
+    raw = random_rows(name, seed, rows, blocks)
     assert np.array_equal(blocks_of(name, fields_of(name, raw, order), order), raw)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_threads_share_the_blocks(name: str) -> None:
+    raw = random_rows(name, 2, 257, 33)  # more than one share, the last one no multiple of four units
+    fields = fields_of(name, raw)
+    assert np.array_equal(planes_of(name, raw, threads=3), fields["planes"])
+    assert np.array_equal(blocks_of(name, fields, threads=3), raw)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -123,6 +132,7 @@ def finite(name: str, raw: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@settings(deadline=None)  # loops are compiled at their first call
 @given(seed=st.integers(0, 2**32 - 1))
 def test_values_are_those_of_the_formula(name: str, seed: int) -> None:
     raw = finite(name, random_rows(name, seed))
@@ -131,6 +141,7 @@ def test_values_are_those_of_the_formula(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("Q1_0", "Q2_0")])  # gguf 0.19 lacks them
+@settings(deadline=None)  # loops are compiled at their first call
 @given(seed=st.integers(0, 2**32 - 1))
 def test_values_are_those_of_gguf_py(name: str, seed: int) -> None:
     raw = finite(name, random_rows(name, seed))

@@ -1,10 +1,7 @@
-"""The plugin for vLLM: its promises against vLLM's signatures, and its layers in a stand-in made of them."""
+"""The plugin for vLLM: its config and its layers, in a stand-in made of vLLM's signatures."""
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
-import inspect
 import pickle
 import subprocess
 import sys
@@ -18,14 +15,13 @@ import torch
 
 import bcqfmt
 import kernel_samples as ks
+import vllm_stand_in as stand_in
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.integrations import vllm as plugin
 from bcqfmt.integrations.torch import BcqLinear
-from vllm_signatures import VERSION, read_from, signatures, text_of
-from vllm_stand_in import SIGNATURES, Rank, attributes_of, finish, installed, load
+from vllm_stand_in import Rank, finish, installed, load
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
-BASE = "vllm.model_executor.layers.quantization.base_config"
 LINEAR = "vllm.model_executor.layers.linear"
 
 
@@ -58,109 +54,11 @@ def inputs(*shape: int) -> torch.Tensor:
 
 
 def fill(config: Any, layer: Any, weights: dict[str, BcqWeight], shards: Any = (None,)) -> Any:
-    for weight, shard in zip(weights.values(), shards, strict=True):
-        load(layer, weight.to_torch(), shard)
-    finish(layer)
-    return layer
+    return stand_in.fill(layer, [weight.to_torch() for weight in weights.values()], shards)
 
 
 def tell(config: Any, weights: dict[str, BcqWeight]) -> None:
     config.specs.update({path: weight.spec for path, weight in weights.items()})
-
-
-# -- signatures -------------------------------------------------------------------------------------------------
-
-
-def _entry(name: str) -> dict[str, Any]:
-    return next(m["classes"][name] for m in SIGNATURES["modules"].values() if name in m["classes"])
-
-
-def _ours(world: SimpleNamespace) -> dict[str, type]:
-    method = sys.modules["bcqfmt.integrations.vllm.method"].BcqLinearMethod
-    return {"QuantizationConfig": world.registered["bcq"], "QuantizeMethodBase": method, "LinearMethodBase": method}
-
-
-def test_every_abstract_method_is_there_with_the_parameters_of_the_base(world: SimpleNamespace) -> None:
-    for base, cls in _ours(world).items():
-        assert not inspect.isabstract(cls)
-        for name, about in _entry(base)["methods"].items():
-            own = inspect.getattr_static(cls, name)
-            if name not in vars(cls):
-                assert not about["abstract"], f"{cls.__name__} lacks {name}"
-                continue
-            assert isinstance(own, classmethod | staticmethod) == (about["kind"] in ("classmethod", "staticmethod"))
-            if base == "QuantizeMethodBase" and name in ("create_weights", "apply"):
-                continue  # there (layer, *args); LinearMethodBase spells them out
-            space: dict[str, Any] = {}
-            exec(f"def theirs{about['signature']}: ...", space)
-            wanted = inspect.signature(space["theirs"]).parameters
-            found = inspect.signature(getattr(own, "__func__", own)).parameters
-            for parameter in wanted.values():
-                assert found[parameter.name].kind == parameter.kind, (cls.__name__, name, parameter.name)
-                optional = found[parameter.name].default is not inspect.Parameter.empty
-                assert optional == (parameter.default is not inspect.Parameter.empty)
-            assert list(found)[: len(wanted)] == list(wanted)
-
-
-def test_every_call_that_vllm_makes_fits(world: SimpleNamespace, config: Any) -> None:
-    method = _ours(world)["LinearMethodBase"](())
-    targets = {
-        "create_weights": method.create_weights, "apply": method.apply, "tie_weights": method.tie_weights,
-        "process_weights_after_loading": method.process_weights_after_loading,
-        "get_quant_method": config.get_quant_method, "maybe_update_config": config.maybe_update_config,
-        "apply_vllm_mapper": config.apply_vllm_mapper, "get_min_capability": config.get_min_capability,
-        "get_supported_act_dtypes": config.get_supported_act_dtypes, "get_name": config.get_name,
-        "weight_loader": method._loader(None, None, ""),
-    }  # fmt: skip
-    seen = set()
-    for module, entry in SIGNATURES["modules"].items():
-        if "routed_experts" in module:
-            continue  # experts are refused
-        for about in [*entry["classes"].values(), *entry["functions"].values()]:
-            for callee, count, names in about["calls"]:
-                owner, _, name = callee.rpartition(".")
-                if owner in ("self", "model", "module", "mapper", "quant_config.online_quantization_config"):
-                    continue  # of vLLM's own
-                inspect.signature(targets[name]).bind(*[None] * count, **dict.fromkeys(names))
-                seen.add(name)
-    assert seen == set(targets) - {"get_name"}  # that one only experts ask for
-
-
-def test_what_the_plugin_imports_and_looks_at_exists(world: SimpleNamespace) -> None:
-    folder = Path(bcqfmt.__file__).parent / "integrations" / "vllm"
-    looked_at = set()
-    for file in sorted(folder.glob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm"):
-                entry = SIGNATURES["modules"][node.module]
-                assert {alias.name for alias in node.names} <= {*entry["classes"], *entry["functions"]}
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "layer":
-                looked_at.add(node.attr)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-                looked_at.update(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
-    own = {"bcq", "register_parameter", "__dict__"}  # ours and torch's
-    known = attributes_of("QKVParallelLinear") | attributes_of("ParallelLMHead") | own
-    assert {"tp_rank", "tp_size", "num_kv_head_replicas", "shard_indices"} <= looked_at <= known
-    assert "packed_modules_mapping" in attributes_of("QuantizationConfig")
-    assert "apply_dict" in _entry("WeightsMapper")["methods"]
-
-
-def test_the_entry_point_is_in_the_group_that_vllm_loads() -> None:
-    group = SIGNATURES["modules"]["vllm.plugins"]["texts"]["DEFAULT_PLUGINS_GROUP"]
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'[project.entry-points."{group}"]\nbcqfmt = "bcqfmt.integrations.vllm:register"' in project
-    found = [point for point in importlib.metadata.entry_points(group=group) if point.name == "bcqfmt"]
-    assert all(point.load() is plugin.register for point in found)
-
-
-@pytest.mark.soak
-def test_the_signatures_are_those_of_the_published_wheel(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    command += ["--platform", "manylinux_2_28_x86_64", "--python-version", "3.12", "--dest", str(tmp_path)]
-    subprocess.run([*command, f"vllm=={VERSION}"], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    committed = Path(__file__).parent / f"vllm-{VERSION}.json"
-    assert text_of(signatures(read_from(wheel))) == committed.read_text(encoding="utf-8")
 
 
 # -- the config -------------------------------------------------------------------------------------------------
@@ -194,7 +92,8 @@ def test_a_folder_tells_which_layers_are_quantized(config: Any, world: SimpleNam
     assert isinstance(config.get_quant_method(layer, "model.layers.1.self_attn.qkv_proj"), dense)
     moe = rank.other("vllm.model_executor.layers.fused_moe.routed_experts", "RoutedExperts")
     assert config.get_quant_method(moe, "model.layers.1.mlp.experts") is None
-    with pytest.raises(BcqError, match=r"BCQ-E305.*experts\.0\.up_proj"):
+    told = r"BCQ-E305.*experts\.0\.up_proj.*RoutedExperts.*export MODEL NEW --to dense"
+    with pytest.raises(BcqError, match=told):
         config.get_quant_method(moe, "model.layers.0.mlp.experts")
     table = rank.other("vllm.model_executor.layers.vocab_parallel_embedding", "VocabParallelEmbedding")
     assert config.get_quant_method(table, "model.embed_tokens") is None
@@ -213,9 +112,6 @@ def test_refusals(config: Any, world: SimpleNamespace, tmp_path: Path) -> None:
         type(config).from_config({"format_version": "2.0"})
     with pytest.raises(BcqError, match="BCQ-V601"):
         config.maybe_update_config(str(tmp_path))
-    tell(config, {"a.q_proj": plain(16), "a.k_proj": plain(16)})
-    with pytest.raises(BcqError, match=r"BCQ-E305.*a\.v_proj is dense"):
-        Rank(world.modules).qkv(config, "a.qkv_proj", 2, 2, 8, 128)
     tell(config, {"a.o_proj": plain(16, 96)})
     with pytest.raises(BcqError, match=r"BCQ-E305.*\[16, 96\]"):
         Rank(world.modules).row(config, "a.o_proj", 16, 128)
@@ -236,7 +132,7 @@ def test_ranks_of_a_column_parallel_layer_make_up_the_whole(
         layer = fill(config, Rank(world.modules, rank, ranks).column(config, "up", 64, 128), weights)
         own = bias[rank * 64 // ranks : (rank + 1) * 64 // ranks]
         found.append(layer.quant_method.apply(layer, x, own))
-        assert not list(layer.parameters())
+        assert [(name, tuple(p.shape)) for name, p in layer.named_parameters()] == [("weight", (0,))]
         assert layer.quant_method.dequantize_weight(layer).shape == (64 // ranks, 128)
     assert torch.equal(torch.cat(found, -1), BcqLinear.from_weight(weights["up"], bias)(x))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -69,6 +70,47 @@ def test_the_table_of_a_row_is_large_enough(q: int, g: int, whole: int, rest: in
     groups = -(-(whole * g + min(rest, g)) // g)
     if 2**q <= g:
         assert row_table_size(q, g, groups) >= max(groups * 2**q, (groups - 1) * 2**q + 16)
+
+
+def float_weight(formula: str, q: int, scales: Any, seconds: Any, columns: int) -> BcqWeight:
+    """Rows of F32 values with these scales and zero points or offsets, chosen at random for groups of 16."""
+    rng = np.random.default_rng(q)
+    codes = rng.integers(0, 1 << q, (9, columns), np.uint8)
+    scale, second = (rng.choice(numbers, (9, columns // 16)) for numbers in (scales, seconds))
+    made = BcqWeight.from_affine if formula == "affine" else BcqWeight.from_offset
+    return made(codes, scale, second, group_size=16, bits=q, dtype="float32")
+
+
+HALVES = np.array([0.0, -0.0, 2**-24, -(2**-24), 1.25, -0.0999, 60000, 3.3], np.float16)
+SINGLES = np.array([1e-45, 1.1754944e-38, 3e38, -0.1, 16777215, 1 / 3], np.float32)
+
+
+@pytest.mark.parametrize("q", range(1, 9))
+def test_float32_arithmetic_where_it_gives_the_same_bits(q: int) -> None:
+    from bcqfmt.kernels.cpu import floats
+
+    zeros = np.arange(1 << q)
+    for weight, fast in (
+        (float_weight("affine", q, HALVES, zeros, 128), True),
+        (float_weight("affine", q, SINGLES, zeros, 240), True),
+        (float_weight("offset", q, HALVES[:6], HALVES, 192), True),
+        (float_weight("offset", q, SINGLES[-3:], SINGLES[-3:], 128), False),  # products are rounded
+        (float_weight("offset", q, HALVES, SINGLES[:1], 128), False),  # the sum is rounded in binary64 already
+        (float_weight("affine", q, HALVES, zeros, 112), False),  # too narrow
+    ):
+        assert floats.fits(cpu.prepare(weight)._operand.segments[0]) == fast
+        for threads in (1, 3):
+            found = cpu.prepare(weight).dequantize("F32", threads=threads)
+            assert bits_of(found) == bits_of(weight.dequantize("F32"))
+    rows = cpu.prepare(float_weight("affine", q, HALVES, zeros, 128))
+    assert np.array_equal(rows.dequantize(rows=(3, 8)), rows.dequantize()[3:8])
+
+
+def test_infinite_scales_are_left_to_the_exact_decoder() -> None:
+    weight = float_weight("affine", 4, np.array([np.inf, 1, np.nan], np.float32), np.arange(16), 128)
+    spec = replace(weight.spec, scheme=replace(weight.scheme, nonfinite=True))
+    weight = BcqWeight(weight.name, spec, weight.parts())
+    assert bits_of(cpu.prepare(weight).dequantize("F32")) == bits_of(weight.dequantize("F32"))
 
 
 def test_a_range_of_rows() -> None:

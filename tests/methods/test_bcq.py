@@ -81,10 +81,15 @@ def test_no_matrix_is_worse_than_with_rtn(sample: tuple[Any, str], bits: int, gr
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["F16", "F32"])
 def test_a_matrix_that_was_quantized_before_is_not_worse_than_with_rtn(bits: int, dtype: str):
-    grid = Rtn.build({"bits": bits, "group_size": 32}).quantize(job(matrix(8, 128, "shifted"), dtype)).weight
+    grid = (
+        Rtn.build({"bits": bits, "group_size": 32, "scale_dtype": "F16"})
+        .quantize(job(matrix(8, 128, "shifted"), dtype))
+        .weight
+    )
     weight = grid.dequantize().astype(np.float32)
     for clip in ("none", "search"):
-        again = Rtn.build({"bits": bits, "group_size": 32, "clip": clip}).quantize(job(weight, dtype)).weight
+        given = {"bits": bits, "group_size": 32, "clip": clip, "scale_dtype": "F16"}
+        again = Rtn.build(given).quantize(job(weight, dtype)).weight
         found = quantized(weight, dtype, bits=bits, group_size=32)
         assert decoded_square_sums(weight, found)[1] <= decoded_square_sums(weight, again)[1] * ALMOST
 
@@ -282,7 +287,8 @@ def test_weighted_errors_are_never_above_those_of_rtn(sample: tuple[Any, str], b
     build = Bcq.build({"bits": bits, "group_size": group_size, "weighting": "activations"})
     found = weighted_error(weight, build.quantize(job(weight, dtype, known)).weight, known)
     for clip in ("none", "search"):
-        plain = Rtn.build({"bits": bits, "group_size": group_size, "clip": clip}).quantize(job(weight, dtype)).weight
+        given = {"bits": bits, "group_size": group_size, "clip": clip, "scale_dtype": "F16"}
+        plain = Rtn.build(given).quantize(job(weight, dtype)).weight
         assert found <= weighted_error(weight, plain, known) * ALMOST
 
 

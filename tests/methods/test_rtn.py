@@ -107,7 +107,7 @@ def test_every_number_gets_the_nearest_value_of_its_grid(
 @given(matrices(), st.integers(1, 8), st.sampled_from([8, 32, "row"]), st.booleans())
 def test_the_search_finds_the_best_of_its_ranges(sample: tuple[Any, str], bits: int, group_size: Any, symmetric: bool):
     weight, dtype = sample
-    options = {"bits": bits, "group_size": group_size, "symmetric": symmetric}
+    options = {"bits": bits, "group_size": group_size, "symmetric": symmetric, "scale_dtype": "F16"}
     searched = Rtn.build({**options, "clip": "search"}).quantize(job(weight, dtype)).weight
     size = searched.scheme.segments[0].group_size
     errors = group_errors(weight, searched.dequantize("float64"), size)
@@ -151,7 +151,7 @@ def test_zeros_and_constant_rows_are_exact(bits: int, symmetric: bool, value: fl
 
 def test_a_scale_below_its_type_becomes_the_smallest_number():
     weight = as_dtype(np.linspace(-1e-9, 1e-9, 16)[None], "BF16")
-    made = Rtn.build({}).quantize(job(weight, "BF16")).weight
+    made = Rtn.build({"scale_dtype": "F16"}).quantize(job(weight, "BF16")).weight
     assert made.parts()["s0_scale"].array().tolist() == [[2.0**-24]]
     assert not made.dequantize().any()
 
@@ -195,7 +195,7 @@ def test_shapes_without_a_group_are_refused(shape: tuple[int, ...]):
 def test_a_scale_that_overflows_is_refused_and_a_wider_type_holds_it():
     weight = as_dtype(matrix(4, 64) * 1e9, "F32")
     with pytest.raises(BcqError, match=r"above 65504, the largest number of F16; expected .*scale_dtype F32") as caught:
-        Rtn.build({"bits": 1}).quantize(job(weight, "F32"))
+        Rtn.build({"bits": 1, "scale_dtype": "F16"}).quantize(job(weight, "F32"))
     assert caught.value.code == "BCQ-E621"
     for wider in ("BF16", "F32"):
         Rtn.build({"bits": 1, "scale_dtype": wider}).quantize(job(weight, "F32")).weight.check()

@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi": {"bits": 4, "group_size": 32, "rounds": 3, "starts": 1},
     "mixed24": {"four_bit_group_size": 32, "sensitivity": "hessian"},
     "atom": {"group_size": 16, "outliers": 16},
-    "gptq": {"bits": 4, "group_size": 32, "act_order": True},
+    "gptq": {"bits": 4, "group_size": 32, "static_groups": False},
 }
 NAMES = {"self_attn.q_proj": (64, 96), "self_attn.k_proj": (32, 96), "self_attn.v_proj": (32, 96),
          "self_attn.o_proj": (96, 64), "mlp.up_proj": (128, 96), "mlp.down_proj": (96, 128)}  # fmt: skip

@@ -1,15 +1,17 @@
-"""What every fuzzer drives: any bytes through validator and reader, and what must be true of the outcome."""
+"""What every fuzzer drives: one input through its readers, and what must be true of the outcome."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import base64
 import json
 import resource
+import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import bcqfmt
 from bcqfmt.codes import CODES
@@ -17,29 +19,34 @@ from bcqfmt.errors import BcqError
 
 MEMORY_LIMIT = 512 * 10**6
 TIME_LIMIT = 1.0
+_EXAMPLES = 20  # findings of which the input is kept
 
 # A segment with float zeros or offsets has no meaning at fewer planes: the one refusal of something valid.
 _FEWER_PLANES = "BCQ-E304"
 
 
-def look(path: Path) -> tuple[str, ...]:
-    """Validate deeply and read everything; the distinct codes found. AssertionError when the two disagree."""
+def look(path: Path) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    """Validate deeply and read everything: the distinct codes found, and values by name if nothing was wrong.
+
+    AssertionError when the two disagree.
+    """
     report = bcqfmt.validate(path, deep=True)
     codes = {finding.code for finding in report.findings}
     assert codes <= CODES.keys(), codes
     assert "BCQ-E999" not in codes
     json.dumps(report.as_dict())
+    values: dict[str, bytes] = {}
     try:
         with bcqfmt.open(path) as checkpoint:
-            for _, weight in checkpoint.weights():
+            for name, weight in checkpoint.weights():
                 if _allows(weight.planes):
-                    weight.dequantize()
+                    values[name] = weight.dequantize().tobytes()
             for _, dense in checkpoint.dense():
                 dense.array()
     except BcqError as fault:
         if not report.errors:
             raise AssertionError(f"the reader refuses what the validator accepts: {fault}") from fault
-    return tuple(sorted(codes))
+    return tuple(sorted(codes)), {} if report.errors else values
 
 
 def _allows(planes: Callable[[int], object]) -> bool:
@@ -52,68 +59,72 @@ def _allows(planes: Callable[[int], object]) -> bool:
     return True
 
 
-class Executions:
-    """Runs the target over and over and remembers what matters: how often, how slow, how large, what escaped."""
+def accepted(codes: tuple[str, ...]) -> bool:
+    """Whether none of the codes is an error."""
+    return not any(CODES[code].severity == "error" for code in codes)
 
-    def __init__(self, path: Path, crashes: Path) -> None:
-        """Inputs are written to ``path``; those that break a promise are kept in ``crashes``."""
-        self.path, self.crashes = path, crashes
+
+class Executions:
+    """Runs a target over and over and remembers what matters: how often, how slow, how large, what was found.
+
+    ``run`` takes an input and returns the codes that it was refused by; whatever it raises is a finding.
+    """
+
+    def __init__(self, run: Callable[[bytes], tuple[str, ...]]) -> None:
+        self._run = run
         self.runs = 0
         self.accepted = 0
         self.slowest = 0.0
-        self.escaped: Counter[str] = Counter()
-        self.slow = 0
+        self.found: Counter[str] = Counter()
+        self.inputs: dict[str, bytes] = {}  # of each finding the first
         self.codes: Counter[str] = Counter()
 
-    def file(self, data: bytes) -> tuple[str, ...]:
-        """One execution on the bytes of a file."""
-        self.path.write_bytes(data)
-        return self.look(self.path, data)
-
-    def look(self, path: Path, data: bytes = b"") -> tuple[str, ...]:
-        """One execution on whatever lies at ``path``; ``data`` is kept if something is wrong with it."""
+    def __call__(self, data: bytes) -> tuple[str, ...]:
+        """One execution."""
         self.runs += 1
-        start = time.process_time()
+        start = time.process_time()  # of this process: other programs do not make an input slow
         try:
-            codes = look(path)
+            codes = self._run(data)
         except Exception as fault:  # noqa: BLE001 - whatever escapes is what the fuzzer is looking for
             codes = (type(fault).__name__,)
-            self.escaped[f"{type(fault).__name__}: {str(fault)[:120]}"] += 1
-            self._keep(path, data)
+            self._note(f"{type(fault).__name__}: {str(fault)[:200]}", data)
         else:
             self.codes.update(codes)
-            self.accepted += not any(CODES[code].severity == "error" for code in codes)
-        spent = time.process_time() - start  # of this process: other programs do not make an input slow
+            self.accepted += accepted(codes)
+        spent = time.process_time() - start
         self.slowest = max(self.slowest, spent)
         if spent > TIME_LIMIT:
-            self.slow += 1
-            self._keep(path, data)
+            self._note("slower than 1 s", data)
         return codes
 
-    def figures(self) -> dict[str, object]:
+    def figures(self) -> dict[str, Any]:
         """For the table in docs/reliability.md."""
         return {
-            "runs": self.runs,
+            "executions": self.runs,
             "accepted": self.accepted,
-            "escaped": dict(self.escaped),
-            "slower_than_1_s": self.slow,
+            "findings": dict(self.found),
             "slowest_s": round(self.slowest, 3),
             "peak_memory_mb": round(peak_memory() / 10**6),
             "codes_seen": sorted(self.codes),
+            "inputs": {what: as_text(data) for what, data in self.inputs.items()},
         }
 
-    def _keep(self, path: Path, data: bytes) -> None:
-        self.crashes.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha256(data).hexdigest()[:16]
-        if path.is_dir():
-            import shutil
+    def _note(self, what: str, data: bytes) -> None:
+        self.found[what] += 1
+        if len(self.inputs) < _EXAMPLES:
+            self.inputs.setdefault(what, data)
 
-            with contextlib.suppress(FileExistsError):
-                shutil.copytree(path, self.crashes / f"folder-{self.runs}", symlinks=True)
-        else:
-            (self.crashes / f"{name}.safetensors").write_bytes(data)
+
+def as_text(data: bytes) -> str:
+    """An input as it is written into the figures."""
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
+def from_text(text: str) -> bytes:
+    """An input out of the figures."""
+    return zlib.decompress(base64.b64decode(text))
 
 
 def peak_memory() -> int:
     """The most bytes this process has had in memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-_CORE = ("container", "weight", "checkpoint")
-_ROOM = 1 << 15  # more blocks than the core has
+CORE = ("container", "weight", "checkpoint")
+_ROOM = 1 << 14  # more blocks than are watched
 _MARK = "__block_hits__"
 
 
@@ -73,12 +73,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, package: str, blocks: Blocks) -> None:
-        self._package, self._blocks = package, blocks
+    def __init__(self, package: str, folders: tuple[str, ...], blocks: Blocks) -> None:
+        self._package, self._folders, self._blocks = package, folders, blocks
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         top, _, rest = fullname.partition(".")
-        if top != self._package or ("." in rest and rest.partition(".")[0] not in _CORE):
+        if top != self._package or not any(f"{rest}.".startswith(f"{folder}.") for folder in self._folders):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
@@ -88,11 +88,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def watch(package: str) -> Blocks:
-    """Mark the blocks of the core of ``package``, which must not be imported yet."""
+def watch(package: str, folders: tuple[str, ...] = CORE) -> Blocks:
+    """Mark the blocks of these folders of ``package``, which must not be imported yet."""
     assert package not in sys.modules, f"{package} is imported already"
     blocks = Blocks()
-    sys.meta_path.insert(0, _Finder(package, blocks))
+    sys.meta_path.insert(0, _Finder(package, folders, blocks))
     return blocks
 
 

@@ -14,7 +14,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi": {"bits": 4, "group_size": 32, "rounds": 2, "starts": 1},
     "mixed24": {"four_bit_group_size": 32, "sensitivity": "hessian"},
     "atom": {"group_size": 32, "outliers": 32},
-    "gptq": {"bits": 4, "group_size": 32, "act_order": True},
+    "gptq": {"bits": 4, "group_size": 32, "static_groups": False},
 }
 
 

@@ -9,7 +9,9 @@ import torch
 
 import kernel_samples as ks
 from bcqfmt import BcqWeight
+from bcqfmt.integrations.torch.embedding import rows_of
 from bcqfmt.integrations.torch.ops import lut
+from bcqfmt.kernels.dequant import dequantize
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
@@ -23,6 +25,12 @@ def products(weight: BcqWeight, dtype: str) -> tuple[Any, Any, Any]:
     dense = lut.dequantize(to_device(operand(weight), "canonical", "cpu"), DTYPES[dtype])
     assert (y.dtype, dense.dtype) == (x.dtype, x.dtype)
     return x.float().numpy(), y.float().numpy(), dense.float().numpy()
+
+
+def embedding_rows(weight: BcqWeight, ids: list[int]) -> Any:
+    """Rows of an embedding, as on a GPU."""
+    whole = to_device(operand(weight), "canonical", "cpu")
+    return dequantize(rows_of(whole, torch.tensor(ids))).numpy()
 
 
 def checked(weight: BcqWeight) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = Path(os.environ.get("BCQ_FIGURES", ROOT / "docs" / "reliability.json"))
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+FUZZING = ("<!-- fuzzing: begin -->", "<!-- fuzzing: end -->")
 
 # name of the run -> (what was done, what must be true); the order of the table
 RUNS = {
@@ -28,7 +29,7 @@ RUNS = {
     "two_processes": ("two processes on one target at the same time", "one wins, one is refused"),
     "source_changes": ("source truncated, replaced, growing, rewritten, removed at every read", "refused, or right"),
     "malformed": ("sources of every layout with one tensor or one value wrong", "refused with a code, or right"),
-    "fuzzing": ("coverage-guided fuzzing of reader and validator", "only BcqError, < 512 MB, < 1 s each"),
+    "fuzzing": ("fuzzing of all readers, side by side", "no other exception, no disagreement, < 512 MB, < 1 s each"),
     "differential": ("header readers compared: ours, safetensors', huggingface_hub's", "0 disagreements"),
     "bit_flips": ("single bits of finished folders flipped, documentation apart", "every one found by validate --deep"),
     "truncation": ("files cut at every byte of their header, and anywhere in their data", "every one refused"),
@@ -57,10 +58,12 @@ def record(name: str, **figures: Any) -> None:
 
 
 def rendered(page: str, figures: dict[str, dict[str, Any]]) -> str:
-    """The page with its table made anew from the figures."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(figures)}{END}{after}"
+    """The page with its tables made anew from the figures."""
+    for begin, end, text in ((BEGIN, END, table(figures)), (*FUZZING, fuzz_table(figures.get("fuzzing", {})))):
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{text}{end}{after}"
+    return page
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
@@ -71,6 +74,26 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
         shown = "not run yet" if entry is None else _shown(entry)
         lines.append(f"| {what} | {promise} | {shown} | {entry['date'] if entry else ''} |")
     return "\n".join(lines) + "\n"
+
+
+def fuzz_table(entry: dict[str, Any]) -> str:
+    """One line for each target of a run of tests/fuzz/run.py."""
+    lines = ["| target | executions | per second and core | accepted | findings |", "|---|---:|---:|---:|---:|"]
+    for found in entry.get("targets", {}).values():
+        numbers = [found["executions"], found["per_second_and_core"], found["accepted"], found["findings"]]
+        lines.append(f"| {found['what']} | " + " | ".join(f"{number:,}" for number in numbers) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def fuzz_figures(found: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of the figures of such a run: no inputs, of codes and findings their numbers."""
+    targets = {}
+    for name, figures in found["targets"].items():
+        kept = {key: value for key, value in figures.items() if key not in ("inputs", "cpu_s")}
+        targets[name] = kept | {"findings": sum(kept["findings"].values())}
+        if "codes_seen" in kept:
+            targets[name]["codes_seen"] = len(kept["codes_seen"])
+    return {**found, "findings": sum(kept["findings"] for kept in targets.values()), "targets": targets}
 
 
 def machine() -> str:
@@ -86,7 +109,7 @@ def _shown(entry: dict[str, Any]) -> str:
         if isinstance(value, list):
             value = len(value)
         if isinstance(value, dict):
-            value = sum(value.values())
+            value = len(value) if key == "targets" else sum(value.values())
         text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         parts.append(f"{key.replace('_', ' ')} {text}")
     return ", ".join(parts)

@@ -17,20 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm_signatures import VERSION
+from vllm_signatures import VERSIONS
 
-SIGNATURES: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "integrations" / f"vllm-{VERSION}.json").read_text(encoding="utf-8")
-)
+_FOLDER = Path(__file__).parents[1] / "integrations"
+_ALL = {one: json.loads((_FOLDER / f"vllm-{one}.json").read_text(encoding="utf-8")) for one in VERSIONS}
+SIGNATURES: dict[str, Any] = dict(_ALL[VERSIONS[-1]])  # of the version that is installed
 _LAYERS = "vllm.model_executor.layers"
 _LINEAR, _HEAD = f"{_LAYERS}.linear", f"{_LAYERS}.vocab_parallel_embedding"
 _WORLD = {"ABC": object, "PluggableLayer": nn.Module}
-_OURS = ("bcqfmt.integrations.vllm.config", "bcqfmt.integrations.vllm.method")
+_OURS = tuple(f"bcqfmt.integrations.vllm.{name}" for name in ("config", "method", "warm_up"))
 
 
 @contextmanager
-def installed() -> Iterator[types.SimpleNamespace]:
+def installed(version: str = VERSIONS[-1]) -> Iterator[types.SimpleNamespace]:
     """Within the block ``import vllm...`` finds the stand-in; what was registered is in ``registered``."""
+    SIGNATURES.update(_ALL[version])
     found = _modules()
     held = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "vllm" or name in _OURS}
     for name in held:
@@ -45,11 +46,16 @@ def installed() -> Iterator[types.SimpleNamespace]:
     found["vllm.transformers_utils.repo_utils"].get_hf_file_bytes = _file  # type: ignore[attr-defined]
     found[_LINEAR].UnquantizedLinearMethod.__init__ = lambda self: None  # type: ignore[attr-defined]
     found[_LINEAR].UnquantizedLinearMethod.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    limits = types.SimpleNamespace(max_num_batched_tokens=4)
+    found["vllm.config.vllm"].get_current_vllm_config_or_none = lambda: types.SimpleNamespace(  # type: ignore[attr-defined]
+        scheduler_config=limits
+    )
     base = found[f"{_LAYERS}.quantization.base_config"].QuantizationConfig  # type: ignore[attr-defined]
     base.__init__ = lambda self: setattr(self, "packed_modules_mapping", {})
     try:
         yield types.SimpleNamespace(modules=found, registered=registered)
     finally:
+        SIGNATURES.update(_ALL[VERSIONS[-1]])
         for name in [*found, *_OURS]:
             sys.modules.pop(name, None)
         sys.modules.update(held)
@@ -157,14 +163,14 @@ class Rank:
             )  # fmt: skip
         return layer
 
-    def head(self, config: Any, prefix: str, tokens: int, columns: int, padding: int = 64) -> Any:
-        """ParallelLMHead: tokens padded to a multiple of ``padding``, then shared out."""
-        padded = -(-tokens // padding) * padding
+    def head(self, config: Any, prefix: str, tokens: int, columns: int, kind: str = "ParallelLMHead") -> Any:
+        """ParallelLMHead or VocabParallelEmbedding: tokens padded to a multiple of 64, then shared out."""
+        padded = -(-tokens // 64) * 64
         each = padded // self.ranks
         first, last = (min(tokens, each * rank) for rank in (self.rank, self.rank + 1))
         indices = types.SimpleNamespace(org_vocab_start_index=first, org_vocab_end_index=last)
         layer = self._layer(
-            _HEAD, "ParallelLMHead", tp_rank=self.rank, tp_size=self.ranks, shard_indices=indices, org_vocab_size=tokens
+            _HEAD, kind, tp_size=self.ranks, shard_indices=indices, org_vocab_size=tokens, embedding_dim=columns
         )
         layer.quant_method = config.get_quant_method(layer, prefix)
         if layer.quant_method is not None:
@@ -192,7 +198,7 @@ def load(layer: Any, tensors: dict[str, Tensor], shard: Any = None) -> None:
     """Hand tensors (suffix -> tensor) to a layer as vLLM does; with ``shard`` where a layer has several pieces."""
     parameters = dict(layer.named_parameters(recurse=False))
     for suffix, tensor in tensors.items():
-        inlet = parameters[f"bcq_{suffix}"]
+        inlet = parameters["weight" if suffix == "weight" else f"bcq_{suffix}"]
         assert inlet.dtype == tensor.dtype  # vLLM logs a warning for every other one
         if shard is None:
             inlet.weight_loader(inlet, tensor)
@@ -205,3 +211,11 @@ def finish(layer: Any) -> None:
     for _, module in list(layer.named_modules()):
         if getattr(module, "quant_method", None) is not None:
             module.quant_method.process_weights_after_loading(module)
+
+
+def fill(layer: Any, tensors: Sequence[dict[str, Tensor]], shards: Sequence[Any] = (None,)) -> Any:
+    """Load the tensors of every weight, and finish."""
+    for one, shard in zip(tensors, shards, strict=True):
+        load(layer, one, shard)
+    finish(layer)
+    return layer

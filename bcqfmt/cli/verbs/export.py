@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +17,7 @@ from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
 
-_TARGETS = ("gptq", "awq", "compressed-tensors", "dense")  # a test compares them with the exporter's own
+_TARGETS = ("gptq", "awq", "compressed-tensors", "dense", "gguf")  # a test compares them with the exporter's own
 
 
 @verb("export")
@@ -28,25 +29,51 @@ _TARGETS = ("gptq", "awq", "compressed-tensors", "dense")  # a test compares the
     type=click.Choice(["float16", "bfloat16", "float32"]),
     help="With --to dense: round to this type, once, instead of each weight's own.",
 )
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    metavar="DONOR.gguf",
+    help="With --to gguf: take metadata and tokenizer from this file, a GGUF of the same model.",
+)
+@click.option(
+    "--allow-rounding",
+    is_flag=True,
+    help="With --to gguf: write weights that no type holds exactly in the nearest one, and tell the error.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Size of one model file, at most.")
 @json_option
 def command(
-    bcq: Path, out: Path, layout: str, dtype: str | None, overwrite: bool, max_shard_size: int, as_json: bool
+    bcq: Path,
+    out: Path,
+    layout: str,
+    dtype: str | None,
+    like: Path | None,
+    allow_rounding: bool,
+    overwrite: bool,
+    max_shard_size: int,
+    as_json: bool,
 ) -> None:
     """Write a BCQ checkpoint in another layout, without loss.
 
-    BCQ is a BCQ folder, OUT a new folder. Codes, scales and zero points go over as they are, so every reader of OUT
-    gets the values that BCQ has, bit for bit. What the layout cannot hold is refused with the reason (exit code 5)
-    before anything is written; --to dense always works.
+    BCQ is a BCQ folder, OUT a new folder, for --to gguf a new file NAME.gguf. Codes, scales and zero points go over as
+    they are: OUT holds the values of BCQ, bit for bit. What the layout cannot hold is refused with the reason (exit
+    code 5) before anything is written; --to dense always works. Not every program that reads a layout takes all of it,
+    and some round the scales: what concerns this model is printed, and docs/converting.md has the table (Exporting).
 
     \b
     Example:
       bcqfmt export model-bcq/ model-gptq/ --to gptq
       bcqfmt export model-bcq/ model-bf16/ --to dense --dtype bfloat16
+      bcqfmt export model-bcq/ model.gguf --to gguf --like donor.gguf
     """
     if dtype is not None and layout != "dense":
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
+    if layout == "gguf":
+        _to_gguf(bcq, out, like, allow_rounding, overwrite, as_json)
+        return
+    if like is not None or allow_rounding:
+        raise usage_error("--like and --allow-rounding go with --to gguf")
     from bcqfmt.converters.export import export
 
     with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
@@ -71,3 +98,43 @@ def command(
     ]
     render.echo([f"{escape(str(out))}: {done.format}; {', '.join(counts)}", *(f"  {note}" for note in done.notes)])
     render.echo(step_lines(run_it(out)))
+
+
+def _to_gguf(bcq: Path, out: Path, like: Path | None, allow_rounding: bool, overwrite: bool, as_json: bool) -> None:
+    from bcqfmt.converters.export.gguf import export_gguf
+
+    with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(bcq))
+        tick = bar(stack, unit="B", unit_scale=True, desc="writing")
+        done = export_gguf(checkpoint, out, like=like, allow_rounding=allow_rounding, overwrite=overwrite, tick=tick)
+    told = done.as_dict()
+    if as_json:
+        render.emit_json({"bcq": str(bcq), "out": str(out), **told})
+        return
+    counts = [
+        render.count(told["weights"], "weight"),
+        render.count(told["dense"], "other tensor"),
+        render.size(done.nbytes),
+        f"metadata from {escape(done.metadata)}",
+    ]
+    exact = "every value as in BCQ" if done.exact else "ROUNDED"
+    first = f"{escape(str(out))}: gguf, {exact}; {', '.join(counts)}"
+    render.echo([first, *_types(told), *(f"  {note}" for note in done.notes), *step_lines(run_it(out))])
+
+
+def _types(told: dict[str, Any]) -> list[str]:
+    """A line for every type, one for every weight that was rounded, and one for all of those."""
+    lines = []
+    exact = [entry for entry in told["tensors"] if entry["exact"]]
+    for kind in dict.fromkeys(entry["type"] for entry in exact):
+        same = [entry for entry in exact if entry["type"] == kind]
+        lines.append(f"  {kind:<7} {render.count(len(same), 'weight')}, exact, {same[0]['bits']:g} bits")
+    if told["exact"]:
+        return lines
+    rounded = [entry for entry in told["tensors"] if not entry["exact"]]
+    lines += [f"  {one['type']:<7} {one['weight'][0]}: {_error(one['error'])}; {one['reason']}" for one in rounded]
+    return [*lines, f"  rounded weights together: {_error(told['error'])}"]
+
+
+def _error(found: dict[str, float]) -> str:
+    return f"error {found['relative_rms']:.2g} (relative rms), {found['largest']:.2g} at most"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from bcqfmt.errors import error
+from bcqfmt.kernels.dequant import dequantize
+from bcqfmt.kernels.operands.device import DeviceOperand
 from bcqfmt.weight.scheme import SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from . import linear_op
 from .layers import BcqModule
-from .parts import suffixes, text_of
+from .parts import TORCH_DTYPES, named_parts, spec_of, suffixes, text_of
 
 __all__ = ["BcqEmbedding", "TiedHead"]
 
@@ -26,6 +28,8 @@ class BcqEmbedding(BcqModule):
     ``dtype`` of the result, by default the logical one; conversions of the module change it. Values are rounded once
     to the logical dtype, then to ``dtype``.
     """
+
+    _decodes = True
 
     def __init__(self, spec: WeightSpec, *, dtype: torch.dtype | None = None, **options: Any) -> None:
         """Empty: for ``load_state_dict``. ``options``: those of :class:`BcqModule`."""
@@ -49,21 +53,8 @@ class BcqEmbedding(BcqModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Integers of any shape in 0..vocabulary-1 -> (..., features)."""
-        flat = ids.reshape(-1)
-        if not flat.numel():
-            return torch.empty((*ids.shape, self.embedding_dim), dtype=self.dtype, device=ids.device)
-        count = 1 << (flat.numel() - 1).bit_length()  # few different sizes: what depends on them is made once
-        rows = torch.cat([flat, flat[:1].expand(count - flat.numel())])
-        named = dict(zip(suffixes(self.text), self.parts(), strict=True))
-        values = self._decoded(*_rows(self.spec, named, rows))
-        return values[: flat.numel()].to(self.dtype).reshape(*ids.shape, self.embedding_dim)
-
-    def _decoded(self, spec: WeightSpec, parts: Mapping[str, Tensor]) -> Tensor:
-        text = text_of(spec)
-        values: Tensor = linear_op.values(
-            [parts[name] for name in suffixes(text)], text, self.planes or 0, 0, self.logical
-        )
-        return values
+        found: Tensor = _op(ids.reshape(-1), self.parts(), self.text, self.planes or 0)
+        return found.to(self.dtype).reshape(*ids.shape, self.embedding_dim)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -87,6 +78,53 @@ class TiedHead(nn.Module):
         """(..., features) -> (..., vocabulary)."""
         embedding: BcqEmbedding = self.__dict__["embedding"]
         return embedding.product(x)
+
+
+def _rows_cpu(ids: Tensor, parts: Sequence[Tensor], spec: str, planes: int) -> Tensor:
+    logical = TORCH_DTYPES[spec_of(spec).dtype]
+    if not ids.numel():
+        return torch.empty(0, spec_of(spec).columns, dtype=logical)
+    count = 1 << (ids.numel() - 1).bit_length()  # few different sizes: what depends on them is made once
+    rows = torch.cat([ids, ids[:1].expand(count - ids.numel())])
+    own, tensors = _rows(spec_of(spec), named_parts(spec, parts), rows)
+    text = text_of(own)
+    values: Tensor = linear_op.values([tensors[name] for name in suffixes(text)], text, planes, 0, logical)
+    return values[: ids.numel()]
+
+
+def _rows_cuda(ids: Tensor, parts: Sequence[Tensor], spec: str, planes: int) -> Tensor:
+    """Neither waits for the GPU nor looks at the content: it may be captured in a CUDA graph."""
+    whole = linear_op.gpu_operand(parts, spec, planes).exact
+    if not ids.numel():
+        return torch.empty(0, whole.columns, dtype=TORCH_DTYPES[whole.dtype], device=ids.device)
+    found: Tensor = dequantize(rows_of(whole, ids))
+    return found
+
+
+def rows_of(operand: DeviceOperand, ids: Tensor) -> DeviceOperand:
+    """The operand of these rows alone; ids (n) on its device."""
+    segments = [
+        replace(
+            segment,
+            planes=segment.planes.index_select(1, ids),
+            first=segment.first.index_select(-2, ids),
+            second=segment.second if segment.formula == "table" else segment.second.index_select(0, ids),
+        )
+        for segment in operand.segments
+    ]
+    return replace(operand, shape=(ids.numel(), operand.columns), segments=tuple(segments))
+
+
+def _rows_fake(ids: Tensor, parts: Sequence[Tensor], spec: str, planes: int) -> Tensor:
+    shape = (ids.shape[0], spec_of(spec).columns)
+    return parts[0].new_empty(shape, dtype=TORCH_DTYPES[spec_of(spec).dtype])
+
+
+torch.library.define("bcqfmt::rows", "(Tensor ids, Tensor[] parts, str spec, int planes) -> Tensor")
+torch.library.impl("bcqfmt::rows", "CPU", _rows_cpu)
+torch.library.impl("bcqfmt::rows", "CUDA", _rows_cuda)
+torch.library.register_fake("bcqfmt::rows", _rows_fake)
+_op: Any = torch.ops.bcqfmt.rows.default
 
 
 def _rows(spec: WeightSpec, parts: Mapping[str, Tensor], rows: Tensor) -> tuple[WeightSpec, dict[str, Tensor]]:

@@ -9,7 +9,7 @@ check here, go through the host, which checks them in full and reports errors.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.errors import error
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
 from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
@@ -130,6 +131,7 @@ class GpuWeight(matmul.MatmulWeight):
         self._spec, self._pieces = spec, pieces
         outline: Any = SimpleNamespace(shape=spec.shape, segments=tuple(pieces), outliers=None, perm=None, name="")
         super().__init__(outline, pieces[0].planes.device)
+        self._let_go = False
 
     @cached_property
     def linear(self) -> bool:
@@ -168,9 +170,16 @@ class GpuWeight(matmul.MatmulWeight):
             segments.append(_segment(piece, planes, alpha.permute(2, 0, 1), z.T, "bcq"))
         return self._operand("lut-gemm", segments)
 
+    def let_go(self, paths: Collection[str]) -> bool:
+        """Whether the memory of the parts may be freed if there are only products on ``paths`` from now on."""
+        self._let_go = not {"dequantize", "look-up"} & set(paths)
+        return self._let_go
+
     @cached_property
     def exact(self) -> DeviceOperand:
-        """For dequantizing: the planes as they are stored."""
+        """For dequantizing: the planes as they are stored; BCQ-E305 if they were freed."""
+        if self._let_go:
+            raise error("BCQ-E305", found="a weight whose stored planes were freed", expected="products only")
         segments = [_segment(piece, piece.planes, piece.first, piece.second, piece.formula) for piece in self._pieces]
         return self._operand("canonical", segments)
 

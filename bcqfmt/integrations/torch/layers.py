@@ -42,6 +42,8 @@ class BcqModule(nn.Module):
     ``planes``: use the first ones only.
     """
 
+    _decodes = False  # values are read, too
+
     def __init__(
         self, spec: WeightSpec, *, exact: bool = False, planes: int | None = None, nnz: int = 0, prefix: str = "bcq_",
         device: Any = None,
@@ -91,6 +93,14 @@ class BcqModule(nn.Module):
         """Put tensors (suffix -> part) in the place of the buffers, without copying."""
         for name in self.names:
             self._buffers[name] = tensors[name.removeprefix(self.prefix)]
+
+    def release(self, dtype: torch.dtype, counts: Sequence[int]) -> None:
+        """On a GPU, for good: free the buffers where no product of these numbers of vectors of ``dtype`` reads them.
+
+        Every one of the products has run before. What is left multiplies, and cannot be saved or moved.
+        """
+        held = linear_op.release(self.parts(), self.text, self.planes or 0, dtype, counts, exact=self._decodes)
+        self.fill(dict(zip(suffixes(self.text), held, strict=True)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and conversions of the module. Parts are passed as integers, which no conversion changes."""

@@ -31,7 +31,7 @@ from bcqfmt.kernels import cpu, dequant, matmul
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
 
-__all__ = ["linear", "prepared_count", "values"]
+__all__ = ["gpu_operand", "linear", "prepared_count", "release", "values"]
 
 _Weak: Any = reductions.StorageWeakRef
 _BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
@@ -68,9 +68,7 @@ def _drop_freed() -> int:
 
 def _cached(tensors: Sequence[Tensor], make: Callable[..., Any], *options: Any) -> Any:
     """``make(tensors, *options)``, once for as long as the tensors stay what they are."""
-    # a weakly referenced storage keeps its address, so no other storage can get the same key
-    key = (make, *options, *(tensor.untyped_storage()._cdata for tensor in tensors))
-    state = tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors)
+    key, state = _key(tensors, make, *options)
     entry = _cache.get(key)
     if entry is not None and entry.state == state:
         return entry.made
@@ -80,6 +78,13 @@ def _cached(tensors: Sequence[Tensor], make: Callable[..., Any], *options: Any) 
         if len(_cache) >= _FEW and len(_cache) & (len(_cache) - 1) == 0:  # at powers of two: cheap for many weights
             _drop_freed()
     return made
+
+
+def _key(tensors: Sequence[Tensor], make: Any, *options: Any) -> tuple[tuple[Any, ...], tuple[tuple[int, int], ...]]:
+    """Where the cache has what is made of tensors, and the state of them that it is valid for."""
+    # a weakly referenced storage keeps its address, so no other storage can get the same key
+    key = (make, *options, *(tensor.untyped_storage()._cdata for tensor in tensors))
+    return key, tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
 
 def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int) -> cpu.CpuMatrix:
@@ -99,6 +104,32 @@ def _on_gpu(parts: Sequence[Tensor], spec: str, planes: int, index: int) -> matm
     weight = weight_of(spec_of(spec), {suffix: part.cpu() for suffix, part in named.items()})
     operand = operands.operand(weight, planes=planes or None, index=number)
     return matmul.MatmulWeight(operand, parts[0].device, weight if whole else None)
+
+
+def gpu_operand(parts: Sequence[Tensor], spec: str, planes: int, index: int = 0) -> matmul.MatmulWeight:
+    """The weight of parts on a GPU as kernels take it, prepared once."""
+    found: matmul.MatmulWeight = _cached(parts, _on_gpu, spec, planes, index)
+    return found
+
+
+def release(
+    parts: Sequence[Tensor], spec: str, planes: int, dtype: torch.dtype, counts: Sequence[int], *, exact: bool = False
+) -> list[Tensor]:
+    """Empty tensors that stand for parts on a GPU whose memory no product needs any more; the parts where one does.
+
+    ``counts``: all numbers of vectors of ``dtype`` that will be multiplied; each has been already, so that the layouts
+    for them exist. ``exact``: values are decoded too.
+    """
+    weight = gpu_operand(parts, spec, planes)
+    paths = {matmul.path_of(weight, count, logical_name(dtype)) for count in counts}
+    let_go = getattr(weight, "let_go", None)  # of a weight that was prepared on the host nothing is read any more
+    if let_go is not None and (exact or not let_go(paths)):
+        return list(parts)
+    held = [torch.empty(0, dtype=part.dtype, device=part.device) for part in parts]
+    key, state = _key(held, _on_gpu, spec, planes, 0)
+    with _lock:
+        _cache[key] = _Prepared(held, state, weight)
+    return held
 
 
 def _matrix(spec: str, index: int) -> int | None:
@@ -178,7 +209,7 @@ def _linear_cuda(
 ) -> Tensor:
     _check(x, spec, parts, bias)
     plain = x.detach() if x.requires_grad else x
-    weight: matmul.MatmulWeight = _cached(parts, _on_gpu, spec, planes, index)
+    weight = gpu_operand(parts, spec, planes, index)
     found: Tensor
     if bias is None:
         found = matmul.matmul(weight, plain.contiguous())
@@ -204,7 +235,7 @@ def _addend(tensors: Sequence[Tensor], dtype: torch.dtype, place: int) -> Tensor
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = dequant.dequantize(_cached(parts, _on_gpu, spec, planes, index).exact, logical_name(dtype))
+    found: Tensor = dequant.dequantize(gpu_operand(parts, spec, planes, index).exact, logical_name(dtype))
     return found
 
 

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.quantization.base_config import (  # type: ignor
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found, unused-ignore]
     ParallelLMHead,
+    VocabParallelEmbedding,
 )
 from vllm.transformers_utils.repo_utils import (  # type: ignore[import-not-found, unused-ignore]
     get_hf_file_bytes,
@@ -25,7 +26,7 @@ from bcqfmt.checkpoint.manifest import parse_manifest
 from bcqfmt.errors import error, refuse
 from bcqfmt.weight.scheme import WeightSpec
 
-from .method import BcqLinearMethod
+from .method import BcqEmbeddingMethod, BcqLinearMethod, TiedHeadMethod
 
 __all__ = ["BcqConfig"]
 
@@ -37,6 +38,8 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.format_version = format_version
         self.specs: dict[str, WeightSpec] = {}  # by the path of the module, as vLLM calls it
+        self.tied = False  # config.json says that the head is the embedding
+        self._embedding = False  # an embedding of the model is quantized
 
     def get_name(self) -> str:
         """What config.json says as ``quant_method``."""
@@ -64,13 +67,23 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         return cls(version)
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Read the manifest of the folder or hub model: scheme, shape and dtype of every weight."""
-        raw = get_hf_file_bytes(MANIFEST, model_name, revision)
+        """Read the manifest of the folder or hub model: scheme, shape and dtype of every weight.
+
+        vLLM 0.26 does not tell the revision; the commit that it read config.json of is in ``hf_config``. A head that
+        the manifest names is not tied, whatever config.json says: vLLM would not load it.
+        """
+        raw = get_hf_file_bytes(MANIFEST, model_name, revision or getattr(hf_config, "_commit_hash", None))
         if raw is None:
             raise error("BCQ-V601", model_name, found=f"no {MANIFEST}", expected="a finished checkpoint")
         manifest = parse_manifest(raw, refuse, check_digest=True)
         assert manifest is not None  # refuse has raised otherwise
         self.specs = {name.removesuffix(".weight"): record.spec for name, record in manifest.weights.items()}
+        text = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
+        if any(path.rpartition(".")[2] == "lm_head" for path in self.specs):
+            for config in (hf_config, text):
+                if getattr(config, "tie_word_embeddings", False):
+                    config.tie_word_embeddings = False
+        self.tied = bool(getattr(text, "tie_word_embeddings", False))
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Names as the model of vLLM has them."""
@@ -78,10 +91,16 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """How a layer computes: ours, that of a dense layer, or None where vLLM chooses (BCQ-E305: not possible)."""
-        if isinstance(layer, LinearBase | ParallelLMHead):
-            names = self._weights_of(prefix)
-            if names:
-                return BcqLinearMethod(tuple((name, self.specs[name]) for name in names))
+        if isinstance(layer, LinearBase | VocabParallelEmbedding):
+            weights = self._weights_of(prefix)
+            head = isinstance(layer, ParallelLMHead)
+            if weights and not head and isinstance(layer, VocabParallelEmbedding):
+                self._embedding = True
+                return BcqEmbeddingMethod(weights, tied=self.tied)
+            if weights:
+                return BcqLinearMethod(weights)
+            if head and self.tied and self._embedding:
+                return TiedHeadMethod()
             return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
         inside = [path for path in self.specs if path == prefix or path.startswith(f"{prefix}.")]
         if inside:
@@ -89,23 +108,18 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
                 "BCQ-E305",
                 tensor=inside[0],
                 found=f"a quantized weight in a {type(layer).__name__}",
-                expected="linear layers and heads; for experts use transformers, or export the model as a dense one",
+                expected="linear layers, embeddings and heads; for others: bcqfmt export MODEL NEW --to dense",
             )
         return None
 
-    def _weights_of(self, prefix: str) -> list[str]:
-        """The paths of the weights that make up a layer; none if it is dense."""
+    def _weights_of(self, prefix: str) -> tuple[tuple[str, WeightSpec | None], ...]:
+        """Paths and specs of the weights that make up a layer, None for those that are dense; () if all are."""
         if prefix in self.specs:
-            return [prefix]
+            return ((prefix, self.specs[prefix]),)
         parent, dot, leaf = prefix.rpartition(".")
         names = [f"{parent}{dot}{name}" for name in self.packed_modules_mapping.get(leaf, ())]
-        found = [name for name in names if name in self.specs]
-        if found and len(found) != len(names):
-            dense = ", ".join(name for name in names if name not in self.specs)
-            raise error(
-                "BCQ-E305", tensor=prefix, found=f"a layer of which {dense} is dense", expected="all of it quantized"
-            )
-        return found
+        found = tuple((name, self.specs.get(name)) for name in names)
+        return found if any(spec for _, spec in found) else ()
 
 
 def _refuse_version(code: str, found: str, expected: str = "", weight: str = "") -> None:

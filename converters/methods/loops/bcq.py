@@ -12,7 +12,7 @@ A start and what refinement made of it are both candidates. A candidate is round
 numbers get the nearest of the levels that a reader will see, and then its error counts. So the result is never worse
 than greedy's. It is never worse than that of `rtn` either where alpha and z can hold its grid; the caller compares.
 
-Errors are squared, and where columns have weights, multiplied with them; the search for the clipping of `rtn` is not.
+Errors are squared, and where columns have weights, multiplied with them.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def begin(kind: Any, values: Any, bias: Any, weighted: Any, kinds: Any, work: An
         return True, z, 0.0, 0.0
     if kind < 2 or bias != (kind != 4) or (kind == 5 and not weighted):
         return False, 0.0, 0.0, 0.0
-    scale, zero = best_grid(values, alpha.size, kind == 3 or kind == 4, kind != 5, kinds[3], work.squares)
+    symmetric = kind == 3 or kind == 4
+    scale, zero = best_grid(values, work.weights, alpha.size, symmetric, kind != 5, kinds[3], work.squares)
     if not np.isfinite(scale):
         return False, 0.0, 0.0, 0.0
     z = uniform(scale, zero, alpha)

@@ -14,7 +14,10 @@ from bcqfmt.compiled.loops import compiled
 
 from .rtn import best_grid
 
-__all__ = ["accumulate", "factor_block", "grids", "invert_block", "round_columns", "solve_rows", "solve_tile"]
+__all__ = [
+    "accumulate", "factor_block", "grids", "invert_block", "round_columns",
+    "round_to_levels", "solve_rows", "solve_tile",
+]  # fmt: skip
 
 _TILE = 256  # columns and rows of P used at a time: they fit the second-level cache, a row of the sum the first
 _DEPTH = 128
@@ -151,13 +154,42 @@ def round_columns(
 
 
 @compiled
+def round_to_levels(
+    target: Any, t_col: Any, first: Any, last: Any, factor: Any, levels: Any, labels: Any, which: Any, codes: Any,
+    missed: Any, row: Any, stop_row: Any,
+) -> None:  # fmt: skip
+    """:func:`round_columns` for any levels: levels float64 and labels (their codes) uint8, ``[rows, groups, L]``.
+
+    Levels rise within a group; a number half-way between two gets the lower.
+    """
+    count = levels.shape[2]
+    for r in range(row, stop_row):
+        for c in range(last - 1, first - 1, -1):
+            own = levels[r, which[c]]
+            t = target[r, c - t_col]
+            low, high = 0, count - 1
+            while low < high:
+                middle = (low + high) >> 1
+                if t - own[middle] > own[middle + 1] - t:
+                    low = middle + 1
+                else:
+                    high = middle
+            codes[r, c] = labels[r, which[c], low]
+            miss = t - own[low]
+            missed[r, c] = miss
+            below, shares = target[r, : c - t_col], factor[c, t_col:c]
+            for j in range(c - t_col):
+                below[j] -= miss * shares[j]
+
+
+@compiled
 def grids(
-    values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, scale: Any, zero: Any, squares: Any, first: Any,
-    stop: Any,
+    values: Any, weights: Any, bits: Any, symmetric: Any, search: Any, kind: Any, scale: Any, zero: Any, squares: Any,
+    first: Any, stop: Any,
 ) -> None:  # fmt: skip
     """Scale and zero point ``[rows]`` of rows first..stop, each a group of ``values`` float64 ``[rows, width]``.
 
-    squares: float64 ``[width]``, scratch.
+    weights: float64 ``[width]``, what squared errors count in the search; squares: as long, scratch.
     """
     for row in range(first, stop):
-        scale[row], zero[row] = best_grid(values[row], bits, symmetric, search, kind, squares)
+        scale[row], zero[row] = best_grid(values[row], weights, bits, symmetric, search, kind, squares)

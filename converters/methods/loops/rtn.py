@@ -74,8 +74,8 @@ def grid(low: Any, high: Any, bits: Any, symmetric: Any, kind: Any) -> Any:
 
 
 @inner
-def error_on(values: Any, scale: Any, zero: Any, bits: Any, squares: Any) -> Any:
-    """Sum of squared distances of a float32 vector to the grid. ``squares``: float64 scratch as long as the vector."""
+def error_on(values: Any, weights: Any, scale: Any, zero: Any, bits: Any, squares: Any) -> Any:
+    """Sum of weighted squared distances of a vector to the grid. ``squares``: float64 scratch as long as the vector."""
     inverse = 1.0 / scale
     low = -zero
     high = np.float64((1 << bits) - 1) - zero
@@ -86,7 +86,7 @@ def error_on(values: Any, scale: Any, zero: Any, bits: Any, squares: Any) -> Any
         steps = steps if steps < high else high  # noqa: FURB136
         steps = (steps + _HALF) - _HALF
         distance = value - steps * scale
-        squares[i] = distance * distance
+        squares[i] = distance * distance * weights[i]
     return total(squares, values.size)
 
 
@@ -113,16 +113,17 @@ def total(terms: Any, count: Any) -> Any:
 
 
 @inner
-def best_grid(values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, squares: Any) -> Any:
+def best_grid(values: Any, weights: Any, bits: Any, symmetric: Any, search: Any, kind: Any, squares: Any) -> Any:
     """(s, zp) of a group; with ``search`` the one of least squared error among shrunken ranges, the wider in a tie.
 
-    A scale that the type cannot hold comes back as infinity.
+    ``weights``: float64, what the squared error of every number is multiplied with. A scale that the type cannot hold
+    comes back as infinity.
     """
     low, high = extremes(values)
     scale, zero = grid(low, high, bits, symmetric, kind)
     if not search or low == high or not np.isfinite(scale):
         return scale, zero
-    least = error_on(values, scale, zero, bits, squares)
+    least = error_on(values, weights, scale, zero, bits, squares)
     best = centre = 0.0
     for turn in range(1, _TRIES):
         steps = float(turn)
@@ -135,7 +136,7 @@ def best_grid(values: Any, bits: Any, symmetric: Any, search: Any, kind: Any, sq
             continue
         factor = 1.0 - steps * 0.1
         other, shifted = grid(low * factor, high * factor, bits, symmetric, kind)
-        error = error_on(values, other, shifted, bits, squares)
+        error = error_on(values, weights, other, shifted, bits, squares)
         if error < least:
             least, best, scale, zero = error, steps, other, shifted
     return scale, zero
@@ -157,11 +158,11 @@ def codes_on(values: Any, scale: Any, zero: Any, bits: Any, codes: Any) -> None:
 @compiled
 def quantize_rows(
     weight: Any, group_size: Any, bits: Any, symmetric: Any, search: Any, kind: Any, codes: Any, scales: Any,
-    zeros: Any, squares: Any, first: Any, stop: Any,
+    zeros: Any, ones: Any, squares: Any, first: Any, stop: Any,
 ) -> None:  # fmt: skip
     """Rows ``first..stop`` of weight float32 [out, in]; codes uint8 [out, in], scales float32, zeros uint8 [out, G].
 
-    squares: float64 [group_size], scratch.
+    ones: float64 [group_size], all 1; squares: as long, scratch.
     """
     columns = weight.shape[1]
     for row in range(first, stop):
@@ -169,7 +170,7 @@ def quantize_rows(
             start = j * group_size
             end = min(start + group_size, columns)
             values = weight[row, start:end]
-            scale, zero = best_grid(values, bits, symmetric, search, kind, squares)
+            scale, zero = best_grid(values, ones, bits, symmetric, search, kind, squares)
             scales[row, j] = scale
             zeros[row, j] = np.uint8(zero)
             codes_on(values, scale, zero, bits, codes[row, start:end])

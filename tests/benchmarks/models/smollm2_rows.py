@@ -61,12 +61,16 @@ _GROUPS = {"group_size": 128, "clip": 1, "activation_clip": 1}
 _CLIPPED = {"group_size": 128, "clip": 0.85, "activation_clip": 0.9}
 _ROUNDED = {**_CLIPPED, "rounding": "gptq"}
 
+_PUBLISHED = {"clip": "none", "no_static_groups": ""}  # gptq as the paper has it
+
 BITS = (4, 3, 2)
 ROWS: tuple[Row, ...] = (
     Row("fp16", "FP16"),
     *(_uniform("rtn", bits, 128) for bits in BITS),
-    *(_uniform("gptq", bits, 128) for bits in BITS),
-    *(_uniform("gptq", bits, 128, "-order", "act_order", act_order="") for bits in BITS),
+    *(_uniform("gptq", bits, 128, **_PUBLISHED, no_act_order="") for bits in BITS),
+    *(_uniform("gptq", bits, 128, "-order", "act_order", **_PUBLISHED) for bits in BITS),
+    *(_uniform("gptq", bits, 128, "-fitted", "scales for the output") for bits in BITS),
+    *(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq") for bits in BITS),
     *(_uniform("bcq", bits, 128) for bits in BITS),
     *(_uniform("bcq", bits, 32) for bits in BITS),
     *(_uniform("bcq", bits, 128, "-weighted", "weighted", weighting="activations") for bits in BITS),
@@ -77,7 +81,8 @@ ROWS: tuple[Row, ...] = (
     Row("mixed24-gptq-outliers", "mixed24, 0.2 % outliers, gptq", _options("mixed24", outliers=0.002, rounding="gptq")),
     *(_uniform("rtn", bits, 32) for bits in BITS),
     *(_uniform("rtn", bits, 128, "-clip", "clipping search", clip="search") for bits in BITS),
-    *(_without_values(method, bits) for method in ("rtn", "gptq", "bcq") for bits in BITS),
+    *(_without_values(method, bits) for method in ("rtn", "bcq") for bits in BITS),
+    *(_without_values("gptq", bits, **_PUBLISHED, no_act_order="") for bits in BITS),
     _atom("atom-rtn", "W4A4: RTN, rows and tokens", "rows", ""),
     _atom("atom-fp16", "+ 128 outlier channels in FP16", "outliers", "atom-int8", **_WHOLE),
     _atom("atom-int8", "+ outliers in INT8", "all", "atom-int8", **_WHOLE),
@@ -130,6 +135,9 @@ def _own() -> list[Ordering]:
     made += _pairs("bcq, weighted <= rtn at equal bytes", "bcq-{}-g128-weighted", "rtn-{}-g32", False)
     made += _pairs("bcq <= rtn at equal bytes", "bcq-{}-g128", "rtn-{}-g32", False)
     made += _pairs("gptq, act_order <= rtn", "gptq-{}-g128-order", "rtn-{}-g128", False)
+    made += _pairs("gptq, scales for the output <= rtn", "gptq-{}-g128-fitted", "rtn-{}-g128", False)
+    made += _pairs("gptq, scales for the output <= act_order", "gptq-{}-g128-fitted", "gptq-{}-g128-order", False)
+    made += _pairs("gptq helps bcq", "bcq-{}-g128-gptq", "bcq-{}-g128-weighted", False)
     made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24", False))
     made.append(Ordering("outliers help with gptq rounding", "mixed24-gptq-outliers", "mixed24-gptq", False))
     made += _pairs("smaller groups help bcq, weighted", "bcq-{}-g32-weighted", "bcq-{}-g128-weighted", False)

@@ -1,0 +1,131 @@
+"""The bytes of a weight as a tensor of GGUF, some rows at a time; every one is decoded again and compared.
+
+The decoder is `converters/gguf/values.py`, ggml's arithmetic written plainly, which shares nothing with what is used
+here to make the blocks; it is compared with the values that the format itself gives the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bcqfmt.container.dtypes import float64_of, numpy_dtype
+from bcqfmt.container.gguf.types import DENSE
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters import words
+from bcqfmt.converters.gguf.blocks import blocks_of
+from bcqfmt.converters.gguf.kinds import KINDS
+from bcqfmt.converters.gguf.requantize import q8_0
+from bcqfmt.converters.gguf.values import values_of
+from bcqfmt.converters.layouts.registry import rebuilders
+from bcqfmt.converters.source.gguf_rows import rows_back
+from bcqfmt.errors import error
+from bcqfmt.weight import decode
+from bcqfmt.weight.scheme import SecondOrder
+from bcqfmt.weight.weight import BcqWeight
+
+from .choice import Choice, half, named_numbers
+
+__all__ = ["Error", "encoded"]
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+_CHUNK: Final = 1 << 20  # elements at a time
+_ZERO: Final = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
+
+
+@dataclass(slots=True)
+class Error:
+    """How far the written values are from those of the weight: sums over all of them."""
+
+    squares: float = 0.0  # of differences
+    power: float = 0.0  # of values
+    largest: float = 0.0
+
+    def add(self, other: Error) -> None:
+        """Count what another one counted."""
+        self.squares += other.squares
+        self.power += other.power
+        self.largest = max(self.largest, other.largest)
+
+    @property
+    def relative(self) -> float:
+        """Root mean square of the differences, relative to that of the values."""
+        return float(np.sqrt(self.squares / self.power)) if self.power else float(self.squares > 0)
+
+
+def encoded(weight: BcqWeight, choice: Choice, heads: int, counted: Error) -> Iterator[Bytes]:
+    """The bytes in order; BCQ-E613 if an exact type does not give the values back. ``heads``: rows to be moved."""
+    spec = weight.spec
+    step = max(1, _CHUNK // spec.columns)
+    if heads:  # rows move within a head
+        step = max(1, step // (spec.out // heads)) * (spec.out // heads)
+    for e in range(spec.stack):
+        for start in range(0, spec.out, step):
+            rows = (start, min(start + step, spec.out))
+            values = np.empty((rows[1] - start, spec.columns), np.float32)
+            decode.decode_matrix(spec, weight.parts(), e, rows, (0, spec.columns), None, "F32", values)
+            blocks = _blocks(weight, choice, e, rows, values)
+            _compare(weight, choice, e, blocks, values, counted)
+            moved = rows_back(blocks, heads * (rows[1] - start) // spec.out)
+            yield np.ascontiguousarray(moved).reshape(-1).view(np.uint8)
+
+
+def _blocks(weight: BcqWeight, choice: Choice, e: int, rows: tuple[int, int], values: Array) -> Array:
+    """uint8 [rows, row bytes], or numbers [rows, columns] of a dense type."""
+    if choice.how == "values":
+        if choice.type not in DENSE:
+            return q8_0(values)
+        dense = np.empty(values.shape, numpy_dtype(choice.type))  # rounded once, not twice
+        decode.decode_matrix(weight.spec, weight.parts(), e, rows, (0, values.shape[1]), None, choice.type, dense)
+        return dense
+    numbers = decode.load_rows(weight.spec, weight.parts(), e, rows)
+    if choice.how == "stored":
+        return _stored(weight, choice.type, numbers)
+    bits, zero = KINDS[choice.type].bits, _ZERO.get(choice.type, 0)
+    codes = words.planes_to_codes(numbers.arrays["s0_planes"], weight.spec.columns)
+    columns = np.arange(weight.spec.columns) // weight.scheme.segments[0].group_size
+    if choice.how == "codes":
+        zeros = decode.zero_of(numbers, 0)
+        shift = np.asarray(zero - zeros, np.int16)
+        codes = (codes + (shift if isinstance(zeros, float) else shift[:, columns])).astype(np.uint8)
+    if "perm" in numbers.arrays:
+        stored, codes = codes, np.empty_like(codes)
+        codes[:, numbers.arrays["perm"]] = stored
+    fields: dict[str, Array] = {"planes": words.codes_to_planes(np.ascontiguousarray(codes), bits)}
+    for name, exact in named_numbers(numbers).items():
+        fields[name] = half(exact)[:, columns[::32]]
+    return blocks_of(choice.type, fields)
+
+
+def _stored(weight: BcqWeight, kind: str, numbers: decode.Numbers) -> Array:
+    """By the rule that rebuilds a tensor of GGUF, on these rows alone."""
+    (segment,) = weight.scheme.segments
+    fewer = replace(weight.spec, shape=(numbers.rows, weight.spec.columns))
+    if isinstance(segment.scale, SecondOrder) and segment.scale.rows > 1:  # NVFP4: one number for the whole matrix
+        order = segment.scale._replace(rows=numbers.rows)
+        fewer = replace(fewer, scheme=replace(weight.scheme, segments=(replace(segment, scale=order),)))
+    parts = {n: StoredTensor.from_array(n, numbers.arrays[n], part.dtype) for n, part in fewer.parts().items()}
+    made: Array = rebuilders()[f"gguf.{kind.lower()}"].make(BcqWeight(weight.name, fewer, parts), {})
+    return made
+
+
+def _compare(weight: BcqWeight, choice: Choice, e: int, blocks: Array, values: Array, counted: Error) -> None:
+    """Count the differences; BCQ-E613 if there should be none."""
+    found: Array = float64_of(blocks) if choice.type in DENSE else values_of(choice.type, blocks)
+    if choice.type == "NVFP4" and "s0_scale_scale" in weight.parts():
+        found = found * weight.parts()["s0_scale_scale"].array().reshape(-1)[e]
+    if choice.exact:
+        same = (found.view(np.uint32) == values.view(np.uint32)) | (np.isnan(found) & np.isnan(values))
+        if not same.all():
+            differ = f"{same.size - np.count_nonzero(same)} values of {choice.type} differ"
+            raise error("BCQ-E613", tensor=weight.name, found=differ, expected="the values of the weight")
+        return
+    with np.errstate(all="ignore"):
+        wanted = values.astype(np.float64)
+        lost = np.where(np.isfinite(wanted), found - wanted, 0.0)
+    counted.add(Error(float((lost**2).sum()), float(np.nansum(wanted**2)), float(np.abs(lost).max(initial=0.0))))

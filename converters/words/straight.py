@@ -1,0 +1,169 @@
+"""Bit programs as straight code, for codes that lie in blocks among other fields, at any byte.
+
+The loop of `loop` carries out any program step by step, on words that are aligned and side by side. Here a program is
+compiled as a whole: four units (runs of codes that fill whole words) are loaded, all steps happen in registers, and the
+plane words are stored. One function per program and direction, compiled when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from bcqfmt.compiled import intrinsics
+from bcqfmt.compiled.intrinsics import Emit, intrinsic, ir
+from bcqfmt.compiled.loops import compiled, stamp_of, types
+
+from . import bit_programs as programs
+from .bit_programs import Container
+
+__all__ = ["ORDERS", "UNITS", "container", "straight"]
+
+UNITS: Final = 4  # that are worked on at once
+ORDERS: Final = ("halves", "quarters", "nibbles", "far nibbles", "pairs", "bits", "stream 1", "stream 2", "stream 8")
+_FOUR = ir.VectorType(Emit.i32, UNITS)
+
+
+@cache
+def container(order: str) -> Container:
+    """The program of an order of codes, one of ``ORDERS``: exchanges only."""
+    kind, _, bits = order.partition(" ")
+    return programs.stream(int(bits)) if kind == "stream" else programs.gguf(order)
+
+
+class _Words(Emit):
+    """Words of four units as vectors, one vector for every word of a unit."""
+
+    def plus(self, index: Any, offset: int) -> Any:
+        return self.builder.add(index, index.type(offset))
+
+    def columns(self, rows: list[Any]) -> list[Any]:
+        """Four rows of 4 or 2 words to as many columns of four."""
+        if rows[0].type.count == 2:
+            a, b = (self.shuffle(rows[i], rows[i + 1], [0, 1, 2, 3]) for i in (0, 2))
+            return [self.shuffle(a, b, chosen) for chosen in ([0, 2, 4, 6], [1, 3, 5, 7])]
+        low = [self.shuffle(rows[i], rows[i + 1], [0, 4, 1, 5]) for i in (0, 2)]
+        high = [self.shuffle(rows[i], rows[i + 1], [2, 6, 3, 7]) for i in (0, 2)]
+        return [self.shuffle(a, b, chosen) for a, b in (low, high) for chosen in ([0, 1, 4, 5], [2, 3, 6, 7])]
+
+    def rows(self, columns: list[Any]) -> list[Any]:
+        """The inverse of ``columns``."""
+        if len(columns) == 4:
+            return self.columns(columns)
+        pairs = [self.shuffle(columns[0], columns[1], chosen) for chosen in ([0, 4, 1, 5], [2, 6, 3, 7])]
+        return [self.shuffle(pair, pair, chosen) for pair in pairs for chosen in ([0, 1], [2, 3])]
+
+    def taken(self, array: int, places: list[Any], count: int, word: int) -> list[Any]:
+        """``count`` words of each of four units that begin at ``places``; ``word``: array elements of a word."""
+        if count == 1:
+            found = ir.Constant(_FOUR, ir.Undefined)
+            for i, place in enumerate(places):
+                one = self.load(self.at(array, place, self.i32), 4 // word)
+                found = self.builder.insert_element(found, one, self.i32(i))
+            return [found]
+        few = min(count, 4)
+        kind, result = ir.VectorType(self.i32, few), []
+        for w in range(0, count, few):
+            loaded = [self.load(self.at(array, self.plus(place, w * word), kind), 4 // word) for place in places]
+            result += self.columns(loaded)
+        return result
+
+    def put(self, vectors: list[Any], array: int, places: list[Any], word: int) -> None:
+        """The inverse of ``taken``."""
+        if len(vectors) == 1:
+            for i, place in enumerate(places):
+                one = self.builder.extract_element(vectors[0], self.i32(i))
+                self.store(one, self.at(array, place, self.i32), 4 // word)
+            return
+        few = min(len(vectors), 4)
+        for w in range(0, len(vectors), few):
+            for row, place in zip(self.rows(vectors[w : w + few]), places, strict=True):
+                self.store(row, self.at(array, self.plus(place, w * word), row.type), 4 // word)
+
+    def steps(self, rows: list[Any], steps: Any) -> None:
+        """Carry out exchanges."""
+        for step in steps:
+            right, mask = (ir.Constant(_FOUR, [number] * UNITS) for number in (step.right, step.mask))
+            x, y = rows[step.x], rows[step.y]
+            change = self.builder.and_(self.builder.xor(self.builder.lshr(x, right), y), mask)
+            rows[step.y] = self.builder.xor(y, change)
+            rows[step.x] = self.builder.xor(x, self.builder.shl(change, right))
+
+    def plane_places(self, at: Any, plane: Any, bits: int, columns: int) -> list[list[Any]]:
+        """For each plane, the most significant first, where the words of the four units begin."""
+        first = [self.builder.add(at, self.builder.mul(plane, plane.type(i))) for i in range(bits)]
+        return [[self.plus(one, columns * i) for i in range(UNITS)] for one in first]
+
+    def flipped(self, vector: Any, flip: int) -> Any:
+        return self.builder.xor(vector, ir.Constant(_FOUR, [0xFFFFFFFF] * UNITS)) if flip else vector
+
+
+def _there(order: Any, flip: Any, blocks: Any, a: Any, b: Any, c: Any, d: Any, planes: Any, at: Any, plane: Any) -> Any:
+    """Four units that begin at the bytes a, b, c, d of ``blocks`` to the words from ``at`` on of all planes."""
+    program = container(ORDERS[order.literal_value])
+    bits = len(program.ends) // program.columns
+
+    def write(emit: _Words) -> None:
+        rows = emit.taken(2, emit.values[3:7], program.words, 4)
+        emit.steps(rows, program.steps)
+        for i, places in enumerate(emit.plane_places(emit.values[8], emit.values[9], bits, program.columns)):
+            found = [rows[program.ends[column, bits - 1 - i]] for column in range(program.columns)]
+            found = [emit.flipped(vector, flip.literal_value and i == 0) for vector in found]
+            if len(found) == 1:
+                emit.store(found[0], emit.at(7, places[0], _FOUR))
+            else:
+                emit.put(found, 7, places, 1)
+
+    return None, write
+
+
+def _back(order: Any, flip: Any, planes: Any, at: Any, plane: Any, blocks: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The inverse of ``_there``."""
+    program = container(ORDERS[order.literal_value])
+    bits = len(program.ends) // program.columns
+
+    def write(emit: _Words) -> None:
+        rows: list[Any] = [None] * program.words
+        for i, places in enumerate(emit.plane_places(emit.values[3], emit.values[4], bits, program.columns)):
+            one = program.columns == 1
+            found = [emit.load(emit.at(2, places[0], _FOUR))] if one else emit.taken(2, places, program.columns, 1)
+            for column, vector in enumerate(found):
+                rows[program.ends[column, bits - 1 - i]] = emit.flipped(vector, flip.literal_value and i == 0)
+        emit.steps(rows, reversed(program.steps))
+        emit.put(rows, 5, emit.values[6:10], 4)
+
+    return None, write
+
+
+there, back = (intrinsic(function, _Words) for function in (_there, _back))
+
+
+@cache
+def straight(order: str, flip: bool, to_planes: bool) -> Callable[..., None]:
+    """The loop of an order; ``flip``: the highest plane is stored inverted.
+
+    Arguments: blocks uint8 and planes uint32, both flat; words of a plane; the byte of a block where the field begins;
+    bytes of a block; log2 of the units of a field; the first unit and the one after the last, at least four.
+    """
+    stamp = stamp_of(intrinsics, programs)
+    number, inverted, columns = ORDERS.index(order), int(flip), container(order).columns
+    size = 4 * container(order).words
+
+    def loop(blocks: Any, planes: Any, plane: Any, offset: Any, block: Any, shift: Any, first: Any, stop: Any) -> None:
+        inside = (1 << shift) - 1
+        for begin in range(first, stop if stamp else first, 4):
+            u = min(begin, stop - 4)  # the last four overlap those before, and store the same words
+            a = (u >> shift) * block + offset + (u & inside) * size
+            b = (u + 1 >> shift) * block + offset + (u + 1 & inside) * size
+            c = (u + 2 >> shift) * block + offset + (u + 2 & inside) * size
+            d = (u + 3 >> shift) * block + offset + (u + 3 & inside) * size
+            if to_planes:
+                there(number, inverted, blocks, a, b, c, d, planes, u * columns, plane)
+            else:
+                back(number, inverted, planes, u * columns, plane, blocks, a, b, c, d)
+
+    read_only = types.uint8 if to_planes else types.uint32
+    source = types.Array(read_only, 1, "C", readonly=True)
+    arrays = (source, types.uint32[::1]) if to_planes else (types.uint8[::1], source)
+    return compiled(loop, types.void, *arrays, *(types.int64,) * 6)

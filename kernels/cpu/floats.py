@@ -1,0 +1,142 @@
+"""F32 values by float32 arithmetic, for the weights where that gives the bits of the normative decoder.
+
+Affine: a scale that is an F32 number times an integer of 9 bits is exact in binary64, so that one product in float32
+rounds as the format does. Offset: where scales and offsets are multiples of 2^-24 that are not too large, the product
+is exact in float32 and the sum exact in binary64, and again one rounding is left. All block types of GGUF that are not
+tables are such weights, and so are GPTQ's, AWQ's and compressed-tensors'.
+
+Four words of every plane become 128 codes at once: digits of a bit's address change places, as in the word packers.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.compiled import intrinsics
+from bcqfmt.compiled.loops import compiled, stamp_of
+from bcqfmt.kernels.operands import OperandSegment
+
+from . import lanes
+from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
+
+__all__ = ["WORDS", "fits", "float_kernel"]
+
+WORDS = 4  # of a plane at once
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_FOUR = ir.VectorType(LaneEmit.i32, WORDS)
+_STEP, _LIMIT = 2.0**-24, 2.0**27
+_4, _8, _16, _32 = (np.uint64(i) for i in (4, 8, 16, 32))
+
+
+def fits(segment: OperandSegment) -> bool:
+    """Whether the values of a segment are those of float32 arithmetic; groups of 16, whole words."""
+    if segment.formula not in ("affine", "offset") or segment.first.dtype != np.float32:
+        return False
+    if segment.group_size % LANES or segment.width % LANES or segment.width < 32 * WORDS:
+        return False
+    if segment.formula == "affine":
+        whole = segment.second == np.rint(segment.second)
+        return bool(np.isfinite(segment.first).all() and whole.all() and (np.abs(segment.second) <= 256).all())
+    if segment.second.dtype != np.float32:
+        return False
+    first, second = segment.first.astype(np.float64), segment.second.astype(np.float64)
+    small = (np.abs(first) < _LIMIT / (1 << segment.bits)).all() and (np.abs(second) < _LIMIT).all()
+    if not small:  # or not finite
+        return False
+    short = segment.first.view(np.uint32) & np.uint32((1 << segment.bits) - 1) == 0  # times a code: still 24 bits
+    return bool(short.all() and all((number / _STEP == np.rint(number / _STEP)).all() for number in (first, second)))
+
+
+def _unpack(bits: Any, planes: Any, at: Any, plane: Any, codes: Any, to: Any) -> Any:
+    """``codes[to + j]`` = the code whose bits are bit j of the four words at ``at + i * plane``, i = 0 the highest."""
+    q = bits.literal_value
+
+    def write(emit: LaneEmit) -> None:
+        builder = emit.builder
+
+        def number(value: int) -> Any:
+            return ir.Constant(_FOUR, [value] * WORDS)
+
+        empty = number(0)
+        rows = [empty] * (8 if q > 4 else 4)  # row t: bit t of all codes
+        for i in range(q):
+            index = builder.add(emit.values[2], builder.mul(emit.values[3], emit.values[3].type(i)))
+            rows[q - 1 - i] = emit.load(emit.at(1, index, _FOUR))
+        for digit, mask in ((0, 0x55555555), (1, 0x33333333), (2, 0x0F0F0F0F)):
+            by = 1 << digit
+            for x, y in [(x, x | by) for x in range(len(rows)) if not x & by and by < len(rows)]:
+                change = builder.and_(builder.xor(builder.lshr(rows[x], number(by)), rows[y]), number(mask))
+                rows[y] = builder.xor(rows[y], change)
+                rows[x] = builder.xor(rows[x], builder.shl(change, number(by)))
+        if len(rows) == 4:  # two codes in a byte, the high one four codes further
+            high = [builder.lshr(row, number(4)) for row in rows]
+            rows = [builder.and_(row, number(0x0F0F0F0F)) for row in rows + high]
+        runs = [[builder.bitcast(row, _BYTES)] for row in rows]  # byte m of run r: code 8m + r
+        for unit in (1, 2, 4):
+            runs = [_zipped(emit, runs[r], runs[r + 1], unit) for r in range(0, len(runs), 2)]
+        for i, vector in enumerate(runs[0]):
+            emit.store(vector, emit.at(4, emit.plus(emit.values[5], LANES * i), _BYTES), align=1)
+
+    return None, write
+
+
+def _zipped(emit: LaneEmit, left: list[Any], right: list[Any], unit: int) -> list[Any]:
+    """Bytes of two runs by turns, ``unit`` of them at a time."""
+    order = [side + k + i for k in range(0, LANES, unit) for side in (0, LANES) for i in range(unit)]
+    halves = order[:LANES], order[LANES:]
+    return [emit.shuffle(a, b, half) for a, b in zip(left, right, strict=True) for half in halves]
+
+
+def _values(offset: Any, codes: Any, at: Any, scale: Any, zero: Any, group: Any, out: Any, to: Any) -> Any:
+    """Sixteen values: ``scale * (code - zero)``, or ``scale * code + zero``, nothing fused."""
+
+    def write(emit: LaneEmit) -> None:
+        builder = emit.builder
+        code = builder.uitofp(emit.load(emit.at(1, emit.values[2], _BYTES), align=1), emit.floats)
+        s, z = (emit.splat(emit.load(emit.at(n, emit.values[5], emit.f32))) for n in (3, 4))
+        if offset.literal_value:
+            result = builder.fadd(builder.fmul(code, s), z)
+        else:
+            result = builder.fmul(s, builder.fsub(code, z))
+        emit.store(result, emit.at(6, emit.values[7], emit.floats))
+
+    return None, write
+
+
+unpack, values = map(intrinsic, (_unpack, _values))
+
+
+@functools.cache
+def float_kernel(bits: int, offset: bool) -> Any:
+    """The loop over rows of one segment of ``bits`` planes; ``offset``: which of the two formulas.
+
+    Arguments: counter uint64[1]; plan uint64: rows of the weight, words of a row of a plane, width, group size, groups,
+    first row, rows of the result, its columns, first column of the segment in it; planes uint32, scale and zero
+    float32, out float32, all flat; codes uint8 (words * 32) of the thread's own.
+    """
+    stamp, added = stamp_of(intrinsics, lanes), int(offset)
+
+    def loop(counter: Any, plan: Any, planes: Any, scale: Any, zero: Any, out: Any, codes: Any) -> None:
+        rows, words, width, size, groups = plan[0], plan[1], plan[2], plan[3], plan[4]
+        first_row, count, columns, start = plan[5], plan[6], plan[7], plan[8]
+        while stamp:
+            top = claim(counter) * _8  # eight rows at a time
+            if top >= count:
+                break
+            for o in range(top, min(top + _8, count)):
+                r = first_row + o
+                for w in range(np.uint64(0), words, _4):
+                    base = min(w, words - _4)  # the last four overlap those before
+                    unpack(bits, planes, r * words + base, rows * words, codes, base * _32)
+                for a in range(groups):
+                    for j in range(a * size, min(a * size + size, width), _16):
+                        values(added, codes, j, scale, zero, r * groups + a, out, o * columns + start + j)
+
+    words, floats = (types.Array(one, 1, "C", readonly=True) for one in (types.uint32, types.float32))
+    return compiled(
+        loop, types.void, types.uint64[::1], types.uint64[::1], words, floats, floats, types.float32[::1],
+        types.uint8[::1],
+    )  # fmt: skip
