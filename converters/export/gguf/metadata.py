@@ -49,6 +49,7 @@ class Metadata(NamedTuple):
     donated: dict[str, StoredTensor]
     origin: str
     own: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def metadata_of(checkpoint: Checkpoint, like: Path | None) -> Metadata:
@@ -126,7 +127,7 @@ def _written(checkpoint: Checkpoint) -> Metadata:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ArithmeticError):
         raise error("BCQ-E641", place, found="numbers or names out of their place", expected="a valid file") from None
     header = read_gguf(_Memory(header_bytes(pairs, [])), whole=False)
-    return Metadata(header, pairs, {}, freqs, CONFIG)
+    return Metadata(header, pairs, {}, freqs, CONFIG, notes=_notes(config))
 
 
 def _rows(checkpoint: Checkpoint) -> int:
@@ -163,6 +164,12 @@ def _model_pairs(config: Mapping[str, Any], name: str) -> list[bytes]:
     found.append(pair(f"{kind}.rope.dimension_count", "u32", head))
     found.append(pair(f"{kind}.vocab_size", "u32", int(values.get("vocab_size", 0))))
     return found + _scaling(kind, _rope(config))
+
+
+def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    window = config.get("sliding_window")
+    used = config.get("use_sliding_window", True) and type(window) is int
+    return (f"sliding_window {window}: not written; llama.cpp attends to the whole context",) if used else ()
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
