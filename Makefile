@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
-    report-page matrix bench fuzz soak soak-emulated clean distclean
+    report-page matrix bench fuzz soak peers soak-emulated clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ fuzz: $(VENV)/.test  ## all readers on mutated inputs, side by side, on all core
 
 soak: $(VENV)/.soak $(VENV)/signing/.ready  ## the long runs
 	@MODEL_SIGNING=$(CURDIR)/$(VENV)/signing/bin/model_signing $(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+peers: $(VENV)/.test  ## exports into transformers, compressed-tensors, GPTQModel and AutoAWQ, each in its environment; docs/peers.md
+	@$(BIN)/python tests/peers/run.py $(PEERS_ARGS)
 
 soak-emulated:  ## format and converters on an emulated processor of another architecture (needs qemu-user, mmdebstrap)
 	@tests/soak/emulated.sh

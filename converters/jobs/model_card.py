@@ -37,7 +37,7 @@ $more
 
 ## Use it
 
-Install with `pip install 'bcqfmt[transformers]'`.
+Install bcqfmt from a clone or wheel (`pip install '.[transformers]'`): its name is not on PyPI yet.
 
 $snippets
 
@@ -61,7 +61,7 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 ```
 
-With vLLM (`pip install vllm bcqfmt`; tested against the interfaces of vLLM 0.32, not yet run in vLLM itself):
+With vLLM (`pip install vllm`, and bcqfmt; tested against the interfaces of vLLM 0.32, not yet run in vLLM itself):
 
 ```python
 from vllm import LLM, SamplingParams

@@ -71,7 +71,7 @@ def test_without_the_extra_it_says_what_to_install(
     result = run(name, model, *options)
     assert result.exit_code == 2
     assert "BCQ-E306" in result.stderr
-    assert "pip install 'bcqfmt[transformers]'" in result.stderr
+    assert "pip install 'torch>=2.4' 'transformers>=5.16'" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["generate", "eval"])

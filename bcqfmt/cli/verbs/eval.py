@@ -55,8 +55,8 @@ def command(
     MODEL is a BCQ folder, or a dense one, with its tokenizer. A --text is cut into windows that do not overlap; in
     each, every token but the first is predicted. With --reference, a dense or BCQ folder with the same tokenizer, the
     divergence of the predictions (KL, nats per token) and how often both find the same token likeliest are measured
-    too. --tasks runs tasks of the lm-evaluation-harness (pip install 'bcqfmt[eval]'). Needs torch and transformers:
-    pip install 'bcqfmt[transformers]'.
+    too. --tasks runs tasks of the lm-evaluation-harness, if that is installed. Needs torch and transformers:
+    bcqfmt doctor has the commands.
 
     \b
     Example:

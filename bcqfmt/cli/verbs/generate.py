@@ -42,7 +42,7 @@ def command(
 
     MODEL is a BCQ folder, or a dense one, with its tokenizer. The likeliest token is taken every time, unless
     --temperature is given; either way the same command gives the same text. With --exact it is the text that the dense
-    export gives. Needs torch and transformers: pip install 'bcqfmt[transformers]'.
+    export gives. Needs torch and transformers: bcqfmt doctor has the command.
 
     \b
     Example:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.integrations.model_folder import check_folder, check_length, is_bcq
+from bcqfmt.version import pip_install
 
 __all__ = ["Figures", "Loaded", "Opened", "Tick", "evaluate", "load", "open_folder", "windows_of"]
 
@@ -225,9 +226,7 @@ def _imported() -> tuple[Any, Any]:
 
         import bcqfmt.integrations.transformers as bridge
     except ImportError as fault:
-        raise error(
-            "BCQ-E306", found=f"{fault.name} is not installed", hint="pip install 'bcqfmt[transformers]'"
-        ) from None
+        raise error("BCQ-E306", found=f"{fault.name} is not installed", hint=pip_install("transformers")) from None
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

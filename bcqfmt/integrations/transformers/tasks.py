@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.version import pip_install
 
 from .run import Loaded
 
@@ -63,7 +64,7 @@ def find_tasks(names: Sequence[str], folder: Path | None = None) -> Tasks:
             from lm_eval.tasks import TaskManager
     except ImportError as fault:
         found = f"{fault.name or 'lm_eval'} is not installed"
-        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[eval]'") from None
+        raise error("BCQ-E306", found=found, hint=pip_install("eval")) from None
     if folder is not None and not folder.is_dir():
         raise error("BCQ-E101", str(folder), found="no such folder", expected="a folder of tasks (YAML files)")
     try:
