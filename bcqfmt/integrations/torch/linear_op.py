@@ -163,7 +163,7 @@ def _linear_cpu(
     vectors = x.detach().reshape(-1, columns)
     threads = torch.get_num_threads()
     plus = None if bias is None else bias.detach().to(x.dtype)
-    if matrix.path(vectors.shape[0]) == "tables":
+    if matrix.path(vectors.shape[0]) == "planes":
         y = torch.from_numpy(matrix.matmul(vectors.float().numpy(), threads=threads))
         y = y if plus is None else y.add_(plus)
     else:

@@ -46,7 +46,6 @@ class Tensor:
     members: list[BcqWeight] | list[StoredTensor]
     heads: int = 0
     choice: Choice | None = None  # of weights
-    added: int = 0  # to dense tensors: norms of some architectures are stored with 1 more
     error: Error = field(default_factory=Error)
 
     @property
@@ -61,7 +60,7 @@ class Tensor:
                 assert self.choice is not None
                 yield from encoded(member, self.choice, self.heads, self.error, each)
             else:
-                yield from _dense_bytes(member, self.type, self.heads, self.added)
+                yield from _dense_bytes(member, self.type, self.heads)
 
 
 def tensors_of(checkpoint: Checkpoint, meta: Metadata, notes: list[str]) -> list[Tensor]:
@@ -116,16 +115,15 @@ def _tensor(names: list[str], members: Any, meta: Metadata, kind: str, named: An
         raise _misplaced(name, f"matrices of {len(shapes)} shapes", "one shape for all experts", meta)
     if stored in meta.tensors and math.prod(meta.tensors[stored].shape) == math.prod(shape):
         shape = meta.tensors[stored].shape if meta.own else shape
-    found_as = named(stored, shape)
-    heads, added = found_as.heads, getattr(found_as, "added", 0)
-    if found_as.name != name:
+    back, heads = named(stored, shape)
+    if back != name:
         found = f"rows that do not divide into the heads: {list(shape)}"
         raise _misplaced(name, found, "pairs of rows for every head that the header names", meta)
     if isinstance(members[0], BcqWeight):
         own = meta.tensors[stored].type.name if meta.own and stored in meta.tensors else ""
         choice = _common([choose(member, own if own in KINDS else "") for member in members])
         return Tensor(stored, choice.type, shape, names, members, heads, choice)
-    return Tensor(stored, _dense_type(stored, members[0], meta), shape, names, members, heads, added=added)
+    return Tensor(stored, _dense_type(stored, members[0], meta), shape, names, members, heads)
 
 
 def _common(choices: list[Choice]) -> Choice:
@@ -180,9 +178,9 @@ def _misplaced(tensor: str, found: str, expected: str, meta: Metadata) -> Except
     return error("BCQ-E640" if meta.tensors else "BCQ-E641", meta.origin, tensor, found, expected)
 
 
-def _dense_bytes(tensor: StoredTensor, kind: str, heads: int, added: int) -> Iterator[Bytes]:
-    """The bytes of a dense tensor, converted to a wider type where the file wants it; exact but for what is added."""
-    if kind == tensor.dtype and not heads and not added:
+def _dense_bytes(tensor: StoredTensor, kind: str, heads: int) -> Iterator[Bytes]:
+    """The bytes of a dense tensor, converted to a wider type where the file wants it; exact."""
+    if kind == tensor.dtype and not heads:
         yield from tensor.chunks()
         return
     rows = tensor.shape[0] if tensor.shape else 1
@@ -192,6 +190,5 @@ def _dense_bytes(tensor: StoredTensor, kind: str, heads: int, added: int) -> Ite
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         block = (tensor.read((start, stop)) if tensor.shape else tensor.array()).astype(numpy_dtype(kind))
-        block = block + block.dtype.type(added) if added else block
         moved = rows_back(block, heads * (stop - start) // rows)
         yield np.ascontiguousarray(moved).reshape(-1).view(np.uint8)
