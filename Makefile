@@ -26,7 +26,7 @@ help:  ## this list
 demo: $(VENV)/.core  ## convert a small GPTQ model, prove the way back, read it, break it, say what happened
 	@$(BIN)/bcqfmt demo
 
-demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: quantize, export to GPTQ, convert back, prove it, generate text
+demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: GGUF to BCQ and back, to GPTQ and back, prove it, generate text
 	@$(BIN)/python docs/examples/demo_llm.py
 
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)

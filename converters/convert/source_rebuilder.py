@@ -135,7 +135,11 @@ class SourceRebuilder:
                     continue
                 raw = rule["rule"] == "raw"
                 stored = self._raw[f"{path}/{name}"] if raw else dense[named[0] if named else name]
-                fits = copy_fits(rule, stored.shape) if path in self._ggufs and not raw else rule.keys() == {"rule"}
+                fits = (
+                    copy_fits(rule, stored.dtype, stored.shape)
+                    if path in self._ggufs and not raw
+                    else rule.keys() == {"rule"}
+                )
                 if not fits or stored.nbytes != self._size(path, name):
                     found = f"{escape(canonical(rule), 80)} of {stored.nbytes} bytes"
                     raise error("BCQ-V703", RECORD, name, found, f"{self._size(path, name)} bytes, parameters that fit")

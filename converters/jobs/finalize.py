@@ -177,7 +177,7 @@ def _write_provenance(
         value["ignorable"] = {"left_out": source.left_out}
     _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
     raw = {
-        f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
+        f"{path}/{name}": source.stored(name).renamed(f"{path}/{name}")
         for path, entries_of in listed.items()
         for name, entry in entries_of.items()
         if name and value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]

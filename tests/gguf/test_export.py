@@ -30,7 +30,7 @@ from bcqfmt.converters.export.gguf.choice import choose
 from bcqfmt.converters.export.gguf.encode import Error, encoded
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
 from conversions import convert
-from gguf_files import DATA, FILES, Writer
+from gguf_files import DATA, FILES, Writer, small
 from peers import PEERS, any_words
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -38,7 +38,6 @@ Folder = Callable[[str], Path]
 TYPES = {
     "gptqmodel-gptq-4b-g32-sym-sharded": {"Q4_0"},
     "gptqmodel-gptq-4b-g32-asym": {"Q5_0"},
-    "gptqmodel-gptq-2b-g32-asym": {"Q4_0"},
     "autogptq-gptq-3b-g64-asym": {"Q4_0"},
     "autogptq-gptq-4b-g32-asym-bf16scales": {"Q5_0"},
     "gptqmodel-gptq_p-6b-g32-sym": {"Q8_0"},
@@ -46,15 +45,11 @@ TYPES = {
     "gptqmodel-gptq-mixed-g32-sym-dynamic": {"Q4_0", "Q8_0"},
     "autoround-auto_gptq-4b-g128-asym-ragged": {"Q5_0"},
     "autoawq-gemm-4b-g32-asym": {"Q5_0"},
-    "autoround-auto_awq-4b-g64-sym": {"Q4_0"},
-    "llmcompressor-pack_quantized-4b-g32-asym": {"Q5_0"},
     "llmcompressor-pack_quantized-4b-g64-sym-bf16": {"Q4_0"},
-    "llmcompressor-int_quantized-8b-g-1-sym-w8a8": {"Q8_0"},
 }
 ROUNDED = {
     "gptqmodel-gptq-4b-g32-sym-desc_act": ("Q8_0", "act order", 0.004, 0.008),
     "hqq-hqq-4b-g64-asym-axis1": ("Q4_1", "floating-point zero points", 1e-4, 1e-3),
-    "hqq-hqq-3b-g64-asym-axis1": ("Q4_1", "floating-point zero points", 1e-4, 1e-3),
 }
 
 
@@ -160,6 +155,24 @@ def test_what_came_from_gguf_is_the_same_file_again(tmp_path: Path, name: str) -
     assert done.exact
     assert done.metadata == name
     assert (tmp_path / "out.gguf").read_bytes() == (DATA / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["llama", "exotic"])
+def test_names_that_no_table_knows_stay(tmp_path: Path, kind: str) -> None:
+    writer = Writer().pair("general.architecture", "str", kind)
+    writer.tensor("odd.weight", [3, 4], 0, bytes(48)).tensor("other.weight", [2, 32], 2, bytes(range(36)))
+    (tmp_path / "in.gguf").write_bytes(writer.bytes())
+    convert(tmp_path / "in.gguf", tmp_path / "bcq")
+    exported(tmp_path / "bcq", tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "in.gguf").read_bytes()
+
+
+def test_a_big_endian_source_is_only_restored(tmp_path: Path) -> None:
+    (tmp_path / "in.gguf").write_bytes(small(order=">").bytes())
+    convert(tmp_path / "in.gguf", tmp_path / "bcq")
+    fault = refused(tmp_path / "bcq", tmp_path / "out.gguf")
+    assert (fault.code, fault.finding.found) == ("BCQ-E640", "a big-endian file")
+    assert "bcqfmt restore" in fault.hint
 
 
 # ------------------------------------------------------------------------------------------------- single weights

@@ -28,7 +28,7 @@ from llama_cpp import Llama, in_f32, log_probabilities
 from peers import PEERS
 
 PROMPT = [1, 20, 9, 30, 7, 41]
-TEXT = [1, *(np.random.default_rng(4).integers(3, 60, 47).tolist())]
+TEXT = [1, *(np.random.default_rng(4).integers(3, 60, 31).tolist())]
 END = 2
 NOISE = 1e-5  # of natural logarithms of probabilities, both programs computing in F32
 
@@ -65,14 +65,17 @@ def from_gguf(name: str) -> Callable[[Path], Path]:
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MODELS: dict[str, Callable[[Path], Path]] = {
     "GPTQ 4 bits asymmetric": from_peer("gptqmodel-gptq-4b-g32-asym"),
-    "GPTQ 8 bits": from_peer("gptqmodel-gptq-8b-g-1-sym"),
     "AWQ": from_peer("autoawq-gemm-4b-g32-asym"),
     "compressed-tensors BF16": from_peer("llmcompressor-pack_quantized-4b-g64-sym-bf16"),
     "qwen2, biases": from_tiny("qwen2"),
     "llama, tied": from_tiny("llama", tie_word_embeddings=True),
     "llama 3 frequencies": from_tiny("llama", rope_parameters=LLAMA3),
+    "linear rotations": from_tiny("llama", rope_parameters=LINEAR),
+    "yarn rotations": from_tiny("qwen2", rope_parameters=YARN),
     "mixtral": from_tiny("mixtral"),
     "qwen3": from_tiny("qwen3"),
     "mistral": from_tiny("mistral"),
