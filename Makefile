@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
+.PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel release install-check docs \
     report-page matrix bench fuzz soak peers soak-emulated clean distclean
 
 help:  ## this list
@@ -70,11 +70,12 @@ test-gpu-sanitizer: $(VENV)/.dev  ## every operator and wrong indices under comp
 	        $(BIN)/pytest tests/gpu -k "$(SANITIZED)" $(PYTEST_ARGS) || exit 1; \
 	done
 
-wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
-	rm -rf build dist
-	$(BIN)/pyproject-build --no-isolation --outdir dist . > build.log 2>&1 || { cat build.log; exit 1; }
-	@rm -f build.log
+wheel: $(VENV)/.dev  ## source archive and wheel in dist/, reproducible, contents checked
+	@$(BIN)/python tests/install/release.py build dist
 	$(BIN)/check-wheel-contents dist/*.whl
+
+release: check test  ## checks and tests, then: built twice and compared, installed, signed, uploaded (docs/releasing.md)
+	@$(BIN)/python tests/install/release.py publish dist
 
 install-check: wheel  ## wheel and source archive into a clean environment, also from a clone without symlinks
 	@$(BIN)/python tests/install/clean_install.py dist

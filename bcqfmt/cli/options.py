@@ -104,16 +104,12 @@ def model_options(command: _F) -> _F:
     """``--dtype``, ``--exact``, ``--planes`` and ``--device``: how a model is run."""
     where: dict[str, Any] = {"type": Device("mps"), "default": "cpu", "metavar": "cpu|cuda[:N]|mps"}
     dtype: dict[str, Any] = {"type": click.Choice(_DTYPES), "default": "auto"}
+    kinds = "Type of the activations; auto: float32 on a CPU, else that of the checkpoint."
     exact = "Multiply with the exact dense matrices instead of using the kernels."
     command = click.option("--device", **where, show_default=True, help="Where it is run.")(command)
     planes = click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
     command = click.option("--exact", is_flag=True, help=exact)(planes(command))
-    return click.option(
-        "--dtype",
-        **dtype,
-        show_default=True,
-        help="Type of the activations; auto: float32 on a CPU, else the stored one.",
-    )(command)
+    return click.option("--dtype", **dtype, show_default=True, help=kinds)(command)
 
 
 def check_model_options(dense: bool, options: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -17,7 +18,18 @@ from typing import Any, TextIO
 from bcqfmt.errors import Finding, escape
 
 __all__ = [
-    "count", "discard", "echo", "emit_json", "fields", "findings", "flush", "safe", "say", "size", "stream",
+    "count",
+    "discard",
+    "echo",
+    "emit_json",
+    "fields",
+    "findings",
+    "flush",
+    "percent",
+    "safe",
+    "say",
+    "size",
+    "stream",
     "table",
 ]  # fmt: skip
 
@@ -71,6 +83,11 @@ def size(nbytes: int) -> str:
     while number >= 999.995 and power < len(_UNITS) - 1:
         number, power = number / 1000, power + 1
     return f"{number:.2f} {_UNITS[power]}"
+
+
+def percent(value: float) -> str:
+    """A share for people, rounded down: only what is complete is called 100 %."""
+    return f"{math.floor(value * 100) / 100:.2f} %"
 
 
 def count(number: int, one: str = "", many: str = "") -> str:

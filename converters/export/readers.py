@@ -1,6 +1,7 @@
 """What the readers of a layout make of a model: notes for what only some take, refusals for what none does.
 
-Tried with transformers 5.22, GPTQModel 7.6, AutoAWQ 0.2.9 and compressed-tensors 0.15 to 0.20.
+Tried with transformers 5.22, GPTQModel 7.6, AutoAWQ 0.2.9 and compressed-tensors 0.15 to 0.20; ``make peers`` tries it
+again (docs/peers.md).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def reader_notes(layout: str, weights: Sequence[Uniform], model_type: str) -> li
         )
     elif "BF16" in kinds:
         notes.append(
-            "scales of type BF16: exact where the model is loaded as bfloat16; AutoAWQ and F16 kernels round them"
+            "scales of type BF16: GPTQModel keeps them (dtype bfloat16); transformers and AutoAWQ round them to F16"
         )
     return notes
 

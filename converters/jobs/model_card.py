@@ -205,6 +205,12 @@ def with_perplexity(card: str, text: str) -> str | None:
     return None if place is None else "\n".join([*lines[: place + 1], row, *lines[place + 1 :]])
 
 
+def perplexity_in(card: str) -> str:
+    """What :func:`with_perplexity` has put into the card; empty where there is none."""
+    rows = [line for line in card.split("\n") if line.startswith(_PERPLEXITY)]
+    return rows[0].removeprefix(_PERPLEXITY).strip(" |") if rows else ""
+
+
 def _title(facts: Facts) -> str:
     """The model's name: of its repository, else what config.json calls it, else the source folder's."""
     stated = facts.config.get("_name_or_path")

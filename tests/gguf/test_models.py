@@ -20,6 +20,7 @@ import bcqfmt
 import bcqfmt.integrations.transformers
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.convert.verify import verify
+from bcqfmt.converters.export.gguf import export_gguf
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from conversions import convert
@@ -233,6 +234,15 @@ NORM = "model.layers.0.input_layernorm.weight"
 def test_one_is_taken_from_the_norms_of_gemma(tmp_path: Path) -> None:
     dense, archived = proved(norms([1.0, 1.25, -3.0, 100.5]), tmp_path)
     assert (dense[NORM].tolist(), archived) == ([0.0, 0.25, -4.0, 99.5], 0)
+
+
+@pytest.mark.parametrize("like", [False, True])
+def test_an_export_adds_the_one_again(like: bool, tmp_path: Path) -> None:
+    proved(norms([1.0, 1.25, -3.0, 100.5]), tmp_path)
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        export_gguf(checkpoint, tmp_path / "made.gguf", like=tmp_path / "m.gguf" if like else None)
+    (found,) = gguf.GGUFReader(tmp_path / "made.gguf").tensors
+    assert (found.name, found.data.tolist()) == ("blk.0.attn_norm.weight", [1.0, 1.25, -3.0, 100.5])
 
 
 @pytest.mark.parametrize("odd", [1e-10, 0.0625 + 2**-27, -0.0])

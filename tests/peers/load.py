@@ -92,7 +92,9 @@ def with_autoawq(folder: Path) -> tuple[Any, Weights]:
     base.get_best_device = lambda: (
         "cuda:0"
     )  # on a CPU it would ask for Intel's extension; the torch kernels run anywhere
-    model = AutoAWQForCausalLM.from_quantized(str(folder), fuse_layers=False, device_map="cpu", use_ipex=False).model
+    model = AutoAWQForCausalLM.from_quantized(
+        str(folder), fuse_layers=False, device_map={"": "cpu"}, use_ipex=False
+    ).model
     return model, of_modules(model)
 
 
@@ -129,6 +131,8 @@ def judge(folder: Path, dense: Path, reader: str) -> tuple[str, str]:
     with_dense, _ = with_transformers(dense)
     apart = distance(logits(model), logits(with_dense))
     say = f"logits off by {apart:.1e}"
+    if apart > 0.05:
+        return "wrong", f"{len(missing)} tensors are not in the model, '{[*missing, worst][0]}' the first; {say}"
     if missing:
         return "rounded", f"{len(missing)} tensors are kept in other modules; {say}"
     different = sum(v > 0 for v in off.values())
@@ -138,9 +142,11 @@ def judge(folder: Path, dense: Path, reader: str) -> tuple[str, str]:
 
 
 def inside(matrix: torch.Tensor, found: Weights) -> bool:
-    """Whether a fused tensor holds this matrix, bit for bit: one of a stack, or some rows of one."""
+    """Whether another tensor holds this matrix, bit for bit: all of it, one of a stack, or some rows of one."""
     rows, columns = matrix.shape[-2:]
     for tensor in found.values():
+        if torch.equal(tensor, matrix):
+            return True
         fits = tensor.ndim == 3 and tensor.shape[2] == columns and tensor.shape[1] % rows == 0
         if fits and any(torch.equal(part, matrix) for one in tensor for part in one.split(rows)):
             return True

@@ -1,4 +1,4 @@
-"""``make peers``: one export of every kind into every reader of its layout; writes docs/peers.md.
+"""``make peers``: one export of every kind into every reader of its layout; writes docs/peers.md and docs/peers.json.
 
 Environments: one folder each under --environments, made with the pins in READERS unless they are there. Weights are
 compared bit for bit with the dense export of the checkpoint, logits with those of transformers on it (``load.py``).
@@ -33,6 +33,7 @@ SOURCES = ROOT / "tests" / "data" / "peers"
 TOKENIZER = SOURCES / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
 PAGE = ROOT / "docs" / "peers.md"
 LAYOUTS = ("dense", "compressed-tensors", "gptq", "awq")
+CELLS = PAGE.with_suffix(".json")
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
 
 
@@ -50,11 +51,11 @@ _GPTQMODEL = ("torch==2.13.0", "transformers==5.22.2", "gptqmodel==7.6.0", "opti
 READERS = (
     Reader("transformers", "ct", "transformers", ("dense",), ()),
     Reader(
-        "compressed-tensors", "ct", "transformers", ("compressed-tensors",),
+        "transformers", "ct", "transformers", ("compressed-tensors",),
         ("torch==2.13.0", "transformers==5.22.2", "compressed-tensors==0.20.0", "accelerate"),
     ),
     Reader("GPTQModel", "gptqmodel", "gptqmodel", ("gptq", "awq"), _GPTQMODEL),
-    Reader("transformers, GPTQ and AWQ", "gptqmodel", "transformers", ("gptq", "awq"), _GPTQMODEL),
+    Reader("transformers with GPTQModel", "gptqmodel", "transformers", ("gptq", "awq"), _GPTQMODEL),
     Reader(
         "AutoAWQ", "autoawq", "autoawq", ("awq",),
         ("torch==2.13.0", "transformers==4.51.3", "accelerate", "zstandard", "datasets", "autoawq==0.2.9"),
@@ -211,36 +212,36 @@ def ask(reader: Reader, rows: list[dict[str, str]], environments: Path, work: Pa
     return [{**row, "reader": reader.title, **result} for row, result in zip(jobs, found, strict=True)]
 
 
-def page(results: list[dict[str, str]], rows: list[dict[str, str]], versions: dict[str, str]) -> str:
-    """The matrix and what stands behind its words."""
+def page(found: dict[str, dict[str, str]]) -> str:
+    """The matrix and what stands behind its words; ``found``: results by export, layout and reader."""
     columns = [(layout, reader.title) for layout in LAYOUTS for reader in READERS if layout in reader.layouts]
-    found = {(r["export"], r["layout"], r["reader"]): r for r in results}
-    refused = {(row["export"], row["layout"]): row["refusal"] for row in rows if "refusal" in row}
+    pins = dict(need.split("==") for reader in READERS for need in reader.needs if "==" in need)
+    versions = [f"{name} {pins[name]}" for name in ("compressed-tensors", "gptqmodel", "optimum", "autoawq", "torch")]
     lines = [
-        f"Run with {', '.join(' '.join(pair) for pair in versions.items())}, on {platform.machine()}.", "",
+        f"Run with transformers 5.22.2 (AutoAWQ: 4.51.3), {', '.join(versions)}, on {platform.machine()}.", "",
         "| checkpoint | " + " | ".join(f"{layout}: {title}" for layout, title in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]  # fmt: skip
-    notes: dict[str, list[str]] = {}
+    notes: dict[str, dict[str, list[str]]] = {}
     for kind in KINDS:
         cells = []
         for layout, title in columns:
-            if (kind.title, layout) in refused:
-                cells.append("-")
-                continue
-            result = found[kind.title, layout, title]
+            result = found[key(kind.title, layout, title)]
             cells.append(result["verdict"])
             if result["verdict"] != "equal":
-                text = f"{layout} in {title}: {result['verdict']}, {result['detail']}"
-                notes.setdefault(kind.title, []).append(text)
+                where = layout if result["verdict"] == "-" else f"{layout} in {title}: {result['verdict']}"
+                notes.setdefault(kind.title, {}).setdefault(plain(result["detail"]), []).append(where)
         lines.append(f"| {kind.title} | " + " | ".join(cells) + " |")
     lines += ["", "What the readers said, and why an export was refused (`-`):", ""]
-    for kind in KINDS:
-        said = [f"{layout}: {refused[kind.title, layout]}" for layout in LAYOUTS if (kind.title, layout) in refused]
-        lines += [
-            f"- **{kind.title}**: {'; '.join(plain(text) for text in [*notes.get(kind.title, []), *said])}"
-        ] * bool(said or kind.title in notes)
+    for title, said in notes.items():
+        texts = [f"{'; '.join(dict.fromkeys(where))} ({detail})" for detail, where in said.items()]
+        lines.append(f"- **{title}**. {'. '.join(texts)}")
     return "\n".join(lines) + "\n"
+
+
+def key(export_title: str, layout: str, reader: str) -> str:
+    """The name of a cell."""
+    return f"{export_title} / {layout} / {reader}"
 
 
 def plain(text: str) -> str:
@@ -255,27 +256,34 @@ def plain(text: str) -> str:
 
 
 def main() -> None:
-    """Everything, or some kinds."""
+    """Everything, or some kinds or readers: what is not asked again stays as it was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "peers")
-    parser.add_argument("--only", default="", help="kinds whose title has this; nothing is written")
+    parser.add_argument("--only", default="", help="kinds whose title has this")
+    parser.add_argument("--reader", default="", help="readers whose title has this")
     arguments = parser.parse_args()
-    chosen = [kind for kind in KINDS if arguments.only in kind.title]
     arguments.environments.mkdir(parents=True, exist_ok=True)
+    readers = [reader for reader in READERS if arguments.reader in reader.title]
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        rows = list(exports(work, chosen))
-        results = [found for reader in READERS for found in ask(reader, rows, arguments.environments, work)]
-    if arguments.only:
-        return
-    versions = {n.partition("==")[0]: n.partition("==")[2] for reader in READERS for n in reader.needs if "==" in n}
-    versions = {name: version for name, version in versions.items() if name not in ("torch", "optimum", "transformers")}
+        rows = list(exports(work, [kind for kind in KINDS if arguments.only in kind.title]))
+        results = [found for reader in readers for found in ask(reader, rows, arguments.environments, work)]
+    known = json.loads(CELLS.read_text()) if CELLS.exists() else {}
+    for row in results:
+        known[key(row["export"], row["layout"], row["reader"])] = {"verdict": row["verdict"], "detail": row["detail"]}
+    for row in rows:
+        for name in (key(row["export"], row["layout"], r.title) for r in READERS if row["layout"] in r.layouts):
+            if "refusal" in row:
+                known[name] = {"verdict": "-", "detail": row["refusal"]}
+            elif name in known:
+                known[name]["notes"] = row["notes"]
+    CELLS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(before + page(results, rows, {"transformers": "5.22.2", **versions}) + after)
-    wrong = [r for r in results if r["verdict"] == "wrong" and not r["notes"]]
+    PAGE.write_text(before + page(known) + after)
+    wrong = [name for name, cell in known.items() if cell["verdict"] == "wrong" and not cell["notes"]]
     if wrong:
-        sys.exit(f"wrong without a note of the exporter: {[(r['export'], r['layout'], r['reader']) for r in wrong]}")
+        sys.exit(f"wrong without a note of the exporter: {wrong}")
 
 
 if __name__ == "__main__":

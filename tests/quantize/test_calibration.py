@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(
         monkeypatch.setattr(calibration_work.CalibrationWork, "finish", stop)
     else:
         name = "head" if stage == LAYERS else "layer"
-        ran = getattr(calibration._Runner, name)
+        ran = getattr(calibration.Runner, name)
 
         def halt(self: Any, at: int) -> None:
             done.append(at)
@@ -164,7 +164,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(
                 raise KeyboardInterrupt
             ran(self, at)
 
-        monkeypatch.setattr(calibration._Runner, name, halt)
+        monkeypatch.setattr(calibration.Runner, name, halt)
     with pytest.raises(KeyboardInterrupt):
         run(model, text, out)
     assert not out.exists()
@@ -310,7 +310,7 @@ def test_an_unfinished_run_of_other_options_is_not_mixed_up(
     def stop(self: Any, stage: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration._Runner, "head", stop)
+    monkeypatch.setattr(calibration.Runner, "head", stop)
     with pytest.raises(KeyboardInterrupt):
         run(model, text, out, seed=5)
     monkeypatch.undo()

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Which pieces are drawn.")
 @click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where it is run.")
+@click.option(
+    "--weighting",
+    type=click.Choice(["none", "tokens", "loss"]),
+    default="none",
+    show_default=True,
+    help="What a token counts in x x^T: the same; 1/|x|^2; by the gradient of the loss.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the file, and drop an unfinished calibration.")
 @hub_options
 @json_option

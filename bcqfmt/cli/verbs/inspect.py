@@ -131,14 +131,16 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     files = f"{render.count(summary.files, 'model file')}, {render.size(summary.file_bytes)}"
     if summary.foreign:
         return [("files", files), ("tensors", render.count(summary.dense_tensors))]
-    covered = math.floor(summary.coverage * 100) / 100  # only what is complete is called 100 %
     facts = [
         ("features", ", ".join(summary.features) or "none: plain affine"),
         ("written by", f"{escape(generator['name'])} {escape(generator['version'])}" if generator else ""),
         ("source", f"{escape(source['format'])}, {render.count(len(source['files']), 'file')}" if source else ""),
         ("files", files),
         ("tensors", f"{render.count(summary.weights, 'quantized weight')}, {summary.dense_tensors:,} dense"),
-        ("coverage", f"{covered:.2f} % of {render.count(summary.parameters, 'parameter')} quantized"),
+        (
+            "coverage",
+            f"{render.percent(summary.coverage)} of {render.count(summary.parameters, 'parameter')} quantized",
+        ),
     ]
     if summary.overall_bits is not None:
         quantized = summary.bits_per_weight

@@ -25,12 +25,13 @@ from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
 from bcqfmt.cli.sources import Source, find_source, keep_apart, read_stats
-from bcqfmt.errors import BcqError, Finding, escape
+from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import peak_memory
 from bcqfmt.weight.describe import spare_bits
 
 if TYPE_CHECKING:
     from bcqfmt.checkpoint.reader import Checkpoint
+    from bcqfmt.converters.quantize.calibration_work import TextOptions
     from bcqfmt.converters.quantize.quantization import Quantization
     from bcqfmt.converters.report import Report
 
@@ -45,6 +46,17 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the method, by its name.")
 @click.option("--rules", type=click.Path(path_type=Path), metavar="FILE", help="Rule file (TOML): who gets what.")
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
+@click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Calibrate on it, layer by layer.")
+@click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of --text to run.")
+@click.option("--context", "seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where --text is run.")
+@click.option(
+    "--token-weights",
+    type=click.Choice(["none", "tokens", "loss"]),
+    default="none",
+    show_default=True,
+    help="What a token of --text counts: see `calibrate --weighting`.",
+)
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Source bytes per output file.")
@@ -62,6 +74,7 @@ def command(
     pairs: tuple[str, ...],
     rules: Path | None,
     stats: Path | None,
+    text: Path | None,
     html: Path | None,
     revision: str | None,
     offline: bool,
@@ -81,6 +94,7 @@ def command(
     Example:
       bcqfmt quantize model/ model-bcq/ --method rtn --bits 4 --group-size 128
       bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --html report.html
+      bcqfmt quantize model/ model-bcq/ --method gptq --text corpus.txt
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     settings = given_settings(asked, pairs)
@@ -90,7 +104,8 @@ def command(
         check_report_path(html, dst, asked["overwrite"], src)
     start = time.perf_counter()
     try:
-        quantization = _planned(src, dst, settings, rules, stats, revision, offline, asked)
+        given = _text_options(text, stats, asked)
+        quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)
     except BcqError as fault:
         if fault.code == "BCQ-E627":
             fault.hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', src, dst)}"
@@ -128,12 +143,30 @@ def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
         raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
 
 
+def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) -> TextOptions | None:
+    """What --text and its options say; they leave ``asked``."""
+    rows, seq, device, weighting = (asked.pop(key) for key in ("rows", "seq", "device", "token_weights"))
+    if text is None:
+        return None
+    if stats is not None:
+        raise usage_error("--stats are of the dense model, --text makes them layer by layer: choose one.")
+    from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
+
+    try:
+        import bcqfmt.converters.quantize.sequential  # noqa: F401 - refused before anything is planned
+    except ImportError as fault:
+        found = f"{fault.name or 'torch'} is not installed"
+        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
+    return TextOptions(read_text(text), rows, seq, device, weighting)
+
+
 def _planned(
     src: str,
     dst: Path,
     settings: dict[str, Any],
     rules: Path | None,
     stats: Path | None,
+    given: TextOptions | None,
     revision: str | None,
     offline: bool,
     asked: dict[str, Any],
@@ -154,6 +187,7 @@ def _planned(
         settings=settings,
         rules=read,
         stats=seen,
+        text=given,
         name=source.name,
         revision=source.revision,
         headers_only=source.remote is not None,
@@ -167,7 +201,7 @@ def _carry_out(quantization: Quantization, dst: Path) -> None:
     with stoppable(dst, resumed=True), Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
         return_large_blocks()
         try:
-            quantization.run(dst, progress.tick, progress.done)
+            quantization.run(dst, progress.tick, progress.done, render.say)
         except BcqError as fault:  # the hint for an unfinished run names `convert`
             fault.hint = fault.hint.replace("bcqfmt convert ", "bcqfmt quantize ")
             raise
@@ -235,7 +269,8 @@ def _plan_text(quantization: Quantization, plan: dict[str, Any]) -> list[str]:
             ("dense", f"{escape(reason)}: {render.count(row['tensors'], 'tensor')}; {render.size(row['bytes'])}")
         )
     pairs += [("unused", line) for line in plan["unused_rules"]]
-    share = f"{plan['coverage']:.2f} % of {quantization.plan.parameters:,} parameters are quantized"
+    covered = render.percent(100 * quantization.plan.coverage)
+    share = f"{covered} of {quantization.plan.parameters:,} parameters are quantized"
     pairs += [
         ("coverage", share),
         ("input", f"{render.size(plan['input_bytes'])}, {render.count(len(plan['shards']), 'output file')}"),
