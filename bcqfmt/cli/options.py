@@ -90,11 +90,12 @@ def model_options(command: _F) -> _F:
     """``--dtype``, ``--exact``, ``--planes`` and ``--device``: how a model is run."""
     where: dict[str, Any] = {"type": _Device(), "default": "cpu", "metavar": "cpu|cuda[:N]"}
     dtype: dict[str, Any] = {"type": click.Choice(_DTYPES), "default": "auto"}
+    kinds = "Type of the activations; auto: that of the checkpoint, float32 on a processor that cannot multiply in it."
     exact = "Multiply with the exact dense matrices instead of using the kernels."
     command = click.option("--device", **where, show_default=True, help="Where it is run.")(command)
     planes = click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
     command = click.option("--exact", is_flag=True, help=exact)(planes(command))
-    return click.option("--dtype", **dtype, show_default=True, help="Type of the activations.")(command)
+    return click.option("--dtype", **dtype, show_default=True, help=kinds)(command)
 
 
 def default_workers() -> int:

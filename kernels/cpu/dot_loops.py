@@ -20,7 +20,7 @@ from bcqfmt.compiled.threads import scratch
 
 from . import dots, lanes
 from .dots import CHUNK, DIGITS, WORDS, codes, load_sums, multiply, store_sums, with_bias
-from .lanes import claim, types
+from .lanes import claim, prefetch, types
 
 __all__ = ["Digits", "digits", "row_kernel"]
 
@@ -68,8 +68,9 @@ def _digit_kernel() -> Any:
             finite = nothing == np.float32(0)
             # |x| * 2^up is less than 127 * (2^24 + 2^16 + 2^8 + 1), the largest number of four signed bytes.
             # For the tiniest x it is less, so that factors are not rounded to zero.
-            up = min(31 - math.frexp(np.float64(largest) * 1.005)[1], 131) if finite else 0
-            scale = math.ldexp(1.0, up) if finite else 0.0
+            exponent: Any = (np.float64(largest * 1.005).view(np.int64) >> 52 & 2047) - 1022
+            up: Any = min(31 - exponent, 131) if finite else np.int64(0)
+            scale = np.int64((up + 1023) << 52).view(np.float64)
             for n in range(pieces):
                 at = chunk * pieces + n
                 total = 0.0
@@ -77,21 +78,19 @@ def _digit_kernel() -> Any:
                 for j in range(n * width, n * width + width):
                     value = x[vector, first + j] if finite else np.float32(0)
                     total += float(value)
-                    whole = np.int64(math.floor(value * scale + 0.5))
+                    whole = np.int32(math.floor(value * scale + 0.5))
+                    raised = whole + np.int32(0x808080)  # so that no byte is borrowed from
+                    upper = (raised >> np.int32(16)) - np.int32(128)
+                    high, low = high + upper, low + (whole - (upper << np.int32(16)))
+                    signed = raised ^ np.int32(0x808080)
                     place = at * np.uint64(512) + j % _8 * np.uint64(16) + lane * _4 + j // _8
-                    d = np.int64(np.int8(whole))
-                    whole = (whole - d) >> 8
-                    c = np.int64(np.int8(whole))
-                    whole = (whole - c) >> 8
-                    b = np.int64(np.int8(whole))
-                    a = (whole - b) >> 8
-                    made[place], made[place + np.uint64(128)] = a, b
-                    made[place + np.uint64(256)], made[place + np.uint64(384)] = c, d
-                    high += np.int32(a * 256 + b)
-                    low += np.int32(c * 256 + d)
+                    made[place] = np.int8(signed >> np.int32(24))
+                    made[place + np.uint64(128)] = np.int8(signed >> np.int32(16))
+                    made[place + np.uint64(256)] = np.int8(signed >> np.int32(8))
+                    made[place + np.uint64(384)] = np.int8(signed)
                 starts[at * _8 + lane] = -centre * high
                 starts[at * _8 + _4 + lane] = -centre * low
-                factors[at * _8 + lane] = math.ldexp(1.0, 16 - up) if finite else np.nan
+                factors[at * _8 + lane] = np.int64((16 - up + 1023) << 52).view(np.float64) if finite else np.nan
                 factors[at * _8 + _4 + lane] = total
 
     return compiled(
@@ -140,6 +139,10 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool) -
                                     held[k * _4 + w] = planes[place] if there else np.uint32(0)
                                     place += one * words
                                     held[(_8 + k) * _4 + w] = planes[place] if there else np.uint32(0)
+                        if c % _4 == _0:
+                            for k in range(each_):  # the line that these rows' successors begin at
+                                prefetch(planes, at + k * plane + _2 * words)
+                                prefetch(planes, at + k * plane + _3 * words)
                         first = codes(planes, at, plane, held, _0, short, each)
                         second = codes(planes, at + one * words, plane, held, _8 * _4, short, each)
                         for b in range(batch):

@@ -132,6 +132,18 @@ def test_a_reference_without_a_tokenizer_is_refused(run: Run, model: Path, text:
     assert "BCQ-E102" in result.stderr
 
 
+@pytest.mark.parametrize("able", [True, False])
+def test_a_processor_without_float16_gets_float32(able: bool, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bcqfmt.integrations.torch import processor
+
+    stored = json.loads((model / "config.json").read_text())["dtype"]
+    assert stored in ("float16", "bfloat16")
+    monkeypatch.setattr(processor, "multiplies", lambda dtype: able or dtype == torch.float32)
+    for folder in (model, model.parent / "dense"):
+        assert models.load(folder).model.dtype == (getattr(torch, stored) if able else torch.float32)
+    assert models.load(model, dtype=stored).model.dtype == getattr(torch, stored)  # what is asked for is what is used
+
+
 @pytest.mark.filterwarnings("error")
 def test_bfloat16_says_nothing_but_the_figures(run: Run, model: Path, text: Path) -> None:
     """On ARM processors without bfloat16 torch would print a C++ trace."""

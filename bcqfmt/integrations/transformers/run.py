@@ -45,7 +45,8 @@ def load(
 ) -> Loaded:
     """``folder``: config, weights, tokenizer. ``exact`` and ``planes`` are for BCQ folders, as in `set_mode`.
 
-    ``device``: torch's name of it. BCQ-E306 or BCQ-E551 where it is a GPU that cannot be used.
+    ``dtype`` "auto": that of the checkpoint; but float32 on a processor that cannot multiply in it: all of the model is
+    widened once, here. ``device``: torch's name of it. BCQ-E306 or BCQ-E551 where it is a GPU that cannot be used.
     """
     if folder.is_file():
         place = escape(f"{folder.parent}/")
@@ -57,7 +58,9 @@ def load(
         require_cuda()
     if not folder.is_dir():  # transformers would look for a hub id
         raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
-    _loaded(transformers.AutoConfig, folder, "a config.json", "bcqfmt validate checks it")  # tokenizers read it too
+    config = _loaded(transformers.AutoConfig, folder, "a config.json", "bcqfmt validate checks it")
+    if dtype == "auto" and device == "cpu" and not _multiplies(config):
+        dtype = "float32"
     hint = "copy the original model's tokenizer files"
     tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", hint)
     if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
@@ -75,6 +78,17 @@ def load(
         )  # fmt: skip
     bridge.set_mode(model, exact=exact, planes=planes)
     return Loaded(_placed(model.eval(), device), tokenizer, folder)
+
+
+def _multiplies(config: Any) -> bool:
+    """Whether this processor has instructions for products in the dtype that a config names, if it names one."""
+    import torch
+
+    from bcqfmt.integrations.torch.processor import multiplies
+
+    kind = getattr(config, "dtype", None)
+    kind = getattr(torch, kind, None) if isinstance(kind, str) else kind
+    return kind is None or multiplies(kind)
 
 
 def _placed(model: Any, device: str) -> Any:
