@@ -189,6 +189,7 @@ _TABLE = [
     Code("BCQ-E657", "the file lacks what config.json needs", 0, "put the model's own config.json into the result", "warning"),
     Code("BCQ-E640", "donor of metadata is not a file of this model", 5, "name another GGUF file of the same model with --like"),
     Code("BCQ-E641", "metadata of a GGUF file cannot be written", 5, "take it from a GGUF file of the same model: --like donor.gguf"),
+    Code("BCQ-E658", "rows are short for this scheme", 0, "choose rtn or bcq, or larger groups, for a model with rows as short as these", "warning"),
     # network
     Code("BCQ-E701", "repository not found on the hub", 8, "check the name; private ones need: hf auth login"),
     Code("BCQ-E702", "access denied by the hub", 8, "ask for access on the model's page, then: hf auth login"),
@@ -204,7 +205,7 @@ _TABLE = [
     Code("BCQ-E711", "a node of the cluster sees another source, or has another bcqfmt", 8, "install the same bcqfmt on every node, and mount SRC and DST under the same paths"),
     Code("BCQ-E712", "a task on the cluster was lost or failed", 8, "look at the node's memory and logs (ray status), then go on with --resume"),
     # kernels
-    Code("BCQ-E551", "no usable CUDA device", 5, "use the CPU kernels, or `bcqfmt doctor` to see what is missing"),
+    Code("BCQ-E551", "no usable GPU", 5, "use the CPU kernels, or `bcqfmt doctor` to see what is missing"),
     Code("BCQ-E552", "argument that a kernel cannot take", 2, "pass what is expected; the function's docstring has shapes, types and limits"),
     Code("BCQ-E553", "weight that this kernel cannot take", 5, "bcqfmt.kernels.matmul chooses one that can"),
     Code("BCQ-E554", "too large for a kernel", 9, "slice the weight by rows"),

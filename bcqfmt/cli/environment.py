@@ -36,6 +36,7 @@ _OPTIONAL = {  # package: the extra that brings it, or none; what for
     "torch": ("torch", "to_torch() and BcqLinear"),
     "numba-cuda": ("cuda", "the CUDA kernels"),
     "transformers": ("transformers", "generate, eval, calibrate, and loading models"),
+    "lm_eval": ("eval", "eval --tasks"),
     "vllm": ("", "serving models"),
     "ray": ("ray", "convert --executor ray; several machines do without it: --part"),
 }

@@ -29,6 +29,7 @@ __all__ = [
     "safe",
     "say",
     "size",
+    "stream",
     "table",
 ]  # fmt: skip
 
@@ -45,6 +46,11 @@ def safe(line: str) -> str:
 def echo(lines: str | Iterable[str] = "") -> None:
     """Write to stdout. When the reader has gone the rest is dropped, and the verb keeps its exit code."""
     _write(sys.stdout, lines)
+
+
+def stream(text: str) -> None:
+    """Write a piece of text to stdout at once, without a line's end of its own."""
+    _put(sys.stdout, "\n".join(safe(line) for line in text.split("\n")), flush=True)
 
 
 def say(lines: str | Iterable[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, is_documentation
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
 from bcqfmt.checkpoint.model_file import ModelFile, read_model_file
 from bcqfmt.checkpoint.provenance import RAW, RECORD
@@ -201,7 +201,7 @@ def _folder_files(
         path: file for path, file in verbatim.items() if path not in left_out and not path.startswith(".")
     }
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
-    config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
+    config |= config_entries(features)
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())

@@ -46,8 +46,8 @@ def calibrate(
 ) -> StatsFile:  # fmt: skip
     """Statistics of a model's linear layers on ``rows`` pieces of ``seq`` tokens, written to ``target``.
 
-    ``device``: ``cpu``, ``cuda`` or ``auto``. ``weighting``: one of ``WEIGHTINGS``. A run that was interrupted goes on
-    at the layer where it stopped; the result is the same. ``say`` gets a line for every layer.
+    ``device``: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. ``weighting``: one of ``WEIGHTINGS``. A run that was
+    interrupted goes on at the layer where it stopped; the result is the same. ``say`` gets a line for every layer.
     """
     place = device_of(device)
     model, tokens = model_and_tokens(source, text, rows, seq, seed)
@@ -352,6 +352,6 @@ def device_of(wanted: str) -> torch.device:
     """``auto``: CUDA where there is one; BCQ-E551 where it is asked for and missing."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
         raise error("BCQ-E551", found="torch sees no CUDA device", expected="--device cpu")
     return torch.device(wanted)

@@ -37,7 +37,7 @@ from bcqfmt.system import lock_file, require_locks
 
 from .stats import StatsFile, open_stats, write_stats
 
-__all__ = ["CalibrationText", "CalibrationWork", "TextOptions", "choose_rows", "read_text"]
+__all__ = ["CalibrationText", "CalibrationWork", "TextOptions", "check_target", "choose_rows", "read_text"]
 
 Row = npt.NDArray[np.float32]
 
@@ -74,6 +74,13 @@ def read_text(path: Path) -> CalibrationText:
         raise error("BCQ-E302", path.name, found=f"byte {fault.start} is not UTF-8", expected="a text file") from None
 
 
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """BCQ-E401 for a file that is there already."""
+    place = output_path(target)
+    if os.path.lexists(place) and not (overwrite and place.is_file()):
+        raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
+
+
 def choose_rows(
     given: CalibrationText, tokenize: Callable[[str], Sequence[int]], rows: int, seq: int, seed: int
 ) -> npt.NDArray[np.int64]:
@@ -104,8 +111,7 @@ class CalibrationWork:
         self.folder = self.target.with_name(f"{self.target.name}.partial")
         self.plan = dict(plan)
         self._lock = -1
-        if os.path.lexists(self.target) and not (overwrite and self.target.is_file()):
-            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
+        check_target(target, overwrite=overwrite)
         if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
         with reported(self.folder):

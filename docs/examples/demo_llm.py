@@ -116,13 +116,13 @@ def bcqfmt(*arguments: str | Path) -> None:
 
 def text(folder: Path, *, exact: bool) -> tuple[str, float]:
     """The continuation of the prompt, and tokens per second."""
-    from bcqfmt.integrations.transformers import run
+    from bcqfmt.integrations.transformers import generation, run
 
     loaded = run.load(folder, dtype="float32", exact=exact)
     if not exact:
-        run.generate(loaded, PROMPT, most=2)  # kernels are compiled at their first call
+        generation.generate(loaded, PROMPT, most=2)  # kernels are compiled at their first call
     with tqdm(total=TOKENS, desc=f"      {folder.name}", unit="token", leave=False, disable=None) as bar:
-        found, count, seconds = run.generate(loaded, PROMPT, most=TOKENS, tick=bar.update)
+        found, count, seconds = generation.generate(loaded, PROMPT, most=TOKENS, tick=bar.update)
     return found, count / seconds
 
 

@@ -1,6 +1,6 @@
 """The plugin in a real vLLM on a GPU: small folders against transformers, the Llama-2-7B shape beside vLLM itself.
 
-    python tests/benchmarks/vllm_serving.py small WORK                 # small folders, eager and with CUDA graphs
+    python tests/benchmarks/vllm_serving.py small WORK [NAME]          # small folders, eager and with CUDA graphs
     python tests/benchmarks/vllm_serving.py speed WORK bcq4            # or bcq3, float16, gptq, compressed
     python tests/benchmarks/vllm_serving.py table WORK                 # what has been measured, as a table
 
@@ -268,6 +268,7 @@ def main() -> None:
         agree(given.work, given.name, given.mode, given.offload)
     else:  # a process each: vLLM gives its memory back when it ends
         runs = [(name, mode, 0.0) for name in SMALL for mode in ("eager", "graphs")] + [("rtn4", "eager", 1.0)]
+        runs = [run for run in runs if given.name in (None, run[0])]
         bad = [run for run in runs if not _apart(given.work, *run)]
         print("all good" if not bad else f"NOT GOOD: {bad}")
         raise SystemExit(bool(bad))

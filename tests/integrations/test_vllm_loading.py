@@ -242,7 +242,7 @@ def test_parts_that_no_product_reads_are_freed(monkeypatch: pytest.MonkeyPatch) 
         layer = kind.from_weight(weight)
         layer.release(torch.float16, counts)
         assert linear_op.gpu_operand(layer.parts(), layer.text, 0) is made
-        return [part.numel() for part in layer.parts()]
+        return [part.numel() > 1 for part in layer.parts()]
 
     borrowing = gpu_weight(weight.spec, parts)
     assert borrowing is not None

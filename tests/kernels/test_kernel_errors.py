@@ -53,7 +53,7 @@ def test_no_gpu() -> None:
         "try:\n    device.require_cuda()\n"
         "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
     )
-    assert said.startswith("BCQ-E551: no usable CUDA device: ")
+    assert said.startswith("BCQ-E551: no usable GPU: ")
     assert said.count("\n") == 1
     assert "use the CPU kernels" in said
     assert "Traceback" not in said

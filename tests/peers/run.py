@@ -33,6 +33,7 @@ SOURCES = ROOT / "tests" / "data" / "peers"
 TOKENIZER = SOURCES / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
 PAGE = ROOT / "docs" / "peers.md"
 LAYOUTS = ("dense", "compressed-tensors", "gptq", "awq")
+_PATH = re.compile(r"(/[\w.+-]+){2,}")
 CELLS = PAGE.with_suffix(".json")
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
 
@@ -245,14 +246,8 @@ def key(export_title: str, layout: str, reader: str) -> str:
 
 
 def plain(text: str) -> str:
-    """For Markdown, without paths of this machine."""
-    return (
-        re.sub(r"(/[\w.+-]+){2,}", "FOLDER", text)
-        .replace("|", "/")
-        .replace("<", "(")
-        .replace(">", ")")
-        .replace("*", r"\*")
-    )
+    """For Markdown."""
+    return text.replace("|", "/").replace("<", "(").replace(">", ")").replace("*", r"\*")
 
 
 def main() -> None:
@@ -270,7 +265,10 @@ def main() -> None:
         results = [found for reader in readers for found in ask(reader, rows, arguments.environments, work)]
     known = json.loads(CELLS.read_text()) if CELLS.exists() else {}
     for row in results:
-        known[key(row["export"], row["layout"], row["reader"])] = {"verdict": row["verdict"], "detail": row["detail"]}
+        known[key(row["export"], row["layout"], row["reader"])] = {
+            "verdict": row["verdict"],
+            "detail": _PATH.sub("FOLDER", row["detail"]),
+        }
     for row in rows:
         for name in (key(row["export"], row["layout"], r.title) for r in READERS if row["layout"] in r.layouts):
             if "refusal" in row:

@@ -10,8 +10,11 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.options import Device
+from bcqfmt.cli.progress import waiting
 from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error
+from bcqfmt.integrations.model_folder import check_length, longest_context
 from bcqfmt.version import pip_install
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     "--out", type=click.Path(path_type=Path), default=Path("stats.safetensors"), show_default=True, help="The new file."
 )
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Which pieces are drawn.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
+@click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where it is run.")
 @click.option(
     "--weighting",
     type=click.Choice(["none", "tokens", "loss"]),
@@ -53,11 +56,15 @@ def command(
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     start = time.perf_counter()
-    from bcqfmt.converters.quantize.calibration_work import read_text
+    from bcqfmt.converters.quantize.calibration_work import check_target, read_text
 
+    check_target(out, overwrite=asked["overwrite"])
     given = read_text(text)
     source = find_source(model, revision, offline)
     keep_apart(source.checkpoint.folder, out)
+    hint = "--context sets the tokens of a piece"
+    check_length(source.checkpoint.folder, longest_context(source.checkpoint.config), asked["seq"], hint)
+    waiting("loading torch and transformers")
     try:
         from bcqfmt.converters.quantize.calibration import calibrate
     except ImportError as fault:

@@ -19,19 +19,23 @@ from bcqfmt.cli.command import (
     usage_error,
     verb,
 )
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
-from bcqfmt.cli.sources import Source, find_source, keep_apart
-from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.cli.sources import Source, find_source, keep_apart, read_stats
+from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import peak_memory
+from bcqfmt.weight.describe import spare_bits
 
 if TYPE_CHECKING:
+    from bcqfmt.checkpoint.reader import Checkpoint
     from bcqfmt.converters.quantize.calibration_work import TextOptions
     from bcqfmt.converters.quantize.quantization import Quantization
     from bcqfmt.converters.report import Report
 
+_SPARE = 0.15  # share of the stored bits that is worth a warning
 _WORST = 10  # weights that the table on the screen shows
 
 
@@ -117,7 +121,8 @@ def command(
         render.say("it is complete already: nothing to do")
     else:
         _carry_out(quantization, dst)
-    made = _report(dst)
+    made, short = _report(dst)
+    quantization.warnings += short
     used = {"seconds": round(time.perf_counter() - start, 3), "peak_rss_bytes": peak_memory()}
     written = [] if html is None else write_report(made, html)
     if not as_json:
@@ -169,12 +174,11 @@ def _planned(
     from bcqfmt.converters.methods.registry import build_method
     from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
     from bcqfmt.converters.quantize.rules import read_rules
-    from bcqfmt.converters.quantize.stats import open_stats
 
     if asked["method"] is not None:
         build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
-    seen = None if stats is None else open_stats(stats)
+    seen = None if stats is None else read_stats(stats)
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
@@ -203,12 +207,28 @@ def _carry_out(quantization: Quantization, dst: Path) -> None:
             raise
 
 
-def _report(dst: Path) -> Report:
+def _report(dst: Path) -> tuple[Report, list[Finding]]:
     import bcqfmt
     from bcqfmt.converters.report import make_report
 
     with bcqfmt.open(dst) as checkpoint:
-        return make_report(checkpoint)
+        return make_report(checkpoint), _short_rows(checkpoint)
+
+
+def _short_rows(checkpoint: Checkpoint) -> list[Finding]:
+    """BCQ-E658 where much of the weights is no number of them: a scheme of many parts on rows of few columns."""
+    weights = list(checkpoint.weights())
+    stored = sum(8 * weight.nbytes for _, weight in weights)
+    spare = sum(spare_bits(weight.spec) for _, weight in weights)
+    if spare < _SPARE * stored:
+        return []
+    name, worst = max(weights, key=lambda pair: spare_bits(pair[1].spec) / pair[1].nbytes)
+    numbers = sum(weight.size for _, weight in weights)
+    found = (
+        f"{stored / numbers:.2f} bits per weight, of which {spare / numbers:.2f} are ends of packed words, column "
+        f"order and row pointers; rows of {worst.shape[-1]} columns here"
+    )
+    return [Finding("BCQ-E658", checkpoint.path.name, name, found, "rows of some thousand columns")]
 
 
 def _plan(quantization: Quantization, dst: Path) -> dict[str, Any]:
@@ -265,9 +285,10 @@ def _text(quantization: Quantization, made: Report, dst: Path, used: dict[str, A
     lines += [f"report: {escape(path)}" for path in written]
     rate = render.size(int(quantization.plan.nbytes / max(used["seconds"], 1e-3)))
     lines.append(f"{rate}/s, {used['seconds']:.1f} s, peak memory {render.size(used['peak_rss_bytes'])}")
+    steps = run_it(dst)
     if len(made.weights) > _WORST:
-        lines.append(f"all weights: {command_line('bcqfmt', 'report', dst)}")
-    return lines
+        steps["all weights"] = command_line("bcqfmt", "report", dst)
+    return [*lines, *step_lines({**steps, "prove it": command_line("bcqfmt", "validate", "--deep", dst)})]
 
 
 def _shown(value: Any) -> str:
