@@ -240,7 +240,7 @@ def test_without_the_extra_the_command_to_type_is_told(
 ) -> None:
     monkeypatch.delitem(sys.modules, "bcqfmt.converters.quantize.calibration")
     monkeypatch.setitem(sys.modules, "torch", None)
-    made = bcqfmt("calibrate", model, "--text", text, "--out", tmp_path / "s")
+    made = bcqfmt("calibrate", model, "--text", text, "--out", tmp_path / "s", "--context", "8")
     assert made.exit_code == 2
     assert "BCQ-E306" in made.stderr
     assert "pip install 'torch>=2.4' 'transformers>=5.16'" in made.stderr
