@@ -17,8 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel install-check docs \
-    report-page matrix bench fuzz soak soak-emulated clean distclean
+.PHONY: help demo demo-llm test portable test-gpu test-gpu-sanitizer check lint types imports c-reader kernels-check wheel release install-check docs \
+    report-page matrix bench fuzz soak peers soak-emulated clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ help:  ## this list
 demo: $(VENV)/.core  ## convert a small GPTQ model, prove the way back, read it, break it, say what happened
 	@$(BIN)/bcqfmt demo
 
-demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: quantize, export to GPTQ, convert back, prove it, generate text
+demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: GGUF to BCQ and back, to GPTQ and back, prove it, generate text
 	@$(BIN)/python docs/examples/demo_llm.py
 
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
@@ -70,11 +70,12 @@ test-gpu-sanitizer: $(VENV)/.dev  ## every operator and wrong indices under comp
 	        $(BIN)/pytest tests/gpu -k "$(SANITIZED)" $(PYTEST_ARGS) || exit 1; \
 	done
 
-wheel: $(VENV)/.dev  ## source archive and wheel in dist/, contents checked
-	rm -rf build dist
-	$(BIN)/pyproject-build --no-isolation --outdir dist . > build.log 2>&1 || { cat build.log; exit 1; }
-	@rm -f build.log
+wheel: $(VENV)/.dev  ## source archive and wheel in dist/, reproducible, contents checked
+	@$(BIN)/python tests/install/release.py build dist
 	$(BIN)/check-wheel-contents dist/*.whl
+
+release: check test  ## checks and tests, then: built twice and compared, installed, signed, uploaded (docs/releasing.md)
+	@$(BIN)/python tests/install/release.py publish dist
 
 install-check: wheel  ## wheel and source archive into a clean environment, also from a clone without symlinks
 	@$(BIN)/python tests/install/clean_install.py dist
@@ -98,6 +99,9 @@ fuzz: $(VENV)/.test  ## all readers on mutated inputs, side by side, on all core
 
 soak: $(VENV)/.soak $(VENV)/signing/.ready  ## the long runs
 	@MODEL_SIGNING=$(CURDIR)/$(VENV)/signing/bin/model_signing $(BIN)/pytest -m soak $(PYTEST_ARGS)
+
+peers: $(VENV)/.test  ## exports into transformers, compressed-tensors, GPTQModel and AutoAWQ, each in its environment; docs/peers.md
+	@$(BIN)/python tests/peers/run.py $(PEERS_ARGS)
 
 soak-emulated:  ## format and converters on an emulated processor of another architecture (needs qemu-user, mmdebstrap)
 	@tests/soak/emulated.sh

@@ -16,6 +16,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "from_code",  # docs/_ext: tables and help texts taken from the package, the links of the spec
     "import_map",  # docs/_ext: the picture of the architecture, drawn from the import graph
 ]
@@ -33,4 +34,6 @@ python_maximum_signature_line_length = 88
 default_role = "code"  # `name` in a docstring is code
 
 html_theme = "furo"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "  # what is copied can be pasted: commands without prompts and outputs
+copybutton_prompt_is_regexp = True
 html_title = f"bcqfmt {release}"

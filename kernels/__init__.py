@@ -101,8 +101,9 @@ def __getattr__(name: str) -> Any:
         if (missing.name or "").split(".")[0] not in ("numba", "numba_cuda"):
             raise
         from bcqfmt.errors import error
+        from bcqfmt.version import pip_install
 
-        raise error("BCQ-E306", found="numba-cuda is not installed", hint="pip install 'bcqfmt[cuda]'") from None
+        raise error("BCQ-E306", found="numba-cuda is not installed", hint=pip_install("cuda")) from None
     globals()[name] = getattr(module, name)
     return globals()[name]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "SINGLE",
     "SOURCE",
     "Layout",
+    "config_entries",
     "file_list",
     "is_documentation",
     "leaving_links",
@@ -29,6 +30,7 @@ __all__ = [
     "read_config",
 ]
 
+FORGOTTEN_IMPORT = "this is BCQ: import bcqfmt.integrations.transformers before from_pretrained"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -84,6 +86,16 @@ def read_config(folder: Path, sink: Sink) -> dict[str, Any] | None:
         sink(Finding("BCQ-V510", CONFIG, "", "the file does not exist", "the model's configuration"))
         return None
     return _json_object(folder, CONFIG, limits.MAX_CONFIG_BYTES, limits.MAX_CONFIG_DEPTH, "BCQ-V511", sink)
+
+
+def config_entries(features: Iterable[str]) -> dict[str, Any]:
+    """What config.json of a BCQ folder says besides what the model's own says.
+
+    transformers goes on without a quantization method that it does not know, with random weights. The second entry
+    stops it: it is no name of a file, and stands in the message. Our bridge to transformers takes it off.
+    """
+    method = {"quant_method": "bcq", "format_version": "1.0", "features": list(features)}
+    return {"quantization_config": method, "transformers_weights": FORGOTTEN_IMPORT}
 
 
 def check_quantization_config(config: Mapping[str, Any], version: str, sink: Sink) -> None:

@@ -26,7 +26,7 @@ from bcqfmt.weight.scheme_json import entry_json
 from bcqfmt.weight.weight import BcqWeight
 
 from .descriptor import Descriptor, descriptor_json, parse_weights
-from .folder import CONFIG, INDEX, MANIFEST, is_documentation
+from .folder import CONFIG, INDEX, MANIFEST, config_entries, is_documentation
 from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from .shards import Unit, plan_shards, shard_names
 from .validation import validate
@@ -111,7 +111,7 @@ def _write_folder(
         total = sum(unit.nbytes for unit in units)
         files[INDEX] = _pretty({"metadata": {"total_size": total}, "weight_map": weight_map})
     features = features_of(weight.spec for weight in weights.values())
-    config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
+    config |= config_entries(features)
     files[CONFIG] = _pretty(config)
     for name, data in sorted(files.items()):
         make_folders((work / name).parent)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bcqfmt.errors import BcqError, escape
-from bcqfmt.version import __version__
+from bcqfmt.version import __version__, pip_install
 
 __all__ = ["MINIMUM", "Check", "checks"]
 
@@ -32,12 +32,13 @@ MINIMUM = {
     "numba": (0, 61),
     "huggingface_hub": (1, 31),
 }
-_OPTIONAL = {
-    "torch": ("pip install 'bcqfmt[torch]'", "to_torch() and BcqLinear"),
-    "numba-cuda": ("pip install 'bcqfmt[cuda]'", "the CUDA kernels"),
-    "transformers": ("pip install 'bcqfmt[transformers]'", "generate, eval, calibrate, and loading models"),
-    "vllm": ("pip install vllm", "serving models; bcqfmt's plugin for it was never run with it"),
-    "ray": ("pip install 'bcqfmt[ray]'", "convert --executor ray; several machines do without it: --part"),
+_OPTIONAL = {  # package: the extra that brings it, or none; what for
+    "torch": ("torch", "to_torch() and BcqLinear"),
+    "numba-cuda": ("cuda", "the CUDA kernels"),
+    "transformers": ("transformers", "generate, eval, calibrate, and loading models"),
+    "lm_eval": ("eval", "eval --tasks"),
+    "vllm": ("", "serving models"),
+    "ray": ("ray", "convert --executor ray; several machines do without it: --part"),
 }
 _LITTLE_SPACE = 1_000_000_000
 _HASHED = 1 << 25
@@ -59,9 +60,10 @@ def checks() -> Iterator[Check]:
     yield from _system()
     for name, minimum in MINIMUM.items():
         yield _required(name, minimum)
-    for name, (fix, purpose) in _OPTIONAL.items():
+    for name, (extra, purpose) in _OPTIONAL.items():
         version = _version(name)
         if version is None:
+            fix = pip_install(extra) if extra else f"pip install {name}"
             yield Check("optional", name, "missing", f"not installed; for {purpose}", fix)
         else:
             yield Check("optional", name, "ok", version)
@@ -81,7 +83,7 @@ def _system() -> Iterator[Check]:
 def _required(name: str, minimum: tuple[int, ...]) -> Check:
     version = _version(name)
     wanted = ".".join(map(str, minimum))
-    fix = f"pip install 'bcqfmt' '{name}>={wanted}'"
+    fix = f"pip install '{name}>={wanted}'"
     if version is None:
         return Check("core", name, "failed", "not installed", fix)
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < minimum:
@@ -183,4 +185,4 @@ def _guarded(group: str, name: str, action: Callable[[], str], status: str = "fa
         return Check(group, name, "ok", action())
     except (BcqError, OSError, AssertionError, ImportError, ValueError) as fault:
         found = f"{type(fault).__name__}: {escape(str(fault))}"
-        return Check(group, name, status, found, "check the temporary folder (TMPDIR), then: pip install -U bcqfmt")
+        return Check(group, name, status, found, "check the temporary folder (TMPDIR), then install again")

@@ -115,7 +115,7 @@ class Forecast:
         pairs.append(("carried", f"{render.count(tensors, 'dense tensor')}; {render.size(dense_bytes)}"))
         if self.conversion.source.left_out:
             pairs.append(("not carried", in_words(self.conversion.source.left_out)))
-        share = f"{100 * plan.coverage:.2f} % of {plan.parameters:,} parameters are quantized"
+        share = f"{render.percent(100 * plan.coverage)} of {plan.parameters:,} parameters are quantized"
         pairs += [
             ("coverage", share),
             ("input", f"{render.size(self.input)} in {render.count(len(self.conversion.source.models), 'model file')}"),

@@ -55,6 +55,10 @@ class Group(click.Group):
         name = args[0]
         if name in VERBS or name.startswith("-"):
             return super().resolve_command(ctx, args)
+        if name == "help":  # of a verb, or of all
+            return self.resolve_command(ctx, [args[1], "--help"]) if args[1:] else self._own_help(ctx)
+        if name == "version":
+            _show_version(ctx, as_json="--json" in args)
         near = difflib.get_close_matches(name, VERBS, 1, 0.5)
         rest = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VERBS)}"
         raise click.UsageError(f"No such verb '{escape(name, 60)}'; {rest}", ctx)
@@ -64,6 +68,10 @@ class Group(click.Group):
     ) -> click.Context:
         """The words of the command line are kept with it: messages repeat them (`command.command_words`)."""
         return super().make_context(info_name, args, parent, obj=tuple(args), **extra)
+
+    def _own_help(self, ctx: click.Context) -> NoReturn:
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
     def main(
         self,
@@ -130,6 +138,7 @@ class _Outcome:
         if isinstance(fault, click.UsageError) and fault.ctx is not None:
             render.say(fault.ctx.get_usage())
             render.say(f"Try '{fault.ctx.command_path} --help' for help and an example.")
+            fault = _nearest(fault, fault.ctx)
         said = " ".join(fault.format_message().split())  # click lists choices on lines of their own
         render.say(f"error: {said}")
         self._json({"code": "usage", "found": escape(said), "exit_code": fault.exit_code})
@@ -158,11 +167,24 @@ class _Outcome:
             render.say(lines)
 
 
-def _show_version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+def _nearest(fault: click.UsageError, ctx: click.Context) -> click.UsageError:
+    """For an option that the verb does not have: the same with one that means the same, if there is one."""
+    if not isinstance(fault, click.NoSuchOption):
+        return fault
+    from .near_options import near_options
+
+    near = " or ".join(f"'{name}'" for name in near_options(fault.option_name, ctx))
+    return click.UsageError(f"No such option '{fault.option_name}'. Did you mean {near}?", ctx) if near else fault
+
+
+def _version_option(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked:
+        _show_version(ctx, as_json=bool(ctx.params.get("as_json")))
+
+
+def _show_version(ctx: click.Context, *, as_json: bool) -> NoReturn:
     """``--version``, as text or, for scripts and bug reports, with what it runs on."""
-    if not asked:
-        return
-    if not ctx.params.get("as_json"):
+    if not as_json:
         render.echo(f"bcqfmt {__version__}")
         ctx.exit()
     import platform
@@ -179,7 +201,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, asked: bool) -> No
 
 
 @click.group(cls=Group, subcommand_metavar="VERB ...", context_settings=CONTEXT)
-@click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="Show the version and exit.")
+@click.option("--version", is_flag=True, expose_value=False, callback=_version_option, help="Show the version.")
 @click.option("--json", "as_json", is_flag=True, is_eager=True, help="With --version: print JSON.")
 @debug_option
 @click.pass_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -27,7 +27,17 @@ else:
             return cls
 
 
-__all__ = ["PART", "SIZE", "ParamType", "WithSettings", "default_workers", "given_settings", "model_options"]
+__all__ = [
+    "PART",
+    "SIZE",
+    "Device",
+    "ParamType",
+    "WithSettings",
+    "check_model_options",
+    "default_workers",
+    "given_settings",
+    "model_options",
+]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
@@ -71,15 +81,19 @@ class _Part(ParamType[tuple[int, int]]):
         return int(match[1]), int(match[2])
 
 
-class _Device(ParamType[str]):
-    """``cpu``, ``cuda`` or ``cuda:1``."""
+class Device(ParamType[str]):
+    """``cpu``, ``cuda``, ``cuda:1``, and what else a verb takes."""
 
     name = "device"
 
+    def __init__(self, *others: str) -> None:
+        self.others = others
+        self.known = ", ".join((*others, "cpu", "cuda or cuda:N"))
+
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Unchanged, if it may name a device of torch."""
-        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
-            self.fail(f"{value!r} is not cpu, cuda or cuda:N.", param, ctx)
+        if value not in self.others and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
+            self.fail(f"{value!r} is none of {self.known}.", param, ctx)
         return value
 
 
@@ -88,13 +102,20 @@ SIZE, PART = _Size(), _Part()
 
 def model_options(command: _F) -> _F:
     """``--dtype``, ``--exact``, ``--planes`` and ``--device``: how a model is run."""
-    where: dict[str, Any] = {"type": _Device(), "default": "cpu", "metavar": "cpu|cuda[:N]"}
+    where: dict[str, Any] = {"type": Device("mps"), "default": "cpu", "metavar": "cpu|cuda[:N]|mps"}
     dtype: dict[str, Any] = {"type": click.Choice(_DTYPES), "default": "auto"}
+    kinds = "Type of the activations; auto: float32 on a CPU, else that of the checkpoint."
     exact = "Multiply with the exact dense matrices instead of using the kernels."
     command = click.option("--device", **where, show_default=True, help="Where it is run.")(command)
     planes = click.option("--planes", type=click.IntRange(1, 8), help="Use only the first planes of every weight.")
     command = click.option("--exact", is_flag=True, help=exact)(planes(command))
-    return click.option("--dtype", **dtype, show_default=True, help="Type of the activations.")(command)
+    return click.option("--dtype", **dtype, show_default=True, help=kinds)(command)
+
+
+def check_model_options(dense: bool, options: Mapping[str, Any]) -> None:
+    """A usage error where options that are about planes are given for a dense model."""
+    if dense and (options["exact"] or options["planes"] is not None):
+        raise usage_error("--exact and --planes are for BCQ folders; this is a dense one.")
 
 
 def default_workers() -> int:

@@ -15,7 +15,7 @@ from bcqfmt.errors import escape
 
 from . import render
 
-__all__ = ["Progress", "announce_kernels", "bar", "return_large_blocks"]
+__all__ = ["Progress", "announce_kernels", "bar", "return_large_blocks", "waiting"]
 
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 _LARGE = 1 << 20
@@ -78,10 +78,22 @@ def _tqdm(**options: Any) -> Any:
     return tqdm(**options, leave=False)
 
 
-def announce_kernels(stack: ExitStack) -> None:
-    """A line on stderr for every CUDA kernel that is compiled until the stack is left: it can take a minute."""
+def waiting(doing: str) -> None:
+    """On a terminal a line on stderr: what the user waits for now."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        render.say(f"{doing} ...")
+
+
+def announce_kernels(stack: ExitStack, *, dense: bool = False) -> None:
+    """A line on stderr for every CUDA kernel that is compiled until the stack is left: it can take a minute.
+
+    On a terminal also one before the first loop for the CPU is compiled. Nothing for a ``dense`` model.
+    """
+    if dense:
+        return
     from tqdm import tqdm
 
+    from bcqfmt.compiled.events import before_first_compilation
     from bcqfmt.kernels.runtime.cubins import compile_listener
 
     def tell(name: str, folder: Path) -> None:
@@ -89,6 +101,7 @@ def announce_kernels(stack: ExitStack) -> None:
             render.say(f"compiling {name} for this GPU, once, up to a minute, to {escape(str(folder))}")
 
     stack.enter_context(compile_listener(tell))
+    stack.enter_context(before_first_compilation(lambda: waiting("compiling for this processor, once, up to a minute")))
 
 
 def return_large_blocks() -> None:

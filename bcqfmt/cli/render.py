@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -17,7 +18,19 @@ from typing import Any, TextIO
 from bcqfmt.errors import Finding, escape
 
 __all__ = [
-    "count", "discard", "echo", "emit_json", "fields", "findings", "flush", "safe", "say", "size", "table",
+    "count",
+    "discard",
+    "echo",
+    "emit_json",
+    "fields",
+    "findings",
+    "flush",
+    "percent",
+    "safe",
+    "say",
+    "size",
+    "stream",
+    "table",
 ]  # fmt: skip
 
 _LONGEST = 1 << 20  # of a line; names are cut long before
@@ -33,6 +46,11 @@ def safe(line: str) -> str:
 def echo(lines: str | Iterable[str] = "") -> None:
     """Write to stdout. When the reader has gone the rest is dropped, and the verb keeps its exit code."""
     _write(sys.stdout, lines)
+
+
+def stream(text: str) -> None:
+    """Write a piece of text to stdout at once, without a line's end of its own."""
+    _put(sys.stdout, "\n".join(safe(line) for line in text.split("\n")), flush=True)
 
 
 def say(lines: str | Iterable[str]) -> None:
@@ -65,6 +83,11 @@ def size(nbytes: int) -> str:
     while number >= 999.995 and power < len(_UNITS) - 1:
         number, power = number / 1000, power + 1
     return f"{number:.2f} {_UNITS[power]}"
+
+
+def percent(value: float) -> str:
+    """A share for people, rounded down: only what is complete is called 100 %."""
+    return f"{math.floor(value * 100) / 100:.2f} %"
 
 
 def count(number: int, one: str = "", many: str = "") -> str:

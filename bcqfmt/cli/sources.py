@@ -11,13 +11,15 @@ from bcqfmt.container.durable import output_path
 from bcqfmt.errors import error
 
 from . import render
-from .command import command_line, usage_error
+from .command import usage_error
+from .expect import another_folder, expect, expected
 
 if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
+    from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["Source", "find_source", "keep_apart"]
+__all__ = ["Source", "find_source", "keep_apart", "read_stats"]
 
 
 class Source(NamedTuple):
@@ -37,7 +39,7 @@ def find_source(
 ) -> Source:
     """A folder, or a model on the hub: pinned to a commit, then downloaded, or looked at by range reads.
 
-    ``gguf``: whether the caller takes GGUF files too.
+    ``gguf``: whether the caller takes GGUF files and quantized models, else dense ones.
     """
     from bcqfmt.converters.source.checkpoint import open_source
 
@@ -45,10 +47,11 @@ def find_source(
     if os.path.lexists(text):
         if revision is not None:
             raise usage_error("--revision is for models on the hub; SRC is a folder.")
-        found = open_source(folder)
+        wanted = ("quantized", "gguf") if gguf else ("dense",)
+        with expected(text, *wanted):
+            found = open_source(folder)
         if found.is_gguf and not gguf:
-            hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', text, 'DST')}"
-            raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint", hint=hint)
+            expect(text, *wanted)
         return Source(found, found.name) if found.lone else Source(found, *_called(folder))
     from bcqfmt.converters import hub
 
@@ -66,6 +69,14 @@ def find_source(
     return Source(open_source(place / repo.file if repo.file else place), repo.repo_id, repo.commit)
 
 
+def read_stats(path: Path) -> StatsFile:
+    """Calibration statistics; where the file is something else, what it is."""
+    from bcqfmt.converters.quantize.stats import open_stats
+
+    with expected(path, "stats", file=True):
+        return open_stats(path)
+
+
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
     """BCQ-E402 when writing ``target`` would touch ``source``: the same folder, or one inside the other."""
     origin = source.resolve()
@@ -74,7 +85,8 @@ def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
         real = place.resolve()
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
-            raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere")
+            hint = f"choose another place, {another_folder(source)} for example"
+            raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere", hint=hint)
 
 
 def _called(folder: Path) -> tuple[str, str]:

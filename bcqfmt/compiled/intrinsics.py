@@ -5,12 +5,13 @@ LLVM's vectors fit any processor: a vector that is longer than its registers tak
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Emit", "features", "intrinsic", "ir", "types", "vector_type"]
+__all__ = ["Emit", "features", "has_dot_products", "intrinsic", "ir", "types", "vector_type"]
 
 ir: Any = importlib.import_module("llvmlite.ir")  # by name, because these modules have no type hints
 types: Any = importlib.import_module("numba.types")
@@ -105,3 +106,25 @@ def features() -> set[str]:
     It is the one that the process runs on unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another.
     """
     return set(registry.cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+
+
+@functools.cache
+def has_dot_products() -> bool:
+    """Whether that processor has ARM's dot product of bytes (``sdot``).
+
+    `features` leaves it out where the name of the processor implies it. So LLVM is asked: it writes sums of products
+    of bytes with that instruction if it may.
+    """
+    triple, name, features = registry.cpu_target.target_context.codegen().magic_tuple()
+    if not triple.startswith(("aarch64", "arm64")):
+        return False
+    module, binding = ir.Module(), importlib.import_module("llvmlite.binding")
+    module.triple = triple
+    wide = ir.VectorType(Emit.i32, 16)
+    add = ir.Function(module, ir.FunctionType(Emit.i32, [wide]), "llvm.vector.reduce.add.v16i32")
+    ask = ir.Function(module, ir.FunctionType(Emit.i32, [ir.VectorType(ir.IntType(8), 16)] * 2), "ask")
+    builder = ir.IRBuilder(ask.append_basic_block())
+    a, b = (builder.sext(argument, wide) for argument in ask.args)
+    builder.ret(builder.call(add, [builder.mul(a, b)]))
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=name, features=features)
+    return "sdot" in machine.emit_assembly(binding.parse_assembly(str(module)))

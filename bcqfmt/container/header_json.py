@@ -18,6 +18,9 @@ from .strict_json import JsonFault, check_limits, unique_keys
 __all__ = ["HeaderFault", "scan_header"]
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_LARGE = 1_000_000  # characters of a header from which on an entry is looked at before it is parsed
+_DEEP = re.compile(rf'(?:\[|\{{"[^"\\]{{0,80}}":){{{limits.MAX_JSON_DEPTH}}}')
+_MOST_COMMAS = 100  # of an entry: it has 19 at most
 _LEVELS = f"at most {limits.MAX_JSON_DEPTH} levels"
 
 # The next entry as nearly every writer spells it. What does not match is parsed as JSON.
@@ -65,6 +68,8 @@ def scan_header(
             else:
                 if len(names) - ("__metadata__" in names) > limits.MAX_TENSORS:
                     raise HeaderFault("BCQ-V108", f"more than {limits.MAX_TENSORS}", f"at most {limits.MAX_TENSORS}")
+                if not _is_small(text, at):
+                    raise HeaderFault("BCQ-V109", "far more than a tensor's entry has", "an object of three keys", name)
                 value, at = _value(text, at, name)
                 entry(name, value)
             name, at = top.send(_plain_run(text, at, names, plain))
@@ -121,7 +126,8 @@ def _members(text: str, at: int) -> Generator[tuple[str, int], int, int]:
 
 def _metadata(text: str, at: int, found: dict[str, str]) -> int:
     if text[at : at + 1] != "{":
-        _value(text, at, "")
+        if _is_small(text, at):
+            _value(text, at, "")
         raise HeaderFault("BCQ-V118", "no object", "an object of strings")
     inner = _members(text, at)
     try:
@@ -132,13 +138,26 @@ def _metadata(text: str, at: int, found: dict[str, str]) -> int:
             if len(found) >= limits.MAX_METADATA_KEYS:
                 raise HeaderFault("BCQ-V118", f"more than {limits.MAX_METADATA_KEYS} keys", "fewer")
             if text[at : at + 1] != '"':
-                value, _ = _value(text, at, "", 2)
-                raise HeaderFault("BCQ-V118", f"{key[:80]!a} is {_kind(value)}", "a string")
+                what = _kind(_value(text, at, "", 2)[0]) if _is_small(text, at) else "no string"
+                raise HeaderFault("BCQ-V118", f"{key[:80]!a} is {what}", "a string")
             found[key], at = _string(text, at)
             key, at = inner.send(at)
     except StopIteration as done:
         end: int = done.value
         return end
+
+
+def _is_small(text: str, at: int) -> bool:
+    """Whether a value may be parsed: in a small header all, in a large one only objects that are flat and short.
+
+    Millions of values in one entry would cost seconds and hundreds of megabytes before the entry is refused.
+    """
+    if len(text) - at < _LARGE or text[at : at + 1] not in ("[", "{"):
+        return True
+    if _DEEP.match(text, at):
+        raise HeaderFault("BCQ-V106", "nested too deeply", _LEVELS)
+    end = text.find("}", at)
+    return text[at] == "{" and text.rfind("{", at, end) == at and text.count(",", at, end) <= _MOST_COMMAS
 
 
 def _value(text: str, at: int, name: str, above: int = 1) -> tuple[Any, int]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.errors import error
+from bcqfmt.version import pip_install
 
 from .dtypes import BITS, name_of, nbytes_of, numpy_dtype
 from .files import ByteSource
@@ -154,7 +155,7 @@ class StoredTensor:
         try:
             torch = importlib.import_module("torch")
         except ImportError:
-            raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
+            raise error("BCQ-E306", found="torch is not installed", hint=pip_install("torch")) from None
         array = self.array() if self._source is not None else self.array().copy()
         array.flags.writeable = True  # torch warns about read-only memory, and this buffer is used by nothing else
         if array.dtype.name.startswith(("bfloat", "float8")):  # types of ml_dtypes, which torch knows by the same name

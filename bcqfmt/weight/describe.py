@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
-from .scheme import PackedZero, Scheme, SecondOrder, Segment
+from .scheme import PackedZero, Scheme, SecondOrder, Segment, WeightSpec
 
-__all__ = ["PART_KINDS", "part_kind", "scheme_text", "segment_text"]
+__all__ = ["PART_KINDS", "part_kind", "scheme_text", "segment_text", "spare_bits"]
 
 PART_KINDS: Final = ("planes", "scales", "zeros", "offsets", "alphas", "biases", "perm", "outliers", "tiles")
 
@@ -19,6 +20,17 @@ def part_kind(suffix: str) -> str:
         return "tiles" if suffix.startswith("tile") else "outliers"
     kind = suffix.partition("_")[2]
     return next(known for known in PART_KINDS if known.startswith(kind.partition("_")[0]))
+
+
+def spare_bits(spec: WeightSpec) -> int:
+    """Bits of a weight that hold no number of it: ends of packed words, the column order, pointers to outlier rows."""
+    found = 0
+    for name, part in spec.parts().items():
+        if name in ("perm", "outlier_indptr"):
+            found += 32 * prod(part.shape)
+        elif part.bits:
+            found += prod(part.shape[:-1]) * (32 * part.shape[-1] - part.bits * part.fields)
+    return found
 
 
 def scheme_text(scheme: Scheme) -> str:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.version import pip_install
 
 from .tasks import Task, fault_of, run_task, tasks_of
 
@@ -193,7 +194,7 @@ def _import_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as fault:
         found = f"{fault.name or 'ray'} is not installed"
-        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[ray]'") from fault
+        raise error("BCQ-E306", found=found, hint=pip_install("ray")) from fault
 
 
 def _reach(address: str) -> None:

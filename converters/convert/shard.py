@@ -80,7 +80,12 @@ class ShardJob:
         self.rules: dict[str, tuple[Rule, str | None]] = {}
         for name in shard.dense:
             copy = source.copies.get(name)
-            self.rules[copy.stored if copy else name] = (copy.rule, name) if copy else ({"rule": "copy"}, None)
+            if copy is None:
+                self.rules[name] = {"rule": "copy"}, None
+            elif copy.gives_back(source.tensors[name]):
+                self.rules[copy.stored] = copy.rule, name
+            else:
+                self.rules[copy.stored] = {"rule": "raw"}, None
         with ThreadPoolExecutor(options.threads) as pool:
             self.weights = dict(zip(shard.weights, pool.map(self._converted, shard.weights), strict=True))
         self.units = [Unit.of_weight(weight) for weight in self.weights.values()]

@@ -24,13 +24,23 @@ from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.gguf import gap_ranges
 from bcqfmt.converters.source.gguf_rows import copied, copy_fits
 from bcqfmt.converters.words.buffers import read_array
-from bcqfmt.errors import error, escape, refuse
+from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["SourceRebuilder"]
 
 Bytes = npt.NDArray[np.uint8]
 _COPY = 1 << 22  # bytes read at a time
+
+
+def _archived(folder: Path, place: str) -> SourceFile:
+    """An archived file; BCQ-V702 when it is not there, as `validate` says."""
+    try:
+        return SourceFile(inside(folder, place), place)
+    except BcqError as fault:
+        if fault.code != "BCQ-E101":
+            raise
+        raise error("BCQ-V702", place, found=fault.finding.found, expected="the archived file") from None
 
 
 class _Archived(ByteSource):
@@ -40,7 +50,7 @@ class _Archived(ByteSource):
         self.shown = f"{SOURCE}/headers/{path}.header"
         self.path = inside(folder, self.shown)
         self.size, self.bytes_read = size, 0
-        self._stored = SourceFile(self.path, self.shown)
+        self._stored = _archived(folder, self.shown)
 
     def read_into(self, offset: int, buffer: Bytes) -> None:
         """Fill ``buffer`` from ``offset``."""
@@ -64,7 +74,7 @@ class _Archived(ByteSource):
 def _archived_gguf(folder: Path, path: str, size: int) -> GgufHeader:
     """The archived header of a GGUF file of ``size`` bytes; BCQ-V702 unless it is whole and the data fits."""
     place = f"{SOURCE}/headers/{path}.header"
-    with closing(SourceFile(inside(folder, place), place)) as stored:
+    with closing(_archived(folder, place)) as stored:
         found = read_gguf(stored, whole=False)
         if found.data_start != stored.size or found.data_end > size:
             said = f"{stored.size} bytes, data up to {found.data_end}"
@@ -112,7 +122,7 @@ class SourceRebuilder:
                 self._ggufs[path] = _archived_gguf(self.folder, path, entry["size"])
             else:
                 place = f"{SOURCE}/files/{path}"
-                with closing(SourceFile(inside(self.folder, place), place)) as file:
+                with closing(_archived(self.folder, place)) as file:
                     if file.size != entry["size"]:
                         raise error("BCQ-V702", place, found=f"{file.size} bytes", expected=f"{entry['size']}")
         dense = dict(self.checkpoint.dense())
@@ -135,7 +145,11 @@ class SourceRebuilder:
                     continue
                 raw = rule["rule"] == "raw"
                 stored = self._raw[f"{path}/{name}"] if raw else dense[named[0] if named else name]
-                fits = copy_fits(rule, stored.shape) if path in self._ggufs and not raw else rule.keys() == {"rule"}
+                fits = (
+                    copy_fits(rule, stored.dtype, stored.shape)
+                    if path in self._ggufs and not raw
+                    else rule.keys() == {"rule"}
+                )
                 if not fits or stored.nbytes != self._size(path, name):
                     found = f"{escape(canonical(rule), 80)} of {stored.nbytes} bytes"
                     raise error("BCQ-V703", RECORD, name, found, f"{self._size(path, name)} bytes, parameters that fit")
@@ -161,7 +175,7 @@ class SourceRebuilder:
         return {path: str(why) for path, why in found.items()} if isinstance(found, dict) else {}
 
     def chunks(self, path: str) -> Iterator[Bytes]:
-        """The bytes of a source file in order, in chunks of any size; BCQ-E613 when a tensor has the wrong size."""
+        """The bytes of a source file in order, in chunks of any size; BCQ-V703 when a tensor has the wrong size."""
         if self.files()[path]["kind"] == "verbatim":
             yield from self._copy(f"{SOURCE}/files/{path}")
             return
@@ -187,14 +201,14 @@ class SourceRebuilder:
                 at += size
 
     def _whole(self, path: str, name: str) -> Iterator[Bytes]:
-        """The bytes of one source tensor, BCQ-E613 unless there are as many as in the source."""
+        """The bytes of one source tensor, BCQ-V703 unless there are as many as in the source."""
         size, done = self._size(path, name), 0
         for chunk in self._tensor(path, name):
             done += chunk.size
             yield chunk
             del chunk  # the next one may need the memory
         if done != size:
-            raise error("BCQ-E613", path, name, f"{done} bytes rebuilt", f"{size}")
+            raise error("BCQ-V703", path, name, f"a rule that gives {done} bytes", f"{size}")
 
     def _tensor(self, path: str, name: str) -> Iterator[Bytes]:
         """The bytes of one source tensor."""

@@ -99,7 +99,7 @@ def verify(
     for path, entries in rebuilder.record["tensors"].items():
         for name, entry in entries.items():
             if rebuilder.record["rules"][entry[0]] == {"rule": "raw"}:
-                found.archived += source.tensors[name].nbytes if source.home.get(name) == path else 0
+                found.archived += source.stored(name).nbytes if source.home.get(name) == path else 0
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list, read_config
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, file_list, read_config
 from bcqfmt.checkpoint.provenance import source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
@@ -86,7 +86,8 @@ def export(
     kind = _check_arguments(folder, target, layout, dtype)
     config = read_config(folder, refuse)
     assert config is not None  # refuse has raised otherwise
-    config.pop("quantization_config", None)
+    for key in config_entries(()):
+        config.pop(key, None)
     model_type = str(config.get("model_type", ""))
     oriented = check_orientation([weight for _, weight in checkpoint.weights()], model_type, layout)
     made = None if layout == "dense" else _decide(checkpoint, layout, model_type)

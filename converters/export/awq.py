@@ -39,6 +39,8 @@ def to_awq(weights: list[Uniform], dense: list[str]) -> Target:
         )
     if any(block_path(name) for name in kept):
         notes.append("dense layers: in some blocks only, which transformers and GPTQModel read and AutoAWQ does not")
+    if size not in (-1, 16, 32, 64, 128):
+        notes.append(f"group size {size}: AutoAWQ reads it, GPTQModel and transformers refuse it")
     if any(weight.n % 32 for weight in weights):
         notes.append("rows: AutoAWQ itself writes multiples of 32 only; the layout has multiples of 8")
     return Target("awq", [_recipe(weight) for weight in weights], config, None, notes)

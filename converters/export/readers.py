@@ -1,6 +1,7 @@
 """What the readers of a layout make of a model: notes for what only some take, refusals for what none does.
 
-Tried with transformers 5.22, GPTQModel 7.6, AutoAWQ 0.2.9 and compressed-tensors 0.15 to 0.20.
+Tried with transformers 5.22, GPTQModel 7.6, AutoAWQ 0.2.9 and compressed-tensors 0.15 to 0.20; ``make peers`` tries it
+again (docs/peers.md).
 """
 
 from __future__ import annotations
@@ -63,13 +64,22 @@ def reader_notes(layout: str, weights: Sequence[Uniform], model_type: str) -> li
         notes.append("experts: GPTQModel reads them; transformers would run with random ones")
     if model_type in _RENAMED and (experts or model_type == "phi3"):
         notes.append(f"{model_type}: GPTQModel has other names for {_RENAMED[model_type]} and does not load them")
-    if rounded := sorted({weight.scale for weight in weights} - {"F16"}):
-        notes.append(f"scales of type {rounded[0]}: kept in the file; GPTQModel, AutoAWQ and kernels round them to F16")
+    kinds = {weight.scale for weight in weights}
+    if "F32" in kinds:
+        notes.append(
+            "scales of type F32: kept in the file; GPTQModel computes in 16 bits only and rounds or refuses them"
+        )
+    elif "BF16" in kinds:
+        notes.append(
+            "scales of type BF16: GPTQModel keeps them (dtype bfloat16); transformers and AutoAWQ round them to F16"
+        )
     return notes
 
 
 def _compressed_notes(weights: Sequence[Uniform]) -> list[str]:
     notes = []
+    if any(_EXPERT.search(weight.module) for weight in weights):
+        notes.append("experts: transformers 5 fuses them and refuses them quantized; export --to dense loads there")
     dense_packing = sorted({weight.bits for weight in weights} - set(_OLD_PACKING))
     if any(weight.scattered for weight in weights):
         versions = "0.18 only" if dense_packing else "0.15 to 0.18"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -21,16 +22,16 @@ _POWERS: Final = (1, 3, 9, 27, 81)
 def trits_of_bytes(blocks: Bytes) -> Bytes:
     """Codes [B, 256] of blocks [B, 54]."""
     codes: Bytes = new_array((len(blocks), 256), np.uint8)
-    _unpack(blocks, codes)
+    _loops()[0](blocks, codes)
     return codes
 
 
 def bytes_of_trits(codes: Bytes, blocks: Bytes) -> None:
     """The bytes that the quantizer writes for codes [B, 256], into the first 52 of blocks [B, 54]."""
-    _pack(np.ascontiguousarray(codes), blocks)
+    _loops()[1](np.ascontiguousarray(codes), blocks)
 
 
-def _unpack_loop(blocks: Any, codes: Any) -> None:
+def _unpack(blocks: Any, codes: Any) -> None:
     for b in range(len(blocks)):
         at = 0
         for first, stop, count in _SIZES:
@@ -41,7 +42,7 @@ def _unpack_loop(blocks: Any, codes: Any) -> None:
                 at += stop - first
 
 
-def _pack_loop(codes: Any, blocks: Any) -> None:
+def _pack(codes: Any, blocks: Any) -> None:
     for b in range(len(blocks)):
         at = 0
         for first, stop, count in _SIZES:
@@ -54,6 +55,8 @@ def _pack_loop(codes: Any, blocks: Any) -> None:
             at += count * size
 
 
-_read_only = types.Array(types.uint8, 2, "C", readonly=True)
-_unpack = compiled(_unpack_loop, types.void, _read_only, types.uint8[:, ::1])
-_pack = compiled(_pack_loop, types.void, _read_only, types.uint8[:, ::1])
+@cache
+def _loops() -> tuple[Any, Any]:
+    """Both loops, compiled at their first use."""
+    arrays = types.Array(types.uint8, 2, "C", readonly=True), types.uint8[:, ::1]
+    return compiled(_unpack, types.void, *arrays), compiled(_pack, types.void, *arrays)

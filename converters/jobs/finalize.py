@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, is_documentation
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
 from bcqfmt.checkpoint.model_file import ModelFile, read_model_file
 from bcqfmt.checkpoint.provenance import RAW, RECORD
@@ -177,7 +177,7 @@ def _write_provenance(
         value["ignorable"] = {"left_out": source.left_out}
     _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
     raw = {
-        f"{path}/{name}": source.tensors[name].renamed(f"{path}/{name}")
+        f"{path}/{name}": source.stored(name).renamed(f"{path}/{name}")
         for path, entries_of in listed.items()
         for name, entry in entries_of.items()
         if name and value["rules"][entry[0]] == {"rule": "raw"}  # type: ignore[index]
@@ -201,7 +201,7 @@ def _folder_files(
         path: file for path, file in verbatim.items() if path not in left_out and not path.startswith(".")
     }
     config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
-    config["quantization_config"] = {"quant_method": "bcq", "format_version": "1.0", "features": features}
+    config |= config_entries(features)
     found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())

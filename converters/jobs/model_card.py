@@ -37,7 +37,7 @@ $more
 
 ## Use it
 
-Install with `pip install 'bcqfmt[transformers]'`.
+Install bcqfmt from a clone or wheel (`pip install '.[transformers]'`): its name is not on PyPI yet.
 
 $snippets
 
@@ -61,7 +61,7 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 ```
 
-With vLLM (`pip install vllm bcqfmt`; tested against the interfaces of vLLM 0.32, not yet run in vLLM itself):
+With vLLM (`pip install vllm`, and bcqfmt; tested against the interfaces of vLLM 0.32, not yet run in vLLM itself):
 
 ```python
 from vllm import LLM, SamplingParams
@@ -203,6 +203,12 @@ def with_perplexity(card: str, text: str) -> str | None:
     lines = [line for line in card.split("\n") if not line.startswith(_PERPLEXITY)]
     place = next((i for i, line in enumerate(lines) if line.startswith(_SIZES)), None)
     return None if place is None else "\n".join([*lines[: place + 1], row, *lines[place + 1 :]])
+
+
+def perplexity_in(card: str) -> str:
+    """What :func:`with_perplexity` has put into the card; empty where there is none."""
+    rows = [line for line in card.split("\n") if line.startswith(_PERPLEXITY)]
+    return rows[0].removeprefix(_PERPLEXITY).strip(" |") if rows else ""
 
 
 def _title(facts: Facts) -> str:

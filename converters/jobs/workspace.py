@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -187,13 +188,22 @@ class Workspace:
             if not self._overwrite and any(self.target.iterdir()):
                 raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
             refuse_other_things(self.target, MANIFEST)
-            old = self.target.with_name(f".{self.target.name}.old")
-            _remove(old)
+            old = self._free_name()
             self.target.rename(old)
         self.folder.rename(self.target)
         sync_folder(self.target.parent)
         if old is not None:
             _remove(old)
+
+    def _free_name(self) -> Path:
+        """Where the folder that is replaced goes. What an interrupted run left there is removed, nothing else."""
+        old = self.target.with_name(f".{self.target.name}.old")
+        try:
+            refuse_other_things(old, MANIFEST)
+        except BcqError:
+            return old.with_name(f".{self.target.name}.{secrets.token_hex(6)}.old")
+        _remove(old)
+        return old
 
     def _look(self, allowed: bool) -> None:
         """Refuse a folder under the temporary name that is not an unfinished conversion, or must not be changed."""

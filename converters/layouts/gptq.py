@@ -163,7 +163,7 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
                 "BCQ-E605",
                 found=f"symmetric zero fields are {field}: {reading}; the configuration says {escape(version)}",
                 expected="zero points that fit the configuration",
-                hint="decide with --zero-point v2 or --zero-point v1-nowrap",
+                hint="choose: --zero-point v2 or v1-nowrap; --against MODEL, the model before quantization, tries both",
             )
     return rule
 

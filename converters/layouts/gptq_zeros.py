@@ -13,6 +13,7 @@ The v1 rules agree wherever no field has all bits set.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["RULES", "choose_rule", "decode_zeros", "encode_zeros", "rules_for"]
+__all__ = ["RULES", "choose_rule", "decode_zeros", "encode_zeros", "rules_for", "rules_of"]
 
 Array = npt.NDArray[Any]
 RULES: Final = ("v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
@@ -33,6 +34,15 @@ def rules_for(bits: int) -> list[str]:
     """The rules that zero points of this width can have."""
     known = {"v1-carry": 32 % bits == 0, "v1-gptqmodel-3bit": bits == 3}
     return [rule for rule in RULES if known.get(rule, True)]
+
+
+def rules_of(widths: Collection[int]) -> list[str]:
+    """The rules that a checkpoint with zero points of all these widths can be read by (see :func:`choose_rule`)."""
+    return [
+        rule
+        for rule in RULES
+        if all(rule in rules_for(bits) or (rule == "v1-gptqmodel-3bit" and 3 in widths) for bits in widths)
+    ]
 
 
 def decode_zeros(words: Array, fields: Array, bits: int, rule: str, unpack: Any) -> Array:
@@ -73,11 +83,12 @@ def choose_rule(asked: str, version: str, bits: int, tool: tuple[str, tuple[int,
         return known
     if not ones:
         return "v1-nowrap"
+    legal = [rule for rule in rules_for(bits) if rule != "v2"]
     raise error(
         "BCQ-E605",
-        found="stored zero fields with all bits set, and no record of the tool that wrote them",
-        expected=f"one of {', '.join(RULES)}",
-        hint="tools read such fields differently; pick the reading of the tool you trust: --zero-point v1-carry, ...",
+        found=f"stored {bits}-bit zero fields with all bits set, which tools read differently",
+        expected=f"one of {', '.join(legal)}",
+        hint=f"choose: --zero-point {' or '.join(legal)}; --against MODEL, the model before quantization, tries all",
     )
 
 
@@ -105,5 +116,6 @@ def _constants(words: int, bits: int, rule: str) -> npt.NDArray[np.uint32]:
             "BCQ-E605",
             found=f"rule {rule} with {bits} bits",
             expected="2, 4 or 8 bits, whose fields do not straddle words",
+            hint=f"choose: --zero-point {' or '.join(rules_for(bits))}",
         )
     return np.full(words, one, np.uint32)

@@ -3,6 +3,15 @@
 The model is run one decoder layer at a time: what enters a layer is kept on disk, so memory holds one layer, its
 statistics, and a row of text. Everything is computed in float32; the products x^T x of a row are float32 matrices that
 are added up in float64. Imported on demand only: it needs torch and transformers.
+
+Tokens may be weighted, so that a few of them do not decide everything (`WEIGHTINGS`):
+
+- tokens: x / |x| in place of x, every token of a row counts the same;
+- loss: a token counts by the squared gradient of the model's loss at the output of the linear layer, for every layer
+  anew: for keys and values that is how much attention depends on the token. Before the statistics the model is run
+  forwards, every layer's input kept on disk, and backwards, layer by layer.
+
+No token counts more than `layer_inputs.MOST` times the mean of its row.
 """
 
 from __future__ import annotations
@@ -17,35 +26,31 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
 from .calibration_work import CalibrationText, CalibrationWork, choose_rows
 from .dense import refuse_quantized
-from .stats import StatsFile, fingerprint, stats_tensors
+from .layer_inputs import Gradients, Inputs
+from .stats import WEIGHTINGS, StatsFile, fingerprint
 
-__all__ = ["calibrate"]
+__all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
 
 def calibrate(
     source: SourceCheckpoint, text: CalibrationText, target: Path, *, rows: int = 128, seq: int = 512, seed: int = 0,
-    device: str = "auto", overwrite: bool = False, say: Callable[[str], None] = lambda line: None,
+    device: str = "auto", weighting: str = "none", overwrite: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> StatsFile:  # fmt: skip
     """Statistics of a model's linear layers on ``rows`` pieces of ``seq`` tokens, written to ``target``.
 
-    ``device``: ``cpu``, ``cuda`` or ``auto``. A run that was interrupted goes on at the layer where it stopped; the
-    result is the same. ``say`` gets a line for every layer.
+    ``device``: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. ``weighting``: one of ``WEIGHTINGS``. A run that was
+    interrupted goes on at the layer where it stopped; the result is the same. ``say`` gets a line for every layer.
     """
-    refuse_quantized(source)
-    quiet: Any = transformers.utils.logging  # only our own messages are shown
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
-    place = torch.device(_device(device))
-    tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
-    model = _Model(source, seq)
+    place = device_of(device)
+    model, tokens = model_and_tokens(source, text, rows, seq, seed)
     plan = {
         "model": fingerprint(source),
         "text": {"sha256": text.sha256},
@@ -54,15 +59,30 @@ def calibrate(
         "tokens": rows * seq,
         "seed": seed,
         "device": place.type,
+        "weighting": weighting,
     }
-    with CalibrationWork(target, plan, overwrite=overwrite) as work, torch.inference_mode():
-        runner = _Runner(source, model, tokens, work, place)
+    with CalibrationWork(target, plan, overwrite=overwrite) as work, torch.no_grad():
+        runner = Runner(source, model, tokens, work, place, weighting)
         count = len(model.layers)
+        if weighting == "loss":
+            runner.weigh(say)
         for stage in range(count + 1):
             if not work.done(stage):
                 say(f"layer {stage + 1} of {count}" if stage < count else "output layer")
                 runner.layer(stage) if stage < count else runner.head(stage)
         return work.assemble(count + 1)
+
+
+def model_and_tokens(
+    source: SourceCheckpoint, text: CalibrationText, rows: int, seq: int, seed: int
+) -> tuple[_Model, npt.NDArray[np.int64]]:
+    """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text."""
+    refuse_quantized(source)
+    quiet: Any = transformers.utils.logging  # only our own messages are shown
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
+    return _Model(source, seq), tokens
 
 
 class _Model:
@@ -109,14 +129,15 @@ class _Model:
         raise error("BCQ-E601", source.folder.name, found=f"no list of {count} decoder layers", expected="a decoder")
 
 
-class _Runner:
+class Runner:
     """Runs the stages of a model over all rows of tokens."""
 
     def __init__(
         self, source: SourceCheckpoint, model: _Model, tokens: npt.NDArray[np.int64], work: CalibrationWork,
-        device: torch.device,
+        device: torch.device, weighting: str,
     ) -> None:  # fmt: skip
         self.source, self.model, self.work, self.device = source, model, work, device
+        self.weighting = weighting
         self.tokens = torch.from_numpy(tokens)
         self.real = list(model.layers)
         self.recorders = [_Recorder(layer) for layer in self.real]
@@ -127,35 +148,104 @@ class _Runner:
 
     def layer(self, stage: int) -> None:
         """One decoder layer: statistics of its linear layers, and what enters the next."""
-        layer, record = self.real[stage], self.recorders[stage]
-        self._load(layer, f"{self.model.prefix}.{stage}.")
-        inputs = _Inputs(self.source, layer, f"{self.model.prefix}.{stage}.", self.device)
+        layer = self.load_layer(stage)
+        inputs = self._inputs(layer, self.prefix(stage), stage)
 
         def run() -> Iterator[npt.NDArray[np.float32]]:
-            for row in self.work.rows_of(stage, len(self.tokens), (self.tokens.shape[1], self.width)):
-                hidden = torch.from_numpy(row).to(self.device)[None]
-                made = layer(hidden, *record.positional, **record.named)
-                made = made[0] if isinstance(made, tuple) else made
-                if not torch.isfinite(made).all():
-                    raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
+            for row in self.rows(stage):
+                yield self.apply(stage, row).cpu().numpy()
                 inputs.row_done()
-                yield made[0].float().cpu().numpy()
 
         self.work.rows_into(stage + 1, run())
         self.work.finish(stage, *inputs.results())
-        self._unload(layer)
+        self.unload(layer)
 
     def head(self, stage: int) -> None:
         """All linear layers outside the decoder layers: the model's own forward, with what its layers gave."""
         self._load(self.model.module, "")
-        inputs = _Inputs(self.source, self.model.module, "", self.device)
-        rows = self.work.rows_of(stage, len(self.tokens), (self.tokens.shape[1], self.width))
-        for tokens, row in zip(self.tokens, rows, strict=True):
-            self.recorders[-1].stops = False
-            self.recorders[-1].result = torch.from_numpy(row).to(self.device)[None]
-            self._forward(tokens)
+        inputs = self._inputs(self.model.module, "", stage)
+        for tokens, row in zip(self.tokens, self.rows(stage), strict=True):
+            self._logits(tokens, row)
             inputs.row_done()
         self.work.finish(stage, *inputs.results())
+
+    def weigh(self, say: Callable[[str], None]) -> None:
+        """The weights of all tokens by the gradient of the loss; what enters every layer stays on disk meanwhile."""
+        count = len(self.real)
+        if not self.work.weights(0).exists():
+            for stage in range(count):
+                if not self.work.rows_file(stage + 1).exists():
+                    say(f"tokens: layer {stage + 1} of {count}, forwards")
+                    self.load_layer(stage)
+                    made = (self.apply(stage, row).cpu().numpy() for row in self.rows(stage))
+                    self.work.rows_into(stage + 1, made)
+                    self.unload(self.real[stage])
+        for stage in range(count, -1, -1):
+            if not self.work.weights(stage).exists() and not self.work.weights(0).exists():
+                say(f"tokens: layer {stage + 1} of {count}, backwards" if stage < count else "tokens: output layer")
+                self._weigh(stage)
+
+    def _weigh(self, stage: int) -> None:
+        """Gradients of a stage's outputs from those of the next one's inputs; the output layer has the loss."""
+        head = stage == len(self.real)
+        module, prefix = (self.model.module, "") if head else (self.real[stage], self.prefix(stage))
+        self._load(module, prefix)
+        found = Gradients(self.source, module, prefix, self.tokens.shape[1])
+        above = None if head else self.rows(stage + 1, "gradient")
+
+        def run() -> Iterator[npt.NDArray[np.float32]]:
+            for tokens, row in zip(self.tokens, self.rows(stage), strict=True):
+                hidden = row.requires_grad_()
+                with torch.enable_grad():
+                    if above is None:
+                        logits = self._logits(tokens, hidden)[0, :-1].float()
+                        made = torch.nn.functional.cross_entropy(logits, tokens[1:].to(self.device), reduction="sum")
+                    else:
+                        made = self.apply(stage, hidden)
+                made.backward(None if above is None else next(above)[0])  # type: ignore[no-untyped-call]
+                found.row_done()
+                assert hidden.grad is not None
+                yield hidden.grad[0].cpu().numpy()
+
+        self.work.rows_into(stage, run(), "gradient")
+        self.work.finish_weights(stage, found.results())
+        self.unload(module)
+
+    def _inputs(self, module: torch.nn.Module, prefix: str, stage: int) -> Inputs:
+        weights = self.work.read_weights(stage) if self.weighting == "loss" else {}
+        return Inputs(self.source, module, prefix, self.device, self.weighting, weights)
+
+    def prefix(self, stage: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return f"{self.model.prefix}.{stage}."
+
+    def load_layer(self, stage: int) -> torch.nn.Module:
+        """A decoder layer with the source's weights, until :meth:`unload`."""
+        self._load(self.real[stage], self.prefix(stage))
+        return self.real[stage]
+
+    def rows(self, stage: int, kind: str = "hidden") -> Iterator[Tensor]:
+        """What enters a layer, row by row, ``[1, seq, hidden]`` on the device; kind: see ``CalibrationWork``."""
+        shape = (self.tokens.shape[1], self.width)
+        for row in self.work.rows_of(stage, len(self.tokens), shape, kind):
+            yield torch.from_numpy(row).to(self.device)[None]
+
+    def apply(self, stage: int, hidden: Tensor, layer: torch.nn.Module | None = None) -> Tensor:
+        """What a layer, or another in its place, gives, float32 ``[seq, hidden]``; BCQ-E622 where it is not finite."""
+        record = self.recorders[stage]
+        made = (layer or self.real[stage])(hidden, *record.positional, **record.named)
+        made = made[0] if isinstance(made, tuple) else made
+        if not torch.isfinite(made).all():
+            raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
+        result: Tensor = made[0].float()
+        return result
+
+    def _logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """What the model gives for the result of its last layer."""
+        self.recorders[-1].stops = False
+        self.recorders[-1].result = hidden
+        logits: Tensor = self.model.module(input_ids=tokens[None].to(self.device), use_cache=False).logits
+        return logits
 
     def _prepare(self) -> None:
         """How the model calls each layer, what a layer gives back, and what enters the first."""
@@ -165,11 +255,11 @@ class _Runner:
         self._load(self.real[0], f"{self.model.prefix}.0.")
         first = self.recorders[0]
         as_tuple = isinstance(self.real[0](first.entered, *first.positional, **first.named), tuple)
-        self._unload(self.real[0])
+        self.unload(self.real[0])
         for recorder in self.recorders:
             recorder.as_tuple, recorder.stops = as_tuple, recorder is self.recorders[-1]
         self._forward(self.tokens[0])
-        if not self.work.done(0) and not self.work.hidden(0).exists():
+        if not self.work.done(0) and not self.work.rows_file(0).exists():
 
             def embedded() -> Iterator[npt.NDArray[np.float32]]:
                 for tokens in self.tokens:
@@ -177,7 +267,7 @@ class _Runner:
                     yield self.recorders[0].entered[0].float().cpu().numpy()
 
             self.work.rows_into(0, embedded())
-        self._unload(self.model.module)
+        self.unload(self.model.module)
 
     def _forward(self, tokens: Tensor) -> None:
         with contextlib.suppress(_Reached):
@@ -196,7 +286,8 @@ class _Runner:
         for name, buffer in module.named_buffers():
             _place(module, name, buffer.to(self.device))
 
-    def _unload(self, module: torch.nn.Module) -> None:
+    def unload(self, module: torch.nn.Module) -> None:
+        """Forget the weights of a module."""
         if not self.model.whole:
             for name, value in module.state_dict().items():
                 _place(module, name, torch.empty_like(value, device="meta"))
@@ -233,61 +324,6 @@ class _Reached(Exception):
     """Ends a forward pass at a layer: nothing after it is needed."""
 
 
-class _Inputs:
-    """Statistics of the inputs of a module's linear layers; an input that several of them read is kept once."""
-
-    def __init__(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:
-        self._device = device
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
-        self._shared: dict[str, list[str]] = {}
-        self._leader: dict[str, str] = {}
-        self._seen: list[tuple[Tensor, str]] = []  # inputs of this row: they stay alive, so no two share an address
-        for name, child in module.named_modules():
-            weight = f"{prefix}{name}.weight"
-            known = weight if weight in source.tensors else weight.partition(".")[2]  # saved without `model.`
-            if isinstance(child, torch.nn.Linear) and known in source.tensors:
-                child.register_forward_pre_hook(self._hook(known))
-
-    def row_done(self) -> None:
-        """Forget the tensors of a row."""
-        self._seen.clear()
-
-    def results(self) -> tuple[dict[str, StoredTensor], dict[str, list[str]]]:
-        """Tensors by name, and for each input the weights that read it."""
-        tensors: dict[str, StoredTensor] = {}
-        inputs = {}
-        for leader, (squares, products) in self._sums.items():
-            names = sorted(self._shared[leader])
-            inputs[names[0]] = names
-            tensors |= stats_tensors(names[0], squares.cpu().numpy(), products.float().cpu().numpy())
-        return tensors, inputs
-
-    def _hook(self, weight: str) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
-        def look(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-            x = given[0]
-            leader = self._leader.get(weight)
-            if leader is None:
-                leader = next(
-                    (name for other, name in self._seen if (other.data_ptr(), other.shape) == (x.data_ptr(), x.shape)),
-                    weight,
-                )
-                self._leader[weight] = leader
-                self._shared.setdefault(leader, []).append(weight)
-            if leader == weight:
-                self._seen.append((x, weight))
-                self._add(weight, x.reshape(-1, x.shape[-1]).float())
-
-        return look
-
-    def _add(self, weight: str, x: Tensor) -> None:
-        if weight not in self._sums:
-            zeros = torch.zeros(x.shape[1], dtype=torch.float64, device=self._device)
-            self._sums[weight] = zeros, torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=self._device)
-        squares, products = self._sums[weight]
-        squares += x.double().square().sum(0)
-        products += x.T @ x
-
-
 def _place(module: torch.nn.Module, name: str, value: Tensor) -> None:
     owner, _, last = name.rpartition(".")
     parent = module.get_submodule(owner)
@@ -312,9 +348,10 @@ def _unusable(source: SourceCheckpoint, found: str, fault: Exception) -> BcqErro
     return error("BCQ-E601", source.folder.name, found=f"{found}: {reason}", expected="a causal language model")
 
 
-def _device(wanted: str) -> str:
+def device_of(wanted: str) -> torch.device:
+    """``auto``: CUDA where there is one; BCQ-E551 where it is asked for and missing."""
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
         raise error("BCQ-E551", found="torch sees no CUDA device", expected="--device cpu")
-    return wanted
+    return torch.device(wanted)

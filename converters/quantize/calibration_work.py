@@ -5,6 +5,9 @@ The folder is ``OUT.partial``: locked, resumed layer by layer, removed when the 
 OUT.partial/lock                       held while a process works here
 OUT.partial/plan.json                  model, text and options; an unfinished run goes on only with the same ones
 OUT.partial/hidden-00003.bin           what enters layer 3, float32 [rows, seq, hidden], row after row
+OUT.partial/gradient-00003.bin         the gradient of the loss there, of the same form, until layer 2 has its own
+OUT.partial/weights-00003.safetensors  what every token counts for each weight of layer 3, float32 [rows, seq]
+OUT.partial/quantized-00003.bin        what enters layer 3 when those before it are quantized (`quantize --text`)
 OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so its being there means it is done
 
 Nothing here needs torch, so a wrong text or target is refused before torch is loaded.
@@ -23,8 +26,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.durable import OutputFile, output_path, reported, write_file
 from bcqfmt.container.files import SourceFile
+from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
@@ -32,7 +37,7 @@ from bcqfmt.system import lock_file, require_locks
 
 from .stats import StatsFile, open_stats, write_stats
 
-__all__ = ["CalibrationText", "CalibrationWork", "choose_rows", "read_text"]
+__all__ = ["CalibrationText", "CalibrationWork", "TextOptions", "check_target", "choose_rows", "read_text"]
 
 Row = npt.NDArray[np.float32]
 
@@ -45,6 +50,20 @@ class CalibrationText(NamedTuple):
     shown: str
 
 
+class TextOptions(NamedTuple):
+    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`."""
+
+    text: CalibrationText
+    rows: int = 128
+    seq: int = 512
+    device: str = "auto"
+    weighting: str = "none"
+
+    def recorded(self) -> dict[str, Any]:
+        """What decides the result."""
+        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
+
+
 def read_text(path: Path) -> CalibrationText:
     """A UTF-8 file; BCQ-E302 when it is not."""
     with contextlib.closing(SourceFile(path)) as source:
@@ -53,6 +72,13 @@ def read_text(path: Path) -> CalibrationText:
         return CalibrationText(raw.decode("utf-8"), hashlib.sha256(raw).hexdigest(), path.name)
     except UnicodeDecodeError as fault:
         raise error("BCQ-E302", path.name, found=f"byte {fault.start} is not UTF-8", expected="a text file") from None
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """BCQ-E401 for a file that is there already."""
+    place = output_path(target)
+    if os.path.lexists(place) and not (overwrite and place.is_file()):
+        raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
 
 
 def choose_rows(
@@ -85,8 +111,7 @@ class CalibrationWork:
         self.folder = self.target.with_name(f"{self.target.name}.partial")
         self.plan = dict(plan)
         self._lock = -1
-        if os.path.lexists(self.target) and not (overwrite and self.target.is_file()):
-            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
+        check_target(target, overwrite=overwrite)
         if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
         with reported(self.folder):
@@ -103,19 +128,23 @@ class CalibrationWork:
         """Whether a layer's statistics are there."""
         return self._layer(stage).exists()
 
-    def hidden(self, stage: int) -> Path:
-        """The file of what enters a layer."""
-        return self.folder / f"hidden-{stage:05d}.bin"
+    def rows_file(self, stage: int, kind: str = "hidden") -> Path:
+        """The file of what enters a layer; kind: hidden, gradient, or quantized (in the quantized model)."""
+        return self.folder / f"{kind}-{stage:05d}.bin"
 
-    def rows_into(self, stage: int, rows: Iterator[Row]) -> None:
+    def weights(self, stage: int) -> Path:
+        """The file of what every token counts in a layer."""
+        return self.folder / f"weights-{stage:05d}.safetensors"
+
+    def rows_into(self, stage: int, rows: Iterator[Row], kind: str = "hidden") -> None:
         """Write what enters a layer, row by row; the file appears when all are written."""
-        with OutputFile(self.hidden(stage)) as output:
+        with OutputFile(self.rows_file(stage, kind)) as output:
             for row in rows:
                 output.write(np.ascontiguousarray(row, np.float32).data.cast("B"))
 
-    def rows_of(self, stage: int, count: int, shape: tuple[int, int]) -> Iterator[Row]:
+    def rows_of(self, stage: int, count: int, shape: tuple[int, int], kind: str = "hidden") -> Iterator[Row]:
         """What enters a layer, row by row, each float32 ``[seq, hidden]``."""
-        source = SourceFile(self.hidden(stage))
+        source = SourceFile(self.rows_file(stage, kind))
         size = shape[0] * shape[1] * 4
         if source.size != count * size:
             raise error(
@@ -124,11 +153,24 @@ class CalibrationWork:
         for index in range(count):
             yield source.read(index * size, size).view(np.float32).reshape(shape)
 
+    def finish_weights(self, stage: int, weights: Mapping[str, Row]) -> None:
+        """Write what tokens count in a layer; the gradient that came from the layer above is no longer needed."""
+        tensors = {name: StoredTensor.from_array(name, array) for name, array in weights.items()}
+        write_tensors(self.weights(stage), tensors, {})
+        with contextlib.suppress(FileNotFoundError):
+            self.rows_file(stage + 1, "gradient").unlink()
+
+    def read_weights(self, stage: int) -> dict[str, Row]:
+        """Weight name -> float32 ``[rows, seq]``."""
+        source = SourceFile(self.weights(stage))
+        header = require_header(source)
+        return {name: StoredTensor.in_file(name, header, source).array() for name in header.tensors}
+
     def finish(self, stage: int, tensors: Mapping[str, StoredTensor], inputs: Mapping[str, list[str]]) -> None:
         """Write a layer's statistics; what entered it is no longer needed."""
         write_stats(self._layer(stage), tensors, {**self.plan, "inputs": dict(inputs)})
         with contextlib.suppress(FileNotFoundError):
-            self.hidden(stage).unlink()
+            self.rows_file(stage).unlink()
 
     def assemble(self, stages: int) -> StatsFile:
         """All layers in one file, streamed; then the folder goes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from .choice import Choice
 from .dense import check_finite
 from .stats import StatsFile
 
-__all__ = ["LazyStats", "check_source", "check_stats"]
+__all__ = ["LazyStats", "check_covered", "check_source", "check_stats"]
 
 
 class LazyStats(InputStats):
@@ -71,6 +71,15 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
         if seen is not None and seen.square_sum.shape != (columns,):
             found = f"statistics of {seen.square_sum.size} channels"
             raise error("BCQ-E624", stats.path.name, name, found, f"{columns}, as the weight has")
+
+
+def check_covered(source: SourceCheckpoint, choice: Choice, seen: Container[str]) -> None:
+    """BCQ-E623 for a weight whose method needs statistics and that is in no decoder layer."""
+    for name in choice.weights:
+        reason = choice.method_of(name).needs_stats()
+        if reason is not None and name not in seen:
+            found = f"it is no linear layer of a decoder layer; {reason.rstrip('.')}"
+            raise error("BCQ-E623", source.home[name], name, found, "--exclude it, or another method by --rules")
 
 
 def check_source(

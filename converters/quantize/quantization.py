@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile
@@ -27,18 +30,20 @@ from bcqfmt.converters.jobs.source_files import check_unchanged, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import WORK, Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Module
+from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import BcqError, Finding
 from bcqfmt.weight.weight import BcqWeight
 
+from .calibration_work import TextOptions
 from .choice import Choice, choose
 from .dense import judge, refuse_quantized
-from .preflight import LazyStats, check_source, check_stats
+from .preflight import LazyStats, check_covered, check_source, check_stats
 from .record import closing_files, same_record
 from .rules import RuleFile
 from .stats import StatsFile
-from .weight import Measured, quantize_tensor, read_spool, write_spool
+from .weight import Finished, Measured, quantize_tensor, read_spool, write_spool
 
 __all__ = ["Quantization", "QuantizeOptions"]
 
@@ -57,6 +62,7 @@ class QuantizeOptions:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     stats: StatsFile | None = None
+    text: TextOptions | None = None  # quantize block by block, with inputs from the quantized part
     max_shard_size: int = DEFAULT_SHARD_BYTES
     workers: int = 1
     resume: bool = False
@@ -87,7 +93,9 @@ class Quantization:
         self.choice: Choice = choose(
             judge(source), options.method, options.settings, options.rules, options.include, options.exclude
         )
-        check_stats(source, self.choice, options.stats, data=not options.headers_only)
+        if options.text is None:
+            check_stats(source, self.choice, options.stats, data=not options.headers_only)
+        self._ready: dict[str, Finished] = {}
         self.modules = {name: self._module(name) for name in self.choice.weights}
         self.plan: Plan = make_plan(
             source,
@@ -99,14 +107,22 @@ class Quantization:
         add_warnings(source, (), data=False)
         self.warnings: list[Finding] = source.warnings
 
-    def run(self, target: Path, tick: Tick | None = None, shard_done: ShardDone | None = None) -> None:
-        """Quantize into ``target``; what stops half-way can be resumed, unless it can never succeed."""
+    def run(
+        self, target: Path, tick: Tick | None = None, shard_done: ShardDone | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:  # fmt: skip
+        """Quantize into ``target``; what stops half-way can be resumed, unless it can never succeed.
+
+        ``say`` gets a line for every layer where layers come one after the other.
+        """
         space = Workspace(target, resume=self.options.resume, overwrite=self.options.overwrite)
         self._stop = Stop()
         self._gate = Gate(max(_matrix(module) for module in self.modules.values()), self._stop.check)
         try:
             if not space.begin(self.plan, source_state(self.source)):
                 check_source(self.source, self.modules, space, self.plan, self.options.workers, self._stop)
+                if self.options.text is not None:
+                    self._blocks(space, self.options.text, say)
                 self._work(space, tick or (lambda _: None), shard_done or (lambda *_: None))
                 check_unchanged(self.source)
                 extra, how = closing_files(self.plan, self.choice, self._records(space), self.options.stats)
@@ -148,6 +164,7 @@ class Quantization:
             "recipes": self.choice.recipes(),
             "weights": self.choice.weights,
             "stats": digest,
+            "text": None if self.options.text is None else self.options.text.recorded(),
         }
 
     # -- the work -----------------------------------------------------------------------------------------------
@@ -166,6 +183,33 @@ class Quantization:
             if not work.batches:
                 jobs.append(partial(self._shard, space, work, tick, shard_done))
         run_all(jobs, self.options.workers, self._stop)
+
+    def _blocks(self, space: Workspace, given: TextOptions, say: Callable[[str], None]) -> None:
+        """All weights of decoder layers, layer by layer; batches then only collect them."""
+        from .sequential import Blocks
+
+        opened: list[SourceFile] = []
+        with Blocks(self.source, given, space.work / "text", say) as blocks:
+            layers = blocks.names()
+            check_covered(self.source, self.choice, {name for names in layers for name in names})
+            for stage, names in enumerate(layers):
+                chosen, key = [name for name in names if name in self.modules], f"block-{stage:06d}"
+                record = space.done(key, self.plan)
+                if record is None:
+                    made = blocks.quantize(stage, chosen, self._one)
+                    written = write_spool(space.work / f"{key}.safetensors", made, self._stop.check)
+                    notes = {one.weight.name: one.record() for one in made}
+                    file = f"{WORK}/{key}.safetensors"
+                    record = space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
+                source, held = read_spool(space.folder / record["file"])
+                opened.append(source)  # closed with the process: batches read from it
+                self._ready |= {name: Finished(weight, record["notes"][name]) for name, weight in held.items()}
+                blocks.advance(stage, {name: weight.dequantize("float32") for name, weight in held.items()})
+
+    def _one(self, name: str, stats: InputStats, target: npt.NDArray[np.float32]) -> Measured:
+        self._stop.check()
+        tensor, threads = self.modules[name].tensors["weight"], self.options.workers
+        return quantize_tensor(tensor, self.choice.method_of(name), stats, threads, target)
 
     def _batches(self, shard: Shard) -> dict[str, list[str]]:
         """Step name -> weights: runs of a shard's weights, each about as much work as the next."""
@@ -193,8 +237,10 @@ class Quantization:
         if work.one_less():
             self._shard(space, work, tick, shard_done)
 
-    def _quantized(self, name: str) -> Measured:
+    def _quantized(self, name: str) -> Measured | Finished:
         self._stop.check()
+        if name in self._ready:
+            return self._ready[name]
         module = self.modules[name]
         size = _matrix(module)
         with self._gate.hold(size):

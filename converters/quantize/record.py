@@ -3,6 +3,7 @@
     {"version": "1.0",
      "recipes": [{"method": "rtn", "settings": {...}}, ...],
      "stats": null or the SHA-256 of the calibration statistics,
+     "text": null or, quantized layer by layer, {"text": SHA-256, "rows": n, "seq": n, "weighting": "none"},
      "weights": {name: {"recipe": 0, "shape": [...], "bytes": n, "bits_per_weight": b, "mse": x, "relative": x,
                         "sqnr_db": x, "power": x, "noise": x, "notes": {...}}},
      "dense": {name: reason}}
@@ -37,6 +38,7 @@ __all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same
 RECORD = QUANTIZATION
 _DEPTH = 32  # of the whole record; a method's notes may nest
 _NUMBERS = ("bytes", "bits_per_weight", "power", "noise")
+_COUNTED = {"none": "", "tokens": ", all of one size", "loss": ", weighted by the gradient of the loss"}
 _FIGURES = ("mse", "relative", "sqnr_db")
 
 
@@ -47,6 +49,7 @@ class QuantizationRecord(NamedTuple):
     weights: dict[str, dict[str, Any]]
     dense: dict[str, str]
     stats: str | None = None
+    text: dict[str, Any] | None = None
 
     def sums(self) -> Sums:
         """Over all weights."""
@@ -62,14 +65,20 @@ def closing_files(
     """The record of a finished quantization as a file, and what the model card says of it."""
     weights = {name: {"recipe": choice.weights[name], **records[name]} for name in sorted(records)}
     recipes = choice.recipes()
-    made = QuantizationRecord(recipes, weights, dict(sorted(choice.dense.items())), plan.options["stats"])
+    made = QuantizationRecord(
+        recipes, weights, dict(sorted(choice.dense.items())), plan.options["stats"], plan.options["text"]
+    )
     value = {"version": "1.0", **made._asdict()}
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False) + "\n"
     used = [(recipe, sum(entry["recipe"] == i for entry in weights.values())) for i, recipe in enumerate(recipes)]
     seen = "none"
     if stats is not None:
         rows, length = stats.record["rows"], stats.record["seq"]
-        seen = f"{rows} rows of {length} tokens; SHA-256 of the statistics `{plan.options['stats']}`"
+        tokens = f"{length} tokens{_COUNTED[stats.record['weighting']]}"
+        seen = f"{rows} rows of {tokens}; SHA-256 of the statistics `{plan.options['stats']}`"
+    elif made.text is not None:
+        tokens = f"{made.text['seq']} tokens{_COUNTED[made.text['weighting']]}"
+        seen = f"{made.text['rows']} rows of {tokens}, layer by layer; SHA-256 of the text `{made.text['text']}`"
     return {RECORD: text.encode("ascii")}, quantized(used, made.sums().figures()["relative"], seen)
 
 
@@ -87,13 +96,16 @@ def read_record(folder: Path) -> QuantizationRecord | None:
     if not isinstance(value, dict) or value.get("version") != "1.0":
         raise _malformed("no object of version 1.0")
     recipes, weights, dense, stats = (value.get(key) for key in ("recipes", "weights", "dense", "stats"))
+    text = value.get("text")
     if not isinstance(recipes, list) or not all(_is_recipe(recipe) for recipe in recipes):
         raise _malformed("recipes")
     if not isinstance(weights, dict) or not all(_is_entry(entry, len(recipes)) for entry in weights.values()):
         raise _malformed("weights")
     if not isinstance(dense, dict) or not all(isinstance(reason, str) for reason in dense.values()):
         raise _malformed("dense")
-    return QuantizationRecord(recipes, weights, dense, stats if isinstance(stats, str) else None)
+    return QuantizationRecord(
+        recipes, weights, dense, stats if isinstance(stats, str) else None, text if isinstance(text, dict) else None
+    )
 
 
 def same_record(folder: Path, plan: Plan, choice: Choice) -> bool:
@@ -108,6 +120,7 @@ def same_record(folder: Path, plan: Plan, choice: Choice) -> bool:
         and {name: entry["recipe"] for name, entry in record.weights.items()} == choice.weights
         and record.dense == choice.dense
         and record.stats == plan.options["stats"]
+        and record.text == plan.options["text"]
     )
 
 

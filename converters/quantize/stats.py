@@ -4,8 +4,10 @@
 |---|---|---|---|
 | `<input>.square_sum` | F64 | [in] | sum over tokens of x^2 |
 | `<input>.hessian` | F32 | [in, in] | sum over tokens of x x^T; neither doubled nor damped |
+| `<weight>.hessian` | F32 | [in, in] | the same for one weight, where tokens count for each of them differently |
 
-An input is called after the first (by code points) of the weights that read it. ``__metadata__`` has `bcqfmt_stats`, a
+An input is called after the first (by code points) of the weights that read it. In a Hessian tokens may be weighted
+(`weighting` of the record, one of `WEIGHTINGS`), in a square_sum they are not. ``__metadata__`` has `bcqfmt_stats`, a
 canonical JSON text: version, the model's fingerprint, what was run, and for every input the weights that share it.
 """
 
@@ -26,9 +28,10 @@ from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["StatsFile", "fingerprint", "open_stats", "stats_tensors", "write_stats"]
+__all__ = ["WEIGHTINGS", "StatsFile", "fingerprint", "open_stats", "stats_tensors", "write_stats"]
 
 KEY: Final = "bcqfmt_stats"
+WEIGHTINGS: Final = ("none", "tokens", "loss")
 _COUNTS: Final = ("rows", "seq", "tokens", "seed")
 # what a configuration says about files and tools rather than about the model
 _PASSING: Final = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
@@ -61,7 +64,8 @@ class StatsFile(NamedTuple):
         leader = self.inputs.get(name)
         if leader is None:
             return None
-        matrix = self.tensors[f"{leader}.hessian"].array() if hessian else None
+        own = self.tensors.get(f"{name}.hessian", self.tensors[f"{leader}.hessian"])
+        matrix = own.array() if hessian else None
         shared = tuple(self.record["inputs"][leader])
         return InputStats(self.tensors[f"{leader}.square_sum"].array(), matrix, self.record["tokens"], shared)
 
@@ -84,9 +88,12 @@ def fingerprint(source: SourceCheckpoint) -> dict[str, str]:
     }
 
 
-def stats_tensors(leader: str, square_sum: Any, hessian: Any) -> dict[str, StoredTensor]:
-    """The two tensors of an input: float64 ``[in]`` and float32 ``[in, in]`` arrays."""
+def stats_tensors(
+    leader: str, square_sum: Any, hessian: Any, others: Mapping[str, Any] | None = None
+) -> dict[str, StoredTensor]:
+    """The tensors of an input: float64 ``[in]`` and float32 ``[in, in]`` arrays; ``others``: Hessians by weight."""
     pairs = {f"{leader}.square_sum": square_sum, f"{leader}.hessian": hessian}
+    pairs |= {f"{name}.hessian": one for name, one in (others or {}).items()}
     return {name: StoredTensor.from_array(name, array) for name, array in pairs.items()}
 
 
@@ -108,6 +115,9 @@ def open_stats(path: str | Path) -> StatsFile:
         if not fits or sums is None or matrix is None or matrix.shape != sums.shape * 2 or len(sums.shape) != 1:
             raise _malformed(source.shown, f"no square_sum and hessian of '{escape(leader)}'")
         for weight in weights:
+            own = tensors.get(f"{weight}.hessian", matrix)
+            if (own.dtype, own.shape) != (matrix.dtype, matrix.shape):
+                raise _malformed(source.shown, f"a Hessian of '{escape(weight)}' that is not that of its input")
             if inputs.setdefault(weight, leader) != leader:
                 raise _malformed(source.shown, f"'{escape(weight)}' has two inputs")
     return StatsFile(Path(path), record, inputs, tensors)
@@ -129,7 +139,8 @@ def _record(shown: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         isinstance(weights, list) and weights and all(isinstance(weight, str) for weight in weights)
         for weights in inputs.values()
     )
-    if not isinstance(model, dict) or not counts or not lists:
+    record.setdefault("weighting", "none")
+    if not isinstance(model, dict) or not counts or not lists or record["weighting"] not in WEIGHTINGS:
         raise _malformed(shown, "a record without model, inputs or counts")
     return record
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.model_file import read_model_file
 from bcqfmt.checkpoint.shards import Unit
@@ -26,7 +29,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .dense import read_matrix
 
-__all__ = ["Measured", "finite", "quantize_tensor", "read_spool", "write_spool"]
+__all__ = ["Finished", "Measured", "finite", "quantize_tensor", "read_spool", "write_spool"]
 
 
 class Measured(NamedTuple):
@@ -48,14 +51,29 @@ class Measured(NamedTuple):
         return {**found, "notes": finite(self.notes)} if self.notes else found
 
 
+class Finished(NamedTuple):
+    """A quantized weight that was measured before, and what was recorded then."""
+
+    weight: BcqWeight
+    recorded: dict[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """The same again."""
+        return self.recorded
+
+
 def quantize_tensor(
-    tensor: StoredTensor, method: Method, stats: InputStats | None = None, threads: int = 1
-) -> Measured:
-    """Quantize a matrix, or every matrix of a stack on its own; the values compared are those that a reader gets."""
+    tensor: StoredTensor, method: Method, stats: InputStats | None = None, threads: int = 1,
+    target: npt.NDArray[np.float32] | None = None,
+) -> Measured:  # fmt: skip
+    """Quantize a matrix, or every matrix of a stack on its own; the values compared are those that a reader gets.
+
+    ``target``: what is quantized in place of a matrix, ``[out, in]``; the result is compared with the matrix.
+    """
     pieces, notes, sums = [], [], Sums(0.0, 0.0, 0)
     for index in range(tensor.shape[0] if len(tensor.shape) == 3 else 1):
         matrix = read_matrix(tensor, index)
-        made = method.quantize(Job(tensor.name, matrix, tensor.dtype, stats, threads))
+        made = method.quantize(Job(tensor.name, matrix if target is None else target, tensor.dtype, stats, threads))
         power, noise = square_sums(matrix, made.weight, threads)
         if not math.isfinite(noise):
             raise error(
@@ -76,7 +94,9 @@ def quantize_tensor(
     return Measured(BcqWeight(tensor.name, weight.spec, weight.parts()), note, sums)
 
 
-def write_spool(path: Path, made: Sequence[Measured], tick: Callable[[int], None] | None = None) -> FileRecord:
+def write_spool(
+    path: Path, made: Sequence[Measured | Finished], tick: Callable[[int], None] | None = None
+) -> FileRecord:
     """Quantized weights as one BCQ file; their content is checked once more, as `bcqfmt.save` would."""
     weights = {one.weight.name: one.weight for one in made}
     for weight in weights.values():

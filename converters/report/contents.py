@@ -16,12 +16,18 @@ from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.checkpoint.shards import natural
+from bcqfmt.container.files import read_small
+from bcqfmt.converters.jobs.model_card import perplexity_in
 from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.converters.quantize.record import QuantizationRecord, read_record
+from bcqfmt.converters.source.front_matter import CARD
+from bcqfmt.errors import BcqError
 from bcqfmt.version import __version__
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 
 __all__ = ["DenseRow", "Report", "SourceFacts", "WeightRow", "kind_of", "make_report"]
+
+_CARD_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -92,6 +98,8 @@ class Report:
     dense: list[DenseRow]
     recipes: list[dict[str, Any]] = field(default_factory=list)
     total: dict[str, Any] = field(default_factory=dict)
+    title: str = ""  # the heading of the model card, where that is ours; else the folder's name
+    perplexity: str = ""  # as `bcqfmt eval --card` has put it into the card
     kinds: list[dict[str, Any]] = field(default_factory=list)
     origin: SourceFacts = field(default_factory=SourceFacts)
     against: str = ""  # the dense model that errors were measured against; empty: they are the recorded ones
@@ -139,8 +147,11 @@ def make_report(checkpoint: Checkpoint, measured: Mapping[str, Sums] | None = No
     weights.sort(key=lambda row: natural(row.name))
     dense.sort(key=lambda row: natural(row.name))
     origin = _source_facts(checkpoint.manifest)
+    title, perplexity = _card(checkpoint.path)
     return Report(
         name=_name(checkpoint.path),
+        title=title,
+        perplexity=perplexity,
         version=checkpoint.version,
         source=origin.format,
         features=checkpoint.features,
@@ -148,11 +159,21 @@ def make_report(checkpoint: Checkpoint, measured: Mapping[str, Sums] | None = No
         weights=weights,
         dense=dense,
         recipes=record.recipes if record is not None else [],
-        total=_total(weights, dense, sums),
+        total={"file_bytes": sum(file.source.size for file in checkpoint.files()), **_total(weights, dense, sums)},
         kinds=_kinds(weights, sums),
         origin=origin,
         against=against,
     )
+
+
+def _card(path: Path) -> tuple[str, str]:
+    """Title and perplexity from the model card of a folder, each empty where there is none."""
+    try:
+        text = read_small(path / CARD, _CARD_BYTES, CARD, "BCQ-V511").decode(errors="replace")
+    except BcqError:
+        return "", ""
+    heading = next((line[2:].strip() for line in text.split("\n") if line.startswith("# ")), "")
+    return heading, perplexity_in(text)
 
 
 def _source_facts(manifest: Manifest | None) -> SourceFacts:

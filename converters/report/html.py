@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from datetime import date
 from html import escape as html_escape
 from typing import Any
 
@@ -24,7 +25,7 @@ _PAGE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--line:#d8dee4;--panel:#f6f8fa}
 @media (prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6e9ed;--soft:#9aa4af;--line:#30363d;--panel:#161b22}}
 *{box-sizing:border-box} body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:60rem;margin:0 auto;padding:2rem 1rem 4rem} h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}
+main{max-width:70rem;margin:0 auto;padding:2rem 1rem 4rem} h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}
 h2{font-size:1.1rem;margin:2.2rem 0 .6rem} p{margin:.3rem 0;color:var(--soft)}
 dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.6rem;margin:1.2rem 0}
 dl div{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:.6rem .8rem}
@@ -34,7 +35,7 @@ th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:right;
 th{color:var(--soft);font-weight:600}
 th:first-child,td:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:9rem}
 td code{display:inline-block;min-width:14rem} td small{display:block;color:var(--soft)}
-.wide .plot{min-width:34rem}
+.wide .plot{min-width:34rem} .wrap{display:block;white-space:normal;text-align:left;min-width:12rem}
 code{font:.86em ui-monospace,monospace} summary{cursor:pointer;color:var(--soft)}
 """
 
@@ -42,7 +43,7 @@ code{font:.86em ui-monospace,monospace} summary{cursor:pointer;color:var(--soft)
 def report_html(report: Report) -> bytes:
     """The page."""
     body = [
-        f"<h1>{_text(report.name)}</h1>",
+        f"<h1>{_text(report.title or report.name)}</h1>",
         f"<p>{_lead(report)}</p>",
         _facts(report),
         *_section("Source and result", *_origin(report)),
@@ -52,7 +53,7 @@ def report_html(report: Report) -> bytes:
         *_section("Recipes", _recipes(report)),
         *_section("Weights, " + ("worst first" if report.has_errors else "largest first"), *_weights(report)),
         *_section("Left dense", _dense(report)),
-        f"<p>Written by bcqfmt {__version__}.</p>",
+        f"<p>Written by bcqfmt {__version__} on {date.today().isoformat()}.</p>",
     ]
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = (
@@ -69,7 +70,8 @@ def _lead(report: Report) -> str:
     origin["auto"] = "converted without loss"  # from a layout that no configuration names
     said = origin.get(report.source, f"converted without loss from {report.source}")
     features = ", ".join(report.features) or "plain affine"
-    return f"BCQ {_text(report.version)}, {_text(said)}; features: {_text(features)}"
+    folder = f"{report.name}: " if report.title else ""
+    return f"{_text(folder)}BCQ {_text(report.version)}, {_text(said)}; features: {_text(features)}"
 
 
 def _facts(report: Report) -> str:
@@ -80,9 +82,11 @@ def _facts(report: Report) -> str:
         ("weights", f"{total['weights']:,}"),
         ("bits per weight", _digits(total["bits_per_weight"], 3)),
         ("bits over everything", _digits(total["overall_bits"], 3)),
-        ("size", _size(total["weight_bytes"] + total["dense_bytes"])),
+        ("model files", _size(total["file_bytes"])),
         ("parameters quantized", f"{math.floor(covered * 100) / 100:.2f} %"),
     ]
+    if report.perplexity:
+        facts.append(("perplexity", _text(report.perplexity)))
     if origin.converted:
         facts.append(("error against the source", "none"))
     if report.has_errors:
@@ -169,7 +173,9 @@ def _recipes(report: Report) -> str:
     for i, recipe in enumerate(report.recipes):
         count = sum(row.recipe == i for row in report.weights)
         settings = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(recipe["settings"].items()))
-        rows.append([f"<code>{_text(recipe['method'])}</code>", f"{count:,}", _text(settings)])
+        rows.append(
+            [f"<code>{_text(recipe['method'])}</code>", f"{count:,}", f"<span class=wrap>{_text(settings)}</span>"]
+        )
     return _table(["method", "weights", "settings"], rows) if rows else ""
 
 

@@ -120,10 +120,10 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     largest = max((number for _, number, _ in rows), default=0) or 1
     parts = []
     for i, (label, number, shown) in enumerate(rows):
-        top, length = 4 + 24 * i, 470 * number / largest
-        parts.append(f'<text x="150" y="{top + 14}" text-anchor="end">{_text(label, 24)}</text>')
-        parts.append(f'<rect class="k0" x="158" y="{top + 2}" width="{max(1.0, length):.1f}" height="16"/>')
-        parts.append(f'<text class="soft" x="{166 + length:.1f}" y="{top + 14}">{_text(shown)}</text>')
+        top, length = 4 + 24 * i, 430 * number / largest
+        parts.append(f'<text x="190" y="{top + 14}" text-anchor="end">{_text(label, 24)}</text>')
+        parts.append(f'<rect class="k0" x="198" y="{top + 2}" width="{max(1.0, length):.1f}" height="16"/>')
+        parts.append(f'<text class="soft" x="{206 + length:.1f}" y="{top + 14}">{_text(shown)}</text>')
     return _svg(title, _WIDTH, height, parts)
 
 

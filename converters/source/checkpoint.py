@@ -93,6 +93,11 @@ class SourceCheckpoint:
             return {}
         return tokenizer_files(header)
 
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor that a file calls ``name``, as it is there."""
+        changed = {copy.stored: copy.original for copy in self.copies.values() if copy.original is not None}
+        return changed.get(name) or self.tensors[name]
+
     @property
     def is_gguf(self) -> bool:
         """Whether the model files are GGUF."""
@@ -227,7 +232,7 @@ def read_gguf_source(
     side = [name for name in files if name not in models and name not in foreign]
     first = next(iter(opened.values())).gguf
     shapes = {info.name: info.shape for file in opened.values() for info in file.gguf.tensors.values()}
-    config = _json(open_file, CONFIG) if CONFIG in side else config_of(first, shapes)
+    config = _json(open_file, CONFIG) if CONFIG in side else config_of(first, shapes, tensors)
     found = SourceCheckpoint(folder, models, tensors, home, config, {}, side, {**foreign, **(left_out or {})})
     found.blocks, found.copies = blocks, copies
     if not kept and not config:

@@ -19,7 +19,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error, escape
 
 from .gguf_names import Named, architecture, namer
-from .gguf_rows import rows_put_back, swapped
+from .gguf_rows import copied, rows_put_back, swapped
 
 __all__ = ["Blocks", "Copy", "GgufFile", "gap_ranges", "gaps", "place_tensors", "read_files", "split_names"]
 
@@ -40,10 +40,20 @@ class Blocks(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A dense tensor under another name: what the file calls it, and the rule that gives its bytes back."""
+    """A dense tensor under another name: what the file calls it, and the rule that gives its bytes back.
+
+    ``original``: the tensor of the file, where the rule may fail and has to be tried.
+    """
 
     stored: str
     rule: dict[str, Any]
+    original: StoredTensor | None = None
+
+    def gives_back(self, dense: StoredTensor) -> bool:
+        """Whether the rule makes the file's bytes of ``dense``: 1 may have been added to a number near -1."""
+        if self.original is None:
+            return True
+        return copied(dense.array(), self.rule).tobytes() == self.original.array().tobytes()
 
 
 class GgufFile(NamedTuple):
@@ -96,14 +106,15 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
     infos = [(file, info) for file in files for info in file.gguf.tensors.values()]
     scales = _second_scales(infos)
     for file, info in infos:
-        name, heads = named(info.name, info.shape)
+        name, heads, added = named(info.name, info.shape)
         order = file.gguf.order
-        if info.name in scales.values():
-            name = info.name  # it becomes part of a weight
+        if info.name in scales.values() or (added and info.type.name != "F32"):
+            name, added = info.name, 0  # it becomes part of a weight; or nothing is known of such norms
         if info.type.name in DENSE:
-            tensors[name], rule = _dense(file.source, info, name, heads, order)
+            stored = StoredTensor(info.name, info.type.name, info.shape, source=file.source, offset=info.offset)
+            tensors[name], rule = _dense(stored, name, heads, added, order)
             if name != info.name or len(rule) > 1:
-                copies[name] = Copy(info.name, rule)
+                copies[name] = Copy(info.name, rule, stored if added else None)
             continue
         rows = info.nbytes // info.row_bytes
         tensors[info.name] = StoredTensor(
@@ -144,23 +155,22 @@ def gap_ranges(header: GgufHeader, size: int) -> Iterable[tuple[int, int]]:
     yield header.data_end, size
 
 
-def _dense(
-    source: ByteSource, info: TensorInfo, name: str, heads: int, order: str
-) -> tuple[StoredTensor, dict[str, Any]]:
-    """A dense tensor under its new name, and the rule that undoes what was done to it."""
-    stored = StoredTensor(name, info.type.name, info.shape, source=source, offset=info.offset)
-    swap = order == ">" and element_bytes(info.type.name) > 1
+def _dense(stored: StoredTensor, name: str, heads: int, added: int, order: str) -> tuple[StoredTensor, dict[str, Any]]:
+    """A dense tensor of the file under its new name, and the rule that undoes what was done to it."""
+    swap = order == ">" and element_bytes(stored.dtype) > 1
     rule: dict[str, Any] = {"rule": "copy"}
     rule |= {"heads": heads} if heads else {}
+    rule |= {"add": added} if added else {}
     rule |= {"byte_order": "big"} if swap else {}
     if len(rule) == 1:
-        return stored, rule
+        return stored.renamed(name), rule
 
     def make() -> Array:
         array = stored.array()
-        return rows_put_back(swapped(array) if swap else array, heads)
+        array = rows_put_back(swapped(array) if swap else array, heads)
+        return array - array.dtype.type(added) if added else array
 
-    return StoredTensor(name, info.type.name, info.shape, make=make), rule
+    return StoredTensor(name, stored.dtype, stored.shape, make=make), rule
 
 
 def _file(source: ByteSource, header: GgufHeader) -> GgufFile:

@@ -1,7 +1,8 @@
-"""Names of Hugging Face for the tensors of a GGUF file, and the heads whose rows llama.cpp's converter has moved.
+"""Names of Hugging Face for the tensors of a GGUF file, and what llama.cpp's converter has done to their numbers.
 
 llama.cpp stores the rows of q and k of the Llama family in another order: row h*d + 2i + t of GGUF is row
-h*d + t*d/2 + i of Hugging Face (d rows a head, t = 0, 1). Other architectures keep theirs.
+h*d + t*d/2 + i of Hugging Face (d rows a head, t = 0, 1). Other architectures keep theirs. It adds 1 to the
+weights of norms of the Gemma family.
 """
 
 from __future__ import annotations
@@ -34,20 +35,37 @@ _MIXTRAL: Final = {
 }
 _QK_NORM: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _PHI3: Final = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_EXPERTS: Final = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_AROUND: Final = {  # norms before and after
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 LAYERS: Final[dict[str, dict[str, str]]] = {
     "llama": {**_ATTENTION, **_MLP, **_MIXTRAL},
     "qwen2": {**_ATTENTION, **_MLP},
     "qwen3": {**_ATTENTION, **_MLP, **_QK_NORM},
+    "qwen3moe": {**_ATTENTION, **_MLP, **_QK_NORM, **_EXPERTS},
     "phi3": {**_ATTENTION, **_MLP, **_PHI3},
+    "gemma": {**_ATTENTION, **_MLP},
+    "gemma2": {**_ATTENTION, **_MLP, **_AROUND},
+    "gemma3": {**_ATTENTION, **_MLP, **_AROUND, **_QK_NORM},
 }
 _MOVED: Final = {"llama"}  # architectures whose rows of q and k are in another order
+_RAISED: Final = {"gemma", "gemma2", "gemma3"}  # whose weights of norms are stored with 1 added
 
 
 class Named(NamedTuple):
-    """The name of a tensor, and the number of heads whose rows have to be put back; 0: none."""
+    """The name of a tensor, the number of heads whose rows have to be put back (0: none), what was added to it."""
 
     name: str
     heads: int = 0
+    added: int = 0
 
 
 def architecture(header: GgufHeader) -> str:
@@ -69,12 +87,14 @@ def namer(header: GgufHeader) -> Callable[[str, tuple[int, ...]], Named] | None:
     def named(name: str, shape: tuple[int, ...]) -> Named:
         stem, _, end = name.rpartition(".")
         if stem in _TOP and end in ("weight", "bias"):
-            return Named(f"{_TOP[stem]}.{end}")
+            return Named(f"{_TOP[stem]}.{end}", added=int(kind in _RAISED and stem == "output_norm"))
         found = _LAYER.fullmatch(name)
         if found is None or found[2] not in table:
             return Named(name)
         layer, part, end = found.groups()
         new = f"model.layers.{layer}.{table[part]}.{end}"
+        if kind in _RAISED and part.endswith("_norm"):
+            return Named(new, added=1)
         if kind not in _MOVED or part not in ("attn_q", "attn_k") or end == "scale":
             return Named(new)
         heads = _heads(header, kind, part, int(layer))

@@ -1,4 +1,4 @@
-"""What GGUF does to dense tensors: rows of q and k in another order (see `gguf_names`), the other byte order."""
+"""What GGUF does to dense tensors (see `gguf_names`): rows of q and k in another order, 1 added, the byte order."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def rows_back(rows: Array, heads: int) -> Array:
 def copied(array: Array, rule: dict[str, Any]) -> Array:
     """The bytes of a tensor in the file, from the dense tensor that it became."""
     rows = np.ascontiguousarray(rows_back(array, rule.get("heads", 0)))
+    if "add" in rule:
+        rows = rows + rows.dtype.type(rule["add"])
     return swapped(rows) if rule.get("byte_order") == "big" else rows
 
 
@@ -33,10 +35,11 @@ def heads_fit(heads: Any, rows: int) -> bool:
     return type(heads) is int and heads > 0 and rows % (2 * heads) == 0
 
 
-def copy_fits(rule: dict[str, Any], shape: tuple[int, ...]) -> bool:
-    """Whether a rule ``copy``, which may be anyone's, can be that of a dense tensor of this shape."""
+def copy_fits(rule: dict[str, Any], dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a rule ``copy``, which may be anyone's, can be that of a dense tensor of this type and shape."""
     return (
-        rule.keys() <= {"rule", "heads", "byte_order"}
+        rule.keys() <= {"rule", "heads", "byte_order", "add"}
+        and ("add" not in rule or (dtype == "F32" and rule["add"] == 1 and type(rule["add"]) is int))
         and ("heads" not in rule or (len(shape) > 0 and heads_fit(rule["heads"], shape[0])))
         and rule.get("byte_order", "big") == "big"
     )

@@ -28,6 +28,7 @@ are split among them, and the compiled loop releases the GIL. Importing this pac
 
 From top to bottom: `codes`, `planes` and `hqq` have the functions; `runs` says where the words of a layout lie and runs
 the loop; `bit_programs` says how bits move; `loop` is compiled; `arrays` checks and pads; `buffers` reuses memory.
+Codes in blocks among other fields (`gguf`) have loops of their own, one for each program (`straight`).
 """
 
 from __future__ import annotations

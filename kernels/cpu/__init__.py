@@ -4,14 +4,16 @@
     >>> y = matrix.matmul(x)                     # x (in) or (batch, in) float32 -> (out) or (batch, out) float32
     >>> values = matrix.dequantize("float16")    # bit for bit what the normative decoder gives
 
-A product takes one of two paths. *tables*: look-up tables straight from the planes (`lut`), for small batches and
-every weight but those that `CpuMatrix.obstacle` names. It works with the linear reading of `layout`: alpha and z in
-float32, float-zero without the rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows
-at a time, and multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
+A product takes one of two paths. *planes*: straight from the planes, for small batches and every weight but those that
+`CpuMatrix.obstacle` names; by look-up tables where the processor has AVX2 (`lut`), by dot products of bytes elsewhere
+(`dot_loops`). It works with the linear reading of `layout`: alpha and z in float32, float-zero without the rounding
+inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a time, and multiplied with BLAS. Sums
+are float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -25,14 +27,14 @@ from bcqfmt.kernels import operands
 from bcqfmt.system import cores
 from bcqfmt.weight.weight import BcqWeight
 
-from .layout import LANES, TableSegment, obstacle, table_segments
+from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segments
 
-__all__ = ["TABLE_WORK", "CpuMatrix", "prepare", "target"]
+__all__ = ["PLANE_WORK", "CpuMatrix", "prepare", "target"]
 
-TABLE_WORK = 192  # vectors times planes up to which tables are faster than decoding
-_BATCH = 8  # vectors that go through the tables together
+PLANE_WORK = 192  # vectors times planes up to which products from planes are faster than decoding
+_BATCH = 8  # vectors that are multiplied together
 _SMALL = 1 << 23  # elements times planes times vectors below which one thread is faster than two
-_RUN = 16  # tiles that a thread takes at a time, less where there would be too few for all threads
+_RUN = 16  # tiles of rows that a thread takes at a time, less where there would be too few for all threads
 _BLOCK = 1 << 20  # elements decoded at a time for a product
 
 Array = npt.NDArray[Any]
@@ -40,7 +42,7 @@ Float = npt.NDArray[np.float32]
 
 
 def target() -> str:
-    """How tables are looked up on this machine: "avx512", "avx2" or "portable"."""
+    """Instructions that products on this machine use: "avx512", "avx2", "neon" or "portable" (those every one has)."""
     from . import lookup
 
     return lookup.target()
@@ -55,7 +57,7 @@ def prepare(weight: BcqWeight, *, planes: int | None = None, index: int | None =
 
 
 class CpuMatrix:
-    """One matrix ``shape`` = (out, in). ``obstacle`` says why tables cannot be used, and is empty when they can."""
+    """One matrix ``shape`` = (out, in). ``obstacle``: why products are not made from planes; empty when they are."""
 
     def __init__(self, weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> None:
         """See :func:`prepare`."""
@@ -63,7 +65,8 @@ class CpuMatrix:
         operand = operands.operand(weight, planes=planes, index=index)
         self.shape, self.dtype = operand.shape, operand.dtype
         self.obstacle = obstacle(operand)
-        self._tables = () if self.obstacle else table_segments(operand)
+        self._tables = target().startswith("avx")
+        self._segments = () if self.obstacle else plane_segments(operand, self._tables)
         self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
         self._perm = operand.perm
         self._sparse: tuple[Array, Array, Float] | None = None
@@ -76,8 +79,8 @@ class CpuMatrix:
         return operands.operand(self._weight, planes=self._planes, index=self._index)
 
     def path(self, batch: int = 1) -> str:
-        """The path of a product with that many vectors: "tables" or "values"."""
-        return "values" if self.obstacle or batch * self._bits > TABLE_WORK else "tables"
+        """The path of a product with that many vectors: "planes" or "values"."""
+        return "values" if self.obstacle or batch * self._bits > PLANE_WORK else "planes"
 
     def matmul(self, x: Any, *, threads: int | None = None) -> Float:
         """``x W^T``: x (in) or (batch, in) float32, the result (out) or (batch, out) float32."""
@@ -96,9 +99,9 @@ class CpuMatrix:
         if self.path(len(rows)) == "values":
             result = self._by_values(rows, count)
         elif len(rows) <= _BATCH:
-            result = self._by_tables(rows, count)
+            result = self._by_planes(rows, count)
         else:
-            pieces = [self._by_tables(rows[b : b + _BATCH], count) for b in range(0, len(rows), _BATCH)]
+            pieces = [self._by_planes(rows[b : b + _BATCH], count) for b in range(0, len(rows), _BATCH)]
             result = np.concatenate(pieces)
         return result if vectors.ndim == 2 else result[0]
 
@@ -114,36 +117,59 @@ class CpuMatrix:
         self.decode_into(kind, start, out, threads=threads)
         return out
 
-    # -- tables -----------------------------------------------------------------------------------------------
+    # -- planes -----------------------------------------------------------------------------------------------
 
-    def _by_tables(self, x: Float, threads: int) -> Float:
-        from . import lut
-
+    def _by_planes(self, x: Float, threads: int) -> Float:
         batch, out = x.shape[0], self.shape[0]
-        y = np.empty((batch, -(-out // LANES) * LANES), np.float32)
-        for k, s in enumerate(self._tables):
-            tables = scratch("tables", (batch, s.words * lut.WORD_TABLES), np.float32)
-            sums = scratch("sums", (batch, s.groups), np.float32)
-            lut.table_kernel()(self._inputs(x, s), tables, sums, s.span * 32 // s.pieces)
-            kernel = lut.tile_kernel(s.bits, s.pieces, s.by_plane, 2 if batch % 2 == 0 else 1)
-            counter = np.zeros(1, np.uint64)
-            run = max(1, min(_RUN, y.shape[1] // LANES // (4 * max(1, threads))))
-            given = (counter, run, s.planes, out, s.words, s.span, tables, sums, s.numbers, y, k > 0)
-            own = (batch * (s.bits + 1) * LANES,)
-
-            def work(_: int, kernel: Any = kernel, given: Any = given, own: tuple[int] = own) -> None:
-                kernel(*given, scratch("held", (8 * LANES * LANES,), np.uint32), scratch("totals", own, np.float32))
-
-            together(work, threads)
+        y = np.empty((batch, -(-out // LANES) * LANES if self._tables else out), np.float32)
+        run = max(1, min(_RUN, out // LANES // (4 * max(1, threads))))
+        for k, segment in enumerate(self._segments):
+            product = self._table_product if self._tables else self._dot_product
+            together(product(x, segment, y, run, more=k > 0), threads)
         if self._sparse is not None:
+            from . import sparse
+
             indptr, indices, added = self._sparse
             counter = np.zeros(1, np.uint64)
-            together(lambda _: lut.sparse_kernel()(counter, indptr, indices, added, x, y), threads)
+            together(lambda _: sparse.sparse_kernel()(counter, indptr, indices, added, x, y), threads)
         return y if y.shape[1] == out else np.ascontiguousarray(y[:, :out])
 
-    def _inputs(self, x: Float, segment: TableSegment) -> Float:
-        """x of the columns of a segment, in stored order, padded with zeros to whole words."""
-        padded = segment.words * 32
+    def _table_product(self, x: Float, s: PlaneSegment, y: Float, run: int, more: bool) -> Callable[[int], None]:
+        """What each thread does for a product by look-up tables; ``run``: tiles that it takes at a time."""
+        from . import lut
+
+        batch = x.shape[0]
+        tables = scratch("tables", (batch, s.words * lut.WORD_TABLES), np.float32)
+        sums = scratch("sums", (batch, s.groups), np.float32)
+        lut.table_kernel()(self._inputs(x, s, s.words), tables, sums, s.span * 32 // s.pieces)
+        kernel = lut.tile_kernel(s.bits, s.pieces, s.by_plane, 2 if batch % 2 == 0 else 1)
+        counter, own = np.zeros(1, np.uint64), (batch * (s.bits + 1) * LANES,)
+        given = (counter, run, s.planes, self.shape[0], s.words, s.span, tables, sums, s.numbers, y, more)
+
+        def work(_: int) -> None:
+            kernel(*given, scratch("held", (8 * LANES * LANES,), np.uint32), scratch("totals", own, np.float32))
+
+        return work
+
+    def _dot_product(self, x: Float, s: PlaneSegment, y: Float, run: int, more: bool) -> Callable[[int], None]:
+        """What each thread does for a product by dot products."""
+        from . import dot_loops
+
+        batch, chunks = x.shape[0], -(-s.words // WORDS)
+        centre = 0 if s.by_plane or s.bits in (1, 8) else 1 << (s.bits - 1)  # 8 bits: done when they are read
+        digits = dot_loops.digits(self._inputs(x, s, chunks * WORDS), s.pieces, centre)
+        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1)
+        counter, span = np.zeros(1, np.uint64), max(1, s.span // WORDS) if s.groups > 1 else chunks
+        given = (counter, run * LANES, s.planes, self.shape[0], s.words, span, *digits, s.numbers, y, more)
+
+        def work(_: int) -> None:
+            kernel(*given, scratch("chunk", (64,), np.uint32), scratch("row sums", (batch * 8,), np.float32))
+
+        return work
+
+    def _inputs(self, x: Float, segment: PlaneSegment, words: int) -> Float:
+        """x of the columns of a segment, in stored order, padded with zeros to that many words."""
+        padded = words * 32
         if self._perm is None and segment.width == padded == x.shape[1]:
             return x
         stored = slice(segment.start, segment.start + segment.width)

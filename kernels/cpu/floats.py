@@ -28,7 +28,7 @@ WORDS = 4  # of a plane at once
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _FOUR = ir.VectorType(LaneEmit.i32, WORDS)
 _STEP, _LIMIT = 2.0**-24, 2.0**27
-_4, _8, _16, _32 = (np.uint64(i) for i in (4, 8, 16, 32))
+_0, _1, _4, _8, _16, _32 = (np.uint64(i) for i in (0, 1, 4, 8, 16, 32))
 
 
 def fits(segment: OperandSegment) -> bool:
@@ -128,12 +128,16 @@ def float_kernel(bits: int, offset: bool) -> Any:
                 break
             for o in range(top, min(top + _8, count)):
                 r = first_row + o
-                for w in range(np.uint64(0), words, _4):
+                for w in range(_0, words, _4):
                     base = min(w, words - _4)  # the last four overlap those before
                     unpack(bits, planes, r * words + base, rows * words, codes, base * _32)
-                for a in range(groups):
-                    for j in range(a * size, min(a * size + size, width), _16):
-                        values(added, codes, j, scale, zero, r * groups + a, out, o * columns + start + j)
+                j, number, to = _0, r * groups, o * columns + start
+                while j < width:  # not a range with steps: its length would be a division for every group
+                    end = min(j + size, width)
+                    while j < end:
+                        values(added, codes, j, scale, zero, number, out, to + j)
+                        j += _16
+                    number += _1
 
     words, floats = (types.Array(one, 1, "C", readonly=True) for one in (types.uint32, types.float32))
     return compiled(

@@ -1,4 +1,4 @@
-"""A weight laid out for the CPU: planes as they are stored, numbers in the order in which the table kernel reads them.
+"""A weight laid out for the CPU: planes as they are stored, numbers in the order in which a kernel reads them.
 
 Planes are used where they are. Only the numbers of groups are rearranged, to float32.
 """
@@ -17,19 +17,20 @@ from bcqfmt.errors import BcqError
 from bcqfmt.kernels.operands import Operand, OperandSegment
 from bcqfmt.weight.packing import words_for
 
-__all__ = ["LANES", "TableSegment", "obstacle", "table_segments"]
+__all__ = ["LANES", "WORDS", "PlaneSegment", "obstacle", "plane_segments"]
 
-LANES = 16  # rows of a tile
+LANES = 16  # rows of a tile of the table kernel
+WORDS = 4  # words of a plane that the dot kernel takes at a time
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TableSegment:
-    """A segment for the table kernel.
+class PlaneSegment:
+    """A segment for a kernel that reads planes.
 
     ``planes`` (bits * rows * words) uint32, not copied; ``start`` and ``width`` in stored columns; ``pieces`` groups in
-    a word, ``span`` words in a group (one of the two is 1); ``numbers`` float32, flat, in the order of `lut`;
-    ``groups`` includes those that only have padding.
+    a word, ``span`` words in a group (one of the two is 1); ``numbers`` float32, flat, in the order of `lut` or of
+    `dot_loops`, which has ``per`` of a kind side by side. ``groups`` includes those that only have padding.
     """
 
     planes: npt.NDArray[np.uint32]
@@ -42,10 +43,11 @@ class TableSegment:
     groups: int
     by_plane: bool
     numbers: npt.NDArray[np.float32]
+    per: int = 0
 
 
 def obstacle(operand: Operand) -> str:
-    """Why the table kernel cannot take a weight; empty when it can."""
+    """Why no product can be made from the planes of a weight; empty when one can."""
     for k, segment in enumerate(operand.segments):
         g = segment.group_size
         if segment.formula == "table":
@@ -54,7 +56,8 @@ def obstacle(operand: Operand) -> str:
             return f"segment {k} has groups of {g} columns: neither 8, 16, whole words nor whole rows"
         scale, z = _linear(segment)
         with np.errstate(over="ignore", invalid="ignore"):
-            if not (np.isfinite(scale.astype(np.float32)).all() and np.isfinite(z.astype(np.float32)).all()):
+            numbers = *_around_middle(scale, z, segment.bits), scale, z
+            if not all(np.isfinite(number.astype(np.float32)).all() for number in numbers):
                 return f"segment {k} has numbers that are not finite in float32"
     try:
         assert operand.outliers is None or operand.outliers.added is not None
@@ -63,12 +66,12 @@ def obstacle(operand: Operand) -> str:
     return ""
 
 
-def table_segments(operand: Operand) -> tuple[TableSegment, ...]:
-    """The segments of a weight that has no :func:`obstacle`."""
-    return tuple(_segment(segment, operand.rows) for segment in operand.segments)
+def plane_segments(operand: Operand, tables: bool) -> tuple[PlaneSegment, ...]:
+    """The segments of a weight that has no :func:`obstacle`, for the table kernel or the dot kernel."""
+    return tuple(_segment(segment, operand.rows, tables) for segment in operand.segments)
 
 
-def _segment(segment: OperandSegment, rows: int) -> TableSegment:
+def _segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegment:
     words = words_for(segment.width, 1)
     pieces = span = 1
     if segment.groups == 1:
@@ -79,15 +82,21 @@ def _segment(segment: OperandSegment, rows: int) -> TableSegment:
     else:
         span, groups = segment.group_size // 32, segment.groups
     scale, z = _linear(segment)
-    numbers = np.concatenate([scale if scale.ndim == 3 else scale[None], z[None]])
-    tiles = -(-rows // LANES)
-    padded = np.zeros((tiles * LANES, groups, numbers.shape[0]), np.float32)
-    padded[:rows, : segment.groups] = numbers.transpose(1, 2, 0)
-    laid = aligned(padded.size, np.float32)
-    laid.reshape(tiles, groups, numbers.shape[0], LANES)[...] = padded.reshape(
-        tiles, LANES, groups, numbers.shape[0]
-    ).transpose(0, 2, 3, 1)
-    return TableSegment(
+    by_plane, per = scale.ndim == 3, 0
+    if tables:
+        numbers = _stacked(scale, z)
+        padded = np.zeros((-(-rows // LANES) * LANES, groups, numbers.shape[2]), np.float32)
+        padded[:rows, : segment.groups] = numbers
+        ordered = padded.reshape(-1, LANES, groups, numbers.shape[2]).transpose(0, 2, 3, 1)
+    else:
+        places = _places(words, pieces, span, groups)
+        numbers = _stacked(*_around_middle(scale, z, segment.bits))
+        padded = np.zeros((rows, int(places.max()) + 1, numbers.shape[2]), np.float32)
+        padded[:, : segment.groups] = numbers
+        ordered, per = padded[:, places].transpose(0, 1, 3, 2), places.shape[1]
+    laid = aligned(ordered.size, np.float32)
+    laid.reshape(ordered.shape)[...] = ordered
+    return PlaneSegment(
         planes=segment.planes.reshape(-1),
         start=segment.start,
         width=segment.width,
@@ -96,9 +105,26 @@ def _segment(segment: OperandSegment, rows: int) -> TableSegment:
         pieces=pieces,
         span=span,
         groups=groups,
-        by_plane=scale.ndim == 3,
+        by_plane=by_plane,
         numbers=laid,
+        per=per,
     )
+
+
+def _places(words: int, pieces: int, span: int, groups: int) -> npt.NDArray[np.int64]:
+    """(slots, per): the group of every number that the dot kernel reads."""
+    if groups == 1 or span % WORDS == 0:
+        return np.arange(groups)[:, None]
+    chunks = -(-words // WORDS)
+    if span == 2:
+        return np.arange(chunks * 2).reshape(chunks, 2)
+    word = np.arange(chunks * WORDS).reshape(chunks, 1, WORDS)
+    return (word // span * pieces + np.arange(pieces)[:, None]).reshape(chunks * pieces, WORDS)
+
+
+def _stacked(scale: Array, z: Array) -> Array:
+    """(out, G, kinds): the scales, then z."""
+    return np.concatenate([scale if scale.ndim == 3 else scale[None], z[None]]).transpose(1, 2, 0)
 
 
 def _linear(segment: OperandSegment) -> tuple[Array, Array]:
@@ -112,3 +138,10 @@ def _linear(segment: OperandSegment) -> tuple[Array, Array]:
     middle = (2.0**segment.bits - 1) / 2
     with np.errstate(over="ignore", invalid="ignore"):
         return first / 2, first * middle + second if segment.formula == "offset" else first * (middle - second)
+
+
+def _around_middle(scale: Array, z: Array, bits: int) -> tuple[Array, Array]:
+    """The same numbers for codes as the dot kernel has them: minus 2^(bits - 1), single bits as 0 and -1."""
+    if scale.ndim == 3 or bits == 1:
+        return -2 * scale, z - (scale.sum(0) if scale.ndim == 3 else scale)
+    return 2 * scale, z + scale

@@ -19,9 +19,9 @@ __all__ = ["flush", "flush_planes", "lookup", "lookups", "table", "target"]
 
 @functools.cache
 def target() -> str:
-    """How tables are looked up: "avx512", "avx2" or "portable"; `features` says for which processor."""
+    """Instructions that are used: "avx512", "avx2", "neon" or "portable"; `features` says of which processor."""
     known = features()
-    for name, flag in (("avx512", "+avx512f"), ("avx2", "+avx2")):
+    for name, flag in (("avx512", "+avx512f"), ("avx2", "+avx2"), ("neon", "+neon")):
         if flag in known:
             return name
     return "portable"

@@ -21,12 +21,12 @@ from . import lanes, lookup
 from .lanes import LANES, claim, loads, prefetch, stores, transpose, types, zeros
 from .lookup import flush, flush_planes, lookups, table
 
-__all__ = ["WORD_TABLES", "sparse_kernel", "table_kernel", "tile_kernel"]
+__all__ = ["WORD_TABLES", "table_kernel", "tile_kernel"]
 
 WORD_TABLES = 8 * LANES  # floats in the tables of the 32 columns of a word
 
 _0, _1, _2, _3, _4, _16 = (np.uint64(i) for i in (0, 1, 2, 3, 4, 16))
-_64, _128 = np.uint64(64), np.uint64(WORD_TABLES)
+_128 = np.uint64(WORD_TABLES)
 _N = types.uint64
 _FLOATS, _ROWS = types.float32[::1], types.float32[:, ::1]
 _ROWS_IN = types.Array(types.float32, 2, "C", readonly=True)
@@ -56,29 +56,6 @@ def table_kernel() -> Any:
                     sums[b, group] = (s0 + s1) + (s2 + s3)
 
     return compiled(fill, types.void, _ROWS_IN, _ROWS, _ROWS, _N)
-
-
-@functools.cache
-def sparse_kernel() -> Any:
-    """``(counter, indptr, indices, values, x, y)``: add the product with a CSR matrix; int32, float32, (batch, ...)."""
-    stamp = stamp_of(intrinsics, lanes)
-
-    def add(counter: Any, indptr: Any, indices: Any, values: Any, x: Any, y: Any) -> None:
-        rows = np.uint64(indptr.size) - _1
-        while stamp:
-            top = claim(counter) * _64
-            if top >= rows:
-                break
-            for r in range(top, min(top + _64, rows)):
-                for b in range(np.uint64(x.shape[0])):
-                    total = np.float32(0)
-                    for k in range(np.uint64(indptr[r]), np.uint64(indptr[r + _1])):
-                        total += values[k] * x[b, np.uint64(indices[k])]
-                    y[b, r] += total
-
-    places = types.Array(types.int32, 1, "C", readonly=True)
-    numbers = types.Array(types.float32, 1, "C", readonly=True)
-    return compiled(add, types.void, types.uint64[::1], places, places, numbers, _ROWS_IN, _ROWS)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import numpy as np
 
 from bcqfmt.container.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
+from bcqfmt.version import pip_install
 
 __all__ = [
     "Described", "aligned", "capability", "capturing", "columns", "describe", "empty_like", "gpu_of", "place_of",
@@ -69,7 +70,7 @@ def require_cuda() -> None:
 @functools.cache
 def _trouble() -> tuple[str, str, str | None] | None:
     if importlib.util.find_spec("numba_cuda") is None:
-        return "BCQ-E306", "numba-cuda is not installed", "pip install 'bcqfmt[cuda]'"
+        return "BCQ-E306", "numba-cuda is not installed", pip_install("cuda")
     if simulated():
         return None
     if np.lib.NumpyVersion(np.__version__) >= "2.5.0" and not hasattr(np, "row_stack"):
@@ -191,7 +192,7 @@ def upload(array: Any, device: Any = None) -> Any:
     try:
         torch = importlib.import_module("torch")
     except ImportError:
-        raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch]'") from None
+        raise error("BCQ-E306", found="torch is not installed", hint=pip_install("torch")) from None
     if not plain.flags.writeable or plain.base is not None:
         plain = plain.copy()  # torch needs writable memory that it owns
     if plain.dtype == np.uint32:

@@ -30,7 +30,7 @@ int main(int argc, char **argv)
 {
     bcq_file *file = NULL;
     bcq_error error = {BCQ_ERROR_MEMORY, "not enough memory"};
-    int code = bcq_open(argc == 3 ? argv[1] : "", 0, &file, &error);
+    int code = argc == 3 ? bcq_open(argv[1], 0, &file, &error) : (fputs("usage: example FILE WEIGHT\n", stderr), exit(2), 0);
     bcq_weight *w = code ? NULL : bcq_find_weight(file, argv[2]);
     if (w)
         code = multiply(w, &error);

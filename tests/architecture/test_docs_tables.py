@@ -26,10 +26,12 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", read("Makefile"), flags=re.MULTILINE))
 
 
-def test_readme_lists_every_verb() -> None:
-    rows = re.findall(r"^\| `bcqfmt ([a-z]+)[^`]*` \|", read("README.md"), flags=re.MULTILINE)
-    assert sorted(rows) == sorted(commands())
-    assert len(rows) == len(set(rows))
+def test_the_readme_is_short_and_names_verbs_that_exist() -> None:
+    text = read("README.md")
+    rows = re.findall(r"^\| `bcqfmt ([a-z]+)[^`]*` \|", text, flags=re.MULTILINE)
+    assert len(rows) == len(set(rows)) == 6
+    assert set(rows) < set(commands())
+    assert len(text.splitlines()) <= 150
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/releasing.md"])

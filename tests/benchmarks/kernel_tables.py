@@ -123,7 +123,25 @@ def attention() -> str:
     return "\n".join(lines)
 
 
+def many_vectors() -> str:
+    """Many vectors with 4 bits: us of the chosen kernel, of the one for sm_80, and of cuBLAS."""
+    lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
+    found = {
+        (row["rows"], row["vectors"]): row for row in rows_of("gemm") if (row["formula"], row["bits"]) == ("affine", 4)
+    }
+    for count in sorted({count for _, count in found}):
+        cells = []
+        for rows, _ in _MANY:
+            row = found.get((rows, count))
+            old = f"{row['sm_80']:.1f}" if row and "sm_80" in row else "-"
+            cells.append(f"{row['microseconds']:.1f} ({row['path']}) / {old} / {row['cublas']:.1f}" if row else "-")
+        lines.append(_line(count, *cells))
+    return "\n".join(lines)
+
+
+_MANY = ((4096, 4096), (11008, 4096), (28672, 8192))
 TABLES: dict[str, list[Callable[[], str]]] = {
+    "gemm": [many_vectors],
     "kernels": [products],
     "kernels_sweep": [sweep],
     "kernels_outliers": [outliers, outliers_of_several, mixed],

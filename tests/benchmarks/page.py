@@ -48,17 +48,19 @@ _GGUF = f"""\
 {_ROUNDS}
 
 - **`convert` and `restore`.** One matrix of random blocks, 4096 x 4096, again and again in one file; four output
-  shards, two workers, fsync included. The copy is `cp --reflink=never` and `sync -f`. Ratios of shortest times are
-  given too, because other processes lengthen wall times. Milliseconds of one core are processor time, which they
-  lengthen less.
-- **Decoding.** `kernels.cpu`, whose values are bit for bit those of the normative decoder, from planes to F32; gguf-py
-  from blocks to F32. Both on one thread, in turn, processor time; the values must have the same bits.
+  shards, two workers, fsync included. The copy is `cp --reflink=never` and `sync -f`.
+- **Decoding.** `kernels.cpu`, bit for bit the normative decoder, from planes to F32; gguf-py from blocks to F32. One
+  thread each, in turn, processor time; the values must have the same bits.
 
-A conversion reads a file four times (its scales for the header, its blocks, to compare, to hash), and its scales once
-more where those of a shard are more than 64 MiB; it hashes twice, packs, rebuilds, compares and writes. Two digests
-take 1.3 ms of a Neoverse-N1 core per MB, reads and comparison 0.8, writing 0.3 to 1.0: 2.4 to 3.1 ms without any
-packing, so that two cores cannot make more than 650 to 830 MB/s, which is 0.4 to 0.5 of the copy on an idle machine.
-Packing takes 0.3 to 0.4 ms per MB and rebuilding 0.4 to 0.7.
+A conversion reads a file four times (scales for the header, blocks, to compare, to hash), and its scales once more
+where those of a shard exceed 64 MiB; it hashes twice, packs, rebuilds, compares and writes. Two digests take 1.3 ms of
+a Neoverse-N1 core per MB, reads and comparison 0.8, writing 0.3 to 1.0: 2.4 to 3.1 ms without packing, so that two
+cores make at most 650 to 830 MB/s, 0.4 to 0.5 of the copy on an idle machine. Packing takes 0.3 to 0.4 ms, rebuilding
+0.4 to 0.7. GPTQ's conversion takes 3.9 ms in all.
+
+About fifteen other processes shared the two cores in this run. A copy then waits less than a conversion: ratios of wall
+times are lower than on an idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too:
+filling the result takes 0.2 ns a value, gguf-py 1.9, this decoder 1.0.
 """
 
 _SCALING = """\
@@ -111,6 +113,12 @@ times grow tenfold; those of BCQ do not. So the figures were taken with real-tim
 Look-up tables have four columns: 16 sums fit into a register, and one instruction looks up 16 rows. Tables of eight
 columns (256 sums, in memory) need half as many look-ups; the best such product found takes 4 to 11 times as long
 (`python tests/benchmarks/models/tables_of_eight.py`, both in turn, 2 and 4 bits, both shapes).
+
+On an ARM processor (Neoverse-N1, 2 cores, `chrt -r 20 python tests/benchmarks/cpu_kernels.py --quick`; all samples in
+{download}`cpu_kernels_arm.json`), 4096 x 4096, one weight again and again: one vector 2.02x torch fp32 at 2 bits, 1.70x
+at 4 bits (the goal of 2x is missed), 0.60x for bcq with 4 planes; 8 vectors 2.49x, 2.46x and 0.70x. In plain
+instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 0.88x, 0.80x and 0.23x: the goal of 1x is missed.
+torch has no fast bf16 there.
 """
 
 _FORMAT = f"""\

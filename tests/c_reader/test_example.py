@@ -44,11 +44,39 @@ def test_products(name: str, example: Path) -> None:
 def test_refusals(example: Path) -> None:
     path = samples.VECTORS / "valid" / "worked-example.safetensors"
     bad = samples.VECTORS / "invalid" / "v405-scale-inf.safetensors"
-    for arguments, message in (((), "(-1)"), ((path, "nothing"), "no such weight"), ((bad, "w.weight"), "(405)")):
+    asked = run(example)
+    assert (asked.returncode, asked.stderr) == (2, "usage: example FILE WEIGHT\n")
+    for arguments, message in (((path, "nothing"), "no such weight"), ((bad, "w.weight"), "(405)")):
         done = run(example, *arguments)
         assert done.returncode == 1
         assert done.stdout == ""
         assert message in done.stderr
+
+
+def test_the_programs_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```c\n(.*?)^```$", (c_reader.SOURCES / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    folder = tmp_path / "model"
+    weight = bcqfmt.BcqWeight.from_affine(
+        np.ones((4, 32), np.uint8), np.ones((4, 1), np.float16), 1, group_size=32, bits=2
+    )
+    bcqfmt.save(folder, {"w.weight": weight}, config={})
+    (folder / "logo.png").write_bytes(b"x")
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    said = []
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.c").write_text(block)
+        words = [c_reader.compiler(), *c_reader.WARNINGS, "-std=c99", "-I", str(c_reader.SOURCES), *c_reader.SANITIZERS]
+        subprocess.run([*words, f"{number}.c", "-o", str(number)], cwd=tmp_path, check=True, timeout=120)
+        done = subprocess.run([tmp_path / str(number)], cwd=tmp_path, capture_output=True, text=True, check=True)
+        said.append(done.stdout)
+    assert said == [
+        "2 bits, 32 bytes of planes, 256 bytes of values\n",
+        "model.safetensors: 2 tensors\nw.weight is there\n",
+    ]
+    (folder / "model.safetensors").unlink()
+    refused = subprocess.run([tmp_path / "1"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "model.safetensors" in refused.stderr
 
 
 def test_the_example_is_short() -> None:

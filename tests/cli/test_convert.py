@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
+from bcqfmt.cli.command import command_line
 from bcqfmt.cli.options import PART, SIZE
-from bcqfmt.cli.sources import command_line
 from conversions import gptq_folder, tree
 from hub_server import HubServer, loopback_hub
 from peers import PEERS
@@ -126,7 +126,8 @@ def test_a_bcq_folder_is_no_source(run: Run, bcq: Path, tmp_path: Path) -> None:
 
 def test_a_file_is_no_model_folder(run: Run, tmp_path: Path) -> None:
     result = run("convert", SOURCE / "model.safetensors", tmp_path / "bcq")
-    assert (result.exit_code, "hint: name the folder that it is in" in result.stderr) == (3, True)
+    words = f"bcqfmt convert {SOURCE} {tmp_path / 'bcq'}"
+    assert (result.exit_code, f"hint: it is part of a GPTQ folder, name that: {words}\n" in result.stderr) == (5, True)
 
 
 @pytest.mark.parametrize("where", [".", "inside", "..", "../source", "link"])
@@ -185,7 +186,7 @@ def test_usage(run: Run, tmp_path: Path, args: tuple[str, ...]) -> None:
 
 
 def test_sizes_and_parts() -> None:
-    known = {"5GB": 5_000_000_000, "5GiB": 5 * 2**30, "1.5 MB": 1_500_000, "100": 100, "1k": 1000, "2tib": 2**41}
+    known = {"5GB": 5_000_000_000, "5GiB": 5 * 2**30, "1.5 MB": 1_500_000, "1500": 1500, "1k": 1000, "2tib": 2**41}
     assert {text: SIZE.convert(text, None, None) for text in known} == known
     assert PART.convert("2/8", None, None) == (2, 8)
     assert command_line("bcqfmt", "verify", "a b", "$(x)") == "bcqfmt verify 'a b' '$(x)'"

@@ -34,15 +34,15 @@ def test_doctor_knows_what_pyproject_asks_for() -> None:
     asked = dict(re.match(r"([\w-]+)>=([\d.]+)", text).groups() for text in project["dependencies"])  # type: ignore[union-attr]
     for name, minimum in environment.MINIMUM.items():
         assert asked[name] == ".".join(map(str, minimum))
-    named = re.findall(r"bcqfmt\[(\w+)\]", " ".join(fix for fix, _ in environment._OPTIONAL.values()))
-    assert set(named) == project["optional-dependencies"].keys() - {"docs", "test", "dev"}
+    named = {extra for extra, _ in environment._OPTIONAL.values() if extra}
+    assert named == project["optional-dependencies"].keys() - {"docs", "test", "dev"}
 
 
 def test_doctor_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_version", lambda name: None if name in ("torch", "numpy") else "999.0")
     result = run("doctor")
     assert result.exit_code == 1
-    assert "fix: pip install 'bcqfmt[torch]'" in result.stdout
+    assert "fix: pip install 'torch>=2.4'" in result.stdout
     assert "the core does NOT work" in result.stdout
     monkeypatch.setattr(environment, "_version", lambda name: "0.1.dev3+x")
     assert "older than" in run("doctor").stdout
@@ -72,7 +72,9 @@ def test_demo_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
 def test_demo_keeps_what_it_made(run: Run, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     assert run("demo", "--keep", kept).exit_code == 0
-    assert bcqfmt.validate(kept, deep=True).valid
+    assert bcqfmt.validate(kept / "bcq", deep=True).valid
+    assert {path.name for path in kept.iterdir()} == {"gptq", "bcq"}
+    assert run("convert", kept / "gptq", tmp_path / "converted").exit_code == 0
     again = run("demo", "--keep", kept)
     assert again.exit_code == 7
     assert "BCQ-E401" in again.stderr

@@ -69,7 +69,7 @@ def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:
         for row, token in zip(logits[:-1], window[1:], strict=True):
             total += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
             count += 1
-    found = models.evaluate(loaded, models.windows_of(loaded, text.read_text(), 20, 50))
+    found = models.evaluate(loaded, models.windows_of(loaded.opened, text.read_text(), 20, 50))
     assert found.tokens == count == 47
     assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-9)
     assert found.divergence is None
@@ -81,7 +81,7 @@ def test_divergence_is_what_numpy_computes(model: Path, text: Path) -> None:
     with torch.inference_mode():
         p, q = (torch.softmax(m.model(input_ids=ids).logits[0, :-1].double(), -1).numpy() for m in (fine, coarse))
     apart = (p * np.log(p / q)).sum(-1)
-    found = models.evaluate(coarse, models.windows_of(coarse, text.read_text(), 30, 30), fine)
+    found = models.evaluate(coarse, models.windows_of(coarse.opened, text.read_text(), 30, 30), fine)
     assert found.divergence == pytest.approx(apart.mean(), rel=1e-6)
     assert found.largest_divergence == pytest.approx(apart.max(), rel=1e-6)
     assert found.top1 == (p.argmax(-1) == q.argmax(-1)).mean()
@@ -130,6 +130,15 @@ def test_a_reference_without_a_tokenizer_is_refused(run: Run, model: Path, text:
     result = run("eval", model, "--text", text, "--reference", bare, "--context", "32")
     assert result.exit_code == 3
     assert "BCQ-E102" in result.stderr
+
+
+def test_a_cpu_gets_float32_unless_another_type_is_asked_for(model: Path) -> None:
+    """Products of 16 bits can be many times slower even on a processor that torch says has instructions for them."""
+    stored = json.loads((model / "config.json").read_text())["dtype"]
+    assert stored in ("float16", "bfloat16")
+    for folder in (model, model.parent / "dense"):
+        assert models.load(folder).model.dtype == torch.float32
+    assert models.load(model, dtype=stored).model.dtype == getattr(torch, stored)  # what is asked for is what is used
 
 
 @pytest.mark.filterwarnings("error")

@@ -103,9 +103,10 @@ def test_gguf_tells_the_types(run: Run, from_gguf: Path, tmp_path: Path) -> None
     out = tmp_path / "out.gguf"
     result = run("export", from_gguf, out, "--to", "gguf")
     assert result.exit_code == 0
-    first, *types = result.stdout.splitlines()
+    first, *types, then = result.stdout.splitlines()
     assert first.startswith(f"{out}: gguf, every value as in BCQ; 9 weights, 3 other tensors, ")
     assert types == ["  Q4_K    6 weights, exact, 4.5 bits", "  Q6_K    3 weights, exact, 6.5625 bits"]
+    assert then == f"run it: llama-cli -m {out} -p 'Once upon a time'"
     assert run("export", from_gguf, out, "--to", "gguf").exit_code == 7
     value = json.loads(run("export", from_gguf, out, "--to", "gguf", "--overwrite", "--json").stdout)
     assert (value["exact"], value["bytes"], len(value["tensors"])) == (True, out.stat().st_size, 9)

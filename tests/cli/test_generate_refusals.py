@@ -20,9 +20,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_file_instead_of_its_folder(run: Run, model: Path) -> None:
     result = run("generate", model / "model.safetensors", "--prompt", "x")
-    assert result.exit_code == 2
-    assert "a file; expected a model folder" in result.stderr
-    assert f"hint: name its folder: {model}/" in result.stderr
+    assert result.exit_code == 5
+    assert "a BCQ file; expected a BCQ folder or a dense model's folder" in result.stderr
+    words = f"bcqfmt generate {model} --prompt x"
+    assert f"hint: it is part of a BCQ folder, name that: {words}\n" in result.stderr
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "nothing"}'])
@@ -47,10 +48,10 @@ def test_a_reference_without_a_tokenizer(run: Run, model: Path, text: Path, tmp_
 
 
 def test_texts_that_are_none(run: Run, model: Path, tmp_path: Path) -> None:
-    folder = run("eval", model, "--text", tmp_path)
+    folder = run("eval", model, "--text", tmp_path, "--context", "8")
     assert (folder.exit_code, "a folder; expected a UTF-8 text" in folder.stderr) == (2, True)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    latin = run("eval", model, "--text", tmp_path / "latin.txt")
+    latin = run("eval", model, "--text", tmp_path / "latin.txt", "--context", "8")
     assert latin.exit_code == 3
     assert "hint: write it as UTF-8" in latin.stderr
 

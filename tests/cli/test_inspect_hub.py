@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 import bcqfmt
 from bcqfmt.cli.main import cli
+from bcqfmt.converters.hub import download, resolve
 from hub_samples import NAME, files
 from hub_server import HubServer, loopback_hub
 
@@ -59,3 +60,20 @@ def test_an_unknown_model_is_a_network_error(hub: HubServer) -> None:
     result = CliRunner().invoke(cli, ["inspect", "nobody/nothing"])
     assert result.exit_code == 8
     assert "BCQ-E701" in result.stderr
+
+
+def test_offline_it_reads_the_cache(hub: HubServer) -> None:
+    """As `convert --offline` does: what is there is shown, what is not is said, and nothing is sent."""
+    hub.commit(NAME, files())
+    missing = CliRunner().invoke(cli, ["inspect", NAME, "--offline"])
+    assert (missing.exit_code, "BCQ-E705" in missing.stderr) == (8, True)
+    online = json.loads(CliRunner().invoke(cli, ["inspect", NAME, "--json"]).stdout)
+    download(resolve(NAME))
+    before = len(hub.asked(r".", "GET"))
+    result = CliRunner().invoke(cli, ["inspect", NAME, "--offline", "--json"])
+    assert result.exit_code == 0, result.output
+    offline = json.loads(result.stdout)
+    assert {key: offline[key] for key in ("path", "format", "files", "bytes", "dense")} == {
+        key: online[key] for key in ("path", "format", "files", "bytes", "dense")
+    }
+    assert len(hub.asked(r".", "GET")) == before

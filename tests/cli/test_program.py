@@ -91,7 +91,7 @@ def test_no_arguments_is_help_and_exit_2(run: Run) -> None:
         (["validate", "a", "--max-findings", "-1"], "--max-findings"),
         (["validate", "a", "--max-findings", "x"], "--max-findings"),
         (["diff", "a"], "Missing argument 'B'"),
-        (["export", "a", "b"], "Missing option '--to'. Choose from: gptq, awq, compressed-tensors, dense\n"),
+        (["export", "a", "b"], "Missing option '--to'. Choose from: gptq, awq, compressed-tensors, dense, gguf\n"),
         (["--wrong"], "--wrong"),
         (["\x1b[31m"], "\\x1b[31m"),
         (["inspect", "a", "--\x1b[31m\x07"], "\\x1b[31m\\x07"),

@@ -402,3 +402,26 @@ def test_outputs_never_go_into_the_source(run: Run, tmp_path: Path) -> None:
 
 def test_sweep_refuses_what_is_quantized(run: Run) -> None:
     assert run("sweep", GPTQ).exit_code == 2
+
+
+def test_rows_that_are_short_for_the_scheme(run: Run, tmp_path: Path) -> None:
+    """mixed24 on rows of 128 columns: what is no number of a weight is counted here from the files."""
+    result = run("quantize", DENSE, tmp_path / "bcq", "--method", "mixed24", "--json")
+    found = json.loads(result.stdout)
+    (warning,) = (finding for finding in found["warnings"] if finding["code"] == "BCQ-E658")
+    stored = spare = numbers = 0
+    with bcqfmt.open(tmp_path / "bcq") as checkpoint:
+        for _, weight in checkpoint.weights():
+            stored, numbers = stored + 8 * weight.nbytes, numbers + weight.size
+            rows, columns = weight.shape
+            two, four = (width for _, width in weight.segments)
+            assert weight.segments[1][0].group_size >= four  # one 4-bit group a row
+
+            def end(bits: int) -> int:
+                return -bits % 32
+
+            spare += rows * (2 * end(two) + 4 * end(four) + end(4 * two // 16) + end(2 * two // 16) + end(4))
+            spare += 32 * (rows + 1) + -(-rows // 16) * end(4 * two // 16) + 32 * columns * weight.scheme.perm
+    assert f"{stored / numbers:.2f} bits per weight, of which {spare / numbers:.2f} are" in warning["found"]
+    plain = run("quantize", DENSE, tmp_path / "plain", *RTN, "--json")
+    assert "BCQ-E658" not in plain.stdout

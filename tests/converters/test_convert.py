@@ -308,3 +308,21 @@ def test_reference_rounds_bfloat16_once() -> None:
 def test_reference_says_so_where_the_format_defines_the_values() -> None:
     blank = StoredTensor.from_array("x", words(np.random.default_rng(0), 2, 2))
     assert reference_rows(Module("m", "anybcq", {"qweight": blank}, {"bits": 2})) is None
+
+
+def test_what_is_called_like_a_replaced_folder_is_kept(tmp_path: Path) -> None:
+    """`--overwrite` moves the old folder to `.NAME.old`: what a user has there is not removed."""
+    source = gptq_folder(tmp_path / "source", layers=1)
+    convert(source, tmp_path / "bcq")
+    mine = tmp_path / ".bcq.old"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    before = tree(tmp_path / "bcq")
+    convert(source, tmp_path / "bcq", overwrite=True)
+    assert tree(tmp_path / "bcq") == before
+    assert (mine / "notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".bcq.old", "bcq", "source"]
+    shutil.rmtree(mine)
+    shutil.copytree(tmp_path / "bcq", mine)  # left by a run that was interrupted
+    convert(source, tmp_path / "bcq", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "source"]

@@ -94,7 +94,7 @@ def killed(source: Path, folder: Path, plain: dict[str, str], at: int) -> None:
     resumed(source, target, plain)
 
 
-@pytest.mark.parametrize("tenth", range(10))
+@pytest.mark.parametrize("tenth", [pytest.param(n, marks=[pytest.mark.soak] if n % 3 else []) for n in range(10)])
 def test_killed_at_any_moment_then_resumed(
     source: Path, plain: dict[str, str], calls: int, tmp_path: Path, tenth: int
 ) -> None:

@@ -81,7 +81,7 @@ def test_what_a_card_of_a_conversion_says(tmp_path: Path) -> None:
         f"| model files | {size:.2f} kB in the source, {here:.2f} kB here |",
     ):
         assert line in text.split("\n")
-    for command in ("pip install 'bcqfmt[transformers]'", "bcqfmt validate --deep", "bcqfmt restore", "bcqfmt verify"):
+    for command in ("pip install '.[transformers]'", "bcqfmt validate --deep", "bcqfmt restore", "bcqfmt verify"):
         assert command in text
     assert "perplexity" not in text
     assert "$" not in text

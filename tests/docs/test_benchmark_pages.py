@@ -30,7 +30,7 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "generator"),
     [
-        *((name, "page.py") for name in ("format", "conversion", "scaling", "quantizing", "cpu_kernels")),
+        *((name, "page.py") for name in ("format", "conversion", "gguf", "scaling", "quantizing", "cpu_kernels")),
         ("quality", "models/smollm2_page.py"),
         ("nested", "models/nested_page.py"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 import bcqfmt
+from bcqfmt.cli import render
 from bcqfmt.cli.main import cli
+from bcqfmt.converters.jobs.model_card import with_perplexity
 from bcqfmt.converters.report import make_report
 from bcqfmt.converters.report.html import report_html
 from bcqfmt.converters.report.measure import measure
 from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.inspect.summary import summarize
 from conversions import convert
 from dense_samples import dense_folder
 from peers import PEERS
@@ -161,3 +165,20 @@ def test_what_has_no_counterpart_is_told(converted: Path, tmp_path: Path) -> Non
     result = run("report", converted, "--against", dense_folder(tmp_path / "part", arrays))
     assert result.exit_code == 0
     assert f"1 weight, {UP}.weight for one" in result.stderr
+
+
+def test_the_page_has_the_figures_of_the_command_line(converted: Path, tmp_path: Path) -> None:
+    """Coverage and size as `inspect` prints them; the title and the perplexity of the card."""
+    folder = tmp_path / "model"
+    shutil.copytree(converted, folder)
+    card = (folder / "README.md").read_text()
+    changed = with_perplexity(card, "12.3456 on wiki.txt (99 tokens)")
+    assert changed is not None
+    (folder / "README.md").write_text(changed)
+    with bcqfmt.open(folder) as checkpoint:
+        page = report_html(make_report(checkpoint)).decode()
+    summary = summarize(folder)
+    assert f"<dd>{render.percent(summary.coverage)}</dd>" in page
+    assert f"<dd>{render.size(summary.file_bytes)}</dd>" in page
+    assert "<dd>12.3456 on wiki.txt (99 tokens)</dd>" in page
+    assert re.search(r"<h1>[^<]+</h1>", page)[0][4:-5] == re.search(r"^# (.+)$", card, re.MULTILINE)[1]  # type: ignore[index]

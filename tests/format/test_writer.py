@@ -367,6 +367,7 @@ def test_config_is_kept_and_told_the_format(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "m" / "config.json").read_text())
     quantization = written.pop("quantization_config")
     assert quantization == {"quant_method": "bcq", "format_version": "1.0", "features": ["bcq", "multi-precision"]}
+    assert "import bcqfmt.integrations.transformers" in written.pop("transformers_weights")
     assert written == {"hidden_size": 8, "nested": {"list": [1, 2.5, None]}}
     assert given["quantization_config"] == {"quant_method": "gptq"}
 

@@ -31,7 +31,7 @@ TARGETS: dict[str, tuple[float, tuple[str, ...], str, str]] = {
     "c": (0.3, (), "files", "the C reader under sanitizers"),
     "files": (0.3, ("container", "weight", "checkpoint"), "files", "files through validator, reader, decoder.py, C"),
     "folders": (0.1, (), "", "folders through validator, reader, decoder.py, C"),
-    "gguf": (0.15, ("container.gguf", "converters.gguf", "converters.source"), "gguf", "GGUF files up to weights"),
+    "gguf": (0.15, ("container.gguf", "converters.source"), "gguf", "GGUF files up to weights"),
     "sources": (0.15, ("converters.source", "converters.layouts"), "sources", "sources of all layouts up to weights"),
 }
 
@@ -212,7 +212,7 @@ def _guided(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
 
         run = fuzz_sources.converted
         gguf = asked.child == "gguf"
-        seeds = fuzz_sources.gguf_seeds if gguf else fuzz_sources.source_seeds
+        seeds = fuzz_sources.gguf_seeds if gguf else fuzz_sources.source_seeds if asked.distill else list
         mutate = fuzz_sources.mutate_gguf if gguf else fuzz_sources.mutate_source
     execute = Executions(run)
     loop = Guided(blocks, execute, mutate, random.Random(asked.seed))
@@ -242,11 +242,10 @@ def corpus(name: str) -> list[bytes]:
 
 def _distill(loop: Any, seeds: list[bytes], scratch: Path, name: str) -> None:
     """Of the corpus and of all that was kept: the short inputs that reach what none before reaches."""
-    for data in seeds:
-        loop.try_one(data)
+    chosen = [data for data in seeds if loop.try_one(data) and name == "sources"]  # the others are at hand in a run
     folders = [path for target, of in TARGETS.items() if of[2] == name for path in scratch.glob(f"{target}-*")]
     new = [path.read_bytes() for folder in folders for path in sorted(folder.glob("kept-*"))]
-    chosen = [data for data in sorted({*corpus(name), *new}, key=lambda data: (len(data), data)) if loop.try_one(data)]
+    chosen += [data for data in sorted({*corpus(name), *new}, key=lambda data: (len(data), data)) if loop.try_one(data)]
     CORPUS.mkdir(exist_ok=True)
     with zipfile.ZipFile(CORPUS / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for number, data in enumerate(chosen):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
+import interrupted
 import llama_cpp
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
+from bcqfmt.container.gguf.types import TYPES as FILE_TYPES
+from bcqfmt.container.gguf.writer import copied_pair
 from bcqfmt.converters.export.gguf import GgufExport, export_gguf
 from bcqfmt.converters.export.gguf.choice import choose
 from bcqfmt.converters.export.gguf.encode import Error, encoded
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
 from conversions import convert
-from gguf_files import DATA, FILES
+from gguf_files import DATA, FILES, Writer, small
 from peers import PEERS, any_words
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -31,7 +38,6 @@ Folder = Callable[[str], Path]
 TYPES = {
     "gptqmodel-gptq-4b-g32-sym-sharded": {"Q4_0"},
     "gptqmodel-gptq-4b-g32-asym": {"Q5_0"},
-    "gptqmodel-gptq-2b-g32-asym": {"Q4_0"},
     "autogptq-gptq-3b-g64-asym": {"Q4_0"},
     "autogptq-gptq-4b-g32-asym-bf16scales": {"Q5_0"},
     "gptqmodel-gptq_p-6b-g32-sym": {"Q8_0"},
@@ -39,15 +45,11 @@ TYPES = {
     "gptqmodel-gptq-mixed-g32-sym-dynamic": {"Q4_0", "Q8_0"},
     "autoround-auto_gptq-4b-g128-asym-ragged": {"Q5_0"},
     "autoawq-gemm-4b-g32-asym": {"Q5_0"},
-    "autoround-auto_awq-4b-g64-sym": {"Q4_0"},
-    "llmcompressor-pack_quantized-4b-g32-asym": {"Q5_0"},
     "llmcompressor-pack_quantized-4b-g64-sym-bf16": {"Q4_0"},
-    "llmcompressor-int_quantized-8b-g-1-sym-w8a8": {"Q8_0"},
 }
 ROUNDED = {
     "gptqmodel-gptq-4b-g32-sym-desc_act": ("Q8_0", "act order", 0.004, 0.008),
     "hqq-hqq-4b-g64-asym-axis1": ("Q4_1", "floating-point zero points", 1e-4, 1e-3),
-    "hqq-hqq-3b-g64-asym-axis1": ("Q4_1", "floating-point zero points", 1e-4, 1e-3),
 }
 
 
@@ -153,6 +155,24 @@ def test_what_came_from_gguf_is_the_same_file_again(tmp_path: Path, name: str) -
     assert done.exact
     assert done.metadata == name
     assert (tmp_path / "out.gguf").read_bytes() == (DATA / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["llama", "exotic"])
+def test_names_that_no_table_knows_stay(tmp_path: Path, kind: str) -> None:
+    writer = Writer().pair("general.architecture", "str", kind)
+    writer.tensor("odd.weight", [3, 4], 0, bytes(48)).tensor("other.weight", [2, 32], 2, bytes(range(36)))
+    (tmp_path / "in.gguf").write_bytes(writer.bytes())
+    convert(tmp_path / "in.gguf", tmp_path / "bcq")
+    exported(tmp_path / "bcq", tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "in.gguf").read_bytes()
+
+
+def test_a_big_endian_source_is_only_restored(tmp_path: Path) -> None:
+    (tmp_path / "in.gguf").write_bytes(small(order=">").bytes())
+    convert(tmp_path / "in.gguf", tmp_path / "bcq")
+    fault = refused(tmp_path / "bcq", tmp_path / "out.gguf")
+    assert (fault.code, fault.finding.found) == ("BCQ-E640", "a big-endian file")
+    assert "bcqfmt restore" in fault.hint
 
 
 # ------------------------------------------------------------------------------------------------- single weights
@@ -270,6 +290,18 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(
     assert out.read_bytes() == before
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(converted: Folder, tmp_path: Path, number: int, status: int) -> None:
+    program = Path(interrupted.__file__)
+    arguments = ["export", str(converted("gptqmodel-gptq-4b-g32-asym")), "out.gguf", "--to", "gguf"]
+    command = [sys.executable, str(program), str(int(number)), "9", *arguments]  # at the ninth write
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert "BCQ-E901" in done.stderr
+    assert "nothing is left of it" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_places_that_cannot_be_written(converted: Folder, tmp_path: Path) -> None:
     bcq = converted("gptqmodel-gptq-4b-g32-asym")
     assert refused(bcq, tmp_path / "out.bin").code == "BCQ-E302"
@@ -296,6 +328,41 @@ def test_a_donor_gives_key_values_and_must_have_the_same_tensors(converted: Fold
     assert refused(two, tmp_path / "no.gguf", like=DATA / "qwen2_q8_0_bias.gguf").code == "BCQ-E640"
     assert refused(two, tmp_path / "no.gguf", like=tmp_path / "none.gguf").code == "BCQ-E101"
     assert refused(two, tmp_path / "no.gguf", like=PEERS / "README.md").code == "BCQ-E211"
+
+
+def test_a_donor_may_be_a_split(converted: Folder, tmp_path: Path) -> None:
+    donor = read_gguf(SourceFile(DATA / "q5_0.gguf"))
+    infos, data = list(donor.tensors.values()), (DATA / "q5_0.gguf").read_bytes()
+    numbers = {kind.name: number for number, kind in FILE_TYPES.items()}
+    for i, part in enumerate((infos[:9], infos[9:])):
+        writer = Writer()
+        writer.pairs = [copied_pair(donor, key) for key in donor.values] if i == 0 else []
+        writer.pair("split.no", "u16", i).pair("split.count", "u16", 2).pair("split.tensors.count", "i32", len(infos))
+        for info in part:
+            raw = data[info.offset : info.offset + info.nbytes]
+            writer.tensor(info.name, list(info.shape), numbers[info.type.name], raw)
+        (tmp_path / f"donor-0000{i + 1}-of-00002.gguf").write_bytes(writer.bytes())
+    bcq = converted("gptqmodel-gptq-4b-g32-sym-sharded")
+    exported(bcq, tmp_path / "whole.gguf", like=DATA / "q5_0.gguf")
+    exported(bcq, tmp_path / "out.gguf", like=tmp_path / "donor-00001-of-00002.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    (tmp_path / "donor-00002-of-00002.gguf").unlink()
+    assert refused(bcq, tmp_path / "no.gguf", like=tmp_path / "donor-00001-of-00002.gguf").code == "BCQ-E101"
+
+
+def test_memory_does_not_grow_with_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcqfmt.converters.export.gguf.encode._CHUNK", 1 << 15)
+    peaks = []
+    for rows in (256, 2048):
+        codes = np.random.default_rng(0).integers(0, 16, (rows, 1024), np.uint8)
+        weight = named(BcqWeight.from_affine(codes, np.ones((rows, 8), np.float16), 3, group_size=128, bits=4))
+        choice = choose(weight)
+        tracemalloc.start()
+        made = sum(piece.size for piece in encoded(weight, choice, 0, Error()))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert made == rows * 1024 // 32 * 22
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_what_cannot_be_written_asks_for_a_donor(converted: Folder, tmp_path: Path) -> None:

@@ -65,17 +65,19 @@ def test_every_abstract_method_is_there_with_the_parameters_of_the_base(world: S
 
 def test_every_call_that_vllm_makes_fits(world: SimpleNamespace, config: Any) -> None:
     method = _ours(world)["LinearMethodBase"](())
+    module = sys.modules[type(method).__module__]
+    embedding, tied = module.BcqEmbeddingMethod(()), module.TiedHeadMethod()
     targets = {
         "create_weights": method.create_weights, "apply": method.apply, "tie_weights": method.tie_weights,
         "process_weights_after_loading": method.process_weights_after_loading,
         "get_quant_method": config.get_quant_method, "maybe_update_config": config.maybe_update_config,
         "apply_vllm_mapper": config.apply_vllm_mapper, "get_min_capability": config.get_min_capability,
         "get_supported_act_dtypes": config.get_supported_act_dtypes, "get_name": config.get_name,
-        "weight_loader": method._loader(None, None, ""),
+        "weight_loader": method._loader(None, None, ""), "embedding": embedding.embedding,
     }  # fmt: skip
     seen = set()
-    for module, entry in SIGNATURES["modules"].items():
-        if "routed_experts" in module:
+    for module_name, entry in SIGNATURES["modules"].items():
+        if "routed_experts" in module_name:
             continue  # experts are refused
         for about in [*entry["classes"].values(), *entry["functions"].values()]:
             for callee, count, names in about["calls"]:
@@ -83,6 +85,8 @@ def test_every_call_that_vllm_makes_fits(world: SimpleNamespace, config: Any) ->
                 if owner in ("self", "model", "module", "mapper", "quant_config.online_quantization_config"):
                     continue  # of vLLM's own
                 inspect.signature(targets[name]).bind(*[None] * count, **dict.fromkeys(names))
+                if "vocab_parallel_embedding" in module_name and hasattr(tied, name):
+                    inspect.signature(getattr(tied, name)).bind(*[None] * count, **dict.fromkeys(names))
                 seen.add(name)
     assert seen == set(targets) - {"get_name"}  # that one only experts ask for
 

@@ -1,4 +1,4 @@
-"""What depends on the machine: how tables are looked up, memory next to the planes, threads, forks, the cache."""
+"""What depends on the machine: its instructions, memory next to the planes, threads, forks, the cache."""
 
 from __future__ import annotations
 
@@ -17,22 +17,37 @@ from bcqfmt.compiled.threads import together
 from bcqfmt.kernels import cpu
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
-LOOKUPS = ("portable", "avx2", "avx512")  # a processor that has one has those before it
+TARGETS = {  # and those whose instructions such a processor has
+    "portable": ("portable",),
+    "neon": ("portable", "neon"),
+    "avx2": ("portable", "avx2"),
+    "avx512": ("portable", "avx2", "avx512"),
+}
 _HASWELL = "+avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"
 PROCESSORS = {
     "portable": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
     "avx2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": _HASWELL},
+    "neon": {},
     "avx512": {},
 }
 
-# The two instructions of x86 that look-ups use, in terms that every processor has; everything around them is the same.
+# The instructions of single processors, in terms that every processor has; everything around them is the same.
 _SIMULATED = """
 from bcqfmt.compiled.intrinsics import Emit, ir
-from bcqfmt.kernels.cpu import lookup
+from bcqfmt.kernels.cpu import dots, lookup
 
 plain_call, used = Emit.call, set()
 
 def call(emit, name, result, arguments):
+    if name == "llvm.aarch64.neon.sdot.v4i32.v16i8":
+        used.add(name)
+        sums, a, b = arguments
+        for lane in range(16):
+            pair = [emit.builder.extract_element(vector, emit.i32(lane)) for vector in (a, b)]
+            product = emit.builder.mul(*(emit.builder.sext(one, emit.i32) for one in pair))
+            before = emit.builder.extract_element(sums, emit.i32(lane // 4))
+            sums = emit.builder.insert_element(sums, emit.builder.add(before, product), emit.i32(lane // 4))
+        return sums
     if name not in ("llvm.x86.avx2.permps", "llvm.x86.avx512.permvar.sf.512"):
         return plain_call(emit, name, result, arguments)
     used.add(name)
@@ -44,7 +59,7 @@ def call(emit, name, result, arguments):
         found = emit.builder.insert_element(found, entry, emit.i32(lane))
     return found
 
-Emit.call, lookup.target = call, lambda: {target!r}
+Emit.call, lookup.target, dots.has_dot_products = call, lambda: {target!r}, lambda: True
 """
 _PRODUCTS = """
 import sys
@@ -55,7 +70,7 @@ from bcqfmt.kernels import cpu
 assert cpu.target() == {target!r}, cpu.target()
 for weight in (ks.weight("affine", 3, 19, 600, 128), ks.weight("bcq", 2, 19, 600, 16)):
     matrix, x = cpu.prepare(weight), ks.vectors(1, 600)
-    assert matrix.path() == "tables"
+    assert matrix.path() == "planes"
     assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
     assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 """
@@ -86,7 +101,7 @@ for rows, columns in ((1, 40), (5, 512), (16, 544), (17, 1100), (40, 1024)):
     weight = ks.weight("affine", 4, rows, columns, 40 if columns == 40 else 32)
     parts = {{s: StoredTensor.from_array(s, at_the_edge(p.array()), p.dtype) for s, p in weight.parts().items()}}
     matrix, x = cpu.prepare(BcqWeight("", weight.spec, parts)), at_the_edge(ks.vectors(1, columns))
-    assert np.shares_memory(matrix._tables[0].planes, parts["s0_planes"].array())
+    assert np.shares_memory(matrix._segments[0].planes, parts["s0_planes"].array())
     assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
     assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 
@@ -110,11 +125,11 @@ def run(source: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("target", LOOKUPS)
-def test_every_kind_of_look_up(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_instructions_of_every_processor(target: str, tmp_path: Path) -> None:
     """With the instructions of this processor where it has them; where it lacks one, that one is simulated."""
-    code, here = _PRODUCTS.format(support=str(SUPPORT), target=target), LOOKUPS.index(cpu.target())
-    if LOOKUPS.index(target) <= here:
+    code = _PRODUCTS.format(support=str(SUPPORT), target=target)
+    if target in TARGETS[cpu.target()]:
         run(code, **PROCESSORS[target])
     else:  # with a cache of its own: numba does not see that these kernels are others
         run(_SIMULATED.format(target=target) + code + "assert used", NUMBA_CACHE_DIR=str(tmp_path))
@@ -180,7 +195,7 @@ def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
 
 
 def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:
-    source = "from bcqfmt.kernels.cpu.lut import tile_kernel; tile_kernel(1, 1, True, 1)\n"
+    source = "from bcqfmt.kernels.cpu.dot_loops import row_kernel; row_kernel(1, 1, True, 1, True)\n"
     source += "from bcqfmt.kernels.cpu.decode import decode_kernel; decode_kernel('F32')"
     for _ in range(2):
         run(source, NUMBA_CACHE_DIR=str(tmp_path))

@@ -24,6 +24,7 @@ KERNELS = [
     ("affine", 2, 64, 8),
     ("offset", 3, 128, 3),
     ("affine", 4, 32, 1),
+    ("offset", 4, 96, 1),
     ("bcq", 4, 64, 2),
     ("float-zero", 4, 16, 1),
     ("bcq", 5, 0, 1),
@@ -41,7 +42,7 @@ def assert_close(found: Any, weight: BcqWeight, x: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "q", "g", "batch"), KERNELS)
-def test_tables_give_the_product_for_every_encoding_and_number_of_planes(
+def test_planes_give_the_product_for_every_encoding_and_number_of_planes(
     encoding: str, q: int, g: int, batch: int
 ) -> None:
     for seed, (rows, columns) in enumerate(SHAPES):
@@ -51,8 +52,39 @@ def test_tables_give_the_product_for_every_encoding_and_number_of_planes(
             assert columns < g
             continue
         x = ks.vectors(batch, columns)
-        assert matrix.path(batch) == "tables"
+        assert matrix.path(batch) == "planes"
         assert_close(matrix.matmul(x), weight, x)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_whole_numbers_are_multiplied_exactly(batch: int) -> None:
+    """Also beside numbers that are much larger."""
+    rng = np.random.default_rng(batch)
+    codes = rng.integers(0, 16, (21, 256))
+    weight = BcqWeight.from_affine(codes, np.full((21, 4), 0.5, np.float16), 8, group_size=64, bits=4)
+    x = rng.integers(-3, 4, (batch, 256)).astype(np.float32)
+    x[:, ::32] = 2.0**16
+    assert np.array_equal(cpu.prepare(weight).matmul(x), reference.product(weight, x))
+
+
+def test_inputs_of_any_size() -> None:
+    weight = ks.weight("affine", 4, 9, 128, 32)
+    matrix, x = cpu.prepare(weight), ks.vectors(1, 128)
+    for power in (-108, -60, 60, 100):
+        small = np.ldexp(x, power)
+        assert_close(matrix.matmul(small).astype(np.float64) * 2.0**20, weight, small.astype(np.float64) * 2.0**20)
+    assert not matrix.matmul(np.zeros((1, 128), np.float32)).any()
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_stays_in_its_vector(wrong: float) -> None:
+    weight = ks.weight("affine", 4, 9, 128, 32)
+    matrix, x = cpu.prepare(weight), ks.vectors(2, 128)
+    alone = matrix.matmul(x)
+    x[0, 77] = wrong
+    found = matrix.matmul(x)
+    assert not np.isfinite(found[0]).any()
+    assert np.array_equal(found[1], alone[1])
 
 
 def test_a_vector_gives_a_vector_and_no_vectors_give_none() -> None:
@@ -67,7 +99,7 @@ def test_a_vector_gives_a_vector_and_no_vectors_give_none() -> None:
 def test_a_vector_of_a_batch_is_multiplied_as_if_it_were_alone(batch: int) -> None:
     weight = ks.weight("affine", 4, 20, 96, 32)
     matrix, x = cpu.prepare(weight), ks.vectors(batch, 96)
-    assert matrix.path(batch) == ("tables" if batch < 49 else "values")
+    assert matrix.path(batch) == ("planes" if batch < 49 else "values")
     found = matrix.matmul(x)
     assert_close(found, weight, x)
     assert_close(matrix.matmul(x[-1]), weight, x[-1])
@@ -128,7 +160,7 @@ def test_tiles_of_64_columns(pair: tuple[BcqWeight, Any]) -> None:
 def test_any_weight_has_a_way(pair: tuple[BcqWeight, Any]) -> None:
     weight, _ = pair
     matrix = cpu.prepare(weight, **({"index": 0} if len(weight.shape) == 3 else {}))
-    matrix._tables, matrix.obstacle = (), matrix.obstacle or "on purpose"  # tables of all kinds would take minutes
+    matrix._segments, matrix.obstacle = (), matrix.obstacle or "on purpose"  # kernels of all kinds would take minutes
     x = ks.vectors(1, weight.spec.columns)
     which = {"index": 0} if len(weight.shape) == 3 else {}
     terms = np.abs(weight.dequantize("float64")).reshape(-1, *weight.shape[-2:])[0] @ np.abs(x[0]).astype(np.float64)
@@ -215,4 +247,4 @@ def test_no_threads_and_no_rows_are_refused() -> None:
 def test_planes_are_not_copied() -> None:
     weight = ks.weight("affine", 4, 3, 64, 32)
     stored = weight.parts()["s0_planes"].array()
-    assert np.shares_memory(cpu.prepare(weight)._tables[0].planes, stored)
+    assert np.shares_memory(cpu.prepare(weight)._segments[0].planes, stored)

@@ -53,7 +53,7 @@ def test_no_gpu() -> None:
         "try:\n    device.require_cuda()\n"
         "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
     )
-    assert said.startswith("BCQ-E551: no usable CUDA device: ")
+    assert said.startswith("BCQ-E551: no usable GPU: ")
     assert said.count("\n") == 1
     assert "use the CPU kernels" in said
     assert "Traceback" not in said
@@ -81,7 +81,7 @@ def test_no_numba_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with pytest.raises(BcqError, match="BCQ-E306") as caught:
             lut.lut_gemv(None, None)  # type: ignore[arg-type]
-        assert "pip install 'bcqfmt[cuda]'" in caught.value.hint
+        assert "pip install 'numba-cuda[cu13]>=" in caught.value.hint
     finally:
         device._trouble.cache_clear()
 

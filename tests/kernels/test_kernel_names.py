@@ -62,5 +62,5 @@ def test_without_numba() -> None:
         "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
     )
     assert said.startswith("BCQ-E306")
-    assert "pip install 'bcqfmt[cuda]'" in said
+    assert "pip install 'numba-cuda[cu13]>=" in said
     assert "Traceback" not in said

@@ -70,7 +70,7 @@ def test_products_on_the_processor(form: str) -> None:
     assert ("table" in matrix.obstacle) == (form in TABLES)
     for batch in (1, 3):
         x = ks.vectors(batch, weight.spec.columns)
-        assert matrix.path(batch) == ("values" if form in TABLES else "tables")
+        assert matrix.path(batch) == ("values" if form in TABLES else "planes")
         assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
         linear = BcqLinear.from_weight(weight)
         assert reference.relative_error(linear(torch.from_numpy(x)).numpy(), reference.product(weight, x)) < 2e-6

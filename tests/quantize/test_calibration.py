@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(
         monkeypatch.setattr(calibration_work.CalibrationWork, "finish", stop)
     else:
         name = "head" if stage == LAYERS else "layer"
-        ran = getattr(calibration._Runner, name)
+        ran = getattr(calibration.Runner, name)
 
         def halt(self: Any, at: int) -> None:
             done.append(at)
@@ -164,7 +164,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(
                 raise KeyboardInterrupt
             ran(self, at)
 
-        monkeypatch.setattr(calibration._Runner, name, halt)
+        monkeypatch.setattr(calibration.Runner, name, halt)
     with pytest.raises(KeyboardInterrupt):
         run(model, text, out)
     assert not out.exists()
@@ -240,10 +240,10 @@ def test_without_the_extra_the_command_to_type_is_told(
 ) -> None:
     monkeypatch.delitem(sys.modules, "bcqfmt.converters.quantize.calibration")
     monkeypatch.setitem(sys.modules, "torch", None)
-    made = bcqfmt("calibrate", model, "--text", text, "--out", tmp_path / "s")
+    made = bcqfmt("calibrate", model, "--text", text, "--out", tmp_path / "s", "--context", "8")
     assert made.exit_code == 2
     assert "BCQ-E306" in made.stderr
-    assert "pip install 'bcqfmt[transformers]'" in made.stderr
+    assert "pip install 'torch>=2.4' 'transformers>=5.16'" in made.stderr
     verbs.assert_clean(made.stderr)
     assert not list(tmp_path.iterdir())
 
@@ -310,7 +310,7 @@ def test_an_unfinished_run_of_other_options_is_not_mixed_up(
     def stop(self: Any, stage: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration._Runner, "head", stop)
+    monkeypatch.setattr(calibration.Runner, "head", stop)
     with pytest.raises(KeyboardInterrupt):
         run(model, text, out, seed=5)
     monkeypatch.undo()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
+from attacks import peak
 from bcqfmt.checkpoint.model_file import _begins_with
 from bcqfmt.checkpoint.validation import Report
 from bcqfmt.cli.main import cli
@@ -105,3 +106,30 @@ def test_shards_without_number_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     report = bcqfmt.validate(tmp_path)
     assert (counted(report, "BCQ-V502"), counted(report, "BCQ-V503"), report.more) == (1000, 1, 59_000)
+
+
+@pytest.mark.parametrize("inner", ["[],", "{},", '"a":{},'])
+@pytest.mark.parametrize("place", ['{"a":%s}', '{"__metadata__":{"a":%s}}', '{"__metadata__":%s}'])
+def test_an_entry_of_millions_of_values_is_refused_unparsed(tmp_path: Path, place: str, inner: str) -> None:
+    """Parsed first, it would cost hundreds of bytes for every value."""
+    body = inner * 500_000
+    value = f"{{{body[:-1]}}}" if '"' in inner else f"[{body[:-1]}]"
+    header = (place % value).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    expected = "BCQ-V109" if place.startswith('{"a"') else "BCQ-V118"
+    codes: list[str] = []
+
+    def read() -> None:
+        codes.extend(finding.code for finding in bcqfmt.validate(path).errors)
+
+    assert peak(read) < 8 * len(header)
+    assert codes == [expected]
+
+
+def test_deep_and_wide(tmp_path: Path) -> None:
+    header = ('{"a":' + "[" * 17 + "[]," * 500_000 + "[]" + "]" * 17 + "}").encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert peak(lambda: bcqfmt.validate(path)) < 8 * len(header)
+    assert [finding.code for finding in bcqfmt.validate(path).errors] == ["BCQ-V106"]

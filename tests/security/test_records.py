@@ -265,3 +265,27 @@ def test_what_was_left_out_can_be_anything(plain: Folder, left_out: Any) -> None
     finally:
         (plain.bcq / RECORD).write_bytes(plain.raw)
         shutil.rmtree(plain.scratch / "out", ignore_errors=True)
+
+
+def test_a_rule_that_gives_another_size_is_refused_as_a_rule(plain: Folder) -> None:
+    """Legal for the weight, but made for another of its tensors: the record is wrong, not the data."""
+
+    def exchange(record: Any) -> None:
+        for tensors in record["tensors"].values():
+            packed, scale = (next(n for n in tensors if n.endswith(end)) for end in ("weight_packed", "weight_scale"))
+            tensors[packed][0] = tensors[scale][0]
+
+    assert plain.ends(plain.changed(exchange), "exchanged") == 4
+
+
+def test_an_archived_file_that_is_missing_is_named_as_validate_names_it(plain: Folder) -> None:
+    for place in sorted((plain.bcq / "bcq_source").rglob("*.*")):
+        if not place.is_file() or place.name in ("source.json", "raw.safetensors"):
+            continue
+        data = place.read_bytes()
+        place.unlink()
+        with bcqfmt.open(plain.bcq) as checkpoint, pytest.raises(BcqError) as caught:
+            restore(checkpoint, plain.scratch / "out")
+        place.write_bytes(data)
+        assert caught.value.code == "BCQ-V702", place
+        assert not (plain.scratch / "out").exists()

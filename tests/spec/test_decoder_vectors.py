@@ -31,8 +31,12 @@ def load(name: str, path: Path) -> ModuleType:
 decoder = load("bcq_spec_decoder_under_test", SPEC / "decoder.py")
 
 
+# 200,000 tensors take the decoder, which is plain Python, seconds; the package and the C reader read them every time.
+_LONG = dict.fromkeys(("v108-too-many-tensors", "v115-200000-tensors"), pytest.mark.soak)
+
+
 def by_id(group: str) -> list[Any]:
-    return [pytest.param(vector, id=vector["id"]) for vector in INDEX[group]]
+    return [pytest.param(vector, id=vector["id"], marks=_LONG.get(vector["id"], ())) for vector in INDEX[group]]
 
 
 def prepare(vector: dict[str, Any], tmp_path: Path) -> Path:

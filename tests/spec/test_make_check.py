@@ -43,6 +43,7 @@ def test_check_passes_and_names_every_difference(copy: Path) -> None:
     ]
 
 
+@pytest.mark.soak  # `--check` makes and compares the same
 def test_out_writes_the_same_elsewhere(tmp_path: Path) -> None:
     assert make(SPEC, "--out", str(tmp_path)).returncode == 0
     made = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*") if path.is_file()}

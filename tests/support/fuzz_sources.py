@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import malformed_sources
+from bcqfmt.container.dtypes import BITS
 from bcqfmt.container.files import Bytes, ByteSource
 from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
@@ -27,6 +27,9 @@ from gguf_files import Writer
 from header_mutations import mutate_value, mutated_text
 
 _NUMBERS = (0, 1, 2, 3, 4, 5, 8, 31, 32, 63, 64, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1)
+
+_LARGEST = 1 << 16  # bytes of a tensor that is made larger
+_WIDTHS = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
 
 
 class Memory(ByteSource):
@@ -94,17 +97,20 @@ def _convert(files: dict[str, bytes], gguf: bool) -> None:
 
 def source_seeds() -> list[bytes]:
     """A small source of every layout."""
-    return [_input(malformed_sources.sound(layout)) for layout in malformed_sources.BASES if layout != "dense"]
+    import malformed_sources  # needs the test packages, which a run of the fuzzer does not
+
+    sound = [malformed_sources.sound(layout) for layout in malformed_sources.BASES if layout != "dense"]
+    return [_input(source.config, source.tensors) for source in sound]
 
 
-def _input(source: malformed_sources.Source) -> bytes:
+def _input(config: str, tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
     header: dict[str, Any] = {}
     data = b""
-    for name, (dtype, shape, content) in source.tensors.items():
+    for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
         data += content
     text = json.dumps(header).encode()
-    return framed(source.config.encode(), struct.pack("<Q", len(text)) + text + data)
+    return framed(config.encode(), struct.pack("<Q", len(text)) + text + data)
 
 
 def mutate_source(data: bytes, rng: random.Random) -> bytes:
@@ -143,7 +149,7 @@ def _other_tensor(model: bytes, rng: random.Random) -> bytes:
         content = data[begin:stop]
         roll = rng.randrange(5)
         if roll == 0:
-            entry["dtype"] = rng.choice(sorted(malformed_sources.WIDTHS))
+            entry["dtype"] = rng.choice(sorted(_WIDTHS))
         elif roll == 1 and entry["shape"]:
             at = rng.randrange(len(entry["shape"]))
             entry["shape"][at] = max(0, rng.choice((0, 1, entry["shape"][at] + rng.choice((-1, 1)), 7, 16, 64)))
@@ -153,12 +159,11 @@ def _other_tensor(model: bytes, rng: random.Random) -> bytes:
             content = bytes(rng.choice((0, 0x7F, 0x80, 0xFF, rng.randrange(256))) for _ in range(len(content)))
         else:
             name = rng.choice((name + "x", name.replace("m.", "n."), "..", "é", name.rpartition(".")[0] + ".g_idx"))
+        size = min(_LARGEST, _WIDTHS.get(entry["dtype"], 1) * int(np.prod(entry["shape"], dtype=object)))
+        content = (content * (size // max(1, len(content)) + 1))[:size] if content else bytes(size)
+        header[name], held[name] = entry, content
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return mutate_bytes(model, rng)
-    if roll < 5:
-        size = malformed_sources.WIDTHS.get(entry["dtype"], 1) * int(np.prod(entry["shape"], dtype=object))
-        content = (content * (size // max(1, len(content)) + 1))[: min(size, 1 << 16)] if content else bytes(size)
-        header[name], held[name] = entry, content
     at, joined = 0, b""
     for other, value in header.items():
         if other != "__metadata__":

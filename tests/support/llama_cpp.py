@@ -37,12 +37,11 @@ class Llama:
         """The ids of a greedy continuation."""
         return [token["id"] for token in self.complete(prompt, tokens)]
 
-    def log_probabilities(self, prompt: list[int], vocabulary: int) -> npt.NDArray[np.float64]:
-        """Of every token to come next."""
-        found = np.full(vocabulary, np.nan)
-        for token in self.complete(prompt, 1, vocabulary)[0]["top_logprobs"]:
-            found[token["id"]] = token["logprob"]
-        return found
+
+def log_probabilities(llama: Llama, prompt: list[int]) -> npt.NDArray[np.float64]:
+    """Of every token of the vocabulary to come next."""
+    found = {token["id"]: token["logprob"] for token in llama.complete(prompt, 1, 1 << 17)[0]["top_logprobs"]}
+    return np.array([found[i] for i in range(len(found))])
 
 
 def values(path: Path) -> dict[str, tuple[str, Float]]:

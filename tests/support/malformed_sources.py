@@ -23,8 +23,8 @@ from peers import halves, words
 
 Tensor = tuple[str, list[int], bytes]  # type, shape, content
 _NAMES = {"int8": "I8", "uint8": "U8", "int16": "I16", "int32": "I32", "int64": "I64", "float16": "F16"}
-WIDTHS = {"F64": 8, "F16": 2, "BF16": 2, "F8_E4M3": 1, "BOOL": 1, "I8": 1, "U8": 1, "I16": 2, "U32": 4, "I64": 8}
-WIDTHS |= {"I32": 4, "F32": 4, "C64": 8}
+_BYTES = {"F64": 8, "F16": 2, "BF16": 2, "F8_E4M3": 1, "BOOL": 1, "I8": 1, "U8": 1, "I16": 2, "U32": 4, "I64": 8}
+_BYTES |= {"I32": 4, "F32": 4, "C64": 8}
 _VALUES = (
     "null", "true", "0", "-1", "1", "3", "5", "16", "33", "2147483648", "9007199254740993", "1e400", "4.0", "NaN", '""',
     '"4"', '"x"', "[]", "[[4]]", "{}", '{"a": {"b": 4}}', "1" * 4000, "1" * 5000, '"\\ud800"', '"' + "9" * 5000 + '"',
@@ -176,9 +176,9 @@ def _wrong_tensors(base: Source) -> Iterator[Source]:
 
 def _variants(dtype: str, shape: list[int], data: bytes) -> Iterator[tuple[str, Tensor | None]]:
     yield "missing", None
-    for other in (other for other in WIDTHS if other != dtype):
+    for other in (other for other in _BYTES if other != dtype):
         yield f"of type {other}", _filled(other, shape)
-        if WIDTHS[other] == WIDTHS[dtype]:
+        if _BYTES[other] == _BYTES[dtype]:
             yield f"called {other}", (other, shape, data)
     shapes = [
         [],
@@ -206,7 +206,7 @@ def _variants(dtype: str, shape: list[int], data: bytes) -> Iterator[tuple[str, 
 
 
 def _filled(dtype: str, shape: list[int], byte: int = 1) -> Tensor:
-    return dtype, shape, bytes([byte]) * (math.prod(shape) * WIDTHS[dtype])
+    return dtype, shape, bytes([byte]) * (math.prod(shape) * _BYTES[dtype])
 
 
 def _wrong_values(base: Source) -> Iterator[Source]:

@@ -41,7 +41,7 @@ LATER = {"resolve_quant_method"}  # not in the first of the versions
 CALLS = {
     "create_weights", "apply", "tie_weights", "process_weights_after_loading", "get_quant_method", "get_name",
     "maybe_update_config", "apply_vllm_mapper", "get_min_capability", "get_supported_act_dtypes", "from_config",
-    "weight_loader",
+    "weight_loader", "embedding",
 }  # fmt: skip
 # of these, only how they call us
 CALLERS = ("VllmConfig", "AutoWeightsLoader", "SupportsQuant")

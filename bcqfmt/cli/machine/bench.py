@@ -16,6 +16,7 @@ from bcqfmt.cli.command import json_option, verb
 from bcqfmt.cli.progress import announce_kernels
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error
+from bcqfmt.version import pip_install
 
 if TYPE_CHECKING:
     from bcqfmt.bench.timing import Row
@@ -54,7 +55,8 @@ def command(
     try:
         from bcqfmt.bench import products, timing
     except ImportError:
-        raise error("BCQ-E306", found="torch is not installed", hint="pip install 'bcqfmt[torch,cuda]'") from None
+        hint = f"{pip_install('torch')}; {pip_install('cuda')}"
+        raise error("BCQ-E306", found="torch is not installed", hint=hint) from None
     speed = timing.bandwidth()
     rows: list[Row] = []
     with ExitStack() as stack:

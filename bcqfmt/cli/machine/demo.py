@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,21 @@ import bcqfmt
 from bcqfmt.cli import render
 from bcqfmt.cli.command import verb
 from bcqfmt.codes import CODES
+from bcqfmt.container.durable import folder_in_progress
 from bcqfmt.errors import error, escape
 from bcqfmt.inspect.summary import summarize
 
 Array = npt.NDArray[Any]
+_SAMPLE = importlib.resources.files("bcqfmt") / "data" / "demo"  # a tiny Llama, as GPTQModel wrote it
 _ROWS, _COLUMNS, _GROUP = 256, 1024, 128
 _AFFINE = "layers.0.up_proj.weight"
 _MULTI = "layers.0.down_proj.weight"
 
 
 @verb("demo")
-@click.option("--keep", metavar="DIR", type=click.Path(path_type=Path), help="Write the checkpoint to DIR and keep it.")
+@click.option(
+    "--keep", metavar="DIR", type=click.Path(path_type=Path), help="Keep in DIR what is used: gptq/ (sample) and bcq/."
+)
 def command(keep: Path | None) -> None:
     """Take a short tour: convert, prove, write, read, break.
 
@@ -44,11 +49,19 @@ def command(keep: Path | None) -> None:
       bcqfmt demo --keep /tmp/bcq-demo
     """
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="bcqfmt-demo-") as scratch:
-        folder = keep if keep is not None else Path(scratch) / "model"
-        for line in itertools.chain(_convert(Path(scratch)), _tour(folder, Path(scratch))):
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bcqfmt-demo-")))
+        folder = scratch
+        if keep is not None:
+            folder = stack.enter_context(folder_in_progress(keep, overwrite=False, like="bcq"))
+            with importlib.resources.as_file(_SAMPLE) as sample:
+                shutil.copytree(sample, folder / "gptq")
+        for line in itertools.chain(_convert(scratch), _tour(folder / "bcq", scratch)):
             render.echo(line)
-    kept = f"the checkpoint is in {escape(str(keep))}" if keep is not None else "nothing is left behind"
+    kept = "nothing is left behind"
+    if keep is not None:
+        where = escape(str(keep))
+        kept = f"kept: {where}/gptq, the sample of step 1, and {where}/bcq of step 2"
     render.echo(f"done in {time.perf_counter() - start:.1f} s; {kept}")
 
 
@@ -59,8 +72,7 @@ def _convert(scratch: Path) -> Iterator[str]:
     from bcqfmt.converters.convert.verify import verify
     from bcqfmt.converters.source.checkpoint import open_source
 
-    package = importlib.resources.files("bcqfmt") / "data" / "demo"
-    with importlib.resources.as_file(package) as folder:
+    with importlib.resources.as_file(_SAMPLE) as folder:
         source = open_source(folder)
         yield "1. Convert. A small Llama, 4 bit, as GPTQModel 7.6.0 wrote it, becomes a BCQ folder:"
         conversion = Conversion(source, ConvertOptions(name="demo"))

@@ -10,8 +10,12 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.options import Device
+from bcqfmt.cli.progress import waiting
 from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error
+from bcqfmt.integrations.model_folder import check_length, longest_context
+from bcqfmt.version import pip_install
 
 if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
@@ -26,7 +30,14 @@ if TYPE_CHECKING:
     "--out", type=click.Path(path_type=Path), default=Path("stats.safetensors"), show_default=True, help="The new file."
 )
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Which pieces are drawn.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
+@click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where it is run.")
+@click.option(
+    "--weighting",
+    type=click.Choice(["none", "tokens", "loss"]),
+    default="none",
+    show_default=True,
+    help="What a token counts in x x^T: the same; 1/|x|^2; by the gradient of the loss.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the file, and drop an unfinished calibration.")
 @hub_options
 @json_option
@@ -45,16 +56,20 @@ def command(
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     start = time.perf_counter()
-    from bcqfmt.converters.quantize.calibration_work import read_text
+    from bcqfmt.converters.quantize.calibration_work import check_target, read_text
 
+    check_target(out, overwrite=asked["overwrite"])
     given = read_text(text)
     source = find_source(model, revision, offline)
     keep_apart(source.checkpoint.folder, out)
+    hint = "--context sets the tokens of a piece"
+    check_length(source.checkpoint.folder, longest_context(source.checkpoint.config), asked["seq"], hint)
+    waiting("loading torch and transformers")
     try:
         from bcqfmt.converters.quantize.calibration import calibrate
     except ImportError as fault:
         found = f"{fault.name or 'torch'} is not installed"
-        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
+        raise error("BCQ-E306", found=found, hint=pip_install("transformers")) from fault
     made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
     summary = _summary(made, model, out, time.perf_counter() - start)
     render.emit_json(summary) if as_json else render.echo(_text(summary))

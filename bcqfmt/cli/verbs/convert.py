@@ -12,6 +12,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import (
     command_line,
+    command_words,
     html_option,
     hub_options,
     json_option,
@@ -20,6 +21,7 @@ from bcqfmt.cli.command import (
     usage_error,
     verb,
 )
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
@@ -45,6 +47,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
     "--from", "layout", default="auto", metavar="LAYOUT", help=f"Layout of the source: {', '.join(_LAYOUTS)}."
 )
 @click.option("--zero-point", type=click.Choice(_ZEROS), default="auto", help="How GPTQ zero points are read.")
+@click.option("--against", metavar="MODEL", help="Where zero points are unclear: try all readings on this dense model.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Largest output file.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Threads, by default one per core, up to four; or tasks.")
 @click.option("--executor", type=click.Choice(_EXECUTORS), default="local", help="Where shards are done: here, on Ray.")
@@ -109,7 +112,10 @@ def command(
         keep_apart(source.checkpoint.place, dst)
     asked["provenance"] = not asked.pop("no_provenance")
     asked["workers"] = 1 if executor == "ray" else asked["workers"] or default_workers()
-    conversion = _planned(source, src, dst, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part)
+    against = asked.pop("against")
+    conversion = _planned(
+        source, src, dst, against, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part
+    )
     forecast = Forecast(conversion, dst, source.remote)
     if dry_run:
         render.emit_json(forecast.as_dict()) if as_json else render.echo(forecast.text())
@@ -123,7 +129,9 @@ def command(
     else:
         forecast.check_disk()
     complete = already or _carry_out(conversion, dst, engine)
-    summary = _summary(conversion, forecast, src, dst, time.perf_counter() - start, complete)
+    where = [] if revision is None else ["--revision", revision]
+    where += ["--offline"] * offline
+    summary = _summary(conversion, forecast, src, dst, where, time.perf_counter() - start, complete)
     if engine is not None:
         summary["executor"] = engine.summary()
     if html is not None:
@@ -165,7 +173,7 @@ def _ray(address: str | None, at_once: int | None) -> RayExecutor:
     return RayExecutor(address, at_once, say=render.say)
 
 
-def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: Any) -> Conversion:
+def _planned(source: Source, src: str, dst: Path, against: str | None, asked: dict[str, Any], **run: Any) -> Conversion:
     from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 
     try:
@@ -175,7 +183,20 @@ def _planned(source: Source, src: str, dst: Path, asked: dict[str, Any], **run: 
             hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
             found, expected = fault.finding.found, fault.finding.expected
             raise error("BCQ-E610", src, found=found, expected=expected, hint=hint) from None
+        if fault.code == "BCQ-E605" and against is not None and source.remote is None:
+            fault.hint = _tried(source, against, asked["layout"])
         raise
+
+
+def _tried(source: Source, against: str, layout: str) -> str:
+    """The readings of the zero points with their errors against a dense model, and the command with the best."""
+    from bcqfmt.converters.convert.zero_trial import try_rules
+
+    trials = try_rules(source.checkpoint, find_source(against, None, offline=False).checkpoint, layout)
+    shown = ", ".join(f"{trial.rule} {100 * trial.relative:.3g} %" for trial in trials)
+    words = [word for word in command_words() if word != "--dry-run"]
+    best = command_line("bcqfmt", *words, "--zero-point", trials[0].rule)
+    return f"relative error against {escape(against)}: {shown}; the best: {best}"
 
 
 def _carry_out(conversion: Conversion, dst: Path, engine: RayExecutor | None) -> bool:
@@ -199,7 +220,7 @@ def _write_report(dst: Path, path: Path) -> list[str]:
 
 
 def _summary(
-    conversion: Conversion, forecast: Forecast, src: str, dst: Path, seconds: float, complete: bool
+    conversion: Conversion, forecast: Forecast, src: str, dst: Path, where: list[str], seconds: float, complete: bool
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "source": src,
@@ -219,10 +240,11 @@ def _summary(
 
         found["output_bytes"] = sum(path.stat().st_size for path in dst.rglob("*") if path.is_file())
         found["bits_per_weight"] = summarize(dst).bits_per_weight
-        found["next"] = command_line("bcqfmt", "verify", src, dst)
+        found["run"] = run_it(dst)
+        found["next"] = command_line("bcqfmt", "verify", src, dst, *where)
     else:
         found["part"] = list(conversion.options.part or ())
-        found["next"] = command_line("bcqfmt", "finalize", dst, src)
+        found["next"] = command_line("bcqfmt", "finalize", dst, src, *where)
     return found
 
 
@@ -251,4 +273,5 @@ def _text(summary: dict[str, Any], conversion: Conversion) -> list[str]:
         lines.append(f"ray: {render.count(engine['tasks'], 'task')} on {render.count(engine['nodes'], 'node')}")
     lines += [f"report: {escape(path)}" for path in summary.get("reports", ())]
     then = "prove it" if summary["complete"] else "when all parts are done"
-    return [*lines, f"{rate}, {used}", f"{then}: {summary['next']}"]
+    steps = {**summary.get("run", {}), then: summary["next"]}
+    return [*lines, f"{rate}, {used}", *step_lines(steps)]

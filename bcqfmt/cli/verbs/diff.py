@@ -9,6 +9,7 @@ import click
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.errors import escape
 from bcqfmt.inspect.compare import Comparison, Difference, ValueDifference, compare
 
@@ -35,6 +36,8 @@ def command(a: str, b: str, values: bool, max_rows: int, as_json: bool) -> int:
       bcqfmt diff --values model-g128/ model-g64/
     """
     with ExitStack() as stack:
+        for path in (a, b):
+            stack.enter_context(expected_bcq(path, file=True))
         left, right = (stack.enter_context(open_checkpoint(path)) for path in (a, b))
         found = compare(left, right, values=values)
     if as_json:

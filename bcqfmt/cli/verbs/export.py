@@ -11,6 +11,8 @@ import click
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, stoppable, usage_error, verb
+from bcqfmt.cli.expect import expected_bcq
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
@@ -74,7 +76,7 @@ def command(
         raise usage_error("--like and --allow-rounding go with --to gguf")
     from bcqfmt.converters.export import export
 
-    with stoppable(out, resumed=False), ExitStack() as stack:
+    with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
         done = export(
             checkpoint,
@@ -95,12 +97,13 @@ def command(
         render.size(done.nbytes),
     ]
     render.echo([f"{escape(str(out))}: {done.format}; {', '.join(counts)}", *(f"  {note}" for note in done.notes)])
+    render.echo(step_lines(run_it(out)))
 
 
 def _to_gguf(bcq: Path, out: Path, like: Path | None, allow_rounding: bool, overwrite: bool, as_json: bool) -> None:
     from bcqfmt.converters.export.gguf import export_gguf
 
-    with stoppable(out, resumed=False), ExitStack() as stack:
+    with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
         tick = bar(stack, unit="B", unit_scale=True, desc="writing")
         done = export_gguf(checkpoint, out, like=like, allow_rounding=allow_rounding, overwrite=overwrite, tick=tick)
@@ -116,7 +119,7 @@ def _to_gguf(bcq: Path, out: Path, like: Path | None, allow_rounding: bool, over
     ]
     exact = "every value as in BCQ" if done.exact else "ROUNDED"
     first = f"{escape(str(out))}: gguf, {exact}; {', '.join(counts)}"
-    render.echo([first, *_types(told), *(f"  {note}" for note in done.notes)])
+    render.echo([first, *_types(told), *(f"  {note}" for note in done.notes), *step_lines(run_it(out))])
 
 
 def _types(told: dict[str, Any]) -> list[str]:

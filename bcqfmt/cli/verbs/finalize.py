@@ -8,6 +8,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error, escape
 
@@ -39,10 +40,12 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
     keep_apart(source.place, dst)
     conversion = Conversion(source, ConvertOptions(**options, overwrite=overwrite))
     conversion.close(dst)
-    then = command_line("bcqfmt", "verify", src, dst)
+    where = [] if revision is None else ["--revision", revision]
+    then = command_line("bcqfmt", "verify", src, dst, *where, *["--offline"] * offline)
     number = len(conversion.plan.shards)
     if as_json:
-        render.emit_json({"target": str(dst), "shards": number, "weights": len(conversion.modules), "next": then})
+        facts = {"target": str(dst), "shards": number, "weights": len(conversion.modules)}
+        render.emit_json({**facts, "run": run_it(dst), "next": then})
     else:
         done = f"{render.count(number, 'shard')}, {render.count(len(conversion.modules), 'weight')}"
-        render.echo([f"{escape(str(dst))}: {done}", f"prove it: {then}"])
+        render.echo([f"{escape(str(dst))}: {done}", *step_lines({**run_it(dst), "prove it": then})])

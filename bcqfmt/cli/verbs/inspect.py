@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.expect import expected, expected_bcq
 from bcqfmt.errors import escape
 from bcqfmt.inspect.summary import Summary, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
 from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
 from bcqfmt.weight.weight import BcqWeight
 
+_MODELS = ("bcq", "bcq file", "quantized", "dense", "gguf")
 _CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint has to be quantized first"
 
 
@@ -22,8 +25,9 @@ _CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint h
 @click.argument("path")
 @click.option("--modules", is_flag=True, help="Also list every quantized weight, of other formats as convert sees it.")
 @click.option("--tensor", metavar="NAME", help="Show one tensor: its parts, where they lie, its values.")
+@hub_options
 @json_option
-def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None:
+def command(path: str, modules: bool, tensor: str | None, revision: str | None, offline: bool, as_json: bool) -> None:
     """Show what is in a checkpoint.
 
     PATH is a BCQ folder or file, any other folder or file of safetensors or GGUF, or the id of a model on the hub. Only
@@ -34,16 +38,21 @@ def command(path: str, modules: bool, tensor: str | None, as_json: bool) -> None
     Example:
       bcqfmt inspect model/
       bcqfmt inspect owner/model
+      bcqfmt inspect owner/model --offline
       bcqfmt inspect model/ --modules
       bcqfmt inspect model/ --tensor model.layers.0.mlp.up_proj.weight
     """
     if tensor is not None and modules:
         raise usage_error("--modules and --tensor exclude each other.")
+    if revision is not None and not _on_hub(path):
+        raise usage_error("--revision is for models on the hub; PATH is here.")
     if tensor is not None:
-        details = tensor_details(path, tensor)
+        with expected_bcq(path, file=True):
+            details = tensor_details(path, tensor)
         render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
         return
-    summary = _remote(path) if _on_hub(path) else summarize(path, modules=modules)
+    with expected(path, *_MODELS, file=True):
+        summary = _remote(path, revision, offline) if _on_hub(path) else summarize(path, modules=modules)
     found, lines = summary.as_dict(), _glance(summary)
     if modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
         from bcqfmt.cli.forecast import module_rows, module_table
@@ -61,11 +70,15 @@ def _on_hub(path: str) -> bool:
     return looks_like_hub_id(path)
 
 
-def _remote(path: str) -> Summary:
-    from bcqfmt.converters.hub import remote_headers, resolve, split_hub_id
+def _remote(path: str, revision: str | None, offline: bool) -> Summary:
+    from bcqfmt.converters.hub import download, remote_headers, resolve, split_hub_id
 
     name, _ = split_hub_id(path, file=True)
-    found = remote_headers(resolve(path))
+    repo = resolve(path, revision, offline)
+    if repo.offline:
+        place = download(repo, offline=True)
+        return replace(summarize(place / repo.file if repo.file else place), path=f"{name}@{repo.commit[:12]}")
+    found = remote_headers(repo)
     files = {shard: found.files[shard] for shard in found.headers}
     shown = f"{name}@{found.repo.commit[:12]}"
     if found.repo.file:
@@ -118,14 +131,16 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     files = f"{render.count(summary.files, 'model file')}, {render.size(summary.file_bytes)}"
     if summary.foreign:
         return [("files", files), ("tensors", render.count(summary.dense_tensors))]
-    covered = math.floor(summary.coverage * 100) / 100  # only what is complete is called 100 %
     facts = [
         ("features", ", ".join(summary.features) or "none: plain affine"),
         ("written by", f"{escape(generator['name'])} {escape(generator['version'])}" if generator else ""),
         ("source", f"{escape(source['format'])}, {render.count(len(source['files']), 'file')}" if source else ""),
         ("files", files),
         ("tensors", f"{render.count(summary.weights, 'quantized weight')}, {summary.dense_tensors:,} dense"),
-        ("coverage", f"{covered:.2f} % of {render.count(summary.parameters, 'parameter')} quantized"),
+        (
+            "coverage",
+            f"{render.percent(summary.coverage)} of {render.count(summary.parameters, 'parameter')} quantized",
+        ),
     ]
     if summary.overall_bits is not None:
         quantized = summary.bits_per_weight

@@ -9,6 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.publish import hashing, publish
 from bcqfmt.errors import escape
 
@@ -49,17 +50,19 @@ def command(
     if create_pr and revision is not None:
         raise usage_error("--create-pr opens a new pull request, --revision goes on with one: choose one.")
     if dry_run:
-        _show(dst, repo, as_json)
+        with expected_bcq(dst):
+            _show(dst, repo, as_json)
         return
-    done = publish(
-        dst,
-        repo,
-        private=private,
-        create_pr=create_pr,
-        revision=revision,
-        message=message,
-        overwrite=overwrite,
-    )
+    with expected_bcq(dst):
+        done = publish(
+            dst,
+            repo,
+            private=private,
+            create_pr=create_pr,
+            revision=revision,
+            message=message,
+            overwrite=overwrite,
+        )
     if as_json:
         render.emit_json({"folder": str(dst), **done})
     else:

@@ -19,18 +19,23 @@ from bcqfmt.cli.command import (
     usage_error,
     verb,
 )
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
-from bcqfmt.cli.sources import Source, find_source, keep_apart
-from bcqfmt.errors import BcqError, escape
+from bcqfmt.cli.sources import Source, find_source, keep_apart, read_stats
+from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import peak_memory
+from bcqfmt.weight.describe import spare_bits
 
 if TYPE_CHECKING:
+    from bcqfmt.checkpoint.reader import Checkpoint
+    from bcqfmt.converters.quantize.calibration_work import TextOptions
     from bcqfmt.converters.quantize.quantization import Quantization
     from bcqfmt.converters.report import Report
 
+_SPARE = 0.15  # share of the stored bits that is worth a warning
 _WORST = 10  # weights that the table on the screen shows
 
 
@@ -41,6 +46,17 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the method, by its name.")
 @click.option("--rules", type=click.Path(path_type=Path), metavar="FILE", help="Rule file (TOML): who gets what.")
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
+@click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Calibrate on it, layer by layer.")
+@click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of --text to run.")
+@click.option("--context", "seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where --text is run.")
+@click.option(
+    "--token-weights",
+    type=click.Choice(["none", "tokens", "loss"]),
+    default="none",
+    show_default=True,
+    help="What a token of --text counts: see `calibrate --weighting`.",
+)
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Source bytes per output file.")
@@ -58,6 +74,7 @@ def command(
     pairs: tuple[str, ...],
     rules: Path | None,
     stats: Path | None,
+    text: Path | None,
     html: Path | None,
     revision: str | None,
     offline: bool,
@@ -77,6 +94,7 @@ def command(
     Example:
       bcqfmt quantize model/ model-bcq/ --method rtn --bits 4 --group-size 128
       bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --html report.html
+      bcqfmt quantize model/ model-bcq/ --method gptq --text corpus.txt
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     settings = given_settings(asked, pairs)
@@ -86,7 +104,8 @@ def command(
         check_report_path(html, dst, asked["overwrite"], src)
     start = time.perf_counter()
     try:
-        quantization = _planned(src, dst, settings, rules, stats, revision, offline, asked)
+        given = _text_options(text, stats, asked)
+        quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)
     except BcqError as fault:
         if fault.code == "BCQ-E627":
             fault.hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', src, dst)}"
@@ -102,7 +121,8 @@ def command(
         render.say("it is complete already: nothing to do")
     else:
         _carry_out(quantization, dst)
-    made = _report(dst)
+    made, short = _report(dst)
+    quantization.warnings += short
     used = {"seconds": round(time.perf_counter() - start, 3), "peak_rss_bytes": peak_memory()}
     written = [] if html is None else write_report(made, html)
     if not as_json:
@@ -123,12 +143,30 @@ def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
         raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
 
 
+def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) -> TextOptions | None:
+    """What --text and its options say; they leave ``asked``."""
+    rows, seq, device, weighting = (asked.pop(key) for key in ("rows", "seq", "device", "token_weights"))
+    if text is None:
+        return None
+    if stats is not None:
+        raise usage_error("--stats are of the dense model, --text makes them layer by layer: choose one.")
+    from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
+
+    try:
+        import bcqfmt.converters.quantize.sequential  # noqa: F401 - refused before anything is planned
+    except ImportError as fault:
+        found = f"{fault.name or 'torch'} is not installed"
+        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
+    return TextOptions(read_text(text), rows, seq, device, weighting)
+
+
 def _planned(
     src: str,
     dst: Path,
     settings: dict[str, Any],
     rules: Path | None,
     stats: Path | None,
+    given: TextOptions | None,
     revision: str | None,
     offline: bool,
     asked: dict[str, Any],
@@ -136,12 +174,11 @@ def _planned(
     from bcqfmt.converters.methods.registry import build_method
     from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
     from bcqfmt.converters.quantize.rules import read_rules
-    from bcqfmt.converters.quantize.stats import open_stats
 
     if asked["method"] is not None:
         build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
-    seen = None if stats is None else open_stats(stats)
+    seen = None if stats is None else read_stats(stats)
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
@@ -150,6 +187,7 @@ def _planned(
         settings=settings,
         rules=read,
         stats=seen,
+        text=given,
         name=source.name,
         revision=source.revision,
         headers_only=source.remote is not None,
@@ -163,18 +201,34 @@ def _carry_out(quantization: Quantization, dst: Path) -> None:
     with stoppable(dst, resumed=True), Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
         return_large_blocks()
         try:
-            quantization.run(dst, progress.tick, progress.done)
+            quantization.run(dst, progress.tick, progress.done, render.say)
         except BcqError as fault:  # the hint for an unfinished run names `convert`
             fault.hint = fault.hint.replace("bcqfmt convert ", "bcqfmt quantize ")
             raise
 
 
-def _report(dst: Path) -> Report:
+def _report(dst: Path) -> tuple[Report, list[Finding]]:
     import bcqfmt
     from bcqfmt.converters.report import make_report
 
     with bcqfmt.open(dst) as checkpoint:
-        return make_report(checkpoint)
+        return make_report(checkpoint), _short_rows(checkpoint)
+
+
+def _short_rows(checkpoint: Checkpoint) -> list[Finding]:
+    """BCQ-E658 where much of the weights is no number of them: a scheme of many parts on rows of few columns."""
+    weights = list(checkpoint.weights())
+    stored = sum(8 * weight.nbytes for _, weight in weights)
+    spare = sum(spare_bits(weight.spec) for _, weight in weights)
+    if spare < _SPARE * stored:
+        return []
+    name, worst = max(weights, key=lambda pair: spare_bits(pair[1].spec) / pair[1].nbytes)
+    numbers = sum(weight.size for _, weight in weights)
+    found = (
+        f"{stored / numbers:.2f} bits per weight, of which {spare / numbers:.2f} are ends of packed words, column "
+        f"order and row pointers; rows of {worst.shape[-1]} columns here"
+    )
+    return [Finding("BCQ-E658", checkpoint.path.name, name, found, "rows of some thousand columns")]
 
 
 def _plan(quantization: Quantization, dst: Path) -> dict[str, Any]:
@@ -215,7 +269,8 @@ def _plan_text(quantization: Quantization, plan: dict[str, Any]) -> list[str]:
             ("dense", f"{escape(reason)}: {render.count(row['tensors'], 'tensor')}; {render.size(row['bytes'])}")
         )
     pairs += [("unused", line) for line in plan["unused_rules"]]
-    share = f"{plan['coverage']:.2f} % of {quantization.plan.parameters:,} parameters are quantized"
+    covered = render.percent(100 * quantization.plan.coverage)
+    share = f"{covered} of {quantization.plan.parameters:,} parameters are quantized"
     pairs += [
         ("coverage", share),
         ("input", f"{render.size(plan['input_bytes'])}, {render.count(len(plan['shards']), 'output file')}"),
@@ -230,9 +285,10 @@ def _text(quantization: Quantization, made: Report, dst: Path, used: dict[str, A
     lines += [f"report: {escape(path)}" for path in written]
     rate = render.size(int(quantization.plan.nbytes / max(used["seconds"], 1e-3)))
     lines.append(f"{rate}/s, {used['seconds']:.1f} s, peak memory {render.size(used['peak_rss_bytes'])}")
+    steps = run_it(dst)
     if len(made.weights) > _WORST:
-        lines.append(f"all weights: {command_line('bcqfmt', 'report', dst)}")
-    return lines
+        steps["all weights"] = command_line("bcqfmt", "report", dst)
+    return [*lines, *step_lines({**steps, "prove it": command_line("bcqfmt", "validate", "--deep", dst)})]
 
 
 def _shown(value: Any) -> str:

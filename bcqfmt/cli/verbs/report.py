@@ -9,6 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import html_option, json_option, verb
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.options import default_workers
 from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
@@ -45,7 +46,7 @@ def command(bcq: Path, html: Path | None, against: str | None, overwrite: bool, 
 
     if html is not None:
         check_report_path(html, bcq, overwrite, against or "")
-    with bcqfmt.open(bcq) as checkpoint:
+    with expected_bcq(bcq, file=True), bcqfmt.open(bcq) as checkpoint:
         made = make_report(checkpoint) if against is None else _measured(checkpoint, against)
     written = [] if html is None else write_report(made, html)
     if as_json:

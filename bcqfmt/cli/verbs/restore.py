@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, stoppable, verb
+from bcqfmt.cli.command import command_line, json_option, stoppable, verb
+from bcqfmt.cli.expect import expected_bcq
+from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import error, escape
@@ -36,7 +38,7 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     from bcqfmt.converters.jobs.warnings import in_words
 
     keep_apart(bcq, out, "the BCQ folder")
-    with bcqfmt.open(bcq) as checkpoint:
+    with expected_bcq(bcq), bcqfmt.open(bcq) as checkpoint:
         rebuilder = SourceRebuilder(checkpoint)
         files, left_out = rebuilder.files(), rebuilder.left_out()
         total = sum(record["size"] for record in files.values())
@@ -55,3 +57,4 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     counted += f"; {in_words(left_out)}" if left_out else ""
     render.echo(f"{escape(str(out))}: {counted}")
     render.echo(f"  {digest}  {escape(path)}" for path, digest in sorted(digests.items()))
+    render.echo(step_lines({**run_it(out), "prove it": command_line("bcqfmt", "verify", out, bcq)}))

@@ -12,6 +12,7 @@ from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.seal import Change, Sealing, seal
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.progress import bar
 from bcqfmt.errors import escape
 
@@ -36,7 +37,7 @@ def command(folder: str, accept: bool, dry_run: bool, as_json: bool) -> int:
       bcqfmt seal --dry-run model-bcq/
       bcqfmt seal model-bcq/
     """
-    with ExitStack() as stack:
+    with expected_bcq(folder), ExitStack() as stack:
         total = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
         done = seal(
             folder,

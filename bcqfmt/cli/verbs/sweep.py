@@ -15,7 +15,7 @@ from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
 from bcqfmt.cli.options import ParamType, default_workers, given_settings
 from bcqfmt.cli.progress import bar, return_large_blocks
 from bcqfmt.cli.reports import check_output
-from bcqfmt.cli.sources import find_source
+from bcqfmt.cli.sources import find_source, read_stats
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error, escape
 
@@ -123,7 +123,6 @@ def command(
 
 
 def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: dict[str, Any]) -> Sweep:
-    from bcqfmt.converters.quantize.stats import open_stats
     from bcqfmt.converters.report.sweep import Combination, Sweep
 
     combinations = [
@@ -136,7 +135,7 @@ def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: d
         source,
         combinations,
         settings,
-        stats=None if stats is None else open_stats(stats),
+        stats=None if stats is None else read_stats(stats),
         include=asked["include"],
         exclude=asked["exclude"],
         threads=asked["workers"] or default_workers(),

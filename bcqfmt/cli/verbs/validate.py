@@ -10,8 +10,9 @@ import click
 from bcqfmt.checkpoint.validation import Report, validate
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.expect import expect
 from bcqfmt.cli.progress import bar
-from bcqfmt.errors import escape
+from bcqfmt.errors import BcqError, escape
 
 
 @verb("validate")
@@ -44,7 +45,17 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
         render.emit_json(found)
     else:
         render.echo(_text(report, max_findings))
+    if not report.valid:
+        _explain(path)
     return report.exit_code
+
+
+def _explain(path: str) -> None:
+    """Where it is no BCQ at all: what it is, and the command that fits, on stderr."""
+    try:
+        expect(path, "bcq", "bcq file", file=True)
+    except BcqError as fault:
+        render.say([f"{escape(path)} is {fault.finding.found}", f"hint: {fault.hint}"])
 
 
 def _text(report: Report, limit: int) -> list[str]:

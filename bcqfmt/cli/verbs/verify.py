@@ -9,6 +9,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, verb
+from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import find_source
 from bcqfmt.errors import BcqError, escape
@@ -52,7 +53,8 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
         raise
     rows = None if values == "all" else SAMPLE_ROWS
     total = sum(model.source.size for model in source.models.values())
-    with bcqfmt.open(bcq) as checkpoint, Progress("verifying", total, len(source.models)) as progress:
+    read = Progress("verifying", total, len(source.models))
+    with expected_bcq(bcq), bcqfmt.open(bcq) as checkpoint, read as progress:
         return_large_blocks()
         found = verify(source, checkpoint, progress.tick, rows)
     if as_json:

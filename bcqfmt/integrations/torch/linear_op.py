@@ -115,7 +115,7 @@ def gpu_operand(parts: Sequence[Tensor], spec: str, planes: int, index: int = 0)
 def release(
     parts: Sequence[Tensor], spec: str, planes: int, dtype: torch.dtype, counts: Sequence[int], *, exact: bool = False
 ) -> list[Tensor]:
-    """Empty tensors that stand for parts on a GPU whose memory no product needs any more; the parts where one does.
+    """Tensors of one element for parts on a GPU whose memory no product needs any more; the parts where one does.
 
     ``counts``: all numbers of vectors of ``dtype`` that will be multiplied; each has been already, so that the layouts
     for them exist. ``exact``: values are decoded too.
@@ -125,7 +125,7 @@ def release(
     let_go = getattr(weight, "let_go", None)  # of a weight that was prepared on the host nothing is read any more
     if let_go is not None and (exact or not let_go(paths)):
         return list(parts)
-    held = [torch.empty(0, dtype=part.dtype, device=part.device) for part in parts]
+    held = [torch.empty(1, dtype=part.dtype, device=part.device) for part in parts]
     key, state = _key(held, _on_gpu, spec, planes, 0)
     with _lock:
         _cache[key] = _Prepared(held, state, weight)
@@ -163,7 +163,7 @@ def _linear_cpu(
     vectors = x.detach().reshape(-1, columns)
     threads = torch.get_num_threads()
     plus = None if bias is None else bias.detach().to(x.dtype)
-    if matrix.path(vectors.shape[0]) == "tables":
+    if matrix.path(vectors.shape[0]) == "planes":
         y = torch.from_numpy(matrix.matmul(vectors.float().numpy(), threads=threads))
         y = y if plus is None else y.add_(plus)
     else:

@@ -71,6 +71,13 @@ class BcqQuantizer(HfQuantizer):
         self._asked = dtype
         return dtype
 
+    def update_attn_implementation(self, config: Any) -> Any:
+        """A place to see the configuration before files are looked for: what stops a forgotten import is taken off."""
+        config.__dict__.pop("transformers_weights", None)
+        return config
+
+    update_tp_plan = update_ep_plan = update_attn_implementation  # the same place in transformers 5.16 to 5.21
+
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **others: Any) -> None:
         """Replace modules by empty ones of the right kind; every header is read and checked here."""
         files = [Path(file) for file in checkpoint_files or ()]

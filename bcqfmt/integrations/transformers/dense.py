@@ -12,6 +12,7 @@ from bcqfmt.integrations.torch.embedding import BcqEmbedding, TiedHead
 from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 
 from .experts import ExpertList, ExpertsForward, ExpertStack
+from .scaled import ScaledEmbedding
 
 __all__ = ["convert", "make_dense"]
 
@@ -41,14 +42,20 @@ def make_dense(model: nn.Module, dtype: torch.dtype | None = None) -> None:
                 _experts(module, leaf, held.dense(), dtype)
                 for row in range(len(held.rows)):
                     module._modules.pop(str(row), None)
+                for name in [name for name, child in module._modules.items() if child in held.pieces]:
+                    del module._modules[name]
         for leaf, child in list(module._modules.items()):
             if isinstance(child, ExpertStack):
                 _experts(module, leaf, child.dense(), dtype)
             elif isinstance(child, BcqLinear):
                 setattr(module, leaf, _linear(child, dtype))
             elif isinstance(child, BcqEmbedding):
-                tables[child] = nn.Embedding(child.num_embeddings, child.embedding_dim, device="meta")
-                tables[child].weight = nn.Parameter(child.values() if dtype is None else child.values().to(dtype))
+                values = child.values() if dtype is None else child.values().to(dtype)
+                if isinstance(child, ScaledEmbedding):
+                    tables[child] = child.dense(values)
+                else:
+                    tables[child] = nn.Embedding(child.num_embeddings, child.embedding_dim, device="meta")
+                    tables[child].weight = nn.Parameter(values)
                 setattr(module, leaf, tables[child].train(child.training))
     for module in list(model.modules()):
         for leaf, child in list(module._modules.items()):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bcqfmt.errors import error
-from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule, BcqStack
+from bcqfmt.integrations.torch.layers import BcqModule, BcqStack
 
 __all__ = ["ExpertList", "ExpertMatrix", "ExpertStack", "ExpertsForward"]
 
@@ -72,20 +72,20 @@ class ExpertStack(BcqStack):
 
 
 class ExpertList:
-    """Matrices of E experts, each in one or more layers of its own, indexed like a parameter (E, out, in)."""
+    """Matrices of E experts, each in layers or stacks that several share, indexed like a parameter (E, out, in)."""
 
-    def __init__(self, rows: Sequence[Sequence[BcqLinear]]) -> None:
-        """``rows``: for every expert the layers whose rows make its matrix."""
+    def __init__(self, rows: Sequence[Sequence[tuple[BcqModule, int]]]) -> None:
+        """``rows``: for every expert what makes its matrix: (module, index in its stack), the first rows first."""
         self.rows = [list(row) for row in rows]
 
     def __getitem__(self, index: Any) -> ExpertMatrix:
         """Matrix ``index``, a number or a tensor with one."""
-        return ExpertMatrix([(layer, 0) for layer in self.rows[_number(index, len(self.rows))]])
+        return ExpertMatrix(self.rows[_number(index, len(self.rows))])
 
     @property
     def pieces(self) -> list[BcqModule]:
         """What its matrices are in."""
-        return [layer for row in self.rows for layer in row]
+        return list(dict.fromkeys(module for row in self.rows for module, _ in row))
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """All values (E, out, in), in the logical dtype or rounded once more to ``dtype``."""

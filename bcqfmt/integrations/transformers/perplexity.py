@@ -29,7 +29,7 @@ class TextModel:
     def __init__(self, folder: Path, text: str, *, context: int = 512, most_tokens: int | None = None) -> None:
         """``folder``: a local model folder with config, weights and tokenizer. ``most_tokens``: cut the text there."""
         self._loaded = run.load(folder, dtype="float32")
-        self._windows = run.windows_of(self._loaded, text, context, most_tokens)
+        self._windows = run.windows_of(self._loaded.opened, text, context, most_tokens)
         model = self._loaded.model
         self._tensors: dict[str, Any] = {**dict(model.named_buffers()), **dict(model.named_parameters())}
 
@@ -46,7 +46,7 @@ class TextModel:
             target = self._tensors.get(name)
             if target is None or tuple(target.shape) != array.shape:
                 found = "no such tensor in the loaded model" if target is None else f"shape {list(target.shape)}"
-                folder = self._loaded.folder.name
+                folder = self._loaded.opened.folder.name
                 raise error("BCQ-E301", folder, name, found, f"a tensor of shape {list(array.shape)}")
             with torch.no_grad():
                 target.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))

@@ -5,7 +5,8 @@ The names of a checkpoint are first renamed as transformers renames them. Then a
 - the weight of an nn.Linear: a `BcqLinear` takes its place;
 - the table of an nn.Embedding: a `BcqEmbedding` does, and a head that is tied to it multiplies with the same weight;
 - a stack of experts that the model holds as one parameter: an `ExpertStack` takes its place;
-- one expert's matrix, which transformers would stack with others: the matrices stay apart, an `ExpertList` joins them.
+- one expert's matrix, which transformers would stack with others: the matrices stay apart, an `ExpertList` joins them;
+- a stack of such matrices, as GGUF has them: the same.
 
 Anything else is refused by name (BCQ-E305) before a byte of weights is read. Tensors that the model has and the
 checkpoint has not, which transformers draws at random with a warning, are refused too (BCQ-E602).
@@ -30,10 +31,12 @@ from bcqfmt.weight.scheme import part_prefix
 from bcqfmt.weight.weight import BcqWeight
 
 from .experts import ExpertList, ExpertsForward, ExpertStack
+from .scaled import ScaledEmbedding, is_scaled
 
 __all__ = ["collect_missing", "place_weights", "refuse_missing"]
 
 _HOOK = "_adjust_missing_and_unexpected_keys"  # of transformers' models
+_STACKED = re.compile(r"\.experts\.(?!\d)")
 _SHOWN = 4
 _NOT_CALLED = "?"
 
@@ -62,13 +65,16 @@ def place_weights(model: Any, weights: Mapping[str, BcqWeight], conversions: Seq
         target, pattern = rename(name, renamings, converters, prefix, known)
         if target not in known and name in known:
             target, pattern = name, None
+        single = name if pattern is not None or target in known else _of_one_expert(weight)
+        if single != name:
+            target, pattern = rename(single, renamings, converters, prefix, known)
         if target not in known:
             if not any(pattern.search(name) for pattern in ignored):
                 raise _refusal(weight, "the model has no such tensor")
             continue
         if pattern is not None:
             converter = next(entry for entry in converters if pattern in entry.source_patterns)
-            plain = rename(name, renamings, [], prefix, None)[0]
+            plain = rename(single, renamings, [], prefix, None)[0]
             experts.setdefault(target, []).append(_expert(weight, plain, target, pattern, converter))
         elif target.endswith(".weight"):
             path = target.removesuffix(".weight")
@@ -89,13 +95,15 @@ def place_weights(model: Any, weights: Mapping[str, BcqWeight], conversions: Seq
 
 def _place_matrix(model: Any, path: str, weight: BcqWeight) -> None:
     old = model.get_submodule(path)
-    table = isinstance(old, nn.Embedding) and type(old).forward is nn.Embedding.forward
+    table = is_scaled(old) or (isinstance(old, nn.Embedding) and type(old).forward is nn.Embedding.forward)
     if not table and (not isinstance(old, nn.Linear) or type(old).forward is not nn.Linear.forward):
         raise _refusal(weight, f"the model holds it in a {type(old).__name__}", "an nn.Linear or nn.Embedding")
     if tuple(old.weight.shape) != weight.shape:
         raise _refusal(weight, f"shape {list(weight.shape)}", f"{list(old.weight.shape)} as in the model")
     if table:
-        embedding = BcqEmbedding(weight.spec, dtype=old.weight.dtype, device="meta", nnz=_nnz(weight))
+        options: dict[str, Any] = {"dtype": old.weight.dtype, "device": "meta", "nnz": _nnz(weight)}
+        scaled = is_scaled(old)
+        embedding = ScaledEmbedding(weight.spec, old, **options) if scaled else BcqEmbedding(weight.spec, **options)
         _name(embedding, weight)
         _put(model, path, embedding)
     else:
@@ -145,31 +153,60 @@ def _expert(weight: BcqWeight, name: str, target: str, pattern: str, converter: 
     if (kinds, dims) not in (([MergeModulelist], [0]), ([MergeModulelist, Concatenate], [0, 1])) or inner is None:
         done = ", ".join(kind.__name__ for kind in kinds)
         raise _refusal(weight, f"transformers makes '{target}' of it ({done})", "a matrix that is used as it is")
-    return _Expert(weight, name.removesuffix(".weight"), int(inner[1]), converter.source_patterns.index(pattern))
+    path = name.removesuffix(".weight") if len(weight.shape) == 2 else f"{owner}.{inner[2]}"
+    return _Expert(weight, path, int(inner[1]), converter.source_patterns.index(pattern))
+
+
+def _of_one_expert(weight: BcqWeight) -> str:
+    """The name that the first matrix of a stack of experts would have alone; the weight's own if it is none."""
+    return _STACKED.sub(".experts.0.", weight.name, count=1) if len(weight.shape) == 3 else weight.name
 
 
 def _place_experts(model: Any, target: str, shape: Any, found: list[_Expert]) -> None:
-    """Matrices side by side as modules of their own, and a list in place of the parameter."""
+    """Matrices side by side, or stacks of them, as modules of their own, and a list in place of the parameter."""
     owner, _, leaf = target.rpartition(".")
     experts = model.get_submodule(owner)
+    if [item.path for item in found] == [target]:
+        _place_stack(model, target, found[0].weight)
+        return
+    rows = _rows_of_stacks if len(found[0].weight.shape) == 3 else _rows_of_matrices
+    experts.__dict__[leaf] = ExpertList(rows(model, target, shape, found))
+    del experts._parameters[leaf]
+    _prepare(experts, leaf)
+
+
+def _rows_of_stacks(model: Any, target: str, shape: Any, found: list[_Expert]) -> list[list[tuple[BcqModule, int]]]:
+    pieces = sorted(found, key=lambda item: item.piece)
+    held = [len(shape), *(item.piece for item in pieces)] == [3, *range(len(pieces))]
+    high = sum(item.weight.spec.out for item in pieces)
+    for item in pieces:
+        if not held or (item.weight.spec.stack, high, item.weight.spec.columns) != tuple(shape):
+            stored = f"{len(pieces)} stacks, this one of shape {list(item.weight.shape)}"
+            raise _refusal(item.weight, stored, f"'{target}' {list(shape)} in all")
+    stacks = [ExpertStack(item.weight.spec, device="meta", nnz=_nnz(item.weight)) for item in pieces]
+    for item, stack in zip(pieces, stacks, strict=True):
+        _name(stack, item.weight)
+        _put(model, item.path, stack)
+    return [[(stack, number) for stack in stacks] for number in range(shape[0])]
+
+
+def _rows_of_matrices(model: Any, target: str, shape: Any, found: list[_Expert]) -> list[list[tuple[BcqModule, int]]]:
     pieces = 1 + max(item.piece for item in found)
     table = {(item.number, item.piece): item for item in found}
     wanted = {(number, piece) for number in range(shape[0]) for piece in range(pieces)}
     first = found[0].weight
     if table.keys() != wanted or len(table) != len(found):
         raise _refusal(first, f"{len(found)} matrices for '{target}'", f"{len(wanted)}: every expert's, or none")
-    rows: list[list[BcqLinear]] = []
+    rows: list[list[tuple[BcqModule, int]]] = []
     for number in range(shape[0]):
         items = [table[number, piece] for piece in range(pieces)]
         high, wide = sum(item.weight.spec.out for item in items), items[0].weight.spec.columns
         if (high, wide) != tuple(shape[1:]) or any(len(item.weight.shape) != 2 for item in items):
             raise _refusal(items[0].weight, f"expert {number} has shape {[high, wide]}", f"{list(shape[1:])}")
-        rows.append([_linear(item.weight) for item in items])
-        for item, layer in zip(items, rows[-1], strict=True):
+        rows.append([(_linear(item.weight), 0) for item in items])
+        for item, (layer, _) in zip(items, rows[-1], strict=True):
             _put(model, item.path, layer)
-    del experts._parameters[leaf]
-    experts.__dict__[leaf] = ExpertList(rows)
-    _prepare(experts, leaf)
+    return rows
 
 
 def _prepare(experts: Any, leaf: str) -> None:

@@ -1,6 +1,6 @@
-"""Models in folders, BCQ or dense, run in this process: text from a prompt, and figures on a text.
+"""Models in folders, BCQ or dense, run in this process: what is checked before they are loaded, and figures on a text.
 
-Needs torch and transformers; `load` says so with BCQ-E306 if they are missing. A model's own code is never run.
+Needs torch and transformers; BCQ-E306 says so where they are missing. A model's own code is never run.
 """
 
 from __future__ import annotations
@@ -12,19 +12,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
-from bcqfmt.kernels.runtime.device import require_cuda
+from bcqfmt.integrations.model_folder import check_folder, check_length, is_bcq
+from bcqfmt.version import pip_install
 
-__all__ = ["Figures", "Loaded", "evaluate", "generate", "load", "windows_of"]
+__all__ = ["Figures", "Loaded", "Opened", "Tick", "evaluate", "load", "open_folder", "windows_of"]
 
 Tick = Callable[[int], None]
 
 
+class Opened(NamedTuple):
+    """A folder before its weights are loaded: its configuration (of transformers) and its tokenizer."""
+
+    folder: Path
+    config: Any
+    tokenizer: Any
+
+    def check_length(self, tokens: int, hint: str) -> None:
+        """BCQ-E302 for more tokens than the model has positions for."""
+        longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        check_length(self.folder, longest if isinstance(longest, int) else None, tokens, hint)
+
+
 class Loaded(NamedTuple):
-    """A model and its tokenizer; ``folder`` for messages."""
+    """A model, and the folder that it is from. ``note``: why its dtype is not the stored one, or nothing."""
 
     model: Any
-    tokenizer: Any
-    folder: Path
+    opened: Opened
+    note: str = ""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of its folder."""
+        return self.opened.tokenizer
 
 
 class Figures(NamedTuple):
@@ -39,49 +58,91 @@ class Figures(NamedTuple):
     top1: float | None = None
 
 
-def load(
-    folder: Path, *, dtype: str = "auto", exact: bool = False, planes: int | None = None, device: str = "cpu"
-) -> Loaded:
-    """``folder``: config, weights, tokenizer. ``exact`` and ``planes`` are for BCQ folders, as in `set_mode`.
-
-    ``device``: torch's name of it. BCQ-E306 or BCQ-E551 where it is a GPU that cannot be used.
-    """
-    if folder.is_file():
-        place = escape(f"{folder.parent}/")
-        raise error(
-            "BCQ-E302", str(folder), found="a file", expected="a model folder", hint=f"name its folder: {place}"
-        )
-    transformers, bridge = _imported()
-    if device != "cpu":  # before any weight is loaded
-        require_cuda()
-    if not folder.is_dir():  # transformers would look for a hub id
-        raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
-    _loaded(transformers.AutoConfig, folder, "a config.json", "bcqfmt validate checks it")  # tokenizers read it too
+def open_folder(folder: Path, *, device: str = "cpu") -> Opened:
+    """Configuration and tokenizer of a model folder; BCQ-E551 where torch cannot use the device."""
+    check_folder(folder, device=device)
+    transformers, _ = _imported()
+    _try_device(device)
+    config = _loaded(transformers.AutoConfig, folder, "a config.json", "bcqfmt validate checks it")
     hint = "copy the original model's tokenizer files"
     tokenizer = _loaded(transformers.AutoTokenizer, folder, "a tokenizer", hint)
     if tokenizer.get_vocab().keys() <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
         # what transformers makes of no files
         raise error("BCQ-E102", folder.name, found="no tokenizer files", expected="a tokenizer", hint=hint)
+    return Opened(folder, config, tokenizer)
+
+
+def load(
+    folder: Path | Opened,
+    *,
+    dtype: str = "auto",
+    exact: bool = False,
+    planes: int | None = None,
+    device: str = "cpu",
+) -> Loaded:
+    """``folder``: config, weights, tokenizer. ``exact`` and ``planes`` are for BCQ folders, as in `set_mode`.
+
+    ``dtype``: of the activations. ``auto`` is the stored one, but float32 on a CPU. ``device``: torch's name of it. On
+    ``mps``, for which there are no kernels, BCQ weights are decoded while the model is loaded.
+    """
+    opened = folder if isinstance(folder, Opened) else open_folder(folder, device=device)
+    transformers, bridge = _imported()
+    chosen, note = _fitting(dtype, device, opened.config)
     hint = "bcqfmt validate --deep checks it"
     model, info = _loaded(
-        transformers.AutoModelForCausalLM, folder, "a model", hint, dtype=dtype, output_loading_info=True
+        transformers.AutoModelForCausalLM, opened.folder, "a model", hint, dtype=chosen, output_loading_info=True
     )
     if info["missing_keys"]:  # what transformers draws at random; its warning is switched off here
         names = sorted(info["missing_keys"])
         raise error(
-            "BCQ-E602", folder.name, tensor=names[0], found=f"{len(names)} tensors of the model are not in the files",
-            expected="all of them", hint="correct config.json, or get the complete checkpoint",
+            "BCQ-E602", opened.folder.name, tensor=names[0],
+            found=f"{len(names)} tensors of the model are not in the files", expected="all of them",
+            hint="correct config.json, or get the complete checkpoint",
         )  # fmt: skip
     bridge.set_mode(model, exact=exact, planes=planes)
-    return Loaded(_placed(model.eval(), device), tokenizer, folder)
+    if device == "mps" and is_bcq(opened.folder):
+        model = model.dequantize() or model
+    return Loaded(_placed(model.eval(), device), opened, note)
+
+
+def _fitting(dtype: str, device: str, config: Any) -> tuple[str, str]:
+    """The dtype to load a model in, and a note where it is not the one that is stored.
+
+    On most processors torch is many times slower in 16 bits: 88 times in float16 and 25 times in bfloat16 for one
+    vector on a Neoverse-N1, although that has instructions for float16. So float32 is the rule there.
+    """
+    import torch
+
+    stored = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    stored = getattr(torch, stored, None) if isinstance(stored, str) else stored
+    if dtype != "auto" or device != "cpu" or stored is None or stored.itemsize >= 4:
+        return dtype, ""
+    name = str(stored).removeprefix("torch.")
+    return "float32", f"float32, which is faster on a CPU than the stored {name}; --dtype {name} takes less memory"
+
+
+def _try_device(device: str) -> None:
+    """BCQ-E551 unless torch can put a tensor there."""
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as fault:
+        raise _unusable(device, fault) from fault
 
 
 def _placed(model: Any, device: str) -> Any:
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as fault:
-        reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
-        raise error("BCQ-E551", found=f"torch cannot use {escape(device)}: {escape(reason)}") from fault
+        raise _unusable(device, fault) from fault
+
+
+def _unusable(device: str, fault: Exception) -> BcqError:
+    reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
+    return error("BCQ-E551", found=f"torch cannot use {escape(device)}: {escape(reason)}")
 
 
 def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> Any:
@@ -97,38 +158,12 @@ def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> An
         ) from fault
 
 
-def generate(loaded: Loaded, prompt: str, *, most: int = 64, tick: Tick | None = None) -> tuple[str, int, float]:
-    """The likeliest continuation, one token after the other; text of the new tokens, their number, seconds.
-
-    ``tick`` gets the number of tokens made since the last call.
-    """
-    import torch
-
-    from bcqfmt.integrations.torch.processor import dense_products
-
-    ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"].to(loaded.model.device)
-    if not ids.numel():
-        raise error("BCQ-E302", found="a prompt without tokens", expected="some text")
-    _check_length(loaded, ids.shape[1] + most, "--max-new-tokens counts, and so does the prompt")
-    start = time.perf_counter()
-    with torch.inference_mode(), dense_products(loaded.model.dtype):
-        found = loaded.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False,
-            pad_token_id=_padding(loaded), streamer=_Counter(tick),
-        )  # fmt: skip
-    seconds = time.perf_counter() - start
-    new = found[0, ids.shape[1] :]
-    whole, before = (loaded.tokenizer.decode(part, skip_special_tokens=True) for part in (found[0], ids[0]))
-    text = whole.removeprefix(before) if whole.startswith(before) else loaded.tokenizer.decode(new)
-    return text, len(new), seconds
-
-
-def windows_of(loaded: Loaded, text: str, context: int = 512, most: int | None = None) -> list[list[int]]:
+def windows_of(opened: Opened, text: str, context: int = 512, most: int | None = None) -> list[list[int]]:
     """A text as windows of ``context`` tokens that do not overlap; ``most``: cut the text after that many tokens."""
     if context < 2:
         raise error("BCQ-E302", found=f"a context of {context} tokens", expected="at least 2")
-    _check_length(loaded, context, "--context sets the tokens of a window")
-    ids = loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
+    opened.check_length(context, "--context sets the tokens of a window")
+    ids = opened.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
     windows = [ids[i : i + context] for i in range(0, len(ids), context)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
@@ -170,45 +205,18 @@ def evaluate(
 
 
 def _log_probabilities(loaded: Loaded, ids: Any) -> Any:
-    """(tokens - 1, vocabulary) float64: of every next token."""
+    """(tokens - 1, vocabulary) float64: of every next token; on mps, which has no float64, float32."""
     from bcqfmt.integrations.torch.processor import dense_products
 
     with dense_products(loaded.model.dtype):
         logits = loaded.model(input_ids=ids, use_cache=False).logits[0, :-1]
-    return logits.double().log_softmax(-1)
+    wide = logits.float() if logits.device.type == "mps" else logits.double()
+    return wide.log_softmax(-1)
 
 
 def _perplexity(losses: list[float], count: int) -> float:
     mean = math.fsum(losses) / count
     return math.exp(mean) if mean < 700 else math.inf
-
-
-def _check_length(loaded: Loaded, length: int, hint: str) -> None:
-    """BCQ-E302 for more tokens than a model has positions for."""
-    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(limit, int) and length > limit:
-        raise error("BCQ-E302", loaded.folder.name, found=f"{length} tokens", expected=f"at most {limit}", hint=hint)
-
-
-def _padding(loaded: Loaded) -> int:
-    known = (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
-    return next((number for number in known if number is not None), 0)
-
-
-class _Counter:
-    """What ``generate`` calls a streamer: it is given the prompt first, then every token."""
-
-    def __init__(self, tick: Tick | None) -> None:
-        self.tick, self.started = tick, False
-
-    def put(self, value: Any) -> None:
-        """Tokens."""
-        if self.started and self.tick is not None:
-            self.tick(value.numel())
-        self.started = True
-
-    def end(self) -> None:
-        """No more of them."""
 
 
 def _imported() -> tuple[Any, Any]:
@@ -218,9 +226,7 @@ def _imported() -> tuple[Any, Any]:
 
         import bcqfmt.integrations.transformers as bridge
     except ImportError as fault:
-        raise error(
-            "BCQ-E306", found=f"{fault.name} is not installed", hint="pip install 'bcqfmt[transformers]'"
-        ) from None
+        raise error("BCQ-E306", found=f"{fault.name} is not installed", hint=pip_install("transformers")) from None
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()

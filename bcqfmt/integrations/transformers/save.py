@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import PreTrainedModel, remove_tied_weights_from_state_dict
 
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, file_list
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, config_entries, file_list
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, save
 from bcqfmt.container.durable import output_path
 from bcqfmt.container.stored_tensor import StoredTensor
@@ -163,7 +163,8 @@ def _texts(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     """config.json as transformers would write it, and generation_config.json."""
     files = _saved(model.config)
     config: dict[str, Any] = json.loads(files.pop(CONFIG))
-    config.pop("quantization_config", None)
+    for key in config_entries(()):
+        config.pop(key, None)
     config["architectures"] = [type(model).__name__]
     config["dtype"] = str(model.dtype).removeprefix("torch.")
     if model.can_generate() and getattr(model, "generation_config", None) is not None:

@@ -79,7 +79,7 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         assert manifest is not None  # refuse has raised otherwise
         self.specs = {name.removesuffix(".weight"): record.spec for name, record in manifest.weights.items()}
         text = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
-        if any(path.rpartition(".")[2] == "lm_head" for path in self.specs):
+        if any(map(_is_head, self.specs)):
             for config in (hf_config, text):
                 if getattr(config, "tie_word_embeddings", False):
                     config.tie_word_embeddings = False
@@ -92,8 +92,8 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """How a layer computes: ours, that of a dense layer, or None where vLLM chooses (BCQ-E305: not possible)."""
         if isinstance(layer, LinearBase | VocabParallelEmbedding):
-            weights = self._weights_of(prefix)
             head = isinstance(layer, ParallelLMHead)
+            weights = self._weights_of(prefix if prefix or head else self._table_like(layer))
             if weights and not head and isinstance(layer, VocabParallelEmbedding):
                 self._embedding = True
                 return BcqEmbeddingMethod(weights, tied=self.tied)
@@ -112,6 +112,19 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
             )
         return None
 
+    def _table_like(self, layer: Any) -> str:
+        """The path of the only table of this size: some models do not say which embedding they make (Llama)."""
+        shape = (getattr(layer, "org_vocab_size", None), getattr(layer, "embedding_dim", None))
+        alike = [name for name, spec in self.specs.items() if spec.shape == shape and not _is_head(name)]
+        if len(alike) > 1:
+            raise error(
+                "BCQ-E305",
+                tensor=alike[0],
+                found=f"{len(alike)} weights of shape {list(shape)} for an embedding without a name",
+                expected="one; or bcqfmt export MODEL NEW --to dense",
+            )
+        return alike[0] if alike else ""
+
     def _weights_of(self, prefix: str) -> tuple[tuple[str, WeightSpec | None], ...]:
         """Paths and specs of the weights that make up a layer, None for those that are dense; () if all are."""
         if prefix in self.specs:
@@ -120,6 +133,10 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         names = [f"{parent}{dot}{name}" for name in self.packed_modules_mapping.get(leaf, ())]
         found = tuple((name, self.specs.get(name)) for name in names)
         return found if any(spec for _, spec in found) else ()
+
+
+def _is_head(path: str) -> bool:
+    return path.rpartition(".")[2] == "lm_head"
 
 
 def _refuse_version(code: str, found: str, expected: str = "", weight: str = "") -> None:

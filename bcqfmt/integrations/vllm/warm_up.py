@@ -41,7 +41,7 @@ def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Te
     key = (piece.text, dtype, str(device), bias is None, largest)
     if key in _seen:  # compiled already: a few numbers are enough to make every layout
         counts = [count for count in counts if count in (1, 2, 4, 8, 16, 32, 64, counts[-1])]
-    with torch.inference_mode(), _alone() if device.type == "cuda" else contextlib.nullcontext():
+    with torch.no_grad(), _alone() if device.type == "cuda" else contextlib.nullcontext():
         x = torch.zeros(counts[-1], piece.spec.columns, dtype=dtype, device=device)
         for count in counts:
             piece.product(x[:count], bias)
@@ -52,7 +52,7 @@ def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Te
 
 def warm_up_rows(piece: BcqEmbedding, device: torch.device) -> None:
     """Decode a row of an embedding: the kernel is the same for any number of them."""
-    with torch.inference_mode(), _alone() if device.type == "cuda" else contextlib.nullcontext():
+    with torch.no_grad(), _alone() if device.type == "cuda" else contextlib.nullcontext():
         piece(torch.zeros(1, dtype=torch.int64, device=device))
 
 

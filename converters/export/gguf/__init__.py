@@ -7,10 +7,12 @@ written (`encode`).
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +36,7 @@ _FILE_TYPES: Final = {
     "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
 }  # fmt: skip
 _QUANTIZATION_VERSION: Final = 2
+_WORKERS: Final = min(4, os.cpu_count() or 1)
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ def export_gguf(
     """
     target = _check_arguments(checkpoint.path, target, overwrite)
     meta = metadata_of(checkpoint, like)
-    notes: list[str] = []
+    notes = list(meta.notes)
     tensors = tensors_of(checkpoint, meta, notes)
     if not allow_rounding:
         _refuse_rounding(tensors)
@@ -95,11 +98,11 @@ def export_gguf(
     pairs = meta.pairs if meta.own else [*meta.pairs, *_type_pairs(tensors)]
     header = header_bytes(pairs, [(tensor.name, tensor.type, tensor.shape) for tensor in tensors])
     result.nbytes = len(header) + sum(tensor.nbytes + padding(tensor.nbytes) for tensor in tensors)
-    with OutputFile(target, result.nbytes) as output:
+    with OutputFile(target, result.nbytes) as output, ThreadPoolExecutor(_WORKERS) as pool:
         output.write(header)
         for tensor in tensors:
             written = 0
-            for chunk in tensor.chunks():
+            for chunk in tensor.chunks(partial(_in_order, pool)):
                 output.write(chunk.data)
                 written += chunk.size
                 if tick is not None:
@@ -109,6 +112,21 @@ def export_gguf(
             output.write(bytes(padding(written)))
             result.error.add(tensor.error)
     return result
+
+
+def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """`map` on the threads of the pool, a few items ahead."""
+    waiting: deque[Future[Any]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > _WORKERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for job in waiting:
+            job.cancel()
 
 
 def _check_arguments(folder: Path, target: Path, overwrite: bool) -> Path:

@@ -27,7 +27,7 @@ from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Choice", "choose", "half", "named_numbers"]
+__all__ = ["Choice", "choose", "half", "known_rules", "named_numbers"]
 
 Float = npt.NDArray[np.float64]
 _BLOCK: Final = 32
@@ -64,7 +64,7 @@ def choose(weight: BcqWeight, own: str = "") -> Choice:
 
 def _stored_type(weight: BcqWeight, own: str) -> str:
     """The type whose tensors become such weights; empty for none."""
-    known = _known()
+    known = known_rules()
     # TQ1_0 has no code 3, which nothing but its own tensors promise.
     names = [own, *(name for name in KINDS if name != "TQ1_0")] if own else [n for n in KINDS if n != "TQ1_0"]
     for name in names:
@@ -80,7 +80,8 @@ def _no_bias(weight: BcqWeight) -> bool:
 
 
 @cache
-def _known() -> dict[str, Rebuilder]:
+def known_rules() -> dict[str, Rebuilder]:
+    """Those that rebuild tensors of a source; looking for plugins takes a while."""
     return dict(rebuilders())
 
 

@@ -6,7 +6,7 @@ here to make the blocks; it is compared with the values that the format itself g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,19 +21,19 @@ from bcqfmt.converters.gguf.blocks import blocks_of
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.gguf.requantize import q8_0
 from bcqfmt.converters.gguf.values import values_of
-from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.gguf_rows import rows_back
 from bcqfmt.errors import error
 from bcqfmt.weight import decode
 from bcqfmt.weight.scheme import SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-from .choice import Choice, half, named_numbers
+from .choice import Choice, half, known_rules, named_numbers
 
-__all__ = ["Error", "encoded"]
+__all__ = ["Each", "Error", "encoded"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
+Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 _CHUNK: Final = 1 << 20  # elements at a time
 _ZERO: Final = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
 
@@ -58,21 +58,29 @@ class Error:
         return float(np.sqrt(self.squares / self.power)) if self.power else float(self.squares > 0)
 
 
-def encoded(weight: BcqWeight, choice: Choice, heads: int, counted: Error) -> Iterator[Bytes]:
-    """The bytes in order; BCQ-E613 if an exact type does not give the values back. ``heads``: rows to be moved."""
+def encoded(weight: BcqWeight, choice: Choice, heads: int, counted: Error, each: Each = map) -> Iterator[Bytes]:
+    """The bytes in order; BCQ-E613 if an exact type does not give the values back.
+
+    ``heads``: rows to be moved. ``each``: `map`, or something like it that works on several pieces at a time.
+    """
     spec = weight.spec
     step = max(1, _CHUNK // spec.columns)
     if heads:  # rows move within a head
         step = max(1, step // (spec.out // heads)) * (spec.out // heads)
-    for e in range(spec.stack):
-        for start in range(0, spec.out, step):
-            rows = (start, min(start + step, spec.out))
-            values = np.empty((rows[1] - start, spec.columns), np.float32)
-            decode.decode_matrix(spec, weight.parts(), e, rows, (0, spec.columns), None, "F32", values)
-            blocks = _blocks(weight, choice, e, rows, values)
-            _compare(weight, choice, e, blocks, values, counted)
-            moved = rows_back(blocks, heads * (rows[1] - start) // spec.out)
-            yield np.ascontiguousarray(moved).reshape(-1).view(np.uint8)
+    places = ((e, start) for e in range(spec.stack) for start in range(0, spec.out, step))
+
+    def piece(place: tuple[int, int]) -> tuple[Bytes, Error]:
+        e, rows = place[0], (place[1], min(place[1] + step, spec.out))
+        values = np.empty((rows[1] - rows[0], spec.columns), np.float32)
+        decode.decode_matrix(spec, weight.parts(), e, rows, (0, spec.columns), None, "F32", values)
+        blocks = _blocks(weight, choice, e, rows, values)
+        lost = _compared(weight, choice, e, blocks, values)
+        moved = rows_back(blocks, heads * len(values) // spec.out)
+        return np.ascontiguousarray(moved).reshape(-1).view(np.uint8), lost
+
+    for made, lost in each(piece, places):
+        counted.add(lost)
+        yield made
 
 
 def _blocks(weight: BcqWeight, choice: Choice, e: int, rows: tuple[int, int], values: Array) -> Array:
@@ -110,12 +118,12 @@ def _stored(weight: BcqWeight, kind: str, numbers: decode.Numbers) -> Array:
         order = segment.scale._replace(rows=numbers.rows)
         fewer = replace(fewer, scheme=replace(weight.scheme, segments=(replace(segment, scale=order),)))
     parts = {n: StoredTensor.from_array(n, numbers.arrays[n], part.dtype) for n, part in fewer.parts().items()}
-    made: Array = rebuilders()[f"gguf.{kind.lower()}"].make(BcqWeight(weight.name, fewer, parts), {})
+    made: Array = known_rules()[f"gguf.{kind.lower()}"].make(BcqWeight(weight.name, fewer, parts), {})
     return made
 
 
-def _compare(weight: BcqWeight, choice: Choice, e: int, blocks: Array, values: Array, counted: Error) -> None:
-    """Count the differences; BCQ-E613 if there should be none."""
+def _compared(weight: BcqWeight, choice: Choice, e: int, blocks: Array, values: Array) -> Error:
+    """How far the blocks are from the values; BCQ-E613 if there should be no difference."""
     found: Array = float64_of(blocks) if choice.type in DENSE else values_of(choice.type, blocks)
     if choice.type == "NVFP4" and "s0_scale_scale" in weight.parts():
         found = found * weight.parts()["s0_scale_scale"].array().reshape(-1)[e]
@@ -124,8 +132,8 @@ def _compare(weight: BcqWeight, choice: Choice, e: int, blocks: Array, values: A
         if not same.all():
             differ = f"{same.size - np.count_nonzero(same)} values of {choice.type} differ"
             raise error("BCQ-E613", tensor=weight.name, found=differ, expected="the values of the weight")
-        return
+        return Error()
     with np.errstate(all="ignore"):
         wanted = values.astype(np.float64)
         lost = np.where(np.isfinite(wanted), found - wanted, 0.0)
-    counted.add(Error(float((lost**2).sum()), float(np.nansum(wanted**2)), float(np.abs(lost).max(initial=0.0))))
+    return Error(float((lost**2).sum()), float(np.nansum(wanted**2)), float(np.abs(lost).max(initial=0.0)))

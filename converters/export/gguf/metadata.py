@@ -23,6 +23,7 @@ from bcqfmt.container.gguf.header import GgufHeader, TensorInfo, read_gguf
 from bcqfmt.container.gguf.writer import copied_pair, header_bytes, pair
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, parse
+from bcqfmt.converters.source.gguf import read_files, split_names
 from bcqfmt.converters.source.gguf_config import CLASSES, NUMBERS
 from bcqfmt.errors import error, escape, refuse
 
@@ -49,6 +50,7 @@ class Metadata(NamedTuple):
     donated: dict[str, StoredTensor]
     origin: str
     own: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def metadata_of(checkpoint: Checkpoint, like: Path | None) -> Metadata:
@@ -59,16 +61,16 @@ def metadata_of(checkpoint: Checkpoint, like: Path | None) -> Metadata:
 
 
 def _donor(path: Path) -> Metadata:
-    source = SourceFile(path, str(path))
-    header = read_gguf(source)
-    if header.get("split.count", 1) not in (0, 1) and header.get("split.no", 0) != 0:
-        raise error("BCQ-E640", source.shown, found="a later file of a split", expected="a whole file")
-    donated = {
-        info.name: StoredTensor(info.name, info.type.name, info.shape, source=source, offset=info.offset)
-        for info in header.tensors.values()
-        if info.name.startswith("rope_f") and info.type.name == "F32"
-    }
-    return Metadata(header, _copied(header, source.shown, _PLACES + _TYPES), header.tensors, donated, source.shown)
+    """A whole file, or a file of a split with the others next to it."""
+    files = read_files(split_names(path.name), lambda name: SourceFile(path.with_name(name), name), map)
+    header, donated = files[0].gguf, {}
+    for source, each, _ in files:
+        for info in each.tensors.values():
+            if info.name.startswith("rope_f") and info.type.name == "F32":
+                stored = StoredTensor(info.name, "F32", info.shape, source=source, offset=info.offset)
+                donated[info.name] = stored
+    tensors = {name: info for file in files for name, info in file.gguf.tensors.items()}
+    return Metadata(header, _copied(header, str(path), _PLACES + _TYPES), tensors, donated, str(path))
 
 
 def _own(folder: Path) -> Metadata | None:
@@ -126,7 +128,7 @@ def _written(checkpoint: Checkpoint) -> Metadata:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ArithmeticError):
         raise error("BCQ-E641", place, found="numbers or names out of their place", expected="a valid file") from None
     header = read_gguf(_Memory(header_bytes(pairs, [])), whole=False)
-    return Metadata(header, pairs, {}, freqs, CONFIG)
+    return Metadata(header, pairs, {}, freqs, CONFIG, notes=_notes(config))
 
 
 def _rows(checkpoint: Checkpoint) -> int:
@@ -163,6 +165,12 @@ def _model_pairs(config: Mapping[str, Any], name: str) -> list[bytes]:
     found.append(pair(f"{kind}.rope.dimension_count", "u32", head))
     found.append(pair(f"{kind}.vocab_size", "u32", int(values.get("vocab_size", 0))))
     return found + _scaling(kind, _rope(config))
+
+
+def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    window = config.get("sliding_window")
+    used = config.get("use_sliding_window", True) and type(window) is int
+    return (f"sliding_window {window}: not written; llama.cpp attends to the whole context",) if used else ()
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

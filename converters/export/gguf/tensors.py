@@ -24,7 +24,7 @@ from bcqfmt.errors import error, escape
 from bcqfmt.weight.weight import BcqWeight
 
 from .choice import Choice, choose
-from .encode import Error, encoded
+from .encode import Each, Error, encoded
 from .metadata import Metadata
 
 __all__ = ["Tensor", "tensors_of"]
@@ -53,12 +53,12 @@ class Tensor:
         """Bytes in the file, without padding."""
         return tensor_bytes(self.type, self.shape)
 
-    def chunks(self) -> Iterator[Bytes]:
-        """The bytes in order."""
+    def chunks(self, each: Each = map) -> Iterator[Bytes]:
+        """The bytes in order; ``each`` as in `encoded`."""
         for member in self.members:
             if isinstance(member, BcqWeight):
                 assert self.choice is not None
-                yield from encoded(member, self.choice, self.heads, self.error)
+                yield from encoded(member, self.choice, self.heads, self.error, each)
             else:
                 yield from _dense_bytes(member, self.type, self.heads)
 
@@ -115,7 +115,7 @@ def _tensor(names: list[str], members: Any, meta: Metadata, kind: str, named: An
         raise _misplaced(name, f"matrices of {len(shapes)} shapes", "one shape for all experts", meta)
     if stored in meta.tensors and math.prod(meta.tensors[stored].shape) == math.prod(shape):
         shape = meta.tensors[stored].shape if meta.own else shape
-    back, heads = named(stored, shape)
+    back, heads, added = named(stored, shape)
     if back != name:
         found = f"rows that do not divide into the heads: {list(shape)}"
         raise _misplaced(name, found, "pairs of rows for every head that the header names", meta)
@@ -123,7 +123,13 @@ def _tensor(names: list[str], members: Any, meta: Metadata, kind: str, named: An
         own = meta.tensors[stored].type.name if meta.own and stored in meta.tensors else ""
         choice = _common([choose(member, own if own in KINDS else "") for member in members])
         return Tensor(stored, choice.type, shape, names, members, heads, choice)
+    members = [_raised(member, added) for member in members] if added else members
     return Tensor(stored, _dense_type(stored, members[0], meta), shape, names, members, heads)
+
+
+def _raised(tensor: StoredTensor, added: int) -> StoredTensor:
+    """The weights of a norm as GGUF stores them: F32, and in the Gemma family with 1 added."""
+    return StoredTensor(tensor.name, "F32", tensor.shape, make=lambda: tensor.array().astype(np.float32) + added)
 
 
 def _common(choices: list[Choice]) -> Choice:

@@ -122,7 +122,7 @@ def measured(folder: Path, device: str, fuse: bool) -> dict[str, Any]:
     import torch
 
     from bcqfmt.integrations.torch import BcqLinear
-    from bcqfmt.integrations.transformers import run
+    from bcqfmt.integrations.transformers import generation, run
 
     begin = time.perf_counter()
     loaded = run.load(folder, dtype="float16", device=device)
@@ -132,8 +132,8 @@ def measured(folder: Path, device: str, fuse: bool) -> dict[str, Any]:
         step = replays(writer)
         tokens = written(writer, step, STEPS)
         taken = seconds_per_step(writer, step)
-        run.generate(loaded, PROMPT, most=2)
-        plain, count, seconds = run.generate(loaded, PROMPT, most=STEPS)
+        generation.generate(loaded, PROMPT, most=2)
+        plain, count, seconds = generation.generate(loaded, PROMPT, most=STEPS)
     text = loaded.tokenizer.decode(tokens, skip_special_tokens=True)
     same = next((i for i, (a, b) in enumerate(zip(text, plain, strict=False)) if a != b), min(len(text), len(plain)))
     layers = [module for module in loaded.model.modules() if isinstance(module, BcqLinear | torch.nn.Linear)]

@@ -1,0 +1,138 @@
+"""What lies at a path, in words: one answer for all verbs, found in a moment and without an error.
+
+Names, the first bytes of a file and the header of one model file decide. What cannot be read, or is damaged, is
+``unclear``: the reader that opens it says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.header import Header, require_header
+from bcqfmt.container.other_files import other_kind
+from bcqfmt.errors import BcqError
+
+from .foreign import kind_of, model_config
+
+__all__ = ["Found", "look"]
+
+STATS_KEY: Final = "bcqfmt_stats"  # in the metadata of what `bcqfmt calibrate` writes
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_NAMES = {"gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "anybcq": "AnyBCQ", "gptq or awq": "GPTQ or AWQ"}
+_CODES = {"BCQ-E201": ("lfs", "a git-lfs pointer"), "BCQ-E202": ("page", "a web page or an error text")}
+_HEAD = 4096
+
+
+class Found(NamedTuple):
+    """``kind``: bcq, bcq file, unfinished, quantized, dense, gguf, stats, pickle, lfs, page, text, archive, empty,
+    missing or unclear. ``words``: the same for people. ``home``: the model folder that a file lies in, if it does.
+    """
+
+    kind: str
+    words: str
+    home: Path | None = None
+
+
+def look(path: str | os.PathLike[str]) -> Found:
+    """What lies at ``path``; never an error."""
+    place = Path(path)
+    try:
+        if place.is_dir():
+            return _folder(place)
+        if place.is_file():
+            return _file(place)
+    except (BcqError, OSError, UnicodeError):
+        return Found("unclear", "something that cannot be read")
+    return Found("unclear", "something that is no file") if os.path.lexists(place) else Found("missing", "nothing")
+
+
+def _folder(place: Path) -> Found:
+    if os.path.lexists(place / MANIFEST):
+        return Found("bcq", "a BCQ folder")
+    names = sorted(entry.name for entry in place.iterdir())
+    models = [name for name in names if name.endswith(".safetensors")]
+    if models:
+        return _model_folder(place, models[0])
+    if place.name.endswith(".partial"):
+        return Found("unfinished", "an unfinished conversion")
+    if any(name.endswith(".gguf") for name in names):
+        return Found("gguf", "a folder of GGUF files")
+    if any(name.endswith(_PICKLES) for name in names):
+        return Found("pickle", "a folder of pickled weights")
+    if any(name.endswith(".safetensors.index.json") for name in names):
+        return Found("unclear", "a folder without the files that its index names")
+    return Found("empty", "a folder without a model" if names else "an empty folder")
+
+
+def _model_folder(place: Path, first: str) -> Found:
+    """A folder with safetensors files, judged by config.json and the header of one of them."""
+    one = _file(place / first)
+    if one.kind in ("lfs", "page"):
+        return Found(one.kind, f"a folder with {one.words} in place of {first}")
+    header = _header(place / first)
+    if header is None:
+        return Found("unclear", "a folder whose model file cannot be read")
+    config = model_config(place, lambda finding: None)
+    method, facts = kind_of(config, {name.rpartition(".")[2] for name in header.tensors})
+    if "bcqfmt" in header.metadata or method == "bcq":
+        return Found("unfinished", f"a BCQ folder without {MANIFEST}")
+    if STATS_KEY in header.metadata:
+        return Found("empty", "a folder without a model")
+    return Found("quantized", f"a {_name(method)} folder") if facts else Found("dense", "a dense model's folder")
+
+
+def _file(place: Path) -> Found:
+    with place.open("rb") as opened:
+        head = opened.read(_HEAD)
+    home = place.parent if (place.parent / CONFIG).is_file() else None
+    if head.startswith(b"GGUF"):
+        return Found("gguf", "a GGUF file")
+    if place.suffix == ".gguf":
+        return Found("unclear", "a damaged GGUF file", home)
+    other = other_kind(head, "")
+    if other is not None:
+        kind, words = _CODES.get(other[0], ("archive", other[1]))
+        pickle = place.name.endswith(_PICKLES) or words == "a Python pickle"
+        return Found("pickle", "a pickled file", home) if pickle and kind == "archive" else Found(kind, words, home)
+    if place.suffix == ".safetensors" or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30):
+        return _safetensors(place, home)
+    if not head:
+        return Found("text", "an empty file", home)
+    if b"\0" in head:
+        return Found("pickle" if place.name.endswith(_PICKLES) else "archive", "a binary file", home)
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        if fault.start < len(head) - 4:  # not just a character that was cut
+            return Found("archive", "a binary file", home)
+    json = head.lstrip().startswith((b"{", b"["))
+    return Found("text", "a JSON file" if json else "a text", home)
+
+
+def _safetensors(place: Path, home: Path | None) -> Found:
+    header = _header(place)
+    if header is None:
+        return Found("unclear", "a damaged safetensors file", home)
+    if "bcqfmt" in header.metadata:
+        return Found("bcq file", "a BCQ file", home)
+    if STATS_KEY in header.metadata:
+        return Found("stats", "calibration statistics")
+    method, facts = kind_of({}, {name.rpartition(".")[2] for name in header.tensors})
+    return Found("quantized", f"a {_name(method)} file", home) if facts else Found("dense", "a safetensors file", home)
+
+
+def _name(method: str) -> str:
+    return _NAMES.get(method, method)
+
+
+def _header(path: Path) -> Header | None:
+    try:
+        with closing(SourceFile(path, path.name)) as source:
+            return require_header(source)
+    except BcqError:
+        return None

@@ -1,0 +1,58 @@
+"""What can be found out about running a model folder before torch is imported, which takes many seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST
+from bcqfmt.errors import error, escape
+from bcqfmt.kernels.runtime.device import require_cuda
+
+__all__ = ["check_folder", "check_length", "is_bcq", "longest_context"]
+
+
+def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: str = "") -> None:
+    """That it is a folder, that the device may be there, and that the model has positions for so many ``tokens``.
+
+    ``hint`` is shown where those are too many (BCQ-E302). BCQ-E306 or BCQ-E551 for a device that cannot be used.
+    """
+    if folder.is_file():
+        place = escape(f"{folder.parent}/")
+        raise error(
+            "BCQ-E302", str(folder), found="a file", expected="a model folder", hint=f"name its folder: {place}"
+        )
+    if not folder.is_dir():  # transformers would look for a hub id
+        raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
+    if device.startswith("cuda") and is_bcq(folder):
+        require_cuda()
+    if device == "mps" and sys.platform != "darwin":
+        raise error("BCQ-E551", found="mps is the GPU of a Mac, and this is none", expected="cpu or cuda")
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError):  # transformers says what is wrong with it
+        return
+    if isinstance(config, dict):
+        check_length(folder, longest_context(config), tokens, hint)
+
+
+def check_length(folder: Path, longest: int | None, tokens: int, hint: str) -> None:
+    """BCQ-E302 for more tokens than a model has positions for."""
+    if longest is not None and tokens > longest:
+        raise error("BCQ-E302", folder.name, found=f"{tokens} tokens", expected=f"at most {longest}", hint=hint)
+
+
+def longest_context(config: Mapping[str, Any]) -> int | None:
+    """``max_position_embeddings`` of a config.json, or of the language model in it; None where it is not stated."""
+    inner = config.get("text_config")
+    nested = inner.get("max_position_embeddings") if isinstance(inner, dict) else None
+    found = config.get("max_position_embeddings", nested)
+    return found if isinstance(found, int) else None
+
+
+def is_bcq(folder: Path) -> bool:
+    """Whether it is a finished BCQ folder."""
+    return (folder / MANIFEST).exists()

@@ -1,0 +1,159 @@
+"""Text from a prompt: the likeliest token every time, or drawn; shown while it is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bcqfmt.errors import BcqError, error, escape
+
+from .run import Loaded, Opened, Tick
+
+__all__ = ["Generated", "Sampling", "generate", "prompt_tokens"]
+
+Show = Callable[[str], None]
+
+
+class Sampling(NamedTuple):
+    """How tokens are drawn: never at temperature 0, where the likeliest one is taken."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """What ``generate`` of transformers takes, whatever the model's own generation_config.json says."""
+        if not self.temperature:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
+
+class Generated(NamedTuple):
+    """The new text, its number of tokens, and the seconds that they took."""
+
+    text: str
+    tokens: int
+    seconds: float
+
+
+def prompt_tokens(
+    opened: Opened, prompt: str, *, most: int = 64, chat: bool = False, system: str | None = None
+) -> list[int]:
+    """The tokens of a prompt; BCQ-E302 where they and ``most`` new ones are more than the model has positions for.
+
+    ``chat``: as a user's message in the chat template of the tokenizer, after the ``system`` message if there is one.
+    """
+    if chat:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        text = _templated(opened, [*messages, {"role": "user", "content": prompt}])
+        ids = opened.tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        ids = opened.tokenizer(prompt)["input_ids"]
+    if not ids:
+        raise error("BCQ-E302", found="a prompt without tokens", expected="some text")
+    opened.check_length(len(ids) + most, "--max-new-tokens counts, and so does the prompt")
+    return list(ids)
+
+
+def _templated(opened: Opened, messages: list[dict[str, str]]) -> str:
+    if not getattr(opened.tokenizer, "chat_template", None):
+        raise _no_template(opened, "its tokenizer has no chat template", "leave --chat out: it continues the text then")
+    try:
+        return str(opened.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except Exception as fault:  # a template is a program of the model's author
+        reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
+        hint = "leave --system out; not every template has a place for it" if len(messages) > 1 else "leave --chat out"
+        raise _no_template(opened, f"its chat template fails: {escape(reason)}", hint) from fault
+
+
+def _no_template(opened: Opened, found: str, hint: str) -> BcqError:
+    return error("BCQ-E302", opened.folder.name, found=found, expected="one for a conversation", hint=hint)
+
+
+def generate(
+    loaded: Loaded,
+    prompt: str | list[int],
+    *,
+    most: int = 64,
+    sampling: Sampling = Sampling(),  # noqa: B008 - it is never changed
+    show: Show | None = None,
+    tick: Tick | None = None,
+) -> Generated:
+    """Continue ``prompt``, a text or its tokens.
+
+    ``show`` gets the text in pieces as it is made, ``tick`` the number of tokens since the last call.
+    """
+    import torch
+
+    from bcqfmt.integrations.torch.processor import dense_products
+
+    torch.manual_seed(sampling.seed)
+    tokens = prompt_tokens(loaded.opened, prompt, most=most) if isinstance(prompt, str) else prompt
+    ids = torch.tensor([tokens], device=loaded.model.device)
+    stream = _Stream(loaded.tokenizer, tokens, show, tick)
+    start = time.perf_counter()
+    with torch.inference_mode(), dense_products(loaded.model.dtype):
+        found = loaded.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, pad_token_id=_padding(loaded),
+            streamer=stream, **sampling.options(),
+        )  # fmt: skip
+    seconds = time.perf_counter() - start
+    new = found[0, len(tokens) :].tolist()
+    return Generated(stream.finish(new), len(new), seconds)
+
+
+def _padding(loaded: Loaded) -> int:
+    known = (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
+    return next((number for number in known if number is not None), 0)
+
+
+class _Stream:
+    """What ``generate`` calls a streamer: it is given the prompt first, then every token.
+
+    Decoded is the whole, prompt and all, and the prompt's text is taken off: a token's own text may lack its space. A
+    character that is not complete yet ends in U+FFFD and waits for the next token.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: list[int], show: Show | None, tick: Tick | None) -> None:
+        self.tokenizer, self.prompt, self.show, self.tick = tokenizer, prompt, show, tick
+        self.before = self._decoded(prompt)
+        self.new: list[int] = []
+        self.shown = ""
+        self.started = False
+
+    def put(self, value: Any) -> None:
+        """Tokens, those of the prompt first."""
+        if not self.started:
+            self.started = True
+            return
+        if self.tick is not None:
+            self.tick(value.numel())
+        self.new += value.flatten().tolist()
+        if self.show is not None:
+            self._bring(self._text(self.new).rstrip("\ufffd"))
+
+    def end(self) -> None:
+        """No more of them."""
+
+    def finish(self, new: list[int]) -> str:
+        """Show what is left; the whole text."""
+        text = self._text(new)
+        if self.show is not None and not text.startswith(self.shown):  # a later token changed what was shown
+            self.show("\n")
+            self.shown = ""
+        self._bring(text)
+        return text
+
+    def _bring(self, text: str) -> None:
+        if self.show is not None and len(text) > len(self.shown) and text.startswith(self.shown):
+            self.show(text[len(self.shown) :])
+            self.shown = text
+
+    def _text(self, new: list[int]) -> str:
+        whole = self._decoded([*self.prompt, *new])
+        return whole.removeprefix(self.before) if whole.startswith(self.before) else self._decoded(new)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -1,0 +1,155 @@
+"""What is seen at the linear layers of a module while it runs: products of their inputs, gradients of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+
+from .stats import stats_tensors
+
+__all__ = ["MOST", "Gradients", "Inputs", "Weights", "linears", "token_counts"]
+
+Tensor = torch.Tensor
+Weights = dict[str, npt.NDArray[np.float32]]  # weight -> [rows, seq], the mean over all tokens is 1
+
+MOST = 50.0  # times the mean of its row that a token may count
+
+
+def linears(source: SourceCheckpoint, module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.nn.Linear]]:
+    """The linear layers of a module whose weights the source has, by the name it has for them."""
+    for name, child in module.named_modules():
+        weight = f"{prefix}{name}.weight"
+        known = weight if weight in source.tensors else weight.partition(".")[2]  # saved without `model.`
+        if isinstance(child, torch.nn.Linear) and known in source.tensors:
+            yield known, child
+
+
+def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tensor) -> Tensor | None:
+    """What every token counts, ``[tokens]``, for an input ``[tokens, in]``; None: all the same.
+
+    ``given``: the weights by loss, where there are any.
+    """
+    if weighting == "none" or not len(x):
+        return None
+    power = x.square().sum(1)
+    if weighting == "tokens":
+        return power.mean() / power.clamp_min(power.mean() * 1e-6)
+    if given is None:
+        return None
+    counts = torch.from_numpy(given.copy()).to(x.device)
+    size = counts * power
+    return counts * (MOST * size.mean() / size.clamp_min(1e-30)).clamp_max(1.0)
+
+
+class Gradients:
+    """Mean squared gradients at the outputs of a module's linear layers, token by token.
+
+    A layer that sees other tokens than those of the text (an expert) has none.
+    """
+
+    def __init__(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, seq: int) -> None:
+        self._seq = seq
+        self._now: dict[str, Tensor] = {}
+        self._rows: dict[str, list[Tensor]] = {}
+        self._hooks = [child.register_forward_hook(self._hook(name)) for name, child in linears(source, module, prefix)]
+
+    def row_done(self) -> None:
+        """Keep what this row gave."""
+        for name, value in self._now.items():
+            self._rows.setdefault(name, []).append(value)
+        self._now = {}
+
+    def results(self) -> Weights:
+        """The mean of every layer is 1; the hooks go."""
+        for hook in self._hooks:
+            hook.remove()
+        most = max(map(len, self._rows.values()), default=0)
+        found = {name: torch.stack(rows).double() for name, rows in self._rows.items() if len(rows) == most}
+        made = {name: value / value.mean() for name, value in found.items() if value.sum() > 0}
+        return {name: value.float().cpu().numpy() for name, value in made.items()}
+
+    def _hook(self, name: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Tensor], None]:
+        def keep(gradient: Tensor) -> None:
+            self._now[name] = gradient.reshape(self._seq, -1).float().square().mean(1)
+
+        def look(module: torch.nn.Module, given: tuple[Any, ...], made: Tensor) -> None:
+            if made.requires_grad and made.numel() == self._seq * made.shape[-1]:
+                made.register_hook(keep)  # type: ignore[no-untyped-call]
+
+        return look
+
+
+class Inputs:
+    """Statistics of the inputs of a module's linear layers.
+
+    An input that several of them read is kept once; where tokens are weighted, its products are kept for each of them.
+    """
+
+    def __init__(
+        self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device, weighting: str,
+        weights: Weights,
+    ) -> None:  # fmt: skip
+        self._device, self._weighting, self._weights = device, weighting, weights
+        self._row = 0
+        self._squares: dict[str, Tensor] = {}
+        self._products: dict[str, Tensor] = {}
+        self._shared: dict[str, list[str]] = {}
+        self._leader: dict[str, str] = {}
+        self._seen: list[tuple[Tensor, str]] = []  # inputs of this row: they stay alive, so no two share an address
+        for name, child in linears(source, module, prefix):
+            child.register_forward_pre_hook(self._hook(name))
+
+    def row_done(self) -> None:
+        """Forget the tensors of a row."""
+        self._seen.clear()
+        self._row += 1
+
+    def results(self) -> tuple[dict[str, StoredTensor], dict[str, list[str]]]:
+        """Tensors by name, and for each input the weights that read it."""
+        tensors: dict[str, StoredTensor] = {}
+        inputs = {}
+        for leader, squares in self._squares.items():
+            names = sorted(self._shared[leader])
+            inputs[names[0]] = names
+            each = {name: self._products[name] for name in names} if self._weighting == "loss" else {}
+            first = each.pop(names[0], self._products[leader])
+            others = {name: one.float().cpu().numpy() for name, one in each.items()}
+            tensors |= stats_tensors(names[0], squares.cpu().numpy(), first.float().cpu().numpy(), others)
+        return tensors, inputs
+
+    def _hook(self, weight: str) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
+        def look(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+            x = given[0]
+            leader = self._leader.get(weight)
+            if leader is None:
+                leader = next(
+                    (name for other, name in self._seen if (other.data_ptr(), other.shape) == (x.data_ptr(), x.shape)),
+                    weight,
+                )
+                self._leader[weight] = leader
+                self._shared.setdefault(leader, []).append(weight)
+            rows = x.reshape(-1, x.shape[-1]).float()
+            if leader == weight:
+                self._seen.append((x, weight))
+                self._add(self._squares, weight, rows.double().square().sum(0))
+            if leader == weight or self._weighting == "loss":
+                counts = self._counts(weight, rows)
+                self._add(self._products, weight, rows.T @ (rows if counts is None else rows * counts[:, None]))
+
+        return look
+
+    def _counts(self, weight: str, x: Tensor) -> Tensor | None:
+        given = self._weights[weight][self._row] if weight in self._weights else None
+        return token_counts(self._weighting, given, x)
+
+    def _add(self, sums: dict[str, Tensor], weight: str, more: Tensor) -> None:
+        if weight not in sums:
+            sums[weight] = torch.zeros(more.shape, dtype=torch.float64, device=self._device)
+        sums[weight] += more

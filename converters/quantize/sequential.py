@@ -1,0 +1,199 @@
+"""Quantizing block by block: every layer is fitted to what the quantized layers before it give it.
+
+A decoder layer is held twice, as the source has it and with the weights quantized so far. Its linear layers are taken
+input by input, in the order in which the layer runs. Over all rows of text two sums are taken: H = sum x' x'^T, x' the
+input that the quantized part makes, and C = sum (x - x') x'^T, x the input in the dense model. What is quantized, with
+H as its statistics, is W + W C (H + lambda I)^-1: of all matrices it makes of x' what is nearest to W x. Two rows of
+text, two layers and the sums of one input are in memory. Imported on demand only: it needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bcqfmt.converters.methods.protocol import InputStats
+from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+
+from .calibration import Runner, device_of, model_and_tokens
+from .calibration_work import CalibrationWork, TextOptions
+from .layer_inputs import linears, token_counts
+from .stats import fingerprint
+from .weight import Measured
+
+__all__ = ["Blocks"]
+
+Tensor = torch.Tensor
+One = Callable[[str, InputStats, npt.NDArray[np.float32]], Measured]  # name, statistics, target [out, in]
+
+_DAMPENING = 0.05  # of the mean diagonal, for the target: inputs that hardly occur keep the weight they have
+
+
+class _Sums(NamedTuple):
+    """Of one weight: squares float64 ``[in]`` without token weights; hessian and cross float64 ``[in, in]`` with."""
+
+    squares: Tensor
+    hessian: Tensor
+    cross: Tensor
+
+
+class Blocks:
+    """The decoder layers of a model on a text, in a work folder of their own; a context manager."""
+
+    def __init__(
+        self, source: SourceCheckpoint, given: TextOptions, folder: Path, say: Callable[[str], None]
+    ) -> None:  # fmt: skip
+        """``folder``: where inputs of layers are kept, so that an interrupted run can go on."""
+        model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
+        device = device_of(given.device)
+        plan = {"model": fingerprint(source), **given.recorded(), "device": device.type}
+        self.source, self.say, self._weighting = source, say, given.weighting
+        self._tokens = tokens.size
+        self.work = CalibrationWork(folder, plan)
+        with torch.no_grad():
+            self.runner = Runner(source, model, tokens, self.work, device, given.weighting)
+            if given.weighting == "loss":
+                self.runner.weigh(say)
+        self.count = len(self.runner.real)
+
+    def names(self) -> list[list[str]]:
+        """The weights of every layer."""
+        return [[name for name, _ in self._linears(stage)] for stage in range(self.count)]
+
+    @torch.no_grad()
+    def quantize(self, stage: int, chosen: Sequence[str], one: One) -> list[Measured]:
+        """The chosen weights of a layer, quantized by ``one``, input by input."""
+        self.say(f"layer {stage + 1} of {self.count}")
+        layer = self.runner.load_layer(stage)
+        dense = copy.deepcopy(layer)
+        children, twins = dict(self._linears(stage)), dict(linears(self.source, dense, self.runner.prefix(stage)))
+        counts = self.work.read_weights(stage) if self._weighting == "loss" else {}
+        made = []
+        for group in self._groups(stage):
+            wanted = [name for name in group if name in chosen]
+            if not wanted:
+                continue
+            pair = children[group[0]], twins[group[0]]
+            sums = self._sums(stage, dense, pair, wanted, counts)
+            for name in wanted:
+                child, found = children[name], sums[name]
+                hessian = found.hessian.float().cpu().numpy()
+                stats = InputStats(found.squares.cpu().numpy(), hessian, self._tokens, tuple(sorted(group)))
+                measured = one(name, stats, _target(child.weight, found))
+                child.weight.copy_(torch.from_numpy(measured.weight.dequantize("float32")))
+                made.append(measured)
+        self.runner.unload(layer)
+        return made
+
+    @torch.no_grad()
+    def advance(self, stage: int, values: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """What enters the next layer, of the dense model and with quantized values; nothing if it is there already."""
+        runner, following = self.runner, stage + 1
+        layer = runner.load_layer(stage)
+        if not self.work.rows_file(following).exists():
+            self.work.rows_into(following, (runner.apply(stage, row).cpu().numpy() for row in runner.rows(stage)))
+        for name, child in self._linears(stage):
+            if name in values:
+                child.weight.copy_(torch.from_numpy(values[name]))
+        if not self.work.rows_file(following, "quantized").exists():
+            made = (runner.apply(stage, row).cpu().numpy() for row in self._quantized_rows(stage))
+            self.work.rows_into(following, made, "quantized")
+        runner.unload(layer)
+        for kind in ("hidden", "quantized"):
+            self.work.rows_file(stage, kind).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.work.__exit__(kind, value, trace)
+
+    def _linears(self, stage: int) -> Iterator[tuple[str, torch.nn.Linear]]:
+        return linears(self.source, self.runner.real[stage], self.runner.prefix(stage))
+
+    def _quantized_rows(self, stage: int) -> Iterator[Tensor]:
+        return self.runner.rows(stage, "quantized" if stage else "hidden")
+
+    def _groups(self, stage: int) -> list[list[str]]:
+        """Weights that read the same input, in the order in which the layer runs."""
+        seen: list[tuple[Tensor, list[str]]] = []  # tensors stay alive, so no two share an address
+
+        def look(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
+            def hook(module: Any, given: tuple[Any, ...]) -> None:
+                x = given[0]
+                for other, names in seen:
+                    if (other.data_ptr(), other.shape) == (x.data_ptr(), x.shape):
+                        names.append(name)
+                        return
+                seen.append((x, [name]))
+
+            return hook
+
+        hooks = [child.register_forward_pre_hook(look(name)) for name, child in self._linears(stage)]
+        self.runner.apply(stage, next(self._quantized_rows(stage)))
+        for hook in hooks:
+            hook.remove()
+        return [names for _, names in seen]
+
+    def _sums(
+        self, stage: int, dense: torch.nn.Module, pair: tuple[torch.nn.Module, torch.nn.Module], wanted: list[str],
+        counts: Mapping[str, npt.NDArray[np.float32]],
+    ) -> dict[str, _Sums]:  # fmt: skip
+        """Sums over all rows at one input; the same for all weights that read it unless tokens count differently."""
+        found: dict[str, _Sums] = {}
+        own = wanted if self._weighting == "loss" else wanted[:1]
+        rows = zip(self._quantized_rows(stage), self.runner.rows(stage), strict=True)
+        for number, (mine, theirs) in enumerate(rows):
+            x = self._input(stage, None, pair[0], mine)
+            other = self._input(stage, dense, pair[1], theirs)
+            apart = other - x if other.shape == x.shape else torch.zeros_like(x)
+            for name in own:
+                given = counts[name][number] if name in counts else None
+                weights = token_counts(self._weighting, given, x)
+                weighted = x if weights is None else x * weights[:, None]
+                more = _Sums(x.double().square().sum(0), (x.T @ weighted).double(), (apart.T @ weighted).double())
+                found[name] = _Sums(*map(torch.add, found[name], more)) if name in found else more
+        return {name: found[name if name in found else wanted[0]] for name in wanted}
+
+    def _input(self, stage: int, layer: torch.nn.Module | None, child: torch.nn.Module, row: Tensor) -> Tensor:
+        """What enters a linear layer of a decoder layer, ``[tokens, in]``; what comes after it is not run."""
+        held: list[Tensor] = []
+
+        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+            held.append(given[0].reshape(-1, given[0].shape[-1]).float())
+            raise _Reached
+
+        remove = child.register_forward_pre_hook(hook)
+        try:
+            self.runner.apply(stage, row, layer)
+        except _Reached:
+            pass
+        finally:
+            remove.remove()
+        return held[0]
+
+
+class _Reached(Exception):
+    """Ends a forward pass: nothing after it is needed."""
+
+
+def _target(weight: Tensor, sums: _Sums) -> npt.NDArray[np.float32]:
+    """What is to be quantized, ``[out, in]``."""
+    own = weight.double()
+    if not sums.cross.any():
+        return np.ascontiguousarray(weight.cpu().numpy())
+    matrix = sums.hessian.clone()
+    diagonal = matrix.diagonal()
+    diagonal += _DAMPENING * diagonal.mean()
+    own = own + torch.linalg.solve(matrix, (own @ sums.cross).T).T
+    made = own if own.isfinite().all() else weight
+    return np.ascontiguousarray(made.float().cpu().numpy())

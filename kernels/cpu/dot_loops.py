@@ -1,0 +1,175 @@
+"""y = W x by dot products (`dots`): x as bytes, then the loop over rows.
+
+A row depends on no other, so the result does not depend on which thread computes it. Numbers lie as the loop reads
+them, float32 ``[row][slot][scale, z][per]``, or with a scale for every plane. ``per`` 4 or 2: a slot is a chunk of 128
+columns (or the part of it that one of several groups in a word has), with the number of every word or of every two. 1:
+a slot is a group.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from bcqfmt.compiled import intrinsics
+from bcqfmt.compiled.loops import compiled, stamp_of
+from bcqfmt.compiled.threads import scratch
+
+from . import dots, lanes
+from .dots import CHUNK, DIGITS, WORDS, codes, load_sums, multiply, store_sums, with_bias
+from .lanes import claim, prefetch, types
+
+__all__ = ["Digits", "digits", "row_kernel"]
+
+_0, _1, _2, _3, _4, _8 = (np.uint64(i) for i in (0, 1, 2, 3, 4, 8))
+_N = types.uint64
+_FLOATS = types.float32[::1]
+_READ = {kind: types.Array(kind, 1, "C", readonly=True) for kind in (types.float32, types.uint32)}
+
+Digits = tuple[Any, Any, Any]
+
+
+def digits(x: Any, pieces: int, centre: int) -> Digits:
+    """x (batch, chunks * 128) float32 as the loop reads it, in memory of this thread's own.
+
+    For every chunk, vector and piece of a word (``pieces``: groups in it): four times eight vectors of bytes, zero for
+    columns of other pieces; -``centre`` times the sums of the upper and the lower 16 bits; four factors, four sums.
+    """
+    batch, columns = x.shape
+    count = batch * columns // CHUNK * pieces
+    made = (
+        scratch("digits", (count * 8 * DIGITS * 16,), np.int8),
+        scratch("starts", (count * 2 * WORDS,), np.int32),
+        scratch("factors", (count * 2 * WORDS,), np.float32),
+    )
+    _digit_kernel()(x, np.uint64(pieces), centre, *made)
+    return made
+
+
+@functools.cache
+def _digit_kernel() -> Any:
+    """``(x, pieces, centre, bytes, starts, factors)``, see `digits`."""
+
+    def fill(x: Any, pieces: Any, centre: Any, made: Any, starts: Any, factors: Any) -> None:
+        if pieces > _1:
+            made[:] = np.int8(0)
+        width = np.uint64(32) // pieces
+        batch, words = np.uint64(x.shape[0]), np.uint64(x.shape[1]) // np.uint64(32)
+        for number in range(batch * words):
+            vector, word = number // words, number % words
+            chunk, lane, first = word // _4 * batch + vector, word % _4, word * np.uint64(32)
+            largest = nothing = np.float32(0)
+            for j in range(first, first + np.uint64(32)):
+                largest = max(largest, abs(x[vector, j]))
+                nothing += np.float32(0) * x[vector, j]
+            finite = nothing == np.float32(0)
+            # |x| * 2^up is less than 127 * (2^24 + 2^16 + 2^8 + 1), the largest number of four signed bytes.
+            # For the tiniest x it is less, so that factors are not rounded to zero.
+            exponent: Any = (np.float64(largest * 1.005).view(np.int64) >> 52 & 2047) - 1022
+            up: Any = min(31 - exponent, 131) if finite else np.int64(0)
+            scale = np.int64((up + 1023) << 52).view(np.float64)
+            for n in range(pieces):
+                at = chunk * pieces + n
+                total = 0.0
+                high = low = np.int32(0)
+                for j in range(n * width, n * width + width):
+                    value = x[vector, first + j] if finite else np.float32(0)
+                    total += float(value)
+                    whole = np.int32(math.floor(value * scale + 0.5))
+                    raised = whole + np.int32(0x808080)  # so that no byte is borrowed from
+                    upper = (raised >> np.int32(16)) - np.int32(128)
+                    high, low = high + upper, low + (whole - (upper << np.int32(16)))
+                    signed = raised ^ np.int32(0x808080)
+                    place = at * np.uint64(512) + j % _8 * np.uint64(16) + lane * _4 + j // _8
+                    made[place] = np.int8(signed >> np.int32(24))
+                    made[place + np.uint64(128)] = np.int8(signed >> np.int32(16))
+                    made[place + np.uint64(256)] = np.int8(signed >> np.int32(8))
+                    made[place + np.uint64(384)] = np.int8(signed)
+                starts[at * _8 + lane] = -centre * high
+                starts[at * _8 + _4 + lane] = -centre * low
+                factors[at * _8 + lane] = np.int64((16 - up + 1023) << 52).view(np.float64) if finite else np.nan
+                factors[at * _8 + _4 + lane] = total
+
+    return compiled(
+        fill, types.void, types.Array(types.float32, 2, "C", readonly=True), _N, types.int32, types.int8[::1],
+        types.int32[::1], _FLOATS,
+    )  # fmt: skip
+
+
+@functools.cache
+def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool) -> Any:
+    """The loop over rows for ``bits`` planes.
+
+    ``pieces``: groups in a word, 1 (or less than one), 2 or 4; ``by_plane``: a scale for every plane; ``per``: see
+    above; ``single``: the batch is 1. Arguments: counter uint64[1]; run, the rows that a thread takes at a time, even;
+    planes uint32 (bits * rows * words); rows, words, span (chunks of a group) uint64; the three arrays of `digits`;
+    numbers float32; y (batch, rows) float32; more: add to y; held uint32 (2 * 8 * 4) and totals float32 (batch * 8) of
+    the thread's own.
+    """
+    stamp = stamp_of(intrinsics, lanes, dots)
+    sets, each = (bits, 1) if by_plane else (1, bits)
+    sets_, each_, pieces_, per_ = (np.uint64(n) for n in (sets, each, pieces, per))
+    kinds = np.uint64((sets + 1) * per)
+
+    def loop(
+        counter: Any, run: Any, planes: Any, rows: Any, words: Any, span: Any, x: Any, starts: Any,
+        factors: Any, numbers: Any, y: Any, more: Any, held: Any, totals: Any,
+    ) -> None:  # fmt: skip
+        batch, chunks, plane = _1 if single else np.uint64(y.shape[0]), (words + _3) // _4, rows * words
+        gap = np.uint64(numbers.size) // rows
+        while stamp:
+            top = claim(counter) * run
+            if top >= rows:
+                break
+            for r in range(top, min(top + run, rows), _2):
+                one = _1 if r + _1 < rows else _0  # to the second row, if there is one
+                totals[:] = np.float32(0)
+                group, left = _0, span
+                for c in range(chunks):
+                    short = c * _4 + _4 > words
+                    for i in range(sets_):
+                        at = (i * rows + r) * words + c * _4
+                        if short:  # nothing is read beyond the last word
+                            for k in range(each_):
+                                for w in range(_4):
+                                    there, place = c * _4 + w < words, at + k * plane + w
+                                    held[k * _4 + w] = planes[place] if there else np.uint32(0)
+                                    place += one * words
+                                    held[(_8 + k) * _4 + w] = planes[place] if there else np.uint32(0)
+                        if c % _4 == _0:
+                            for k in range(each_):  # the line that these rows' successors begin at
+                                prefetch(planes, at + k * plane + _2 * words)
+                                prefetch(planes, at + k * plane + _3 * words)
+                        first = codes(planes, at, plane, held, _0, short, each)
+                        second = codes(planes, at + one * words, plane, held, _8 * _4, short, each)
+                        for b in range(batch):
+                            sums = load_sums(totals, b * _8)
+                            for n in range(pieces_):
+                                slot = group if per == 1 else c * pieces_ + n
+                                piece = (c * batch + b) * pieces_ + n
+                                number = r * gap + slot * kinds
+                                if i == _0:
+                                    bias = number + sets_ * per_
+                                    sums = with_bias(sums, factors, piece, numbers, bias, gap * one, per)
+                                number += i * per_
+                                sums = multiply(
+                                    sums, first, second, x, starts, factors, piece, numbers, number, gap * one,
+                                    each, per,
+                                )  # fmt: skip
+                            store_sums(totals, b * _8, sums)
+                    left -= _1
+                    if left == _0:
+                        group, left = group + _1, span
+                for b in range(batch):
+                    for k in range(one + _1):
+                        t = b * _8 + k * _4
+                        total = (totals[t] + totals[t + _1]) + (totals[t + _2] + totals[t + _3])
+                        y[b, r + k] = y[b, r + k] + total if more else total
+
+    return compiled(
+        loop, types.void, types.uint64[::1], _N, _READ[types.uint32], _N, _N, _N, types.int8[::1],
+        types.int32[::1], _FLOATS, _FLOATS, types.float32[:, ::1], types.boolean, types.uint32[::1], _FLOATS,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Every verb says what it was given, and which command fits: one detector for all of them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bcqfmt.inspect.kinds import look
+from peers import PEERS
+from verbs import ROOT, Run
+
+GPTQ = ROOT / "bcqfmt" / "data" / "demo"
+DENSE = PEERS / "dense-fp16" / "source"
+GGUF = next((ROOT / "tests" / "data" / "gguf").rglob("*.gguf"))
+
+
+@pytest.fixture
+def things(tmp_path: Path, folder: Path) -> Path:
+    """One of every kind, next to each other."""
+    (tmp_path / "text.txt").write_text("some words")
+    (tmp_path / "page.safetensors").write_text("<!DOCTYPE html>")
+    (tmp_path / "pointer.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
+    (tmp_path / "model.bin").write_bytes(b"PK\x03\x04" + bytes(60))
+    (tmp_path / "pickles").mkdir()
+    (tmp_path / "pickles" / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(folder, tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "bcq_manifest.json").unlink()
+    (tmp_path / "cut.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("model", "bcq", "a BCQ folder"),
+        ("model/model.safetensors", "bcq file", "a BCQ file"),
+        ("model/config.json", "text", "a JSON file"),
+        ("text.txt", "text", "a text"),
+        ("page.safetensors", "page", "a web page or an error text"),
+        ("pointer.safetensors", "lfs", "a git-lfs pointer"),
+        ("model.bin", "pickle", "a pickled file"),
+        ("pickles", "pickle", "a folder of pickled weights"),
+        ("empty", "empty", "an empty folder"),
+        ("unfinished", "unfinished", "a BCQ folder without bcq_manifest.json"),
+        ("cut.safetensors", "unclear", "a damaged safetensors file"),
+        ("nothing", "missing", "nothing"),
+    ],
+)
+def test_what_it_is(things: Path, name: str, kind: str, words: str) -> None:
+    assert look(things / name)[:2] == (kind, words)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "words"),
+    [
+        (GPTQ, "quantized", "a GPTQ folder"),
+        (GPTQ / "model.safetensors", "quantized", "a GPTQ or AWQ file"),
+        (DENSE, "dense", "a dense model's folder"),
+        (GGUF, "gguf", "a GGUF file"),
+        (PEERS / "hqq-hqq-4b-g64-asym-axis1" / "source", "quantized", "a HQQ folder"),
+    ],
+)
+def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
+    assert look(path)[:2] == (kind, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "says", "hint"),
+    [
+        (["validate", GPTQ], 5, "is a GPTQ folder", "convert it, without loss: bcqfmt convert {} {}-bcq"),
+        (
+            ["report", GPTQ],
+            5,
+            "a GPTQ folder; expected a BCQ folder",
+            "convert it, without loss: bcqfmt convert {} {}-bcq",
+        ),
+        (
+            ["export", DENSE, "out", "--to", "gptq"],
+            5,
+            "a dense model's folder",
+            "quantize it: bcqfmt quantize {} {}-bcq --",
+        ),
+        (["inspect", GPTQ / "config.json"], 5, "a JSON file", "it is part of a GPTQ folder, name that: bcqfmt inspect"),
+        (["convert", "model.bin", "out"], 5, "a pickled file", "bcqfmt never opens pickles"),
+        (["convert", "pointer.safetensors", "out"], 4, "a git-lfs pointer", "fetch the real file: git lfs pull"),
+        (["convert", "page.safetensors", "out"], 4, "a web page", "download the file again"),
+        (["convert", "text.txt", "out"], 5, "a text", "bcqfmt reads safetensors and GGUF files"),
+        (["generate", GPTQ, "--prompt", "x"], 5, "a GPTQ folder", "convert it, without loss: bcqfmt convert {} {}-bcq"),
+        (["generate", GGUF, "--prompt", "x"], 5, "a GGUF file", "convert it, without loss: bcqfmt convert"),
+        (
+            ["quantize", GGUF, "out", "--method", "rtn"],
+            5,
+            "a GGUF file",
+            "convert it, without loss: bcqfmt convert {} out",
+        ),
+        (
+            ["quantize", DENSE, "out", "--method", "gptq", "--stats", "text.txt"],
+            5,
+            "a text; expected a file that bcqfmt calibrate wrote",
+            "make them: bcqfmt calibrate MODEL --text text.txt",
+        ),
+        (["convert", GPTQ, GPTQ], 7, "it is the source", "choose another place, {}-bcq for example"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_the_thing_and_the_command_that_fits(
+    run: Run, things: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], exit_code: int, says: str, hint: str
+) -> None:
+    monkeypatch.chdir(things)
+    result = run(*words)
+    assert result.exit_code == exit_code, result.stderr
+    assert says in result.stderr
+    assert f"hint: {hint.replace('{}', str(words[1]))}" in result.stderr
+    assert not (things / "out").exists()
+
+
+def test_the_hint_works_when_it_is_obeyed(run: Run, things: Path) -> None:
+    shutil.copytree(GPTQ, things / "my model")
+    hint = run("report", things / "my model").stderr.partition("without loss: bcqfmt ")[2]
+    assert hint == f"convert '{things}/my model' '{things}/my model-bcq'\n"
+    assert run("convert", things / "my model", things / "my model-bcq").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("report", "x", "--out", "a.html"), "Did you mean '--html'?"),
+        (("calibrate", "x", "--seq", "3"), "Did you mean '--context'?"),
+        (("sweep", "x", "--groups", "3"), "Did you mean '--group-size'?"),
+        (("sweep", "x", "--tokens", "3"), "Did you mean '--max-tokens'?"),
+        (("convert", "x", "y", "--ovewrite"), "'--overwrite'"),
+        (("export", "x", "y", "--format", "gptq"), "Did you mean '--to'?"),
+        (("help", "inspct"), "did you mean 'inspect'?"),
+    ],
+)
+def test_near_misses(run: Run, words: tuple[str, ...], says: str) -> None:
+    result = run(*words)
+    assert (result.exit_code, says in result.stderr) == (2, True)
+
+
+def test_help_and_version_are_verbs_too(run: Run) -> None:
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "seal").stdout == run("seal", "--help").stdout
+    assert run("version").stdout == run("--version").stdout
+    assert run("version", "--json").stdout == run("--version", "--json").stdout

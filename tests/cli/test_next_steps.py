@@ -1,0 +1,48 @@
+"""What a verb says at its end: complete commands that work when they are typed, running before proving."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bcqfmt.cli.next_steps import run_it
+from peers import PEERS, WITH_TOKENIZER
+from verbs import Run
+
+
+def steps(text: str) -> dict[str, list[str]]:
+    """The last lines of a verb's output, split as a shell would."""
+    lines = [line.partition(": ") for line in text.splitlines()]
+    return {name: shlex.split(rest)[1:] for name, _, rest in lines if name in ("run it", "prove it")}
+
+
+def test_after_convert_restore_and_export(run: Run, tmp_path: Path) -> None:
+    bcq = tmp_path / "my model"
+    found = run("convert", WITH_TOKENIZER, bcq).stdout
+    assert found.splitlines()[-2] == (
+        f"in Python: import bcqfmt.integrations.transformers, before AutoModelForCausalLM.from_pretrained({str(bcq)!r})"
+    )
+    assert list(steps(found)) == ["run it", "prove it"]
+    assert steps(found)["run it"][:2] == ["generate", str(bcq)]
+    for words in steps(found).values():
+        assert run(*words, *(["--max-new-tokens", "1"] if words[0] == "generate" else [])).exit_code == 0
+    restored = steps(run("restore", bcq, tmp_path / "back again").stdout)
+    assert run(*restored["prove it"]).exit_code == 0
+    assert restored["run it"] == ["serve", str(tmp_path / "back again")]
+    dense = steps(run("export", bcq, tmp_path / "dense", "--to", "dense").stdout)
+    assert dense["run it"] == ["generate", str(tmp_path / "dense"), "--prompt", "Once upon a time"]
+
+
+def test_after_quantize(run: Run, tmp_path: Path) -> None:
+    found = steps(run("quantize", PEERS / "dense-fp16" / "source", tmp_path / "bcq", "--method", "rtn").stdout)
+    assert run(*found["prove it"]).exit_code == 0
+    assert "run it" not in found  # it has no tokenizer
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "folder"])
+def test_gguf_is_run_by_llama(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    file = place if name.endswith(".gguf") else place / "model.gguf"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"GGUF")
+    assert run_it(place) == {"run it": f"llama-cli -m {file} -p 'Once upon a time'"}

@@ -1,0 +1,54 @@
+"""Conversions and restorations of a GGUF file, killed at random changes of the disk: no partial files, same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bcqfmt
+from bcqfmt.converters.convert.restore import restore
+from conversions import convert
+from gguf_files import DATA
+from verbs import ROOT, environment
+
+SUPPORT = ROOT / "tests" / "support"
+KILLS = 100
+SHARD = 20_000  # bytes: several shards
+
+
+def ran(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A program of tests/support."""
+    settings = {**environment(), "PYTHONPATH": os.pathsep.join((str(ROOT), str(SUPPORT)))}
+    words = [sys.executable, "-P", str(SUPPORT / script), *map(str, arguments)]
+    done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.soak
+def test_killed_a_hundred_times_each(tmp_path: Path) -> None:
+    source, converted, restored = DATA / "q4_k_m.gguf", tmp_path / "plain", tmp_path / "restored"
+    convert(source, converted, max_shard_size=SHARD)
+    assert len(list(converted.glob("model-*.safetensors"))) > 3
+    with bcqfmt.open(converted) as checkpoint:
+        restore(checkpoint, restored)
+    asked = {
+        "convert": (source, converted, ["--max-shard-size", SHARD, "--workers", "2"]),
+        "restore": (converted, restored, []),
+    }
+    unfinished = {}
+    for verb, (origin, plain, options) in asked.items():
+        counted = ran("interrupted.py", 9, 0, verb, origin, tmp_path / "count" / verb, *options)
+        calls = counted.stderr.rpartition("calls ")[2].strip()
+        found = json.loads(
+            ran("killed_many.py", origin, plain, SHARD, calls, KILLS, verb, *options).stdout.splitlines()[-1]
+        )
+        assert found["kills"] == KILLS
+        unfinished[verb] = found["left_unfinished"]
+        assert unfinished[verb] > KILLS // 3
+    sys.stdout.write(f"{KILLS} kills each, left unfinished: {unfinished}; all byte-identical afterwards\n")

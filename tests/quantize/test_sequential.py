@@ -1,0 +1,152 @@
+"""Quantizing layer by layer: the first inputs are the dense model's, the result is nearer to it, a run can go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import bcqfmt
+from bcqfmt.cli.main import cli
+from bcqfmt.converters.quantize.calibration import calibrate
+from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
+from bcqfmt.converters.quantize.record import read_record
+from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.errors import BcqError
+
+SEQ, ROWS = 16, 24
+SETTINGS = {"bits": 2, "group_size": 16}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    plain = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="w0").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text(" ".join(f"w{i}" for i in np.random.default_rng(0).integers(0, 64, 400)), encoding="utf-8")
+    return path
+
+
+def options(text: Path, weighting: str = "none", **more: Any) -> QuantizeOptions:
+    given = TextOptions(read_text(text), ROWS, SEQ, "cpu", weighting)
+    return QuantizeOptions(method="gptq", settings=SETTINGS, text=given, **more)
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "bcq"
+    Quantization(open_source(model), options(text)).run(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def apart(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with statistics of the dense model."""
+    folder = tmp_path_factory.mktemp("apart")
+    given = {"rows": ROWS, "seq": SEQ, "device": "cpu"}
+    stats = calibrate(open_source(model), read_text(text), folder / "stats.safetensors", **given)
+    given = {"method": "gptq", "settings": SETTINGS, "stats": stats}
+    Quantization(open_source(model), QuantizeOptions(**given)).run(folder / "bcq")
+    return folder / "bcq"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    with bcqfmt.open(folder) as checkpoint:
+        return {name: weight.digest() for name, weight in checkpoint.weights()}
+
+
+def logits(model: Path, text: Path, folder: Path | None) -> Any:
+    """Of the calibration text, with the weights of a BCQ folder."""
+    whole: Any = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    if folder is not None:
+        with bcqfmt.open(folder) as checkpoint:
+            for name, weight in checkpoint.weights():
+                whole.get_parameter(name).data.copy_(torch.from_numpy(weight.dequantize("float32")))
+    words = [int(word[1:]) for word in text.read_text().split()][: ROWS * SEQ]
+    with torch.inference_mode():
+        return whole(input_ids=torch.tensor(words).reshape(ROWS, SEQ)).logits
+
+
+def test_the_first_inputs_are_those_of_the_dense_model(finished: Path, apart: Path) -> None:
+    ours, theirs = digests(finished), digests(apart)
+    first = {f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"}
+    same = {name for name in ours if ours[name] == theirs[name]}
+    assert same == first
+
+
+def test_the_model_is_nearer_than_with_dense_statistics(finished: Path, apart: Path, model: Path, text: Path) -> None:
+    dense = logits(model, text, None)
+    ours, theirs = (float((logits(model, text, folder) - dense).square().mean()) for folder in (finished, apart))
+    assert ours < 0.9 * theirs
+
+
+def test_the_record_names_text_and_weighting(finished: Path, text: Path) -> None:
+    record = read_record(finished)
+    assert record is not None
+    expected = {"text": read_text(text).sha256, "rows": ROWS, "seq": SEQ, "weighting": "none"}
+    assert record.text == expected
+    assert "24 rows of 16 tokens, layer by layer" in (finished / "README.md").read_text()
+    assert not list(finished.parent.glob("*.partial"))
+
+
+@pytest.mark.parametrize("weighting", ["none", "loss"])
+def test_an_interrupted_run_goes_on_and_gives_the_same(
+    model: Path, text: Path, finished: Path, tmp_path: Path, weighting: str
+) -> None:
+    whole = finished
+    if weighting != "none":
+        whole = tmp_path / "whole"
+        Quantization(open_source(model), options(text, weighting)).run(whole)
+        assert digests(whole) != digests(finished)
+
+    def interrupt(line: str) -> None:
+        if line == "layer 2 of 3":
+            raise KeyboardInterrupt
+
+    out = tmp_path / "bcq"
+    with pytest.raises(KeyboardInterrupt):
+        Quantization(open_source(model), options(text, weighting)).run(out, say=interrupt)
+    lines: list[str] = []
+    again = Quantization(open_source(model), options(text, weighting, resume=True))
+    again.run(out, say=lines.append)
+    assert lines == ["layer 2 of 3", "layer 3 of 3"]
+    for file in ("model.safetensors", "bcq_quantization.json"):
+        assert (out / file).read_bytes() == (whole / file).read_bytes()
+    assert again.is_complete(out)
+
+
+def test_what_is_in_no_layer_is_refused_or_needs_no_statistics(model: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(BcqError, match=r"BCQ-E623.*no linear layer of a decoder layer"):
+        Quantization(open_source(model), options(text, include=("lm_head",))).run(tmp_path / "bcq")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path) -> None:
+    words = ["quantize", model, tmp_path / "bcq", "--method", "gptq", "--bits", 2, "--group-size", 16, "--text", text]
+    words += ["--rows", ROWS, "--context", SEQ, "--device", "cpu"]
+    made = CliRunner().invoke(cli, [str(word) for word in words])
+    assert made.exit_code == 0, made.output
+    assert digests(tmp_path / "bcq") == digests(finished)
+    refused = CliRunner().invoke(cli, [str(word) for word in [*words, "--stats", text]])
+    assert refused.exit_code == 2
+    assert "choose one" in refused.output
