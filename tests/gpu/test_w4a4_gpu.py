@@ -17,6 +17,7 @@ from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import LARGE
+from bcqfmt.kernels.runtime import tickets as ticket_counts
 from gpu_arrays import to_gpu, twice
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -119,7 +120,7 @@ def test_one_weight_on_two_streams() -> None:
     torch.cuda.synchronize()
     for results, wanted in zip(found, expected, strict=True):
         assert all(torch.equal(y, wanted) for y in results)
-    assert not any(tickets.any() for tickets in w4._of_stream.values())
+    assert not any(tickets.any() for tickets in ticket_counts._of_stream.values())
 
 
 def test_one_weight_in_two_graphs_and_beside_them(
