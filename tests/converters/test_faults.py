@@ -321,7 +321,7 @@ def test_overwriting(source: Path, plain: dict[str, str], tmp_path: Path) -> Non
     (tmp_path / "bcq").mkdir()
     (tmp_path / "bcq" / "old").write_text("")
     (tmp_path / ".bcq.old").mkdir()  # left by a run that was killed between two renames
-    (tmp_path / ".bcq.old" / "x").write_text("")
+    (tmp_path / ".bcq.old" / "bcq_manifest.json").write_text("{}")
     with pytest.raises(BcqError, match="BCQ-E401"):
         convert(source, tmp_path / "bcq", max_shard_size=SIZE)
     with pytest.raises(BcqError, match="no checkpoint"):

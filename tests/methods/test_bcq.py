@@ -50,7 +50,7 @@ def numbers(weight: BcqWeight) -> tuple[Any, Any]:
 # ------------------------------------------------------------------------------------------------- guarantees
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(matrices(), st.integers(1, 6), st.sampled_from([8, 16, 33, "row"]), st.booleans(), st.sampled_from([0, 1, 15]))
 def test_no_group_is_worse_than_greedy(sample: tuple[Any, str], bits: int, group_size: Any, bias: bool, rounds: int):
     weight, dtype = sample
@@ -65,7 +65,7 @@ def test_no_group_is_worse_than_greedy(sample: tuple[Any, str], bits: int, group
             assert (errors.reshape(-1) <= limit * ALMOST).all()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(matrices(), st.integers(1, 6), st.sampled_from([8, 16, 33, "row"]), st.sampled_from(["F16", "BF16"]))
 def test_no_matrix_is_worse_than_with_rtn(sample: tuple[Any, str], bits: int, group_size: Any, scale_dtype: str):
     weight, dtype = sample

@@ -36,7 +36,7 @@ def scale_set(weight: BcqWeight, p: int) -> tuple[Any, Any]:
     return parts[f"s0_alpha{suffix}"].array(), None if bias is None else bias.array()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     matrices(),
     st.integers(1, 3),
@@ -164,7 +164,7 @@ def test_the_oracle_of_the_third_plane_has_tried_all_bits(numbers: list[int], bi
     assert nested_oracle.best_plane_error(values, codes, 2, bias) == pytest.approx(known, abs=1e-9)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.lists(st.integers(-9, 9) | st.floats(-9, 9), min_size=8, max_size=9), st.booleans())
 def test_the_bound_of_one_more_plane_is_the_least_of_all_bits(numbers: list[float], bias: bool):
     values = np.array(numbers, np.float64)
