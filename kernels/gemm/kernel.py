@@ -116,7 +116,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
         x_first = ptx.u32((thread % x_pieces >> 3) * per_row + (start >> 3) + (thread // x_pieces) * 8 + (thread & 7))
         weight_first, set_first = ptx.u32((warp & 3) * code_pieces + lane), ptx.u32((warp & 3) * set_pieces + lane)
         # what is fetched next: a step of a tile; its first pieces of codes, numbers and x
-        fetched, target = begin, base
+        target = base
         next_step = ptx.rem_u32(begin, ptx.u32(steps))
         next_tile = ptx.div_u32(begin, ptx.u32(steps))
         size, code_at, set_at = ptx.u32(0), ptx.u32(0), ptx.u32(0)
@@ -125,16 +125,16 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
         place, last = base, ptx.u32(base + (stages - 1) * stage_bytes)
         sums = cuda.local.array(sums_count, types.float32)
         zero_sums(sums)
-        tile, step, unit = next_tile, next_step, begin
-        stale, waiting = ptx.u32(1), ptx.u32(ahead)
+        tile, unit, waiting = next_tile, begin, ptx.u32(ahead)
         while unit < end:
             if waiting == 0:
                 ptx.cp_async_wait(pending)
                 if own:
                     ptx.fence_async()
                 ptx.sync_block()
+            fetched = ptx.u32(unit + ahead - waiting)
             if fetched < end:
-                if stale > 0:  # another tile
+                if next_step == 0 or fetched == begin:  # another tile
                     row_block = ptx.u32(ptx.div_u32(next_tile, vector_tiles) * groups + group)
                     first = ptx.u32(ptx.rem_u32(next_tile, vector_tiles) * n)
                     size = ptx.u32(16) if row_block < row_blocks else ptx.u32(0)
@@ -144,7 +144,6 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                     code_at = ptx.u32(code_at + next_step * (depth * 4 * code_pieces))
                     x_at = ptx.u32(first * per_row + x_first + next_step * (8 * depth))
                     left = ptx.u32(count - first - at) if ptx.u32(first + at) < count else ptx.u32(0)
-                    stale = ptx.u32(0)
                 fetch_weight(codes, numbers, code_at, set_at, next_step, size, target, warp, lane)
                 if own and fetched == begin:
                     ptx.wait_previous_kernel()
@@ -153,9 +152,8 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                 code_at, x_at = ptx.u32(code_at + depth * 4 * code_pieces), ptx.u32(x_at + 8 * depth)
                 next_step = ptx.u32(next_step + 1)
                 if next_step == steps:
-                    next_step, next_tile, stale = ptx.u32(0), ptx.u32(next_tile + 1), ptx.u32(1)
+                    next_step, next_tile = ptx.u32(0), ptx.u32(next_tile + 1)
             ptx.cp_async_commit()
-            fetched = ptx.u32(fetched + 1)
             target = base if target == last else ptx.u32(target + stage_bytes)
             if waiting > 0:  # the first stages are on their way, nothing is there
                 waiting = ptx.u32(waiting - 1)
@@ -184,8 +182,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                 d = ptx.u32(d + 1)
             place = base if place == last else ptx.u32(place + stage_bytes)
             unit = ptx.u32(unit + 1)
-            step = ptx.u32(step + 1)
-            if step == steps or unit == end:
+            if unit == ptx.u32((tile + 1) * steps) or unit == end:
                 if own:
                     ptx.wgmma_wait(0)
                 begin_tile = ptx.u32(tile * steps)
@@ -223,7 +220,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                         at = ptx.u32(vector * addend_step + row)
                         add_rows(sums, addend, at, addend_step, vectors, inside, inside8)
                     store_sums(sums, y, ptx.u32(vector * rows + row), rows, vectors, inside, inside8)
-                step, tile = ptx.u32(0), ptx.u32(tile + 1)
+                tile = ptx.u32(tile + 1)
                 zero_sums(sums)
 
     return gemm
