@@ -37,8 +37,8 @@ CROSSOVER = {
     (True, "elements"): _LONGER,
 }
 PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
-# `gemm` is faster than the fast product from so many vectors on, and than dequantize + matmul up to GEMM_MOST; measured
-# on an H200 (docs/benchmarks/gemm.md). Reordered columns are a launch more.
+# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST faster than dequantize + matmul;
+# measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
 GEMM_LEAST = {"affine": 5, "bcq": 13}
 GEMM_LEAST_REORDERED = 13
 GEMM_MOST = 256

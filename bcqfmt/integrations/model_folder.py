@@ -16,7 +16,7 @@ __all__ = ["check_folder", "check_length", "is_bcq", "longest_context"]
 
 
 def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: str = "") -> None:
-    """That it is a folder, that the device may be there, and that the model has positions for so many ``tokens``.
+    """That it is a folder, that the device may be there, and that the model has positions for that many ``tokens``.
 
     ``hint`` is shown where those are too many (BCQ-E302). BCQ-E306 or BCQ-E551 for a device that cannot be used.
     """

@@ -45,7 +45,7 @@ def try_rules(source: SourceCheckpoint, dense: SourceCheckpoint, layout: str = "
 def _modules(source: SourceCheckpoint, rule: str, layout: str) -> list[Module]:
     warnings = list(source.warnings)
     found = [module for module in find_modules(source, Options(rule), layout)[1] if module.layout == "gptq"]
-    source.warnings[:] = warnings  # those about a rule that is only tried are nobody's business
+    source.warnings[:] = warnings  # warnings about a rule that is only tried are dropped
     return found
 
 

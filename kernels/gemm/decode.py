@@ -53,15 +53,10 @@ def _numbers(layout: GemmLayout) -> Any:
 def _affine_f16(layout: GemmLayout) -> Any:
     """Codes are subnormal numbers: one multiplication and addition makes them values."""
     places, set_words = layout.places, layout.words * 64
-    first, second, third = (*(_field(layout, k) for k in range(len(layout.fields))), _no_field(), _no_field())[:3]
-    again = _numbers(layout)
+    fill, again = _fields(layout, 0), _numbers(layout)
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, s: Any, s8: Any, b: Any, b8: Any) -> None:
-        for k in static(16):
-            a[k] = ptx.u32(0)
-        first(a, codes, lane)
-        second(a, codes, lane)
-        third(a, codes, lane)
+        fill(a, codes, lane)
         for p in static(places):
             if p > 0:
                 s, s8, b, b8 = again(ptx.u32(numbers + p * set_words), lane)
@@ -111,15 +106,10 @@ def _in_place(layout: GemmLayout) -> Any:
 def _affine_bf16(layout: GemmLayout) -> Any:
     """A code in the last bits of 128; the zero is taken off, then the scale multiplied."""
     places, rest, set_words = layout.places, layout.rest, layout.words * 64
-    first, second, third = (*(_field(layout, k) for k in range(len(layout.fields))), _no_field(), _no_field())[:3]
-    again = _numbers(layout)
+    fill, again = _fields(layout, _START_BF16), _numbers(layout)
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, s: Any, s8: Any, z: Any, z8: Any) -> None:
-        for k in static(16):
-            a[k] = ptx.u32(_START_BF16)
-        first(a, codes, lane)
-        second(a, codes, lane)
-        third(a, codes, lane)
+        fill(a, codes, lane)
         for p in static(places):
             if p > 0:
                 s, s8, z, z8 = again(ptx.u32(numbers + p * set_words), lane)
@@ -133,6 +123,20 @@ def _affine_bf16(layout: GemmLayout) -> Any:
                 a[i] = ptx.bfma2(ptx.u32(a[i]), s8 if k % 2 else s, more8 if k % 2 else more)
 
     return inlined(unrolled(decode))
+
+
+def _fields(layout: GemmLayout, start: int) -> Any:
+    """A device function: every word of ``a`` is ``start`` with two codes in its last bits."""
+    first, second, third = (*(_field(layout, k) for k in range(len(layout.fields))), _no_field(), _no_field())[:3]
+
+    def fill(a: Any, codes: Any, lane: Any) -> None:
+        for k in static(16):
+            a[k] = ptx.u32(start)
+        first(a, codes, lane)
+        second(a, codes, lane)
+        third(a, codes, lane)
+
+    return inlined(unrolled(fill))
 
 
 def _field(layout: GemmLayout, number: int) -> Any:

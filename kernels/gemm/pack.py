@@ -9,7 +9,7 @@ from .layout import BASE, SIDE, GemmLayout
 
 __all__ = ["finite", "pack_codes", "pack_numbers"]
 
-torch: Any = importlib.import_module("torch")  # whoever has tensors has it
+torch: Any = importlib.import_module("torch")  # found at run time: kernels name no torch
 Tensor = Any
 
 _KINDS = {"F16": torch.float16, "BF16": torch.bfloat16}

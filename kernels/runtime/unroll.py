@@ -32,7 +32,7 @@ def unrolled(function: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _parsed(code: CodeType) -> tuple[ast.Module, dict[ast.AST, set[str]]]:
-    """A function without decorators and annotations, and the names below every node; nobody changes them."""
+    """A function without decorators and annotations, and the names below every node; not to be changed."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)

@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import verbs
 from bcqfmt.cli.main import cli
@@ -23,28 +22,11 @@ from bcqfmt.converters.quantize.calibration_work import choose_rows, read_text
 from bcqfmt.converters.quantize.stats import open_stats, stats_tensors, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
+from word_models import HIDDEN, LAYERS, save_model, save_text, save_tokenizer
 
 Array = np.ndarray[Any, Any]
-LAYERS, HIDDEN, SEQ, ROWS = 3, 32, 12, 5
+SEQ, ROWS = 12, 5
 PEERS = Path(__file__).resolve().parents[1] / "data" / "peers"
-
-
-def save_tokenizer(folder: Path) -> None:
-    plain = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="w0").save_pretrained(folder)
-
-
-def save_model(folder: Path, seed: int = 0, kind: str = "ForCausalLM", **more: Any) -> Path:
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64, max_position_embeddings=64, **more,
-    )  # fmt: skip
-    made = getattr(transformers, f"Llama{kind}")(config).to(torch.bfloat16)
-    made.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "text.txt"
-    numbers = np.random.default_rng(0).integers(0, 64, 200)
-    path.write_text(" ".join(f"w{i}" for i in numbers), encoding="utf-8")
-    return path
+    return save_text(tmp_path_factory.mktemp("texts") / "text.txt", 200)
 
 
 def run(folder: Path, text: Path, out: Path, **more: Any) -> Any:

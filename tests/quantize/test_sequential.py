@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import bcqfmt
 from bcqfmt.cli.main import cli
@@ -20,6 +18,7 @@ from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOption
 from bcqfmt.converters.quantize.record import read_record
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
+from word_models import save_model, save_text
 
 SEQ, ROWS = 16, 24
 SETTINGS = {"bits": 2, "group_size": 16}
@@ -27,24 +26,12 @@ SETTINGS = {"bits": 2, "group_size": 16}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=64, max_position_embeddings=64, initializer_range=0.2,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    plain = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="w0").save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("models") / "tiny", initializer_range=0.2)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "text.txt"
-    path.write_text(" ".join(f"w{i}" for i in np.random.default_rng(0).integers(0, 64, 400)), encoding="utf-8")
-    return path
+    return save_text(tmp_path_factory.mktemp("texts") / "text.txt", 400)
 
 
 def options(text: Path, weighting: str = "none", **more: Any) -> QuantizeOptions:

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.quantize.calibration import calibrate
@@ -18,23 +17,10 @@ from bcqfmt.converters.quantize.calibration_work import choose_rows, read_text
 from bcqfmt.converters.quantize.stats import open_stats, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
+from word_models import save_model, save_text
 
 Array = np.ndarray[Any, Any]
-HIDDEN = 32
 SEQ, ROWS, MOST = 12, 5, 50.0
-
-
-def save_model(folder: Path) -> Path:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=64, max_position_embeddings=64,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    plain = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="w0").save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "text.txt"
-    path.write_text(" ".join(f"w{i}" for i in np.random.default_rng(0).integers(0, 64, 200)), encoding="utf-8")
-    return path
+    return save_text(tmp_path_factory.mktemp("texts") / "text.txt", 200)
 
 
 def run(model: Path, text: Path, out: Path, weighting: str, **more: Any) -> Any:
