@@ -5,7 +5,7 @@ from .catalogue import Valid, lone, whole
 from .encodings import affine, first, second, some_affine, some_bcq, some_second
 from .folder import INDEX, Files, Folder, Shard
 from .valid_affine import worked_example
-from .valid_folders import SHARDS, sharded, single
+from .valid_folders import SHARDS, crowded, sharded, single
 from .valid_structures import tile_segments
 from .weights import Outliers, Weight
 
@@ -82,7 +82,7 @@ def many_features() -> Folder:
 
 
 def folders() -> list[Valid]:
-    """White space before JSON, and config.json of exactly 16,000,000 bytes."""
+    """White space before JSON, config.json of exactly 16,000,000 bytes, an index with 2,000,000 values and names."""
 
     def spaced(files: Files) -> None:
         files["config.json"] = b" \t\r\n" + files["config.json"]
@@ -98,8 +98,10 @@ def folders() -> list[Valid]:
     content["config.json"] = text
     long.content = content
     long.setup = [{"append_spaces": {"path": "config.json", "count": 16_000_000 - len(text)}}]
+    crowd = whole("folder-index-2000000", "an index with 2,000,000 of the characters , [ {", sharded())
+    crowd.content, crowd.setup = crowded(2_000_000)
     several = "features, and a weight with widths, in the last file only"
-    return [loose, long, whole("folder-features", several, many_features())]
+    return [loose, long, crowd, whole("folder-features", several, many_features())]
 
 
 def vectors() -> list[Valid]:
