@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-import kernel_samples as ks
-import product_reference as reference
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.gemm import gemm, gemm_operand
 from bcqfmt.kernels.gemm.shape import gemm_shape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime.limits import KINDS
-from gpu_arrays import to_gpu, twice
+from products import kernel_samples as ks
+from products import product_reference as reference
+from products.gpu_arrays import to_gpu, twice
 
 LIMITS = {"F16": 7e-4, "BF16": 4e-3}
 # encoding, q, rows, columns, group size, dtype of x

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import kernel_samples as ks
-import sim_mixed
 from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
 from bcqfmt.integrations.torch import BcqLinear
@@ -17,6 +15,8 @@ from bcqfmt.kernels import matmul
 from bcqfmt.kernels.mixed import mixed_operand
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import launch
+from products import kernel_samples as ks
+from simulated import sim_mixed
 
 COLUMNS = 64
 WEIGHTS = {
