@@ -54,4 +54,5 @@ def released(weight: BcqWeight, capability: tuple[int, int], batches: list[int])
             old.view(torch.uint8).fill_(0xA5)
         after = [linear_op._linear_cuda(x[:count], layer.parts(), layer.text, 0, 0).numpy() for count in batches]
         dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical).float().numpy()
+    linear_op._cache.clear()  # what is prepared on the host keeps the parts, which are on it here
     return freed, [before, after], dense
