@@ -21,7 +21,7 @@ from bcqfmt.integrations.torch import linear_op as ops
 from bcqfmt.integrations.torch.processor import dense_products
 from products import kernel_samples as ks
 from products import product_reference as reference
-from simulated import sim_torch
+from simulated import sim_bcq_linear
 from simulated.cuda_sim import simulate
 
 BOUND = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -229,7 +229,7 @@ def test_gradients_reach_the_input_and_nothing_else() -> None:
     ("weight", "batch"), [(plain(5), 2), (plain(5), 14), (ks.weight("bcq", 3, 5, 70, 32), 1), (rich(), 1)]
 )
 def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> None:
-    x, y, dense = simulate(sim_torch.linear_products, weight, batch)
+    x, y, dense = simulate(sim_bcq_linear.products, weight, batch)
     assert y.shape == (batch, 1, weight.spec.out)
     assert reference.relative_error(y[:, 0], reference.product(weight, x[:, 0])) < 2e-6
     assert np.array_equal(dense, weight.dequantize().astype(np.float32))
@@ -238,7 +238,7 @@ def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> N
 @pytest.mark.parametrize(("batch", "capability"), [(1, (8, 0)), (3, (9, 0)), (300, (9, 0))])
 @pytest.mark.parametrize("weight", [plain(40), ks.weight("bcq", 3, 40, 70, 32)], ids=["affine", "bcq"])
 def test_a_bias_on_a_gpu_in_the_simulator(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> None:
-    x, bias, y, same = simulate(sim_torch.linear_with_bias, weight, batch, capability)
+    x, bias, y, same = simulate(sim_bcq_linear.with_bias, weight, batch, capability)
     assert (y.shape, y.dtype) == ((batch, weight.spec.out), np.float16)
     exact = reference.product(weight, x.astype(np.float64)) + bias
     if batch == 300:  # torch's product with the dense matrix
@@ -255,7 +255,7 @@ def test_a_bias_on_a_gpu_in_the_simulator(weight: BcqWeight, batch: int, capabil
 @pytest.mark.parametrize("batch", [1, 300])
 def test_a_bias_of_segments_with_outliers_in_the_simulator(batch: int) -> None:
     weight = rich()
-    x, bias, y, _ = simulate(sim_torch.linear_with_bias, weight, batch, (9, 0))
+    x, bias, y, _ = simulate(sim_bcq_linear.with_bias, weight, batch, (9, 0))
     exact = reference.product(weight, x.astype(np.float64)) + bias
     assert reference.relative_error(y.astype(np.float64), exact) < 1e-3
 

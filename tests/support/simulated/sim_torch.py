@@ -1,21 +1,18 @@
-"""The torch operators, BcqLinear's too, in the simulator, where host tensors stand for device tensors."""
+"""The torch operators in the simulator, where host tensors stand for device tensors."""
 
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.torch import BcqLinear, linear_op
 from bcqfmt.integrations.torch.embedding import rows_of
 from bcqfmt.integrations.torch.ops import lut
 from bcqfmt.kernels.dequant import dequantize
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
-from bcqfmt.kernels.runtime import device
 from products import kernel_samples as ks
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -110,28 +107,3 @@ def same_as_numpy(weight: BcqWeight) -> bool:
         np.array_equal(found.planes.numpy().view(np.uint32), own.planes)
         and np.array_equal(found.first.numpy(), own.first)
     )
-
-
-def linear_products(weight: BcqWeight, batch: int) -> tuple[Any, Any, Any]:
-    """x (batch, 1, in), its product, and the dense matrix as float32."""
-    layer = BcqLinear.from_weight(weight)
-    x = torch.from_numpy(ks.vectors(batch, weight.spec.columns)).reshape(batch, 1, -1)
-    y = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0)
-    again = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0)
-    assert torch.equal(y, again)
-    assert linear_op.prepared_count() == 1
-    dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical)
-    return x.numpy(), y.numpy(), dense.float().numpy()
-
-
-def linear_with_bias(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
-    """x (batch, in) and a bias (out) as float16, ``x W^T + bias``, and torch's product with the dense matrix, here."""
-    bias = torch.from_numpy(ks.vectors(1, weight.spec.out)[0]).half()
-    layer = BcqLinear.from_weight(weight, bias)
-    x = torch.from_numpy(ks.vectors(batch, weight.spec.columns)).mul(32).round().div(32).half()  # held by all kernels
-    with mock.patch.object(device, "capability", return_value=capability):
-        y = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0, layer.bias)
-        assert torch.equal(y, linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0, layer.bias))
-    dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical).half()
-    same = torch.nn.functional.linear(x, dense, bias)
-    return x.numpy(), bias.numpy(), y.numpy(), same.numpy()
