@@ -184,7 +184,7 @@ def test_a_killed_process_is_named_with_its_seed(tmp_path: Path, monkeypatch: py
 def test_too_much_memory_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     execute = Executions(lambda data: ())
     execute(b"a")
-    monkeypatch.setattr("fuzz_target.peak_memory", lambda: 10**12)
+    monkeypatch.setattr("fuzz.target.peak_memory", lambda: 10**12)
     execute(b"b")
     execute(b"c")
     assert list(execute.figures()["findings"].values()) == [1]
