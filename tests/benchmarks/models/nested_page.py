@@ -40,7 +40,8 @@ computed for some groups only, where the goal is exceeded: 16 to 32 of them, wit
 of the cell is the figure times the share of the error on these groups that is proven to be needed; within a per cent of
 the goal (some per cent with a bias and 4 planes) the verdict may differ for all groups. The bound does not round scales
 and values to F16, and does not know that both precisions share the third plane, so a missed goal can be out of reach
-too. """
+too.
+"""
 
 
 def page(record: dict[str, Any]) -> str:
