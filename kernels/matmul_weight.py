@@ -79,7 +79,7 @@ class MatmulWeight:
 
     @cached_property
     def linear(self) -> bool:
-        """Whether float32 can hold ``alpha`` and ``z``; if not, the only path is "dequantize"."""
+        """Whether float32 can hold ``alpha`` and ``z``; if not, the paths are "gemm" and "dequantize"."""
         try:
             return all(segment.alpha.size and segment.z.size for segment in self.operand.segments) and (
                 self.operand.outliers is None or self.operand.outliers.added is not None
@@ -112,7 +112,7 @@ class MatmulWeight:
         """For :func:`gemm`, x of ``dtype``; None where the type, a group size or a number is not supported."""
         if dtype not in self._gemm:
             made = None
-            if self.linear and gemm_of.layouts_of(self.operand, dtype) is not None:
+            if gemm_of.layouts_of(self.operand, dtype) is not None:
                 try:
                     made = gemm_of.gemm_operand(self.operand, dtype, self._target)
                 except BcqError as refusal:
@@ -166,9 +166,7 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
-    if not weight.linear:
-        return "dequantize"
-    found = _few(weight, vectors, dtype)
+    found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
     if least <= vectors <= GEMM_MOST and weight.gemm(dtype) is not None:
         return "gemm"

@@ -3,8 +3,8 @@
 A block of threads takes tiles of 64 ``groups`` rows and ``vectors`` vectors. Codes, numbers and x come to shared memory
 by asynchronous copies, ``stages`` deep. Every thread turns its codes into the fragment of W that it has to bring, in
 registers, two numbers at a time (`decode`): the code is put into the last bits of a word, which makes it a 16-bit
-number, then scaled and shifted. In bcq weights the sign of each plane's scale is flipped by its bit, and the scales are
-added.
+number, then scaled and shifted. Values of bcq weights and tables are looked up (`look_up`); where bcq has one plane,
+more than four or short groups, the sign of each plane's scale is flipped by its bit, and the scales are added.
 
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. The two engines differ in one function: ``wgmma`` (sm_90a) reads x from shared memory itself, and
@@ -50,7 +50,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
     ahead, pending = stages - 2, stages - 3
     own, pieces = engine == "wgmma", depth * x_pieces
     x_steps, ragged = -(-pieces // threads), width != blocks * SIDE
-    (load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
+    (held_words, load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
     zero_sums, scale_sums, add_rows = ptx.zero_sums(sums_count), ptx.scale_sums(sums_count), ptx.add_rows(sums_count)
     save_sums, load_sums, store_sums = (
         ptx.save_sums(sums_count), ptx.load_sums(sums_count), ptx.store_sums(sums_count, out),
@@ -159,14 +159,15 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                 waiting = ptx.u32(waiting - 1)
                 continue
             d, numbers_of = ptx.u32(0), ptx.u32(place + numbers_at + warp * warp_sets)
-            scale, scale8, rest, rest8 = load_numbers(numbers_of, lane)
+            held = cuda.local.array(held_words, types.uint32)
+            load_numbers(held, numbers_of, lane)
             while d < depth:
                 a = cuda.local.array(16, types.uint32)
                 if own_sets > 1 and d > 0:
                     numbers_of = ptx.u32(numbers_of + set_bytes)
-                    scale, scale8, rest, rest8 = load_numbers(numbers_of, lane)
+                    load_numbers(held, numbers_of, lane)
                 codes_of = ptx.u32(place + codes_at + warp * warp_codes + d * code_bytes)
-                decode(a, codes_of, numbers_of, lane, scale, scale8, rest, rest8)
+                decode(a, codes_of, numbers_of, lane, held)
                 if own:
                     if d == 0:
                         ptx.wgmma_wait(0)
