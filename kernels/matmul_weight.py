@@ -39,7 +39,7 @@ CROSSOVER = {
 PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST faster than dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
-GEMM_LEAST = {"affine": 5, "bcq": 13}
+GEMM_LEAST = {"affine": 5, "bcq": 9}
 GEMM_LEAST_REORDERED = 13
 GEMM_MOST = 256
 MOST = GEMM_MOST + 1  # of all limits: for more vectors the path is the same

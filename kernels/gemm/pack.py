@@ -46,7 +46,8 @@ def _codes(layout: GemmLayout, planes: Tensor) -> Tensor:
 def _words(layout: GemmLayout, planes: Tensor) -> Tensor:
     """(row blocks, blocks, 4 warps, words) int32 of the planes of one field."""
     parts, field = _codes(layout, planes), len(planes)
-    tiles, blocks, per = *parts.shape[:2], 16 // field
+    tiles, blocks = parts.shape[:2]
+    per = 16 // field
     made = parts.new_zeros(tiles, blocks, 128, field)
     for pair in range(field * per):
         for half in range(2):
