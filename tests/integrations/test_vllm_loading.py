@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import bcqfmt
 import kernel_samples as ks
+import sim_bcq_linear
 import sim_torch
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.integrations import vllm as plugin
@@ -231,27 +233,45 @@ def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, 
         pass  # nowhere to write: everyone compiles
 
 
-def test_parts_that_no_product_reads_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU a weight that was prepared on the host has copies of its own; others read the stored planes or not."""
-    weight, parts = sample(16), sample(16).to_torch()
-    paths = {1: "bits", 8: "bits", 100: "dequantize"}
-    monkeypatch.setattr(linear_op.matmul, "path_of", lambda held, count, dtype: paths[count])
+@pytest.mark.parametrize(
+    ("weight", "capability", "batches", "all_freed"),
+    [
+        (ks.weight("affine", 4, 17, 320, 64), (9, 0), [1, 300], True),  # decoded from the fast layout
+        (ks.weight("bcq", 3, 5, 70, 32), (9, 0), [300], True),
+        (ks.weight("affine", 4, 5, 64, 16), (9, 0), [300], False),  # short groups: its bits are in another order
+        (ks.weight("affine", 4, 5, 64, 32), (8, 0), [300], False),  # no fast layout
+        (ks.weight("affine", 4, 5, 64, 32, perm=True), (8, 0), [300], True),  # prepared on the host, with its copies
+    ],
+    ids=["affine", "bcq", "short groups", "sm_80", "host"],
+)
+def test_parts_that_no_product_reads_are_freed(
+    weight: BcqWeight, capability: tuple[int, int], batches: list[int], all_freed: bool
+) -> None:
+    freed, (before, after), dense = simulate(sim_bcq_linear.released, weight, capability, batches)
+    assert freed == [all_freed] * len(freed)
+    assert [y.tobytes() for y in before] == [y.tobytes() for y in after]
+    assert np.array_equal(dense, weight.dequantize().astype(np.float32))
 
-    def released(made: Any, counts: list[int], kind: Any = BcqLinear) -> Any:
-        monkeypatch.setattr(linear_op, "_on_gpu", lambda *given: made)
-        layer = kind.from_weight(weight)
-        layer.release(torch.float16, counts)
-        assert linear_op.gpu_operand(layer.parts(), layer.text, 0) is made
-        return [part.numel() > 1 for part in layer.parts()]
 
-    borrowing = gpu_weight(weight.spec, parts)
-    assert borrowing is not None
-    assert all(released(borrowing, [1, 100]))
-    assert all(released(borrowing, [1, 8], BcqEmbedding))
-    assert not any(released(borrowing, [1, 8]))
+def test_planes_that_are_gone_are_not_decoded() -> None:
+    """A GPU without the fast product, where only batches of up to 256 were asked for."""
+    made, _parts = gpu_weight(sample(16).spec, parts := sample(16).to_torch()), parts
+    assert made is not None
+    made.bits = None
+    assert not made.let_go({"gemm", "dequantize"})
+    assert made.let_go({"gemm"})
     with pytest.raises(BcqError, match=r"BCQ-E305.*freed"):
-        borrowing.exact  # noqa: B018
-    assert not any(released(SimpleNamespace(), [1, 100]))
+        made.exact  # noqa: B018
+
+
+def test_the_table_of_an_embedding_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_op, "_on_gpu", lambda *given: SimpleNamespace(let_go=lambda paths: True))
+    monkeypatch.setattr(linear_op.matmul, "path_of", lambda *given: "gemm")
+    table, linear = BcqEmbedding.from_weight(sample(16)), BcqLinear.from_weight(sample(16))
+    for layer in (table, linear):
+        layer.release(torch.float16, [1])
+    assert all(part.numel() > 1 for part in table.parts())
+    assert all(part.numel() == 1 for part in linear.parts())
 
 
 @pytest.mark.parametrize("kind", ["affine", "bcq", "table"])

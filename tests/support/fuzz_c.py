@@ -6,22 +6,26 @@ import ctypes
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import c_reader
 
 _CODE = ("-std=c99", "-O1", "-g")
+_FAST = ("-std=c99", "-O3", "-g", "-DBCQ_FAST")
 _SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _COVERAGE = ("-fsanitize-coverage=trace-pc", "-DBCQ_COVERAGE")
 _ROOM = 1 << 20  # bytes of values that are compared
 _END = re.compile(r"(\d+) runs of (\d+) files: (\d+) valid, (\d+) rules met, (\d+) kept")
 
 
-def build(folder: Path) -> None:
-    """``fuzz``, under sanitizers and guided by coverage, and ``libbcq.so`` in a folder."""
-    instrumented = c_reader.compile_c("coverage.c", folder / "coverage.o", *_CODE, "-c")
-    c_reader.compile_c("fuzz.c", folder / "fuzz", *_CODE, *_SANITIZED, *_COVERAGE, str(instrumented))
+def build(folder: Path, sanitized: bool = True) -> None:
+    """``fuzz``, under sanitizers and guided by coverage, ``fuzz_fast``, without them, and ``libbcq.so`` in a folder."""
+    if sanitized:
+        instrumented = c_reader.compile_c("coverage.c", folder / "coverage.o", *_CODE, "-c")
+        c_reader.compile_c("fuzz.c", folder / "fuzz", *_CODE, *_SANITIZED, *_COVERAGE, str(instrumented))
+    c_reader.compile_c("fuzz.c", folder / "fuzz_fast", *_FAST)
     c_reader.compile_c("shared.c", folder / "libbcq.so", "-std=c99", "-O2", "-fPIC", "-shared")
 
 
@@ -46,16 +50,24 @@ class Library:
         return int(self._library.bcq_folder_verdict(os.fsencode(path)))
 
 
-def run(program: Path, seconds: float, seed: int, folder: Path, seeds: list[Path]) -> dict[str, Any]:
-    """The program for some seconds; its figures. What it was working on when it crashed is the input of a finding."""
-    words = [program, str(10**12), str(max(1, round(seconds))), str(seed), folder, *seeds]
+def run(program: Path, most: int, seconds: float, seed: int, folder: Path, seeds: list[Path]) -> dict[str, Any]:
+    """The program until the first limit; its figures. What it was working on when it crashed is a finding's input."""
+    words = [program, str(most), str(max(1, round(seconds))), str(seed), folder, *seeds]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=seconds + 300)
     found = _END.search(done.stdout)
     if found is not None and done.returncode == 0:
         runs, _, valid, rules, kept = map(int, found.groups())
-        return {"executions": runs, "accepted": valid, "rules": rules, "kept": kept, "findings": {}, "inputs": {}}
+        figures = {"executions": runs, "accepted": valid, "rules": rules, "kept": kept}
+        return {**figures, "findings": {}, "inputs": {}}
     current = (folder / "current").read_bytes()
     last = current[8 : 8 + int.from_bytes(current[:8], "little")]
-    (folder / "crash").write_bytes(last)
     text = next((line for line in done.stderr.splitlines() if "ERROR" in line or "error" in line), done.stderr[-200:])
-    return {"executions": 0, "accepted": 0, "findings": {f"exit {done.returncode}: {text[:300]}": 1}, "crash": last}
+    what = f"exit {done.returncode}, seed {seed}: {text[:300]}"
+    return {"executions": 0, "accepted": 0, "findings": {what: 1}, "inputs": {what: last}}
+
+
+def handed_on(folder: Path) -> Iterator[bytes]:
+    """The inputs that the program leaves for other readers: all that it accepts, and 1 of 1000 others."""
+    with (folder / "compare").open("rb") as file:
+        while head := file.read(8):
+            yield file.read(int.from_bytes(head, "little"))

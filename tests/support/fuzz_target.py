@@ -67,11 +67,14 @@ def accepted(codes: tuple[str, ...]) -> bool:
 class Executions:
     """Runs a target over and over and remembers what matters: how often, how slow, how large, what was found.
 
-    ``run`` takes an input and returns the codes that it was refused by; whatever it raises is a finding.
+    ``run`` takes an input and returns the codes that it was refused by; whatever it raises is a finding. ``last`` is a
+    file that has the input under work: what is left of a process that was killed.
     """
 
-    def __init__(self, run: Callable[[bytes], tuple[str, ...]]) -> None:
+    def __init__(self, run: Callable[[bytes], tuple[str, ...]], last: Path | None = None) -> None:
         self._run = run
+        self._last = last
+        self._allowed = max(MEMORY_LIMIT, 2 * peak_memory())  # where something else has been at work before
         self.runs = 0
         self.accepted = 0
         self.slowest = 0.0
@@ -82,6 +85,8 @@ class Executions:
     def __call__(self, data: bytes) -> tuple[str, ...]:
         """One execution."""
         self.runs += 1
+        if self._last:
+            self._last.write_bytes(data)
         start = time.process_time()  # of this process: other programs do not make an input slow
         try:
             codes = self._run(data)
@@ -95,6 +100,9 @@ class Executions:
         self.slowest = max(self.slowest, spent)
         if spent > TIME_LIMIT:
             self._note("slower than 1 s", data)
+        if peak_memory() > self._allowed:
+            self._note(f"more than {self._allowed // 10**6} MB", data)
+            self._allowed = sys.maxsize  # the most that it had is never less again: said once
         return codes
 
     def figures(self) -> dict[str, Any]:
@@ -123,6 +131,14 @@ def as_text(data: bytes) -> str:
 def from_text(text: str) -> bytes:
     """An input out of the figures."""
     return zlib.decompress(base64.b64decode(text))
+
+
+def limit_memory() -> None:
+    """Let this process grow by four times the limit and no more: an error with its input, not a killed process."""
+    statistics = Path("/proc/self/statm")
+    if statistics.exists():  # elsewhere the limit has no effect
+        size = int(statistics.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + 4 * MEMORY_LIMIT,) * 2)
 
 
 def peak_memory() -> int:

@@ -36,3 +36,23 @@ def with_bias(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> tup
     dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical).half()
     same = torch.nn.functional.linear(x, dense, bias)
     return x.numpy(), bias.numpy(), y.numpy(), same.numpy()
+
+
+def released(weight: BcqWeight, capability: tuple[int, int], batches: list[int]) -> tuple[list[bool], list[Any], Any]:
+    """Which parts are held after :meth:`BcqLinear.release`, products before and after it, and the dense matrix after.
+
+    The memory that was let go is overwritten.
+    """
+    layer = BcqLinear.from_weight(weight)
+    x = torch.from_numpy(ks.vectors(max(batches), weight.spec.columns)).half()
+    with mock.patch.object(device, "capability", return_value=capability):
+        before = [linear_op._linear_cuda(x[:count], layer.parts(), layer.text, 0, 0).numpy() for count in batches]
+        held = layer.parts()
+        layer.release(torch.float16, batches)
+        freed = [part is not old for part, old in zip(layer.parts(), held, strict=True)]
+        for old in [old for old, gone in zip(held, freed, strict=True) if gone]:
+            old.view(torch.uint8).fill_(0xA5)
+        after = [linear_op._linear_cuda(x[:count], layer.parts(), layer.text, 0, 0).numpy() for count in batches]
+        dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical).float().numpy()
+    linear_op._cache.clear()  # what is prepared on the host keeps the parts, which are on it here
+    return freed, [before, after], dense
