@@ -24,11 +24,18 @@ CASES = [
     ("affine", 3, 64, 136, 32, "F16", 3, {"depth": 2}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
+    ("affine", 4, 64, 512, 128, "F16", 2, {"engine": "wgmma", "depth": 4}),
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
     ("bcq", 3, 64, 200, 128, "F16", 11, {"vectors": 16, "depth": 2}),
     ("bcq", 4, 130, 64, 32, "BF16", 2, {"engine": "wgmma", "groups": 2}),
+    ("bcq", 2, 64, 128, 64, "BF16", 2, {"engine": "wgmma"}),
+    ("bcq", 4, 64, 200, 64, "F16", 2, {}),
+    ("bcq", 5, 64, 64, 64, "F16", 2, {}),
+    ("table", 4, 64, 136, 32, "F16", 3, {"engine": "wgmma", "depth": 2}),
+    ("table", 4, 64, 128, 16, "BF16", 2, {}),
+    ("short table", 4, 20, 64, 32, "F16", 2, {}),
     ("second-order", 2, 64, 128, 64, "F16", 1, {}),
 ]
 
@@ -81,10 +88,41 @@ def test_where_every_code_lies(q: int) -> None:
         assert found == codes[row, column]
 
 
+@pytest.mark.parametrize(("formula", "q"), [("bcq", 2), ("bcq", 3), ("bcq", 4), ("table", 4)])
+def test_where_every_selector_lies(formula: str, q: int) -> None:
+    """As `layout` says it, of codes that choose a value."""
+    rng = np.random.default_rng(q)
+    codes = rng.integers(0, 2**q, (64, 64))
+    bits = (codes[None] >> np.arange(q - 1, -1, -1)[:, None, None] & 1).astype(np.uint8)
+    planes = np.packbits(bits, axis=-1, bitorder="little").view(np.int32)
+    layout = GemmLayout(q, 64, 64, formula, "F16", table=tuple(range(16)) if formula == "table" else ())
+    words = pack_codes(layout, torch.from_numpy(planes)).numpy().view(np.uint32).reshape(2, 4, 32, q)[0]
+    for row, column in np.ndindex(64, 64):
+        own = [int(word) for word in words[row // 16, row % 8 * 4 + column % 8 // 2]]
+        i, upper = column // 16, row % 16 // 8
+        j = column % 16 // 8 * 2 + column % 2
+        n = 4 * upper + j
+        if q == 2:
+            found = own[i // 2] >> 4 * n + 2 * (i % 2) & 3
+        elif i < q:
+            found = own[i] >> 4 * n & 7
+        else:
+            found = sum((word >> 4 * n + 3 & 1) << bit for bit, word in enumerate(own))
+        if q == 4:
+            top = own[i] >> 8 * j + (3 if upper else 7) & 1
+            found = found ^ 7 if formula == "bcq" and top else found
+            found |= (1 - top if formula == "bcq" else top) << 3
+        assert found == codes[row, column]
+
+
 def test_what_has_no_layout() -> None:
     table = {"affine": (4, 8), "bcq": (2, 24)}
     for encoding, (q, g) in table.items():
         assert layouts_of(operand(ks.weight(encoding, q, 8, 96, g)), "F16") is None
+    long = BcqWeight.from_table(
+        np.zeros((8, 64), int), np.ones((8, 1), np.float16), [3**i for i in range(16)], group_size=64
+    )
+    assert layouts_of(operand(long), "F16") is None  # numbers that float16 does not hold
     eight = operand(ks.weight("affine", 8, 8, 64, 64))
     assert layouts_of(eight, "BF16") is None
     assert layouts_of(eight, "F32") is None

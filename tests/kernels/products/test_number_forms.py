@@ -88,12 +88,13 @@ def test_products_on_the_simulated_device(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", TABLES)
-def test_kernels_without_tables_refuse_them(form: str) -> None:
+def test_kernels_that_add_planes_refuse_tables(form: str) -> None:
     weight = made(form)
     prepared = operand(weight)
     assert not prepared.exact
     assert not MatmulWeight(prepared).linear
-    assert MatmulWeight(prepared).path(1, "F16") == "dequantize"
+    path = "dequantize" if form in ("wide table", "table and outliers") else "gemm"  # whose kernel looks values up
+    assert [MatmulWeight(prepared, "cpu").path(1, kind) for kind in ("F16", "F32")] == [path, "dequantize"]
     assert (bits.layout_of(prepared.segments[-1]), prepared.segments[-1].formula) == (None, "table")
     assert simulate(sim_kernels.refusals, weight) == ["BCQ-E553"] * 3
     with pytest.raises(BcqError, match="BCQ-E553"):

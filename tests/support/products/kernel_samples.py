@@ -12,6 +12,11 @@ from bcqfmt.container.dtypes import numpy_dtype
 
 ENCODINGS = ("affine", "bcq", "float-zero", "offset", "second-order")
 
+TABLES = {
+    "table": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    "short table": [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],  # a byte holds each as float16
+}
+
 
 def weight(
     encoding: str,
@@ -45,6 +50,8 @@ def weight(
     elif encoding == "float-zero":
         zeros = (rng.integers(0, 2 ** (q + 1), (rows, groups)) / 2).astype(kind)
         made = BcqWeight.from_float_zero(codes, scale, zeros, bits=q, **options)
+    elif encoding in TABLES:
+        made = BcqWeight.from_table(codes, scale, TABLES[encoding], **options)
     elif encoding == "offset":
         made = BcqWeight.from_offset(codes, scale, rng.normal(0, 1, (rows, groups)).astype(kind), bits=q, **options)
     else:
