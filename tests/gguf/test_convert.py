@@ -18,8 +18,8 @@ from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.layouts import gguf
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert, tree
-from gguf_files import DATA, EXPECTED, FILES, Writer
+from sources.conversions import convert, tree
+from sources.gguf_files import DATA, EXPECTED, FILES, Writer
 
 NUMBER = {kind.name: number for number, kind in TYPES.items()}
 GOOD = [name for name in FILES if name != "iq_grids.gguf"]
