@@ -28,12 +28,15 @@ CORPUS = Path(__file__).resolve().parent / "corpus"
 MOST = 250_000  # bytes of one corpus, compressed
 # target -> share of the time, folders of the package of which the blocks are watched, its corpus, what it is
 TARGETS: dict[str, tuple[float, tuple[str, ...], str, str]] = {
-    "c": (0.3, (), "files", "the C reader under sanitizers"),
-    "files": (0.3, ("container", "weight", "checkpoint"), "files", "files through validator, reader, decoder.py, C"),
-    "folders": (0.1, (), "", "folders through validator, reader, decoder.py, C"),
-    "gguf": (0.15, ("container.gguf", "converters.source"), "gguf", "GGUF files up to weights"),
-    "sources": (0.15, ("converters.source", "converters.layouts"), "sources", "sources of all layouts up to weights"),
+    "c_fast": (0.5, (), "files", "the C reader; what it accepts, and 1 of 1000 others, through all four readers"),
+    "c": (0.1, (), "files", "the same under sanitizers, guided by coverage"),
+    "files": (0.1, ("container", "weight", "checkpoint"), "files", "files through validator, reader, decoder.py, C"),
+    "folders": (0.08, (), "", "folders through validator, reader, decoder.py, C"),
+    "gguf": (0.1, ("container.gguf", "converters.source"), "gguf", "GGUF files up to weights"),
+    "sources": (0.12, ("converters.source", "converters.layouts"), "sources", "sources of all layouts up to weights"),
 }
+LAST = "last"  # the input that a process was working on, in its folder
+BATCH = 200_000  # executions of the C reader without sanitizers, after which the other readers get theirs
 
 
 def main() -> int:
@@ -51,15 +54,15 @@ def main() -> int:
     if asked.child:
         _child(asked)
         return 0
-    import c_reader
-    from fuzz_c import build
+    from fuzz.c_reader import build
+    from programs import c_reader
 
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as temporary:
         asked.scratch = asked.scratch or Path(temporary)
         asked.scratch.mkdir(parents=True, exist_ok=True)
         try:
-            build(asked.scratch)
+            build(asked.scratch, sanitized="c" in asked.targets)
         except c_reader.NoCompilerError as fault:
             sys.stderr.write(f"{fault}\n")
             return 2
@@ -113,8 +116,9 @@ def _all(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add(total: dict[str, Any], found: dict[str, Any]) -> None:
-    for key in ("executions", "accepted", "cpu_s"):
-        total[key] = round(total.get(key, 0) + found.get(key, 0))
+    for key in ("executions", "accepted", "compared", "cpu_s"):
+        if key in found or key != "compared":
+            total[key] = round(total.get(key, 0) + found.get(key, 0))
     for key in ("slowest_s", "peak_memory_mb", "blocks", "rules", "kept"):
         if key in found:
             total[key] = max(total.get(key, 0), found[key])
@@ -138,7 +142,8 @@ def _start(asked: argparse.Namespace, target: str, job: int, seconds: float, see
     except subprocess.TimeoutExpired:
         ended = "it does not end"
     if not out.exists():
-        last = place / "input.safetensors"
+        ended = f"{target}, seed {seed}, {ended}"  # --child {target} --seed {seed} --scratch ... does the same again
+        last = place / LAST
         inputs = {ended: _as_text(last.read_bytes())} if last.exists() else {}
         return {"findings": {ended: 1}, "inputs": inputs}
     found: dict[str, Any] = json.loads(out.read_text())
@@ -146,7 +151,7 @@ def _start(asked: argparse.Namespace, target: str, job: int, seconds: float, see
 
 
 def _as_text(data: bytes) -> str:
-    from fuzz_target import as_text
+    from fuzz.target import as_text
 
     return as_text(data)
 
@@ -154,7 +159,7 @@ def _as_text(data: bytes) -> str:
 # ------------------------------------------------------------------------------------------------- one target
 def _child(asked: argparse.Namespace) -> None:
     place = asked.out.parent
-    if asked.child == "c":
+    if asked.child in ("c", "c_fast"):
         figures = _c(asked, place)
     elif asked.child == "folders":
         figures = _folders(asked, place)
@@ -165,28 +170,46 @@ def _child(asked: argparse.Namespace) -> None:
 
 
 def _c(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
-    from fuzz_c import run
-    from fuzz_inputs import VECTORS
+    from fuzz.c_reader import Library, handed_on, run
+    from fuzz.files import SideBySide
+    from fuzz.inputs import VECTORS
+    from fuzz.target import Executions
 
     seeds = place / "seeds"
     seeds.mkdir(exist_ok=True)
     for number, data in enumerate(corpus("files")):
         (seeds / f"{number:05d}").write_bytes(data)
     valid = sorted((VECTORS / "valid").glob("*.safetensors"))
-    files = [*valid, *valid, *sorted((VECTORS / "invalid").glob("*.safetensors")), *sorted(seeds.iterdir())]
-    figures = run(asked.scratch / "fuzz", asked.time, asked.seed, place, files)
-    if "crash" in figures:
-        figures["inputs"] = {next(iter(figures["findings"])): _as_text(figures.pop("crash"))}
-    return figures
+    files = [*valid, *sorted((VECTORS / "invalid").glob("*.safetensors")), *sorted(seeds.iterdir())]
+    fast, end = asked.child == "c_fast", time.monotonic() + asked.time
+    program = asked.scratch / ("fuzz_fast" if fast else "fuzz")
+    compare = Executions(SideBySide(Library(asked.scratch / "libbcq.so"), place).file, place / LAST)
+    total: dict[str, Any] = {}
+    seen: set[int] = set()
+    batch = 0
+    while not batch or (fast and time.monotonic() < end and not total["findings"]):
+        runs, left = BATCH if fast else 10**12, end - time.monotonic()
+        figures = run(program, runs, left, asked.seed + batch * 10**9, place, files)
+        figures["inputs"] = {what: _as_text(data) for what, data in figures["inputs"].items()}
+        _add(total, figures)
+        batch += 1
+        for data in handed_on(place):
+            if hash(data) not in seen:
+                seen.add(hash(data))
+                compare(data)
+    own = compare.figures()
+    _add(total, {key: own[key] for key in ("findings", "inputs", "slowest_s", "peak_memory_mb", "codes_seen")})
+    return {**total, "compared": compare.runs}
 
 
 def _folders(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
-    from fuzz_c import Library
-    from fuzz_files import SideBySide
-    from fuzz_target import Executions
+    from fuzz.c_reader import Library
+    from fuzz.files import SideBySide
+    from fuzz.target import Executions, limit_memory
 
+    limit_memory()
     rng, end = random.Random(asked.seed), time.monotonic() + asked.time
-    execute = Executions(SideBySide(Library(asked.scratch / "libbcq.so"), place).folder)
+    execute = Executions(SideBySide(Library(asked.scratch / "libbcq.so"), place).folder, place / LAST)
     while time.monotonic() < end:
         execute(rng.randbytes(8))
     return execute.figures()
@@ -194,27 +217,28 @@ def _folders(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 def _guided(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
     """A loop that is guided by the blocks of the package that run; what reached new ones is left in ``place``."""
-    from guided import Guided, watch
+    from fuzz.guided import Guided, watch
 
     _, folders, name, _ = TARGETS[asked.child]
     blocks = watch("bcqfmt", folders)
-    from fuzz_target import Executions
+    from fuzz.target import Executions, limit_memory
 
     if asked.child == "files":
-        from fuzz_c import Library
-        from fuzz_files import SideBySide
-        from fuzz_inputs import first_inputs as seeds
-        from fuzz_inputs import mutate
+        from fuzz.c_reader import Library
+        from fuzz.files import SideBySide
+        from fuzz.inputs import first_inputs as seeds
+        from fuzz.inputs import mutate
 
         run = SideBySide(Library(asked.scratch / "libbcq.so"), place).file
     else:
-        import fuzz_sources
+        from fuzz import sources as fuzz_sources
 
         run = fuzz_sources.converted
         gguf = asked.child == "gguf"
         seeds = fuzz_sources.gguf_seeds if gguf else fuzz_sources.source_seeds if asked.distill else list
         mutate = fuzz_sources.mutate_gguf if gguf else fuzz_sources.mutate_source
-    execute = Executions(run)
+    limit_memory()
+    execute = Executions(run, place / LAST)
     loop = Guided(blocks, execute, mutate, random.Random(asked.seed))
     end = time.monotonic() + asked.time
     if asked.distill:

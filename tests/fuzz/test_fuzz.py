@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import shutil
@@ -15,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fuzz_c
-import fuzz_sources
-from folder_mutations import mutate_folder
-from fuzz_files import SideBySide
-from fuzz_inputs import VECTORS, first_inputs, mutate
-from fuzz_target import MEMORY_LIMIT, Executions, from_text, look
-from header_mutations import mutated_text
-from strategies import examples
-from verbs import ROOT
+from fuzz import c_reader as fuzz_c
+from fuzz import sources as fuzz_sources
+from fuzz.files import SideBySide
+from fuzz.folder_mutations import mutate_folder
+from fuzz.header_mutations import mutated_text
+from fuzz.inputs import VECTORS, first_inputs, mutate
+from fuzz.target import MEMORY_LIMIT, Executions, from_text, look
+from programs.verbs import ROOT
+from weights.strategies import examples
 
 INPUTS = first_inputs()
 FUZZER = ROOT / "tests" / "fuzz" / "run.py"
@@ -103,7 +104,7 @@ def test_a_disagreement_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A validator that accepts what the reader refuses."""
     from bcqfmt.checkpoint.validation import Report
 
-    monkeypatch.setattr("fuzz_target.bcqfmt.validate", lambda path, deep: Report(str(path), deep))
+    monkeypatch.setattr("fuzz.target.bcqfmt.validate", lambda path, deep: Report(str(path), deep))
     (tmp_path / "a.safetensors").write_bytes(b"12345678")
     with pytest.raises(AssertionError, match="the reader refuses what the validator accepts"):
         look(tmp_path / "a.safetensors")
@@ -128,11 +129,17 @@ def test_the_corpus_is_small() -> None:
     assert 10_000 < sum(path.stat().st_size for path in CORPUS.iterdir()) < 1_000_000
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    fuzz_c.build(folder)
+    return folder
+
+
 @pytest.mark.cc
-def test_files_that_fuzzing_has_found(tmp_path: Path) -> None:
+def test_files_that_fuzzing_has_found(built: Path, tmp_path: Path) -> None:
     """All readers agree on each of them."""
-    fuzz_c.build(tmp_path)
-    execute = Executions(SideBySide(fuzz_c.Library(tmp_path / "libbcq.so"), tmp_path).file)
+    execute = Executions(SideBySide(fuzz_c.Library(built / "libbcq.so"), tmp_path).file)
     for data in corpus("files"):
         execute(data)
     assert not execute.found
@@ -140,14 +147,59 @@ def test_files_that_fuzzing_has_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.cc
+def test_what_the_c_reader_accepts_is_handed_on(built: Path, tmp_path: Path) -> None:
+    """Every such input and some others; the same ones when the seed is the same, with sanitizers and without."""
+    library = fuzz_c.Library(built / "libbcq.so")
+    valid = sorted((VECTORS / "valid").glob("*.safetensors"))
+    handed = {}
+    for name, seed in (("fuzz_fast", 5), ("fuzz_fast ", 5), ("fuzz_fast", 6)):
+        figures = fuzz_c.run(built / name.strip(), 4000, 60, seed, tmp_path, valid)
+        assert (figures["executions"], figures["findings"]) == (4000, {})
+        handed[name, seed] = list(fuzz_c.handed_on(tmp_path))
+        accepted = [data for data in handed[name, seed] if library.file(data)[0] == 0]
+        assert len(accepted) == figures["accepted"] > len(valid)
+        assert len(handed[name, seed]) - len(accepted) in (3, 4)
+    first, again, other = handed.values()
+    assert first == again != other
+
+
+def test_a_killed_process_is_named_with_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the input that it was working on is in the figures."""
+    sys.path.insert(0, str(FUZZER.parent))
+    import run
+
+    program = tmp_path / "killed.py"
+    program.write_text(
+        "import os, pathlib, sys\n"
+        "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
+        "(out.parent / 'last').write_bytes(b'the input')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setattr(run, "__file__", str(program))
+    found = run._start(argparse.Namespace(scratch=tmp_path, distill=False), "sources", 0, 1, 77)
+    assert found["findings"] == {"sources, seed 77, exit -9: ": 1}
+    assert [from_text(text) for text in found["inputs"].values()] == [b"the input"]
+
+
+def test_too_much_memory_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = Executions(lambda data: ())
+    execute(b"a")
+    monkeypatch.setattr("fuzz.target.peak_memory", lambda: 10**12)
+    execute(b"b")
+    execute(b"c")
+    assert list(execute.figures()["findings"].values()) == [1]
+    assert list(execute.inputs.values()) == [b"b"]
+
+
+@pytest.mark.cc
 def test_a_short_run(tmp_path: Path) -> None:
     """`make fuzz` for some seconds: every target runs, learns and finds nothing."""
     out = tmp_path / "figures.json"
-    words = [sys.executable, str(FUZZER), "--time", "40", "--jobs", "2", "--seed", "1", "--out", str(out)]
+    words = [sys.executable, str(FUZZER), "--time", "30", "--jobs", "2", "--seed", "1", "--out", str(out)]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     targets = json.loads(out.read_text())["targets"]
-    assert set(targets) == {"c", "files", "folders", "gguf", "sources"}
+    assert set(targets) == {"c", "c_fast", "files", "folders", "gguf", "sources"}
     for figures in targets.values():
-        assert figures["executions"] > 50
+        assert figures["executions"] > 20
         assert figures.get("peak_memory_mb", 0) * 10**6 < MEMORY_LIMIT
