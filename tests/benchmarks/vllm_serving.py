@@ -67,7 +67,7 @@ GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 LINEAR = r"model\.layers\..*_proj\.weight"
 SMALL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # kind, config, options of the quantization
     "rtn4": ("llama", {}, {}),
-    "bcq3": ("llama", {}, {"method": "bcq", "settings": {"bits": 3, "group_size": 128}}),
+    "bcq3-g128": ("llama", {}, {"method": "bcq", "settings": {"bits": 3, "group_size": 128}}),
     "mixed24": ("llama", {}, {"method": "mixed24", "settings": {}}),
     "biases": ("qwen2", {}, {}),
     "dense-q": ("llama", {}, {"exclude": [r".*q_proj.*"]}),
