@@ -139,7 +139,7 @@ def seven(work: Path, kind: str, layers: int) -> Path:
 def small(work: Path, name: str) -> tuple[Path, Path]:
     """A small BCQ folder, and its values as a dense one."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-    from tiny_models import as_dense, bcq_model, dense_model, edit_config
+    from sources.tiny_models import as_dense, bcq_model, dense_model, edit_config
 
     kind, config, options = SMALL[name]
     bcq, dense = work / "small" / name, work / "small" / f"{name}-dense"

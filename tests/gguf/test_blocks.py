@@ -18,7 +18,7 @@ from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.gguf.values import values_of
 from bcqfmt.converters.words import planes_to_codes
-from gguf_files import DATA, EXPECTED, FILES
+from sources.gguf_files import DATA, EXPECTED, FILES
 
 TYPE = {kind.name: kind for kind in TYPES.values()}
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])

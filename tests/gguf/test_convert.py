@@ -17,8 +17,8 @@ from bcqfmt.converters.convert.verify import Certificate, verify
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert, tree
-from gguf_files import DATA, EXPECTED, FILES, Writer
+from sources.conversions import convert, tree
+from sources.gguf_files import DATA, EXPECTED, FILES, Writer
 
 NUMBER = {kind.name: number for number, kind in TYPES.items()}
 GOOD = [name for name in FILES if name != "iq_grids.gguf"]

@@ -18,7 +18,7 @@ from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOption
 from bcqfmt.converters.quantize.record import read_record
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from word_models import save_model, save_text
+from sources.word_models import save_model, save_text
 
 SEQ, ROWS = 16, 24
 SETTINGS = {"bits": 2, "group_size": 16}
