@@ -34,7 +34,7 @@ test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
 
 # Tests of code that depends on the processor, and the test that asks every library what it uses of it.
 PORTABLE := tests/format tests/converters tests/methods tests/quantize/test_dense.py \
-    tests/kernels/test_cpu_decode.py tests/kernels/test_cpu_machine.py tests/kernels/test_cpu_matmul.py \
+    tests/kernels/cpu \
     tests/architecture/test_portable.py
 portable: $(VENV)/.test  ## format, converters, methods and CPU kernels as if the processor had no extensions
 	@$(BIN)/python tests/install/portable.py -n auto --maxprocesses $(JOBS) --dist loadfile $(PORTABLE) $(PYTEST_ARGS)

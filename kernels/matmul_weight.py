@@ -39,7 +39,7 @@ CROSSOVER = {
 PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST faster than dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
-GEMM_LEAST = {"affine": 5, "bcq": 13}
+GEMM_LEAST = {"affine": 5, "bcq": 9}
 GEMM_LEAST_REORDERED = 13
 GEMM_MOST = 256
 MOST = GEMM_MOST + 1  # of all limits: for more vectors the path is the same
@@ -79,7 +79,7 @@ class MatmulWeight:
 
     @cached_property
     def linear(self) -> bool:
-        """Whether float32 can hold ``alpha`` and ``z``; if not, the only path is "dequantize"."""
+        """Whether float32 can hold ``alpha`` and ``z``; if not, the paths are "gemm" and "dequantize"."""
         try:
             return all(segment.alpha.size and segment.z.size for segment in self.operand.segments) and (
                 self.operand.outliers is None or self.operand.outliers.added is not None
@@ -112,7 +112,7 @@ class MatmulWeight:
         """For :func:`gemm`, x of ``dtype``; None where the type, a group size or a number is not supported."""
         if dtype not in self._gemm:
             made = None
-            if self.linear and gemm_of.layouts_of(self.operand, dtype) is not None:
+            if gemm_of.layouts_of(self.operand, dtype) is not None:
                 try:
                     made = gemm_of.gemm_operand(self.operand, dtype, self._target)
                 except BcqError as refusal:
@@ -166,9 +166,7 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
-    if not weight.linear:
-        return "dequantize"
-    found = _few(weight, vectors, dtype)
+    found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
     if least <= vectors <= GEMM_MOST and weight.gemm(dtype) is not None:
         return "gemm"

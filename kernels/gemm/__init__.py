@@ -75,7 +75,7 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
             "BCQ-E553",
             tensor=operand.name,
             found=f"{', '.join(f'{s.bits} bits, {s.formula}, groups of {s.group_size}' for s in operand.segments)}",
-            expected="no table; groups of 16, 32, a multiple of 64 columns or whole rows; 8 | columns",
+            expected="groups of 16, 32, 64 k columns or whole rows; 8 | columns; tables of 16 small numbers",
         )
     segments = []
     for segment, layout in zip(operand.segments, layouts, strict=True):
@@ -83,7 +83,7 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
             device.tensor(array, target) for array in (segment.planes, segment.first, segment.second)
         )
         numbers, row_scale = pack_numbers(layout, first, second, offset=segment.formula == "offset")
-        if not finite(numbers, number):
+        if not finite(numbers, number) or not bool(row_scale.isfinite().all()):
             raise error("BCQ-E553", tensor=operand.name, found="numbers beyond the range", expected=f"finite {number}")
         codes = pack_codes(layout, planes)
         if codes.numel() > LIMIT:

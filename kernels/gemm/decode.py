@@ -1,16 +1,18 @@
-"""Codes of a thread become the numbers of its fragments: device functions for `kernel`."""
+"""Codes of a thread become the numbers of its fragments: device functions for `kernel`; by look-ups in `look_up`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
+from . import look_up
 from .layout import GemmLayout
+from .words import words_of
 
-__all__ = ["decoder"]
+__all__ = ["Decoder", "decoder"]
 
 _AND_OR, _FLIP = 0xEA, 0xA6  # a & b | c, ~a & b ^ c
 _START_BF16 = 0x43004300  # 128, twice
@@ -19,33 +21,47 @@ _SIXTEENTH = 0x2C002C00  # 1/16 in float16, twice
 _SIGNS = 0x80008000
 
 
-def decoder(layout: GemmLayout) -> tuple[Any, Any]:
-    """Two device functions for a warp.
+class Decoder(NamedTuple):
+    """Device functions for a warp.
 
-    The first gives the numbers of a place, four words, from a shared address: a scale and what is added or taken off,
-    each for rows r and r + 8; unused for bcq. The second puts the 16 words of four fragments into ``a``, from the
-    addresses of codes and numbers, and what the first gave.
+    ``load(held, numbers, lane)`` puts what a group needs into ``held``, an array of ``words`` words, from a shared
+    address. ``decode(a, codes, numbers, lane, held)`` puts the 16 words of four fragments into ``a``.
     """
+
+    words: int
+    load: Any
+    decode: Any
+
+
+def decoder(layout: GemmLayout) -> Decoder:
+    """The functions for a layout."""
+    if layout.formula == "table":
+        load = _numbers(layout)
+        return Decoder(4, load, look_up.table(layout, load))
+    if layout.looked_up:
+        return Decoder(look_up.HELD, look_up.load_bcq(layout), look_up.bcq(layout))
     if layout.formula == "bcq":
-        return _no_numbers(), _bcq(layout)
-    return _numbers(layout), _affine_f16(layout) if layout.number == "F16" else _affine_bf16(layout)
+        return Decoder(1, _nothing(), _bcq(layout))
+    return Decoder(4, _numbers(layout), _affine_f16(layout) if layout.number == "F16" else _affine_bf16(layout))
 
 
-def _no_numbers() -> Any:
-    def load(numbers: Any, lane: Any) -> Any:
-        return ptx.u32(0), ptx.u32(0), ptx.u32(0), ptx.u32(0)
+def _nothing() -> Any:
+    def load(held: Any, numbers: Any, lane: Any) -> None:
+        return
 
     return inlined(load)
 
 
 def _numbers(layout: GemmLayout) -> Any:
+    """A scale and what is added or taken off, each for rows r and r + 8."""
     flipped = _SIGNS if layout.number == "BF16" else 0  # a zero is added with its sign changed
 
-    def load(numbers: Any, lane: Any) -> Any:
+    def load(held: Any, numbers: Any, lane: Any) -> None:
         low, high = ptx.lds64(ptx.u32(numbers + (lane >> 2) * 8), ptx.u32(0))
         first, second = ptx.u32(0x1010), ptx.u32(0x3232)
-        zero, zero8 = ptx.u32(ptx.prmt(low, low, second) ^ flipped), ptx.u32(ptx.prmt(high, high, second) ^ flipped)
-        return ptx.prmt(low, low, first), ptx.prmt(high, high, first), zero, zero8
+        held[0], held[1] = ptx.prmt(low, low, first), ptx.prmt(high, high, first)
+        held[2] = ptx.u32(ptx.prmt(low, low, second) ^ flipped)
+        held[3] = ptx.u32(ptx.prmt(high, high, second) ^ flipped)
 
     return inlined(load)
 
@@ -55,14 +71,14 @@ def _affine_f16(layout: GemmLayout) -> Any:
     places, set_words = layout.places, layout.words * 64
     fill, again = _fields(layout, 0), _numbers(layout)
 
-    def decode(a: Any, codes: Any, numbers: Any, lane: Any, s: Any, s8: Any, b: Any, b8: Any) -> None:
+    def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         fill(a, codes, lane)
         for p in static(places):
             if p > 0:
-                s, s8, b, b8 = again(ptx.u32(numbers + p * set_words), lane)
+                again(held, ptx.u32(numbers + p * set_words), lane)
             for k in static(16 // places):
                 i = p * (16 // places) + k
-                a[i] = ptx.hfma2(ptx.u32(a[i]), s8 if k % 2 else s, b8 if k % 2 else b)
+                a[i] = ptx.hfma2(ptx.u32(a[i]), ptx.u32(held[k % 2]), ptx.u32(held[2 + k % 2]))
 
     return inlined(unrolled(_in_place(layout) if layout.bits in (2, 3, 4) else decode))
 
@@ -72,24 +88,24 @@ def _in_place(layout: GemmLayout) -> Any:
     and their scales are that much smaller.
     """
     width, places, set_words = layout.bits, layout.places, layout.words * 64
-    per, again, load = 16 // width, _numbers(layout), _words_of(width)
+    per, again, load = 16 // width, _numbers(layout), words_of(width)
     near = 9 // width if width == 3 else 8 // width  # codes of a half that are mantissas as they stand
     odd, mask = width == 3, (2**width - 1) * 0x10001
-    words_of = tuple(min(i // per, width - 1) for i in range(16))
+    word_of = tuple(min(i // per, width - 1) for i in range(16))
     shifts = tuple(0 if i % per < near else near * width for i in range(16))
     places_of = tuple(i % per % near for i in range(16))  # 0 for the last pair of 3 bits
     masks = tuple(mask << width * place for place in places_of)
     smaller = tuple((15 - width * i << 10) * 0x10001 for i in range(near))  # 2^-width i in float16
 
-    def decode(a: Any, codes: Any, numbers: Any, lane: Any, s: Any, s8: Any, b: Any, b8: Any) -> None:
+    def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         w = load(codes, lane)
         for p in static(places):
             if p > 0:
-                s, s8, b, b8 = again(ptx.u32(numbers + p * set_words), lane)
+                again(held, ptx.u32(numbers + p * set_words), lane)
             t, t8 = cuda.local.array(near, types.uint32), cuda.local.array(near, types.uint32)
             for i in static(near):
-                t[i] = s if i == 0 else ptx.hmul2(s, ptx.u32(smaller[i]))
-                t8[i] = s8 if i == 0 else ptx.hmul2(s8, ptx.u32(smaller[i]))
+                t[i] = held[0] if i == 0 else ptx.hmul2(ptx.u32(held[0]), ptx.u32(smaller[i]))
+                t8[i] = held[1] if i == 0 else ptx.hmul2(ptx.u32(held[1]), ptx.u32(smaller[i]))
             for k in static(16 // places):
                 i = p * (16 // places) + k
                 scale = ptx.u32(t8[places_of[i]] if k % 2 else t[places_of[i]])
@@ -97,8 +113,8 @@ def _in_place(layout: GemmLayout) -> Any:
                     word = ptx.u32(ptx.u32(w[0] >> 15 & 0x00010001) | ptx.u32(w[1] >> 14 & 0x00020002))
                     word = ptx.u32(word | ptx.u32(w[2] >> 13 & 0x00040004))
                 else:
-                    word = ptx.u32(ptx.u32(w[words_of[i]] >> shifts[i]) & masks[i])
-                a[i] = ptx.hfma2(word, scale, b8 if k % 2 else b)
+                    word = ptx.u32(ptx.u32(w[word_of[i]] >> shifts[i]) & masks[i])
+                a[i] = ptx.hfma2(word, scale, ptx.u32(held[2 + k % 2]))
 
     return decode
 
@@ -108,19 +124,19 @@ def _affine_bf16(layout: GemmLayout) -> Any:
     places, rest, set_words = layout.places, layout.rest, layout.words * 64
     fill, again = _fields(layout, _START_BF16), _numbers(layout)
 
-    def decode(a: Any, codes: Any, numbers: Any, lane: Any, s: Any, s8: Any, z: Any, z8: Any) -> None:
+    def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         fill(a, codes, lane)
         for p in static(places):
             if p > 0:
-                s, s8, z, z8 = again(ptx.u32(numbers + p * set_words), lane)
+                again(held, ptx.u32(numbers + p * set_words), lane)
             more, more8 = ptx.u32(0), ptx.u32(0)
             if rest:
                 more, more8 = ptx.lds64(ptx.u32(numbers + (lane >> 2) * 8), ptx.u32(p * set_words + 64))
                 more, more8 = ptx.prmt(more, more, ptx.u32(0x1010)), ptx.prmt(more8, more8, ptx.u32(0x1010))
             for k in static(16 // places):
                 i = p * (16 // places) + k
-                a[i] = ptx.bfma2(ptx.u32(a[i]), ptx.u32(_ONE_BF16), z8 if k % 2 else z)
-                a[i] = ptx.bfma2(ptx.u32(a[i]), s8 if k % 2 else s, more8 if k % 2 else more)
+                a[i] = ptx.bfma2(ptx.u32(a[i]), ptx.u32(_ONE_BF16), ptx.u32(held[2 + k % 2]))
+                a[i] = ptx.bfma2(ptx.u32(a[i]), ptx.u32(held[k % 2]), more8 if k % 2 else more)
 
     return inlined(unrolled(decode))
 
@@ -143,7 +159,7 @@ def _field(layout: GemmLayout, number: int) -> Any:
     """A device function: the bits of one field are put into the words of ``a``."""
     width, offset = layout.fields[number], sum(layout.fields[number + 1 :])
     start, mask = 128 * sum(layout.fields[:number]), (2**width - 1) * 0x10001 << offset
-    per, load, pairs, odd = 16 // width, _words_of(width), 16 // width * width, width == 3
+    per, load, pairs, odd = 16 // width, words_of(width), 16 // width * width, width == 3
 
     def put(a: Any, codes: Any, lane: Any) -> None:
         w = load(ptx.u32(codes + start), lane)
@@ -175,7 +191,7 @@ def _bcq(layout: GemmLayout) -> Any:
 
     add = inlined(plus)
 
-    def decode(a: Any, codes: Any, numbers: Any, lane: Any, s: Any, s8: Any, b: Any, b8: Any) -> None:
+    def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         row = ptx.u32(numbers + (lane >> 2) * 8)
         for p in static(places):
             pair = ptx.lds64(row, ptx.u32(p * set_words + bias_at))
@@ -194,30 +210,3 @@ def _bcq(layout: GemmLayout) -> Any:
                     a[at] = add(ptx.u32(a[at]), ptx.lop3(bits, ptx.u32(_SIGNS), high if k % 2 else low, _FLIP))
 
     return inlined(unrolled(decode))
-
-
-def _words_of(width: int) -> Any:
-    """A device function: the words of a field of that width that a lane has, of those of a warp at an address."""
-
-    def one(address: Any, lane: Any) -> Any:
-        return (ptx.lds32(ptx.u32(address + lane * 4), ptx.u32(0)),)
-
-    def three(address: Any, lane: Any) -> Any:
-        return (
-            ptx.lds32(ptx.u32(address + lane * 12), ptx.u32(0)),
-            ptx.lds32(ptx.u32(address + lane * 12), ptx.u32(4)),
-            ptx.lds32(ptx.u32(address + lane * 12), ptx.u32(8)),
-        )
-
-    def two(address: Any, lane: Any) -> Any:
-        return ptx.lds64(ptx.u32(address + lane * 8), ptx.u32(0))
-
-    def four(address: Any, lane: Any) -> Any:
-        return ptx.lds128(ptx.u32(address + lane * 16), ptx.u32(0))
-
-    def eight(address: Any, lane: Any) -> Any:
-        low = ptx.lds128(ptx.u32(address + lane * 16), ptx.u32(0))
-        high = ptx.lds128(ptx.u32(address + lane * 16), ptx.u32(512))
-        return low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]
-
-    return inlined({1: one, 2: two, 3: three, 4: four, 8: eight}[width])

@@ -3,8 +3,8 @@
 A block of threads takes tiles of 64 ``groups`` rows and ``vectors`` vectors. Codes, numbers and x come to shared memory
 by asynchronous copies, ``stages`` deep. Every thread turns its codes into the fragment of W that it has to bring, in
 registers, two numbers at a time (`decode`): the code is put into the last bits of a word, which makes it a 16-bit
-number, then scaled and shifted. In bcq weights the sign of each plane's scale is flipped by its bit, and the scales are
-added.
+number, then scaled and shifted. Values of bcq weights and tables are looked up (`look_up`); where bcq has one plane,
+more than four or short groups, the sign of each plane's scale is flipped by its bit, and the scales are added.
 
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. The two engines differ in one function: ``wgmma`` (sm_90a) reads x from shared memory itself, and
@@ -47,10 +47,11 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
     code_pieces, set_pieces, x_pieces = code_bytes // 16, set_bytes // 16, n * 8
     blocks, sharing, sets = layout.blocks, layout.sharing, layout.sets
     warp_codes, warp_sets = depth * code_bytes, own_sets * set_bytes
-    ahead, pending = stages - 2, stages - 3
+    ahead, pending, running = stages - 2, stages - 3, min(1, depth - 1)
+    per_set = depth // own_sets
     own, pieces = engine == "wgmma", depth * x_pieces
     x_steps, ragged = -(-pieces // threads), width != blocks * SIDE
-    (load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
+    (held_words, load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
     zero_sums, scale_sums, add_rows = ptx.zero_sums(sums_count), ptx.scale_sums(sums_count), ptx.add_rows(sums_count)
     save_sums, load_sums, store_sums = (
         ptx.save_sums(sums_count), ptx.load_sums(sums_count), ptx.store_sums(sums_count, out),
@@ -74,7 +75,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                     ptx.cp_async16(codes, index, ptx.u32(target + (d * code_bytes + i * 512)), size)
         target = ptx.u32(place + numbers_at + warp * warp_sets + lane * 16)
         for d in static(own_sets):
-            chosen = ptx.u32(ptx.u32(step * depth + d) // sharing)
+            chosen = ptx.u32(ptx.u32(step * depth + d * per_set) // sharing)
             for i in static((set_pieces + 31) // 32):
                 if (i + 1) * 32 <= set_pieces or lane < set_pieces - i * 32:
                     index = ptx.u32(set_at + chosen * (4 * set_pieces) + i * 32)
@@ -158,18 +159,18 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
             if waiting > 0:  # the first stages are on their way, nothing is there
                 waiting = ptx.u32(waiting - 1)
                 continue
-            d, numbers_of = ptx.u32(0), ptx.u32(place + numbers_at + warp * warp_sets)
-            scale, scale8, rest, rest8 = load_numbers(numbers_of, lane)
-            while d < depth:
+            numbers_of = ptx.u32(place + numbers_at + warp * warp_sets)
+            held = cuda.local.array(held_words, types.uint32)
+            for d in static(depth):
                 a = cuda.local.array(16, types.uint32)
-                if own_sets > 1 and d > 0:
-                    numbers_of = ptx.u32(numbers_of + set_bytes)
-                    scale, scale8, rest, rest8 = load_numbers(numbers_of, lane)
-                codes_of = ptx.u32(place + codes_at + warp * warp_codes + d * code_bytes)
-                decode(a, codes_of, numbers_of, lane, scale, scale8, rest, rest8)
+                numbers_of_d = ptx.u32(numbers_of + d // per_set * set_bytes)
+                if d % per_set == 0:
+                    load_numbers(held, numbers_of_d, lane)
                 if own:
-                    if d == 0:
-                        ptx.wgmma_wait(0)
+                    ptx.wgmma_wait(running)  # the fragment before the last one is free
+                codes_of = ptx.u32(place + codes_at + warp * warp_codes + d * code_bytes)
+                decode(a, codes_of, numbers_of_d, lane, held)
+                if own:
                     ptx.wgmma_fence()
                 x_of = ptx.u32(place + d * x_bytes)
                 for k in static(4):
@@ -179,7 +180,6 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
                     )  # fmt: skip
                 if own:
                     ptx.wgmma_commit()
-                d = ptx.u32(d + 1)
             place = base if place == last else ptx.u32(place + stage_bytes)
             unit = ptx.u32(unit + 1)
             if unit == ptx.u32((tile + 1) * steps) or unit == end:
@@ -265,9 +265,12 @@ def _multiplier(shape: GemmShape) -> Any:
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     """Both engines, formulas and types: what has to compile without spilling."""
     four, three = GemmLayout(4, 4096, 128, "affine", "F16"), GemmLayout(3, 4096, 64, "affine", "BF16", True)
+    table = GemmLayout(4, 4096, 32, "table", "F16", table=tuple(float(i * i - 100) for i in range(16)))
     shapes = [
         GemmShape(four, 128, 1, 1, "wgmma"),
-        GemmShape(GemmLayout(3, 4096, 128, "bcq", "F16"), 16, 1, 0, "wgmma", groups=2, blocks=2),
+        GemmShape(GemmLayout(4, 4096, 128, "bcq", "F16"), 32, 1, 0, "wgmma", groups=2, depth=4, stages=3, blocks=2),
+        GemmShape(GemmLayout(5, 4096, 128, "bcq", "F16"), 16, 1, 0, "wgmma", groups=2, blocks=2),
+        GemmShape(table, 32, 1, 1, "mma", groups=2, blocks=2),
         GemmShape(four, 32, 1, 1, "mma", groups=2, blocks=2),
         GemmShape(three, 8, 2, 2, "mma", groups=2, blocks=2, added=True),
     ]

@@ -8,7 +8,11 @@ four 16 x 16 matrices (rows r and r + 8, columns 2 t, 2 t + 1 and the same + 8, 
     numbers  [row block][set][warp][place][word][row r of 8][r, r + 8]
 
 A word of a field holds pairs: code i of the lower half and of the upper half are neighbouring columns. Of 3 bits, three
-words hold five pairs each, and the bits that are left, one of each half, are the last pair. A *set* is what
+words hold five pairs each, and the bits that are left, one of each half, are the last pair. Where values are looked up
+(tables; bcq of 2 to 4 planes and groups of 64 and more), a word holds eight nibbles that choose a value: pairs 4 i and
+4 i + 2, then 4 i + 1 and 4 i + 3. Of 4 bits the nibble has three; the top bit of number j of the first four is that of
+byte j, of the other four the bit 4 below it, and for bcq a minus, with the other bits inverted. Of 3 bits the fourth
+word's bits are the top bits of the nibbles of three; of 2 bits a word holds two in each nibble. A *set* is what
 the columns of a block need: the numbers of their group, or of 2 or 4 *places* where groups have 32 or 16 columns.
 
 Numbers are in the type of x, float16 or bfloat16. Every row is scaled by a power of two so that they fit; the product
@@ -19,6 +23,7 @@ is multiplied by it at the end (``row_scale``). A word holds two numbers:
 - affine, bfloat16, which has too few bits for that: ``scale`` and ``128 + zero``, an integer, which is taken off
   exactly; a second word holds what is left of a zero that is no integer.
 - bcq: the scales of the planes, then the bias.
+- table: ``scale``; the table is part of the kernel.
 
 `pack` makes both.
 """
@@ -27,18 +32,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.kernels.operands import OperandSegment
 
 __all__ = ["BASE", "SIDE", "GemmLayout", "group_for", "layout_of"]
 
 SIDE = 64  # rows and columns of a block
 BASE = 128  # a bfloat16 whose last bits can hold a code
+_LARGEST = 2.0**14  # of a table whose values, times a scale below 1, float16 holds
 _FIELDS = {1: (1,), 2: (2,), 3: (3,), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 
 
 @dataclass(frozen=True, slots=True)
 class GemmLayout:
-    """How one segment is laid out. ``formula``: "bcq" or "affine"; ``rest``: zeros are no integers."""
+    """How one segment is laid out. ``formula``: "bcq", "affine" or "table"; ``rest``: zeros are no integers."""
 
     bits: int
     width: int
@@ -46,6 +55,7 @@ class GemmLayout:
     formula: str
     number: str  # F16 or BF16
     rest: bool = False
+    table: tuple[float, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -54,10 +64,15 @@ class GemmLayout:
 
     @property
     def fields(self) -> tuple[int, ...]:
-        """Widths of the fields of a code, the most significant first; every plane of a bcq weight is one."""
-        if self.formula == "bcq":
-            return (1,) * self.bits
-        return _FIELDS[self.bits]
+        """Widths of the fields of a code, the most significant first."""
+        if self.looked_up:
+            return (self.bits,)
+        return (1,) * self.bits if self.formula == "bcq" else _FIELDS[self.bits]
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether codes are stored as selectors of `look_up`; short groups would need too many tables."""
+        return self.formula == "table" or (self.formula == "bcq" and 2 <= self.bits <= 4 and self.group_size >= SIDE)
 
     @property
     def places(self) -> int:
@@ -97,12 +112,21 @@ def group_for(width: int, group_size: int) -> int | None:
 
 
 def layout_of(segment: OperandSegment, number: str) -> GemmLayout | None:
-    """The layout of a segment for x of type ``number``; None for tables, group sizes and codes without one."""
-    g = group_for(segment.width, segment.group_size)
-    if g is None or segment.formula == "table" or (number == "BF16" and segment.bits > 7 and segment.formula != "bcq"):
+    """The layout of a segment for x of type ``number``; None for group sizes, codes and tables without one."""
+    g, p = group_for(segment.width, segment.group_size), segment.bits
+    if g is None:
         return None
     if segment.formula == "bcq":
-        return GemmLayout(segment.bits, segment.width, g, "bcq", number)
-    return GemmLayout(
-        segment.bits, segment.width, g, "affine", number, number == "BF16" and segment.formula != "affine"
-    )
+        return GemmLayout(p, segment.width, g, "bcq", number)
+    if segment.formula == "table":
+        table = tuple(float(value) for value in segment.second)
+        held = p == 4 and all(abs(value) <= _LARGEST and _rounded(value, number) == value for value in table)
+        return GemmLayout(p, segment.width, g, "table", number, table=table) if held else None
+    if number == "BF16" and p > 7:
+        return None
+    return GemmLayout(p, segment.width, g, "affine", number, number == "BF16" and segment.formula != "affine")
+
+
+def _rounded(value: float, number: str) -> float:
+    """To float16 or bfloat16."""
+    return float(float64_of(round_to(np.array([value]), number))[0])

@@ -20,15 +20,16 @@ _ROWS = 16 * SIDE  # rows that are made at a time
 def pack_codes(layout: GemmLayout, planes: Tensor) -> Tensor:
     """Words, flat int32, of ``planes`` (p, out, words) int32, plane 0 the most significant; padded with zeros."""
     parts, plane = [], 0
+    pack = _selectors if layout.looked_up else _words
     for field in layout.fields:
         own = planes[plane : plane + field]
-        parts.append(torch.cat([_words(layout, own[:, at : at + _ROWS]) for at in range(0, planes.shape[1], _ROWS)]))
+        parts.append(torch.cat([pack(layout, own[:, at : at + _ROWS]) for at in range(0, planes.shape[1], _ROWS)]))
         plane += field
     return torch.cat(parts, 3).reshape(-1)
 
 
-def _words(layout: GemmLayout, planes: Tensor) -> Tensor:
-    """(row blocks, blocks, 4 warps, words) int32 of the planes of one field."""
+def _codes(layout: GemmLayout, planes: Tensor) -> Tensor:
+    """(row blocks, blocks, 128 threads, 16 pairs, 2) int32, codes of some planes."""
     field, rows, words = planes.shape
     tiles, blocks = -(-rows // SIDE), layout.blocks
     full = planes.new_zeros(field, tiles * SIDE, 2 * blocks)
@@ -39,7 +40,14 @@ def _words(layout: GemmLayout, planes: Tensor) -> Tensor:
         codes = codes * 2 + (plane[:, :, None] >> places & 1)
     # rows: tile, warp, r or r + 8, r; columns: block, matrix, t or t + 8, t, neighbour
     parts = codes.reshape(tiles, 4, 2, 8, blocks, 4, 2, 4, 2).permute(0, 4, 1, 3, 7, 5, 6, 2, 8)
-    parts, per = parts.reshape(tiles, blocks, 128, 16, 2), 16 // field
+    return parts.reshape(tiles, blocks, 128, 16, 2)
+
+
+def _words(layout: GemmLayout, planes: Tensor) -> Tensor:
+    """(row blocks, blocks, 4 warps, words) int32 of the planes of one field."""
+    parts, field = _codes(layout, planes), len(planes)
+    tiles, blocks = parts.shape[:2]
+    per = 16 // field
     made = parts.new_zeros(tiles, blocks, 128, field)
     for pair in range(field * per):
         for half in range(2):
@@ -53,20 +61,49 @@ def _words(layout: GemmLayout, planes: Tensor) -> Tensor:
     return made.reshape(tiles, blocks, 4, -1)
 
 
+def _selectors(layout: GemmLayout, planes: Tensor) -> Tensor:
+    """The same for codes that choose a value."""
+    parts, q = _codes(layout, planes), layout.bits
+    tiles, blocks = parts.shape[:2]
+    # words of eight: row r or r + 8, columns t or t + 8, neighbour
+    codes = parts.reshape(tiles, blocks, 128, 4, 2, 2, 2).transpose(4, 5).reshape(tiles, blocks, 128, 4, 8)
+    top = codes >> 3 & 1
+    if layout.formula == "bcq" and q == 4:
+        codes, top = torch.where(top == 1, codes, ~codes), 1 - top  # 1 is a minus
+    made = parts.new_zeros(tiles, blocks, 128, q)
+    for n in range(8):
+        code = codes[..., n] & 2 ** min(q, 3) - 1
+        for word in range(4):
+            own = code[..., word]
+            if q == 2:
+                made[..., word // 2] |= own << (4 * n + 2 * (word % 2))
+            elif word < q:
+                made[..., word] |= own << 4 * n
+            else:  # the fourth of 3 bits
+                for bit in range(3):
+                    made[..., bit] |= (own >> bit & 1) << (4 * n + 3)
+            if q == 4:
+                made[..., word] |= top[..., word, n] << (8 * n + 7 if n < 4 else 8 * (n - 4) + 3)
+    return made.reshape(tiles, blocks, 4, -1)
+
+
 def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: bool = False) -> tuple[Tensor, Tensor]:
     """Words, flat int32, and ``row_scale`` (row blocks x 64) float32, of numbers as `operands.OperandSegment` has them.
 
     ``offset``: ``second`` is added to the product of scale and code, not subtracted from the code.
     """
-    first, second = first.double(), second.double()
+    first, second = first.double(), torch.zeros_like(first) if layout.formula == "table" else second
+    second = second.double()
     largest = first.abs().reshape(-1, *second.shape).amax((0, 2))
-    # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3
-    above = 9 if layout.number == "F16" else 3
+    # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3, for tables 1/2 .. 1
+    above = 0 if layout.formula == "table" else 9 if layout.number == "F16" else 3
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + above)[:, None]
     first = first / unit
     rows, groups = second.shape
     if layout.formula == "bcq":
         numbers = [*first, second / unit]
+    elif layout.formula == "table":
+        numbers = [first]
     elif layout.number == "F16":
         numbers = [first * 2.0**24, second / unit if offset else -first * second]
     else:

@@ -12,7 +12,7 @@ __all__ = ["TILES", "GemmShape", "gemm_shape"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (8, 16, 32, 64)}  # vectors of a tile
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
-_LARGE = 1 << 26  # elements of a matrix
+_LARGE, _SMALLEST = 1 << 26, 1 << 24  # elements of a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class GemmShape:
     @property
     def sets(self) -> int:
         """Sets of numbers of a stage: one, where its columns have the same."""
-        return 1 if self.layout.sharing % self.depth == 0 else self.depth
+        sharing = self.layout.sharing
+        return 1 if sharing % self.depth == 0 else self.depth // sharing if self.depth % sharing == 0 else self.depth
 
     @property
     def stage_bytes(self) -> int:
@@ -91,13 +92,16 @@ def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    sizes, own = TILES[engine], engine == "wgmma"
+    sizes, own, elements = TILES[engine], engine == "wgmma", rows * layout.width
     vectors = next((size for size in sizes if size >= count), sizes[-1])
     # small matrices have too few large tiles; two small blocks on a processor hide each other's waiting
-    large = own and (vectors == 8 or (vectors > 32 and rows * layout.width > _LARGE))
+    large = own and (vectors == 8 or (vectors > 32 and elements > _LARGE))
     groups, blocks = (4, 1) if large else (2, 1) if own and vectors > 32 else (2, 2)
+    # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
+    long = own and layout.blocks % 4 == 0 and vectors < 128 and (vectors in (8, 64) or elements > _SMALLEST)
     limit = SHARED_LIMIT if own else _SMALL
-    choices = [(blocks, depth, stages) for blocks in range(blocks, 0, -1) for depth in (2, 1) for stages in (4, 3)]
+    kinds = [(4, 4 if vectors == 8 else 3)] * long + [(2, 4), (2, 3), (1, 4), (1, 3)]  # depth, stages
+    choices = [(blocks, *stage) for blocks in range(blocks, 0, -1) for stage in kinds]
     for blocks, depth, stages in choices:
         made = GemmShape(layout, vectors, kind, out, engine, groups, depth, stages, blocks, added)
         if blocks * made.shared_bytes <= limit:

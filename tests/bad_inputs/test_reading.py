@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import bcqfmt
-from bad_inputs import CASES, Case, by_name, disturbed
+from bad_files.table import CASES, Case, by_name, disturbed
 from bcqfmt.cli.main import cli
 
 REPOSITORY = Path(__file__).parents[2]
@@ -168,7 +168,7 @@ ALONE = [
 
 @pytest.mark.parametrize("case", [by_name(name) for name in ALONE], ids=lambda case: case.name)
 def test_as_a_process(case: Case, scene: Scene) -> None:
-    program = ["bcqfmt"] if case.disturb is None else ["bad_inputs", case.name]
+    program = ["bcqfmt"] if case.disturb is None else ["bad_files.table", case.name]
     path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support")])
     finished = subprocess.run(
         [sys.executable, "-m", *program, "validate", "--deep", str(scene.path)],

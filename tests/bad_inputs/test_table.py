@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bad_inputs import CASES
+from bad_files.table import CASES
 from bcqfmt.codes import CODES
 
 READING = {*range(1, 38), *range(55, 69)}
@@ -15,7 +15,7 @@ READING = {*range(1, 38), *range(55, 69)}
 # 12  what is no integer is no JSON of the format (BCQ-V106); what is one, but not here, a malformed entry (BCQ-V109)
 # 22  names of dense tensors are carried and shown escaped, so such files are legal; names of weights are restricted
 # 23  the same; only the length of a name is limited for all
-# 27  the same check stands before any file is opened; tests/converters/test_hub_remote.py has it for requests
+# 27  the same check stands before any file is opened; tests/converters/hub/test_hub_remote.py has it for requests
 # 33  exit 2, there is no option to choose one: the person removes the file that is left over
 # 35  a missing config.json is exit 3, a malformed one 4
 # 37  a file that was replaced under its name stays open and whole: legal

@@ -48,7 +48,7 @@ def measure(command: list[str]) -> dict[str, Any]:
 
 def measure_case(case: dict[str, Any], base: dict[str, float]) -> dict[str, Any]:
     """One input: the best of at most three runs, and the verdict."""
-    start = [sys.executable, "-m", "bad_inputs", case["name"]] if case["disturb"] else [sys.executable, "-m", "bcqfmt"]
+    start = [sys.executable, "-m", *(["bad_files.table", case["name"]] if case["disturb"] else ["bcqfmt"])]
     best: dict[str, Any] = {}
     for _ in range(1 if case["disturb"] else TRIES):
         run = measure([*start, "validate", "--deep", case["path"]])
@@ -76,7 +76,7 @@ def measure_all(only: str) -> dict[str, Any]:
     """All inputs, and what a sound file needs."""
     with tempfile.TemporaryDirectory() as work:
         made = subprocess.run(
-            [sys.executable, "-m", "bad_inputs", "--make", work], env=ENVIRONMENT, capture_output=True, check=True
+            [sys.executable, "-m", "bad_files.table", "--make", work], env=ENVIRONMENT, capture_output=True, check=True
         )
         cases = json.loads(made.stdout)
         sound = next(case["path"] for case in cases if case["name"] == "66-minor")

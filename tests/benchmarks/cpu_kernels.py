@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from measure import Result, machine, rounded, spread
 
-import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.processor import multiplies
 from bcqfmt.kernels import cpu
 from bcqfmt.system import cores
+from products import product_reference as reference
 
 SHAPES = ((4096, 4096), (11008, 4096))
 GROUP = 128

@@ -82,7 +82,7 @@ def _cluster() -> Iterator[str | None]:
     if probe.returncode:
         yield None
         return
-    script = HERE.parent / "support" / "ray_cluster.py"
+    script = HERE.parent / "support" / "programs" / "ray_cluster.py"
     program = subprocess.Popen(
         [_RAY, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

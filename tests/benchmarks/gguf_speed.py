@@ -28,7 +28,7 @@ from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.kernels import cpu
-from gguf_files import Writer
+from sources.gguf_files import Writer
 
 SIDE = 4096
 WHOLE = ("Q4_0", "Q8_0", "Q4_K")  # types of the large files

@@ -26,7 +26,7 @@ import numpy as np
 import published_bcq
 from measure import Result, interleave, rounded, spread
 
-import nested_oracle
+from methods import nested_oracle
 
 SIDE, GROUP = 4096, 128
 RTN_GOAL = 300.0  # MB/s of F16 input on one core

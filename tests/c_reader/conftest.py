@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import c_reader
-from c_reader import Runner
+from programs import c_reader
+from programs.c_reader import Runner
 
 # The same program under everything that could change a value or a verdict. C99 is the language of the header; the
 # third and fourth would change values if the code relied on what a compiler does by default.

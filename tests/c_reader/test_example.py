@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import bcqfmt
-import c_reader
-import samples
 from bcqfmt.codes import RETIRED
+from programs import c_reader
+from weights import samples
 
 pytestmark = pytest.mark.cc
 

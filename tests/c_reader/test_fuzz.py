@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import c_reader
-import samples
+from programs import c_reader
+from weights import samples
 
 pytestmark = pytest.mark.soak
 

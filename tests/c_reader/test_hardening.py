@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import c_reader
-import samples
-from c_reader import Runner
+from programs import c_reader
+from programs.c_reader import Runner
+from weights import samples
 
 pytestmark = pytest.mark.cc
 

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bcqfmt
-import c_reader
-import samples
 from bcqfmt import BcqWeight, UnsupportedError
-from c_reader import Runner
-from strategies import EXPLORE, tiled_weights, weights
+from programs import c_reader
+from programs.c_reader import Runner
+from weights import samples
+from weights.strategies import EXPLORE, tiled_weights, weights
 
 pytestmark = pytest.mark.cc
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import c_reader
-import samples
-from c_reader import Opened, Runner
+from programs import c_reader
+from programs.c_reader import Opened, Runner
+from weights import samples
 
 pytestmark = pytest.mark.cc
 

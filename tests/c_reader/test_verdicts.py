@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import bcqfmt
-import c_reader
-import samples
-from c_reader import Runner
-from folder_mutations import mutate_folder
-from header_mutations import mutated_file, seeds
-from strategies import EXPLORE
+from fuzz.folder_mutations import mutate_folder
+from fuzz.header_mutations import mutated_file, seeds
+from programs import c_reader
+from programs.c_reader import Runner
+from weights import samples
+from weights.strategies import EXPLORE
 
 pytestmark = pytest.mark.cc
 

@@ -10,15 +10,15 @@ from safetensors.numpy import save_file
 
 import bcqfmt
 from bcqfmt.cli.main import cli
-from peers import WITH_TOKENIZER
-from verbs import Run, assert_clean, tensors
+from programs.verbs import Run, assert_clean, tensors
+from sources.peers import WITH_TOKENIZER
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPTQ model of the real tool as a BCQ folder, its dense export beside it (``dense``); for looking only."""
-    from conversions import convert
-    from tiny_models import as_dense
+    from sources.conversions import convert
+    from sources.tiny_models import as_dense
 
     place = tmp_path_factory.mktemp("peer")
     convert(WITH_TOKENIZER, place / "bcq")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bcqfmt.cli.command import VERBS
-from verbs import ROOT, Run, environment
+from programs.verbs import ROOT, Run, environment
 
 SHELLS = ("bash", "zsh", "fish")
 INSTRUCTION = "_BCQFMT_COMPLETE"

@@ -18,10 +18,10 @@ import pytest
 import bcqfmt
 from bcqfmt.cli.command import command_line
 from bcqfmt.cli.options import PART, SIZE
-from conversions import gptq_folder, tree
-from hub_server import HubServer, loopback_hub
-from peers import PEERS
-from verbs import Run, command, environment, program
+from hub.server import HubServer, loopback_hub
+from programs.verbs import Run, command, environment, program
+from sources.conversions import gptq_folder, tree
+from sources.peers import PEERS
 
 SOURCE = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
 SHARDED = PEERS / "gptqmodel-gptq-4b-g32-sym-sharded" / "source"
@@ -219,7 +219,7 @@ def test_verify_finds_another_source(run: Run, bcq: Path) -> None:
 def test_verify_says_whose_values_anybcq_has(run: Run, tmp_path: Path) -> None:
     import numpy as np
 
-    from peers import made_up, words
+    from sources.peers import made_up, words
 
     rng = np.random.default_rng(0)
     tensors = {"layer.qweight": words(rng, 2, 3, 16), "layer.q_bias": np.full((1, 16), np.nan, np.float16)}

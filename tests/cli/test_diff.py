@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from verbs import DOWN, NORM, UP, Run, affine, binary, tensors
+from programs.verbs import DOWN, NORM, UP, Run, affine, binary, tensors
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 import bcqfmt
 from bcqfmt.cli import environment
-from verbs import ROOT, Run
+from programs.verbs import ROOT, Run
 
 
 def test_doctor(run: Run) -> None:

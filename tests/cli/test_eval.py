@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bcqfmt.integrations.transformers import run as models
-from tiny_models import bcq_model, dense_model
-from verbs import Run
+from programs.verbs import Run
+from sources.tiny_models import bcq_model, dense_model
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.converters.export import TARGETS
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
-from conversions import convert
-from gguf_files import DATA
-from peers import PEERS
-from verbs import DOWN, NORM, UP, Run, affine, tensors
+from programs.verbs import DOWN, NORM, UP, Run, affine, tensors
+from sources.conversions import convert
+from sources.gguf_files import DATA
+from sources.peers import PEERS
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from bcqfmt.cli import options
 from bcqfmt.kernels.runtime import device
-from peers import WITH_TOKENIZER
-from verbs import Run
+from programs.verbs import Run
+from sources.peers import WITH_TOKENIZER
 
 PROMPT = "abc"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-from tiny_models import bcq_model, dense_model, edit_config
-from verbs import Run
+from programs.verbs import Run
+from sources.tiny_models import bcq_model, dense_model, edit_config
 
 
 @pytest.fixture(scope="module")

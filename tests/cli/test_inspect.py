@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import bcqfmt
-from conversions import gptq_folder
-from verbs import DOWN, NORM, UP, Run, tensors
+from programs.verbs import DOWN, NORM, UP, Run, tensors
+from sources.conversions import gptq_folder
 
 
 def test_folder_at_a_glance(run: Run, folder: Path) -> None:

@@ -14,8 +14,8 @@ from safetensors.numpy import save
 import bcqfmt
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.hub import download, resolve
-from hub_samples import NAME, files
-from hub_server import HubServer, loopback_hub
+from hub.samples import NAME, files
+from hub.server import HubServer, loopback_hub
 
 
 @pytest.fixture

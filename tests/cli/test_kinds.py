@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bcqfmt.inspect.kinds import look
-from peers import PEERS
-from verbs import ROOT, Run
+from programs.verbs import ROOT, Run
+from sources.peers import PEERS
 
 GPTQ = ROOT / "bcqfmt" / "data" / "demo"
 DENSE = PEERS / "dense-fp16" / "source"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bcqfmt.cli.next_steps import run_it
-from peers import PEERS, WITH_TOKENIZER
-from verbs import Run
+from programs.verbs import Run
+from sources.peers import PEERS, WITH_TOKENIZER
 
 
 def steps(text: str) -> dict[str, list[str]]:

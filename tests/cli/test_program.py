@@ -16,7 +16,7 @@ import bcqfmt
 from bcqfmt.cli import render
 from bcqfmt.cli.command import VERBS
 from bcqfmt.cli.main import cli
-from verbs import Run, assert_clean, command, environment, program
+from programs.verbs import Run, assert_clean, command, environment, program
 
 
 def test_version(run: Run) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-from dense_samples import dense_folder
-from hub_handler import Seen
-from hub_server import HubServer, loopback_hub
-from verbs import ROOT, Run
+from hub.handler import Seen
+from hub.server import HubServer, loopback_hub
+from programs.verbs import ROOT, Run
+from sources.dense_samples import dense_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 DEMO = ROOT / "bcqfmt" / "data" / "demo"
@@ -140,7 +140,7 @@ def test_a_folder_that_is_damaged_stays_here(hub: HubServer, run: Run, folder: P
 
 def test_a_folder_of_any_origin(hub: HubServer, run: Run, tmp_path: Path) -> None:
     """Not only what convert and quantize write: a folder of :func:`bcqfmt.save`, sharded, without a card."""
-    from verbs import tensors
+    from programs.verbs import tensors
 
     bcqfmt.save(tmp_path / "own", tensors(), max_shard_size=1000)
     assert run("push", tmp_path / "own", REPO).exit_code == 0

@@ -15,11 +15,11 @@ from bcqfmt.converters.methods.protocol import Job, Quantized
 from bcqfmt.converters.methods.registry import METHODS, find_method
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.converters.quantize.record import RECORD
-from conversions import tree
-from dense_samples import dense_folder, dense_tensors
-from hub_server import loopback_hub
-from peers import PEERS
-from verbs import Run
+from hub.server import loopback_hub
+from programs.verbs import Run
+from sources.conversions import tree
+from sources.dense_samples import dense_folder, dense_tensors
+from sources.peers import PEERS
 
 DENSE = PEERS / "dense-fp16" / "source"
 GPTQ = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"

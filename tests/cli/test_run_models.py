@@ -14,7 +14,7 @@ from bcqfmt.cli import render
 from bcqfmt.integrations.transformers import generation, tasks
 from bcqfmt.integrations.transformers import run as models
 from bcqfmt.version import pip_install
-from verbs import Run, command, environment
+from programs.verbs import Run, command, environment
 
 PROMPT = "abc"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conversions import tree
-from peers import WITH_TOKENIZER
-from verbs import Run, flip
+from programs.verbs import Run, flip
+from sources.conversions import tree
+from sources.peers import WITH_TOKENIZER
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 import bcqfmt
-from peers import PEERS
-from verbs import Run, flip
+from programs.verbs import Run, flip
+from sources.peers import PEERS
 
 
 def test_valid_folder(run: Run, folder: Path) -> None:

@@ -15,7 +15,7 @@ from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.layouts.anybcq import AnyBcq
 from bcqfmt.converters.layouts.protocol import Options
 from bcqfmt.inspect.summary import summarize
-from peers import OPTIONS, any_words, halves, made_up, not_rebuilt, only_module, peer, refusal, words
+from sources.peers import OPTIONS, any_words, halves, made_up, not_rebuilt, only_module, peer, refusal, words
 
 ANY = AnyBcq()
 

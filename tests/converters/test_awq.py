@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from awq_samples import config, fast_codes, gemm, gemm_codes, gemv, gemv_fast
 from bcqfmt.converters.layouts.awq import Awq
-from peers import (
+from sources.awq_samples import config, fast_codes, gemm, gemm_codes, gemv, gemv_fast
+from sources.peers import (
     OPTIONS,
     affine_values,
     any_words,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from awq_samples import config, gemm, gemv, gemv_fast
 from bcqfmt.converters.layouts.awq import Awq
 from bcqfmt.converters.layouts.protocol import Options
 from bcqfmt.errors import BcqError
-from peers import OPTIONS, made_up, not_rebuilt, only_module, refusal
+from sources.awq_samples import config, gemm, gemv, gemv_fast
+from sources.peers import OPTIONS, made_up, not_rebuilt, only_module, refusal
 
 AWQ = Awq()
 

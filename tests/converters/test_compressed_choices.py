@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bcqfmt.converters.layouts.compressed_tensors import CompressedTensors
 from bcqfmt.converters.layouts.protocol import Options
 from bcqfmt.errors import BcqError
-from compressed_samples import config, count, group, made, weights
-from peers import OPTIONS, any_words, made_up, not_rebuilt, only_module, refusal, words
+from sources.compressed_samples import config, count, group, made, weights
+from sources.peers import OPTIONS, any_words, made_up, not_rebuilt, only_module, refusal, words
 
 CT = CompressedTensors()
 

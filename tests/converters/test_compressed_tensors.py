@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcqfmt.converters.layouts.compressed_tensors import CompressedTensors
-from compressed_samples import config, group, made, wanted, weights
-from peers import (
+from sources.compressed_samples import config, group, made, wanted, weights
+from sources.peers import (
     OPTIONS,
     affine_values,
     any_words,

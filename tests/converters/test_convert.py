@@ -22,8 +22,8 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.layouts.reference import reference_rows
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
-from peers import PEERS, made_up, words
+from sources.conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
+from sources.peers import PEERS, made_up, words
 
 TINY = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
 

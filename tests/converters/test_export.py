@@ -24,7 +24,7 @@ from bcqfmt.converters.export.target import dense_unit
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.converters.source.quant_config import read_settings
-from peers import PEERS, any_words, made_up, references
+from sources.peers import PEERS, any_words, made_up, references
 
 GPTQ_KINDS = (
     "autogptq-gptq-3b-g64-asym",

@@ -23,12 +23,12 @@ from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
-from peers import Array, made_up, words
-from verbs import ROOT, command, environment
+from programs.verbs import ROOT, command, environment
+from sources.conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
+from sources.peers import Array, made_up, words
 
 SIZE = 15_000  # bytes per shard: several layers make several shards
-SCRIPT = ROOT / "tests" / "support" / "interrupted.py"
+SCRIPT = ROOT / "tests" / "support" / "faults" / "interrupted.py"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-import conversions
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.layouts import gptq
 from bcqfmt.converters.layouts.gptq import Gptq
@@ -21,7 +20,8 @@ from bcqfmt.converters.layouts.protocol import Options
 from bcqfmt.converters.layouts.rebuild import apply_rule, rebuilds
 from bcqfmt.converters.words import codes_to_stream_columns, stream_columns_to_codes
 from bcqfmt.errors import BcqError
-from peers import any_words, halves, made_up, words
+from sources import conversions
+from sources.peers import any_words, halves, made_up, words
 
 PLANAR = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 

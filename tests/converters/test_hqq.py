@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bcqfmt.container.dtypes import round_to
 from bcqfmt.converters.layouts.hqq import Hqq
 from bcqfmt.converters.layouts.protocol import Options
-from peers import OPTIONS, any_words, check_peer, halves, made_up, not_rebuilt, only_module, peer, refusal
+from sources.peers import OPTIONS, any_words, check_peer, halves, made_up, not_rebuilt, only_module, peer, refusal
 
 HQQ = Hqq()
 SHIFTS = {1: range(7, -1, -1), 2: (6, 4, 2, 0), 3: range(27, -1, -3), 4: (4, 0), 5: (0,), 6: (0,), 8: (0,)}

@@ -22,7 +22,7 @@ from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert, gptq_folder, tree
+from sources.conversions import convert, gptq_folder, tree
 
 K, N, GROUP = 4096, 11008, 128
 LAYERS_PER_FILE = 22  # half a gigabyte

@@ -16,9 +16,9 @@ from bcqfmt.converters.jobs.model_card import Facts, converted, model_card, with
 from bcqfmt.converters.source.front_matter import KEPT, front_lines, front_matter
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import escape
-from conversions import convert
-from dense_samples import dense_folder, quantize
-from verbs import ROOT
+from programs.verbs import ROOT
+from sources.conversions import convert
+from sources.dense_samples import dense_folder, quantize
 
 DEMO = ROOT / "bcqfmt" / "data" / "demo"
 COMMIT = "0123456789" * 4

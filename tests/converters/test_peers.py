@@ -16,9 +16,9 @@ import bcqfmt
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import GPTQ, convert, gptq_layer, proved, tree
-from peers import PEERS, made_up, references
-from verbs import command, environment
+from programs.verbs import command, environment
+from sources.conversions import GPTQ, convert, gptq_layer, proved, tree
+from sources.peers import PEERS, made_up, references
 
 EXPECTED: dict[str, dict[str, Any]] = json.loads((PEERS / "expected.json").read_text())
 CONVERTED = [kind for kind, facts in EXPECTED.items() if facts["verdict"] == "converts"]

@@ -13,7 +13,7 @@ from bcqfmt.converters.convert.zero_trial import try_rules
 from bcqfmt.converters.layouts.gptq_zeros import choose_rule, rules_of
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from peers import PEERS
+from sources.peers import PEERS
 
 SOURCE = PEERS / "gptqmodel-gptq-3b-g32-asym" / "source"
 

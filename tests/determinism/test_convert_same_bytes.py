@@ -14,9 +14,9 @@ import pytest
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert, gptq_folder, tree
-from peers import PEERS
-from verbs import command, environment
+from programs.verbs import command, environment
+from sources.conversions import convert, gptq_folder, tree
+from sources.peers import PEERS
 
 SIZE = 15_000  # bytes per shard: several layers make several shards
 SHARDS = 4

@@ -13,10 +13,10 @@ import pytest
 from bcqfmt.converters.methods.registry import METHODS
 from bcqfmt.converters.quantize.stats import fingerprint, stats_tensors, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
-from conversions import tree
-from dense_samples import dense_folder
-from quantized_trees import SETTINGS
-from verbs import ROOT, environment
+from methods.quantized_trees import SETTINGS
+from programs.verbs import ROOT, environment
+from sources.conversions import tree
+from sources.dense_samples import dense_folder
 
 SHAPES = {"self_attn.q_proj": (96, 128), "self_attn.o_proj": (128, 128), "mlp.down_proj": (128, 192)}
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -50,7 +50,7 @@ def stats(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quantized(source: Path, stats: Path, target: Path, workers: int, umask: int, **variables: str) -> dict[str, str]:
     """Every method, in a process of its own."""
-    script = ROOT / "tests" / "support" / "quantized_trees.py"
+    script = ROOT / "tests" / "support" / "methods" / "quantized_trees.py"
     done = subprocess.run(
         [sys.executable, "-P", script, source, stats, target, str(workers)],
         env={**environment(), **variables},

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from verbs import ROOT
+from programs.verbs import ROOT
 
 PAGES = ROOT / "docs" / "benchmarks"
 SCRIPTS = ROOT / "tests" / "benchmarks"

@@ -22,10 +22,10 @@ from bcqfmt.converters.report.html import report_html
 from bcqfmt.converters.report.measure import measure
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.inspect.summary import summarize
-from conversions import convert
-from dense_samples import dense_folder
-from peers import PEERS
-from verbs import tensors
+from programs.verbs import tensors
+from sources.conversions import convert
+from sources.dense_samples import dense_folder
+from sources.peers import PEERS
 
 GPTQ = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
 DENSE = PEERS / "dense-fp16" / "source"

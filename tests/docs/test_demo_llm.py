@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verbs import ROOT
+from programs.verbs import ROOT
 
 Tour = Callable[[Path], int]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import bcqfmt
-from console_blocks import FENCE, matches, play, steps
-from conversions import convert
-from verbs import ROOT
+from pages.console_blocks import FENCE, matches, play, steps
+from programs.verbs import ROOT
+from sources.conversions import convert
 
 # page: at least so many steps
 PAGES = {

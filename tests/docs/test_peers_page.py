@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 
-from verbs import ROOT
+from programs.verbs import ROOT
 
 
 def test_the_page_is_the_run() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bcqfmt.codes import CODES
 from bcqfmt.weight.scheme import FEATURES
-from verbs import ROOT
+from programs.verbs import ROOT
 
 GUIDE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
 INDEX = json.loads((ROOT / "spec" / "vectors" / "index.json").read_text(encoding="utf-8"))

@@ -13,10 +13,10 @@ from bcqfmt.converters.report import make_report
 from bcqfmt.converters.report.html import report_html
 from bcqfmt.converters.report.measure import measure
 from bcqfmt.converters.source.checkpoint import open_source
-from browser import Picture, chromium, decode, picture
-from conversions import convert
-from peers import PEERS
-from verbs import tensors
+from pages.browser import Picture, chromium, decode, picture
+from programs.verbs import tensors
+from sources.conversions import convert
+from sources.peers import PEERS
 
 pytestmark = pytest.mark.soak
 in_chromium = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium")

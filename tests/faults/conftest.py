@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conversions import tree
-from fault_case import Case, dense_case, small_case, twenty_shards
+from faults.fault_case import Case, dense_case, small_case, twenty_shards
+from sources.conversions import tree
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fault_case import Case
-from soak_figures import record
-from verbs import ROOT, environment
+from faults.fault_case import Case
+from pages.soak_figures import record
+from programs.verbs import ROOT, environment
 
-SCRIPT = ROOT / "tests" / "support" / "full_disk.py"
+SCRIPT = ROOT / "tests" / "support" / "faults" / "full_disk.py"
 
 
 def namespaces() -> bool:
@@ -28,7 +28,7 @@ def namespaces() -> bool:
 def sweep(case: Case, first: int, step: int) -> dict[str, Any]:
     words = ["unshare", "--mount", sys.executable, "-P", str(SCRIPT)]
     words += [str(case.source), str(case.source.parent / "plain"), str(case.size), str(first), str(step)]
-    path = os.pathsep.join((str(ROOT), str(SCRIPT.parent)))
+    path = os.pathsep.join((str(ROOT), str(SCRIPT.parents[1])))
     settings = {**environment(), "PYTHONPATH": path}
     ran = subprocess.run(words, env=settings, capture_output=True, text=True, check=False, timeout=1800)
     assert ran.returncode == 0, ran.stderr[-3000:]

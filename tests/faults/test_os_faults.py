@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bcqfmt.errors import BcqError
-from fault_case import Case
-from os_faults import FAULTS, OsFaults, count
-from soak_figures import record
+from faults.fault_case import Case
+from faults.os_faults import FAULTS, OsFaults, count
+from pages.soak_figures import record
 
 
 def disturbed(case: Case, folder: Path, name: str, at: int) -> tuple[str, BaseException | None]:

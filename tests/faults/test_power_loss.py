@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-import samples
 from bcqfmt.converters.convert.restore import restore
-from conversions import tree
-from fault_case import Case
-from power_loss import HOW, Disk, Operation, Recorder
-from soak_figures import record
+from faults.fault_case import Case
+from faults.power_loss import HOW, Disk, Operation, Recorder
+from pages.soak_figures import record
+from sources.conversions import tree
+from weights import samples
 
 
 @dataclass(frozen=True)

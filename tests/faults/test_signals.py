@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from conversions import gptq_folder, tree
-from fault_case import Case
-from soak_figures import record
-from verbs import ROOT, command, environment
+from faults.fault_case import Case
+from pages.soak_figures import record
+from programs.verbs import ROOT, command, environment
+from sources.conversions import gptq_folder, tree
 
-SCRIPT = ROOT / "tests" / "support" / "interrupted.py"
+SCRIPT = ROOT / "tests" / "support" / "faults" / "interrupted.py"
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
@@ -152,8 +152,8 @@ def test_other_verbs_killed_two_hundred_times_each(small: Case, dense: Case, tmp
 
 
 def killed_many(words: list[str]) -> dict[str, int]:
-    """The figures of tests/support/killed_many.py."""
-    path = os.pathsep.join((str(ROOT), str(SCRIPT.parent)))
+    """The figures of tests/support/faults/killed_many.py."""
+    path = os.pathsep.join((str(ROOT), str(SCRIPT.parents[1])))
     settings = {**environment(), "PYTHONPATH": path}
     done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

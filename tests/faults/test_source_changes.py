@@ -16,10 +16,10 @@ import pytest
 from bcqfmt.converters.jobs.source_files import source_state
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert, tree
-from fault_case import Case
-from os_faults import OsFaults, count
-from soak_figures import record
+from faults.fault_case import Case
+from faults.os_faults import OsFaults, count
+from pages.soak_figures import record
+from sources.conversions import convert, tree
 
 
 def cut(path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.errors import BcqError
-from conversions import tree
-from fault_case import Case
-from soak_figures import record
-from verbs import command, environment
+from faults.fault_case import Case
+from pages.soak_figures import record
+from programs.verbs import command, environment
+from sources.conversions import tree
 
 
 def race(case: Case, folder: Path, *options: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from strategies import EXPLORE
+from weights.strategies import EXPLORE
 
 settings.register_profile(
     "format",

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-import oracle
 from bcqfmt import BcqWeight, UnsupportedError
-from oracle import Plain
-from strategies import bits_of, build, examples, plain_of, tiled_weights
+from weights import oracle
+from weights.oracle import Plain
+from weights.strategies import bits_of, build, examples, plain_of, tiled_weights
 
 Pair = tuple[BcqWeight, Plain]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-import samples
 from bcqfmt import InputError
+from weights import samples
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import BcqError, BcqWeight, OutlierRule, PackedZero, Scheme, UsageError
-from oracle import Plain
-from strategies import bits_of, examples, plain_of, weights
+from weights import oracle, samples
+from weights.oracle import Plain
+from weights.strategies import bits_of, examples, plain_of, weights
 
 KINDS = [np.float16, ml_dtypes.bfloat16, np.float32]
 RNG = np.random.default_rng(12)

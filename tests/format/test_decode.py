@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-import oracle
 from bcqfmt import BcqError, BcqWeight, UnsupportedError, UsageError
 from bcqfmt.weight import decode
-from oracle import Plain
-from strategies import ENCODINGS, FLOATS, bits_of, build, examples, plain_of, tiled_weights, weights
+from weights import oracle
+from weights.oracle import Plain
+from weights.strategies import ENCODINGS, FLOATS, bits_of, build, examples, plain_of, tiled_weights, weights
 
 Pair = tuple[BcqWeight, Plain]
 

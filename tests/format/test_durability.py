@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import BcqError, OutputError
 from bcqfmt.container.durable import folder_in_progress
+from weights import oracle, samples
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ["model", "model.safetensors"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracle
 from bcqfmt.weight.packing import pack, pack_planes, padding_is_zero, unpack, unpack_codes, words_for
+from weights import oracle
 
 WIDTHS = range(1, 10)
 

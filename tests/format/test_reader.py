@@ -19,11 +19,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import BcqError, BcqWeight, FormatError, InputError, StoredTensor, UsageError
 from bcqfmt.container import files
 from bcqfmt.container.dtypes import BITS, numpy_dtype
+from weights import oracle, samples
 
 
 def folder_of(tmp_path: Path, **options: Any) -> Path:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import oracle
 from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
-from strategies import bits_of
+from weights import oracle
+from weights.strategies import bits_of
 
 TYPES = ("F16", "BF16", "F32")
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-import samples
 from bcqfmt import BcqError
 from bcqfmt.checkpoint.folder import is_documentation
 from bcqfmt.checkpoint.seal import seal
+from weights import samples
 
 TEXT = (Path(__file__).resolve().parents[2] / "spec" / "bcq-1.0.md").read_text(encoding="utf-8")
 GENERATOR = {"name": "another writer", "version": "7"}

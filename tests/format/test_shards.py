@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import limits
 from bcqfmt.checkpoint import shards
 from bcqfmt.checkpoint.shards import Unit, natural, plan_shards, shard_names
+from weights import oracle, samples
 
 
 def layout_of(folder: Path) -> dict[str, list[str]]:

@@ -136,8 +136,8 @@ def test_every_job_runs_without_what_only_linux_has(tmp_path: Path) -> None:
         for name in {LINUX_ONLY!r}:
             if hasattr(os, name):
                 delattr(os, name)
-        from conversions import convert, proved
-        from dense_samples import dense_folder, quantize
+        from sources.conversions import convert, proved
+        from sources.dense_samples import dense_folder, quantize
         import bcqfmt
         place = Path({str(tmp_path)!r})
         source = Path({str(ROOT / "bcqfmt" / "data" / "demo")!r})
@@ -172,7 +172,7 @@ def test_without_posix_reading_and_writing_work_and_resumable_jobs_are_refused(t
         assert bcqfmt.validate(place / "model", deep=True).valid
         with bcqfmt.open(place / "model") as checkpoint:
             assert checkpoint.weight("a.weight").digest() == weight.digest()
-        from conversions import convert
+        from sources.conversions import convert
         convert(Path({str(ROOT / "bcqfmt" / "data" / "demo")!r}), place / "bcq")
     """)
     assert done.returncode == 1

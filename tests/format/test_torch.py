@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 
 import bcqfmt
-import samples
 from bcqfmt import BcqWeight, InputError
 from bcqfmt.container.dtypes import BITS
+from weights import samples
 
 
 @pytest.mark.parametrize("asked", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.codes import CODES
 from bcqfmt.weight import checks
-from strategies import examples, tensor
+from weights import oracle, samples
+from weights.strategies import examples, tensor
 
 
 def codes(path: Path, deep: bool = True) -> list[str]:

@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import BcqError, BcqWeight, StoredTensor
-from oracle import Plain
-from strategies import examples, plain_of, tiled_weights, weights
+from weights import oracle, samples
+from weights.oracle import Plain
+from weights.strategies import examples, plain_of, tiled_weights, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 Pair = tuple[BcqWeight, Plain]
@@ -73,7 +72,8 @@ def test_order_of_config_and_side_files_does_not_matter(tmp_path: Path) -> None:
 PROGRAM = """
 import sys, os
 os.umask(int(sys.argv[2], 8))
-import samples, bcqfmt
+import bcqfmt
+from weights import samples
 bcqfmt.save(sys.argv[1], samples.tensors(), config=samples.CONFIG, files=samples.SIDE, max_shard_size=700)
 bcqfmt.save(sys.argv[1] + ".safetensors", samples.tensors())
 """

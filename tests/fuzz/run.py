@@ -54,8 +54,8 @@ def main() -> int:
     if asked.child:
         _child(asked)
         return 0
-    import c_reader
-    from fuzz_c import build
+    from fuzz.c_reader import build
+    from programs import c_reader
 
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as temporary:
@@ -151,7 +151,7 @@ def _start(asked: argparse.Namespace, target: str, job: int, seconds: float, see
 
 
 def _as_text(data: bytes) -> str:
-    from fuzz_target import as_text
+    from fuzz.target import as_text
 
     return as_text(data)
 
@@ -170,10 +170,10 @@ def _child(asked: argparse.Namespace) -> None:
 
 
 def _c(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
-    from fuzz_c import Library, handed_on, run
-    from fuzz_files import SideBySide
-    from fuzz_inputs import VECTORS
-    from fuzz_target import Executions
+    from fuzz.c_reader import Library, handed_on, run
+    from fuzz.files import SideBySide
+    from fuzz.inputs import VECTORS
+    from fuzz.target import Executions
 
     seeds = place / "seeds"
     seeds.mkdir(exist_ok=True)
@@ -203,9 +203,9 @@ def _c(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 
 def _folders(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
-    from fuzz_c import Library
-    from fuzz_files import SideBySide
-    from fuzz_target import Executions, limit_memory
+    from fuzz.c_reader import Library
+    from fuzz.files import SideBySide
+    from fuzz.target import Executions, limit_memory
 
     limit_memory()
     rng, end = random.Random(asked.seed), time.monotonic() + asked.time
@@ -217,21 +217,21 @@ def _folders(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 def _guided(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
     """A loop that is guided by the blocks of the package that run; what reached new ones is left in ``place``."""
-    from guided import Guided, watch
+    from fuzz.guided import Guided, watch
 
     _, folders, name, _ = TARGETS[asked.child]
     blocks = watch("bcqfmt", folders)
-    from fuzz_target import Executions, limit_memory
+    from fuzz.target import Executions, limit_memory
 
     if asked.child == "files":
-        from fuzz_c import Library
-        from fuzz_files import SideBySide
-        from fuzz_inputs import first_inputs as seeds
-        from fuzz_inputs import mutate
+        from fuzz.c_reader import Library
+        from fuzz.files import SideBySide
+        from fuzz.inputs import first_inputs as seeds
+        from fuzz.inputs import mutate
 
         run = SideBySide(Library(asked.scratch / "libbcq.so"), place).file
     else:
-        import fuzz_sources
+        from fuzz import sources as fuzz_sources
 
         run = fuzz_sources.converted
         gguf = asked.child == "gguf"

@@ -11,9 +11,9 @@ import pytest
 
 import bcqfmt
 from bcqfmt.errors import BcqError
-from conversions import convert, gptq_folder
-from fuzz_inputs import VECTORS
-from soak_figures import record
+from fuzz.inputs import VECTORS
+from pages.soak_figures import record
+from sources.conversions import convert, gptq_folder
 
 
 def converted(scratch: Path) -> Path:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcqfmt.container.dtypes import BITS, nbytes_of
-from fuzz_inputs import first_inputs, mutate
-from header_opinions import of_hub, of_safetensors, ours
-from soak_figures import record
-from strategies import EXPLORE, examples
+from fuzz.header_opinions import of_hub, of_safetensors, ours
+from fuzz.inputs import first_inputs, mutate
+from pages.soak_figures import record
+from weights.strategies import EXPLORE, examples
 
 
 def compare(path: Path) -> bool:

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fuzz_c
-import fuzz_sources
-from folder_mutations import mutate_folder
-from fuzz_files import SideBySide
-from fuzz_inputs import VECTORS, first_inputs, mutate
-from fuzz_target import MEMORY_LIMIT, Executions, from_text, look
-from header_mutations import mutated_text
-from strategies import examples
-from verbs import ROOT
+from fuzz import c_reader as fuzz_c
+from fuzz import sources as fuzz_sources
+from fuzz.files import SideBySide
+from fuzz.folder_mutations import mutate_folder
+from fuzz.header_mutations import mutated_text
+from fuzz.inputs import VECTORS, first_inputs, mutate
+from fuzz.target import MEMORY_LIMIT, Executions, from_text, look
+from programs.verbs import ROOT
+from weights.strategies import examples
 
 INPUTS = first_inputs()
 FUZZER = ROOT / "tests" / "fuzz" / "run.py"
@@ -104,7 +104,7 @@ def test_a_disagreement_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A validator that accepts what the reader refuses."""
     from bcqfmt.checkpoint.validation import Report
 
-    monkeypatch.setattr("fuzz_target.bcqfmt.validate", lambda path, deep: Report(str(path), deep))
+    monkeypatch.setattr("fuzz.target.bcqfmt.validate", lambda path, deep: Report(str(path), deep))
     (tmp_path / "a.safetensors").write_bytes(b"12345678")
     with pytest.raises(AssertionError, match="the reader refuses what the validator accepts"):
         look(tmp_path / "a.safetensors")
@@ -184,7 +184,7 @@ def test_a_killed_process_is_named_with_its_seed(tmp_path: Path, monkeypatch: py
 def test_too_much_memory_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     execute = Executions(lambda data: ())
     execute(b"a")
-    monkeypatch.setattr("fuzz_target.peak_memory", lambda: 10**12)
+    monkeypatch.setattr("fuzz.target.peak_memory", lambda: 10**12)
     execute(b"b")
     execute(b"c")
     assert list(execute.figures()["findings"].values()) == [1]

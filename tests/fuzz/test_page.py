@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-import soak_figures
-from soak_figures import FIGURES, RUNS, rendered
-from verbs import ROOT
+from pages import soak_figures
+from pages.soak_figures import FIGURES, RUNS, rendered
+from programs.verbs import ROOT
 
 
 def test_the_table_is_that_of_the_figures() -> None:

@@ -12,7 +12,7 @@ import pytest
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.errors import BcqError
-from gguf_files import DATA, Writer, small
+from sources.gguf_files import DATA, Writer, small
 
 STORED = {
     "array_length_huge": "BCQ-E213",

@@ -18,8 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-import interrupted
-import llama_cpp
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
@@ -29,9 +27,11 @@ from bcqfmt.converters.export.gguf import GgufExport, export_gguf
 from bcqfmt.converters.export.gguf.choice import choose
 from bcqfmt.converters.export.gguf.encode import Error, encoded
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
-from conversions import convert
-from gguf_files import DATA, FILES, Writer, small
-from peers import PEERS, any_words
+from faults import interrupted
+from programs import llama_cpp
+from sources.conversions import convert
+from sources.gguf_files import DATA, FILES, Writer, small
+from sources.peers import PEERS, any_words
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 Folder = Callable[[str], Path]

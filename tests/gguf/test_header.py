@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import GgufHeader, read_gguf
 from bcqfmt.errors import BcqError
-from gguf_files import CODES, DATA, EXPECTED, FILES, Writer, small
+from sources.gguf_files import CODES, DATA, EXPECTED, FILES, Writer, small
 
 
 def header_of(data: bytes, folder: Path, name: str = "model.gguf") -> GgufHeader:

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from bcqfmt.cli.main import cli
 from bcqfmt.converters import hub as client
 from bcqfmt.errors import BcqError
-from gguf_files import DATA, small
-from hub_samples import NAME, files
-from hub_server import HubServer, loopback_hub
+from hub.samples import NAME, files
+from hub.server import HubServer, loopback_hub
+from sources.gguf_files import DATA, small
 
 FILE = "model-Q4_K_M.gguf"
 

@@ -12,10 +12,10 @@ import pytest
 
 import bcqfmt
 from bcqfmt.converters.convert.restore import restore
-from conversions import convert
-from gguf_files import DATA
-from soak_figures import record
-from verbs import ROOT, environment
+from pages.soak_figures import record
+from programs.verbs import ROOT, environment
+from sources.conversions import convert
+from sources.gguf_files import DATA
 
 SUPPORT = ROOT / "tests" / "support"
 KILLS = 200
@@ -23,9 +23,9 @@ SHARD = 20_000  # bytes: several shards
 
 
 def ran(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """A program of tests/support."""
+    """A program of tests/support/faults."""
     settings = {**environment(), "PYTHONPATH": os.pathsep.join((str(ROOT), str(SUPPORT)))}
-    words = [sys.executable, "-P", str(SUPPORT / script), *map(str, arguments)]
+    words = [sys.executable, "-P", str(SUPPORT / "faults" / script), *map(str, arguments)]
     done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done

@@ -17,15 +17,15 @@ import torch
 import transformers
 
 import bcqfmt
-import tiny_models
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.converters.export.gguf import GgufExport, export_gguf
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
-from conversions import convert
-from gguf_files import DATA
-from llama_cpp import Llama, in_f32, log_probabilities
-from peers import PEERS
+from programs.llama_cpp import Llama, in_f32, log_probabilities
+from sources import tiny_models
+from sources.conversions import convert
+from sources.gguf_files import DATA
+from sources.peers import PEERS
 
 PROMPT = [1, 20, 9, 30, 7, 41]
 TEXT = [1, *(np.random.default_rng(4).integers(3, 60, 31).tolist())]

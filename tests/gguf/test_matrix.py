@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import export_matrix
 from bcqfmt.converters.export import TARGETS
+from pages import export_matrix
 
 
 def test_every_cell_of_the_page_is_what_the_exporters_say() -> None:
     made = export_matrix.table()
     assert export_matrix.PAGE.read_text(encoding="utf-8") == export_matrix.page_with(made), (
-        "run: python tests/support/export_matrix.py"
+        "run: python tests/support/pages/export_matrix.py"
     )
     assert len(made.splitlines()) > 38
     assert "hqq" not in TARGETS  # it has no column

@@ -11,8 +11,8 @@ import transformers
 
 import bcqfmt
 from bcqfmt.converters.source.checkpoint import open_source
-from conversions import convert
-from gguf_files import DATA, Writer
+from sources.conversions import convert
+from sources.gguf_files import DATA, Writer
 
 TEXTS = ["the cat", " in the hen", "a\nb", "12 the 345", "<|im_start|>the<|im_end|>", "ändern", "", "  an  er "]
 

@@ -23,8 +23,8 @@ from bcqfmt.converters.convert.verify import verify
 from bcqfmt.converters.export.gguf import export_gguf
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert
-from gguf_files import Writer
+from sources.conversions import convert
+from sources.gguf_files import Writer
 
 IDS = torch.arange(34).reshape(2, 17) * 7 % 48
 SIZES: dict[str, Any] = {

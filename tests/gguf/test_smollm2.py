@@ -17,9 +17,9 @@ import transformers
 import bcqfmt
 from bcqfmt.converters.export import export
 from bcqfmt.converters.export.gguf import export_gguf
-from conversions import convert
-from dense_samples import quantize
-from llama_cpp import Llama, in_f32, log_probabilities
+from programs.llama_cpp import Llama, in_f32, log_probabilities
+from sources.conversions import convert
+from sources.dense_samples import quantize
 
 pytestmark = pytest.mark.soak
 PROMPT = "<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n"

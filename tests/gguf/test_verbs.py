@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bcqfmt.cli.main import cli
-from gguf_files import DATA
+from sources.gguf_files import DATA
 
 BROKEN = sorted((DATA / "broken").iterdir())
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import kernel_samples as ks
-import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch import BcqLinear
+from products import kernel_samples as ks
+from products import product_reference as reference
 
 WEIGHTS = {"plain": ks.weight("affine", 4, 96, 512, 128), "mixed": ks.mixed(40, 192, 64)}
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-import kernel_samples as ks
-import product_reference as reference
-import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import bit_gemv, bit_operand
 from bcqfmt.kernels.bits.shape import BitShape, product_shape
 from bcqfmt.kernels.operands import operand
-from gpu_arrays import to_gpu, twice
+from products import kernel_samples as ks
+from products import product_reference as reference
+from products.gpu_arrays import to_gpu, twice
+from simulated import sim_mixed
 
 # encoding, q, rows, columns, group size, vectors, dtype of x
 CASES = [

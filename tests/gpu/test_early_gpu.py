@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-import kernel_samples as ks
-import sim_atom
-import sim_mixed
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.bits import bit_gemv, bit_operand
 from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
 from bcqfmt.kernels.operands import operand
-from gpu_arrays import to_gpu
+from products import kernel_samples as ks
+from products.gpu_arrays import to_gpu
+from simulated import sim_atom, sim_mixed
 
 SIZE = 2048
 Product = Callable[..., torch.Tensor]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-import kernel_samples as ks
-import product_reference as reference
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.gemm import gemm, gemm_operand
 from bcqfmt.kernels.gemm.shape import gemm_shape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime.limits import KINDS
-from gpu_arrays import to_gpu, twice
+from products import kernel_samples as ks
+from products import product_reference as reference
+from products.gpu_arrays import to_gpu, twice
 
 LIMITS = {"F16": 7e-4, "BF16": 4e-3}
 # encoding, q, rows, columns, group size, dtype of x
@@ -21,7 +21,9 @@ WEIGHTS = [
     ("affine", 4, 1000, 4096, 128, "F16"), ("affine", 3, 777, 2048, 64, "F16"), ("affine", 2, 4096, 1024, 32, "BF16"),
     ("affine", 8, 515, 4096, 16, "F16"), ("affine", 5, 300, 3000, 3000, "BF16"), ("bcq", 3, 1024, 4096, 128, "F16"),
     ("bcq", 4, 1001, 1032, 64, "BF16"), ("offset", 4, 512, 2048, 128, "F16"), ("float-zero", 6, 100, 2056, 64, "BF16"),
-    ("second-order", 2, 512, 2048, 256, "F16"),
+    ("second-order", 2, 512, 2048, 256, "F16"), ("bcq", 4, 1024, 8192, 128, "F16"), ("bcq", 2, 512, 2048, 64, "F16"),
+    ("bcq", 5, 512, 2048, 128, "F16"), ("table", 4, 1000, 4096, 32, "F16"), ("table", 4, 512, 2048, 16, "BF16"),
+    ("short table", 4, 512, 2048, 32, "F16"),
 ]  # fmt: skip
 
 

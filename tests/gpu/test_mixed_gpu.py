@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import product_reference as reference
-import sim_mixed
 from bcqfmt import BcqWeight
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.outliers import csr_outliers
-from gpu_arrays import to_gpu, twice
+from products import product_reference as reference
+from products.gpu_arrays import to_gpu, twice
+from simulated import sim_mixed
 
 
 def vectors(batch: int, columns: int, dtype: str) -> Any:

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 
-import op_samples
-from op_samples import Results
+from products import op_samples
+from products.op_samples import Results
 
 Forbidden = Callable[[], AbstractContextManager[None]]
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import kernel_samples as ks
-import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
 from bcqfmt.integrations.torch.ops import lut as torch_ops
 from bcqfmt.kernels import dequant, lut, matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
-from gpu_arrays import guarded, to_gpu, twice
+from products import kernel_samples as ks
+from products import product_reference as reference
+from products.gpu_arrays import guarded, to_gpu, twice
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 SHAPES = ((4096, 4096, 128), (1024, 11008, 64), (77, 1000, 100), (1, 4096, 4096), (4095, 515, 33), (3, 70000, 8))

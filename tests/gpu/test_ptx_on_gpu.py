@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import sim_ptx
 from bcqfmt.kernels.simulator import arithmetic
-from gpu_arrays import to_gpu
+from products.gpu_arrays import to_gpu
+from simulated import sim_ptx
 
 COUNT = 4096
 SPECIAL = {
@@ -91,7 +91,7 @@ def test_float_tensor_cores() -> None:
 @pytest.mark.parametrize(("name", "shape"), [("exchanges", (10, 64)), ("copies", (4 * 256,))])
 def test_kernels_agree_with_the_simulator(name: str, shape: tuple[int, ...]) -> None:
     """The same source, here and in the simulator."""
-    from cuda_sim import simulate
+    from simulated.cuda_sim import simulate
 
     given = np.random.default_rng(0).integers(0, 2**31, 256 if name == "copies" else 64, dtype=np.uint32)
     extra = [np.zeros(1, np.uint32)] if name == "copies" else []

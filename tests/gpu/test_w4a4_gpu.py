@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-import atom_reference
-import sim_atom
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import LARGE
 from bcqfmt.kernels.runtime import tickets as ticket_counts
-from gpu_arrays import to_gpu, twice
+from products import atom_reference
+from products.gpu_arrays import to_gpu, twice
+from simulated import sim_atom
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 

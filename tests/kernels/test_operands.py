@@ -9,14 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import kernel_samples as ks
-import oracle
-import strategies
 from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.operands import Operand, operand
-from lut_gemm_arrays import LutGemm, from_lut_gemm, to_lut_gemm
+from products import kernel_samples as ks
+from products.lut_gemm_arrays import LutGemm, from_lut_gemm, to_lut_gemm
+from weights import oracle, strategies
 
 examples = hypothesis.settings(strategies.examples(80), deadline=None)
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import calibrated
 from bcqfmt.converters.methods.atom import Atom
 from bcqfmt.converters.methods.protocol import InputStats, Job
 from bcqfmt.errors import BcqError
-from strategies import examples
+from methods import calibrated
+from weights.strategies import examples
 
 Array = np.ndarray[Any, Any]
 SMALL: dict[str, Any] = {"outliers": 16, "group_size": 32}

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bcq_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
 from bcqfmt.converters.methods.errors import decoded_square_sums
@@ -28,8 +27,8 @@ from bcqfmt.converters.methods.loops.bcq_levels import (
 )
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
-from method_samples import KINDS, as_dtype, calibration, digest, group_errors, groups, job, matrix
-from method_strategies import matrices
+from methods import bcq_oracle
+from methods.method_samples import KINDS, as_dtype, calibration, digest, group_errors, groups, job, matrices, matrix
 
 ALMOST = 1 + 1e-11  # two ways to add up the same squares
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import calibrated
 from bcqfmt.converters.methods import hessian
 from bcqfmt.converters.methods.bcq import Bcq
 from bcqfmt.converters.methods.compensated import fitted
 from bcqfmt.converters.methods.gptq import UniformNumbers
-from strategies import examples
+from methods import calibrated
+from weights.strategies import examples
 
 Array = np.ndarray[Any, Any]
 CHOSEN = {"bits": 3, "group_size": 32, "rounding": "gptq"}

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from bcqfmt.converters.methods import errors
 from bcqfmt.converters.methods.errors import Sums, decoded_square_sums, square_sums
 from bcqfmt.weight.weight import BcqWeight
-from method_samples import DTYPES, matrix
-from peers import any_words
-from samples import affine, planes, rich
+from methods.method_samples import DTYPES, matrix
+from sources.peers import any_words
+from weights.samples import affine, planes, rich
 
 FLOATS: dict[str, Any] = {"F16": np.float16, "F32": np.float32}
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import calibrated
 from bcqfmt.container.dtypes import round_to
 from bcqfmt.converters.methods import hessian
 from bcqfmt.converters.methods.gptq import Gptq
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
-from strategies import examples
+from methods import calibrated
+from weights.strategies import examples
 
 Array = np.ndarray[Any, Any]
 PUBLISHED: dict[str, Any] = {

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import calibrated
 from bcqfmt.container.dtypes import nbytes_of
 from bcqfmt.converters.methods.gptq import UniformRule
 from bcqfmt.converters.methods.mixed24 import Mixed24, Split, equation_6, equation_10, outlier_bits, split
@@ -19,7 +18,8 @@ from bcqfmt.converters.methods.second_order import SecondOrderFit
 from bcqfmt.errors import BcqError
 from bcqfmt.weight.scheme import SecondOrder, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
-from strategies import examples
+from methods import calibrated
+from weights.strategies import examples
 
 Array = np.ndarray[Any, Any]
 

@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bcq_oracle
-import nested_bound
-import nested_oracle
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.bcq import Bcq
 from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.multi import Multi
 from bcqfmt.errors import BcqError
-from method_samples import as_dtype, group_errors, groups, job, matrix
-from method_strategies import matrices
+from methods import bcq_oracle, nested_bound, nested_oracle
+from methods.method_samples import as_dtype, group_errors, groups, job, matrices, matrix
 
 
 def quantized(weight: Any, dtype: str = "F16", threads: int = 1, **given: Any) -> BcqWeight:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bcqfmt.converters.methods import outliers
 from bcqfmt.converters.methods.outliers import csr_of, largest_scores
-from strategies import examples
+from weights.strategies import examples
 
 
 @given(

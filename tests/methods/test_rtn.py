@@ -17,8 +17,7 @@ from bcqfmt.container.dtypes import round_to
 from bcqfmt.converters.layouts.uniform import zero_points_of
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.errors import BcqError
-from method_samples import DTYPES, as_dtype, group_errors, groups, job, matrix
-from method_strategies import matrices
+from methods.method_samples import DTYPES, as_dtype, group_errors, groups, job, matrices, matrix
 
 SMALLEST = {"F16": 2.0**-24, "BF16": 2.0**-133, "F32": 2.0**-149}
 

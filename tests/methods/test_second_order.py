@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bcqfmt.converters.methods.second_order import SecondOrderFit
-from strategies import examples
+from weights.strategies import examples
 
 Array = np.ndarray[Any, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import samples
 from bcqfmt import BcqWeight
 from bcqfmt.converters.methods.stacking import stack
 from bcqfmt.errors import BcqError
+from weights import samples
 
 
 def affine(zero: object, seed: int = 0, columns: int = 48) -> BcqWeight:

@@ -14,7 +14,6 @@ import torch
 import transformers
 from click.testing import CliRunner, Result
 
-import verbs
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.quantize import calibration, calibration_work
 from bcqfmt.converters.quantize.calibration import calibrate
@@ -22,7 +21,8 @@ from bcqfmt.converters.quantize.calibration_work import choose_rows, read_text
 from bcqfmt.converters.quantize.stats import open_stats, stats_tensors, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from word_models import HIDDEN, LAYERS, save_model, save_text, save_tokenizer
+from programs import verbs
+from sources.word_models import HIDDEN, LAYERS, save_model, save_text, save_tokenizer
 
 Array = np.ndarray[Any, Any]
 SEQ, ROWS = 12, 5

@@ -15,8 +15,8 @@ from bcqfmt.converters.methods.loops.halves import widen
 from bcqfmt.converters.quantize.dense import check_finite, judge, read_matrix, refuse_quantized
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from dense_samples import DTYPES, dense_folder
-from peers import PEERS, any_words
+from sources.dense_samples import DTYPES, dense_folder
+from sources.peers import PEERS, any_words
 
 QUANTIZED = [
     "model.layers.0.self_attn.q_proj.weight",

@@ -16,8 +16,8 @@ from bcqfmt.converters.quantize.record import read_record
 from bcqfmt.converters.quantize.stats import StatsFile, fingerprint, open_stats, stats_tensors, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import tree
-from dense_samples import Array, dense_folder, quantize
+from sources.conversions import tree
+from sources.dense_samples import Array, dense_folder, quantize
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "rtn": {"bits": 4, "group_size": 32},

@@ -21,12 +21,12 @@ from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import tree
-from dense_samples import dense_folder, dense_tensors, quantize
-from verbs import ROOT, environment
+from programs.verbs import ROOT, environment
+from sources.conversions import tree
+from sources.dense_samples import dense_folder, dense_tensors, quantize
 
 SIZE = 25_000  # source bytes per shard
-SCRIPT = ROOT / "tests" / "support" / "interrupted.py"
+SCRIPT = ROOT / "tests" / "support" / "faults" / "interrupted.py"
 ASKED = ["--method", "rtn", "--group-size", "32", "--max-shard-size", str(SIZE), "--workers", "2"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dense_samples import dense_folder
+from sources.dense_samples import dense_folder
 
 # VmHWM and not ru_maxrss, which a child process has from its parent
 _CHILD = """

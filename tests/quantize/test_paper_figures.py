@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import paper_figures as paper
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.methods.mixed24 import equation_6, equation_10, outlier_bits
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
-from strategies import examples
+from methods import paper_figures as paper
+from weights.strategies import examples
 
 
 def weight(spec: WeightSpec, outliers: int = 0) -> BcqWeight:

@@ -14,7 +14,6 @@ import pytest
 import safetensors.numpy
 
 import bcqfmt
-import oracle
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.convert.verify import verify
@@ -27,8 +26,9 @@ from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from bcqfmt.weight.scheme_json import scheme_json
 from bcqfmt.weight.weight import BcqWeight
-from conversions import tree
-from dense_samples import dense_folder, dense_tensors, quantize
+from sources.conversions import tree
+from sources.dense_samples import dense_folder, dense_tensors, quantize
+from weights import oracle
 
 STACK = "model.layers.0.mlp.experts.gate_up_proj"
 SMALL = 12_000  # source bytes per shard: several shards

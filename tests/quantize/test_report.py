@@ -15,9 +15,9 @@ import bcqfmt
 from bcqfmt.converters.report import Report, kind_of, make_report
 from bcqfmt.converters.report.html import report_html
 from bcqfmt.converters.report.svg import Mark, Series, bars, scatter, standalone
-from conversions import convert, gptq_folder
-from dense_samples import dense_folder, dense_tensors, quantize
-from verbs import tensors
+from programs.verbs import tensors
+from sources.conversions import convert, gptq_folder
+from sources.dense_samples import dense_folder, dense_tensors, quantize
 
 VOID = {"meta", "br"}
 HOSTILE = "a<script>alert(1)</script>.weight"

@@ -18,8 +18,8 @@ from bcqfmt.converters.quantize.record import read_record
 from bcqfmt.converters.report.sweep import Combination, Point, Sweep, mark_front, plot
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from dense_samples import dense_folder, quantize
-from peers import PEERS
+from sources.dense_samples import dense_folder, quantize
+from sources.peers import PEERS
 
 DENSE = PEERS / "dense-fp16" / "source"
 

@@ -17,7 +17,7 @@ from bcqfmt.converters.quantize.calibration_work import choose_rows, read_text
 from bcqfmt.converters.quantize.stats import open_stats, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from word_models import save_model, save_text
+from sources.word_models import save_model, save_text
 
 Array = np.ndarray[Any, Any]
 SEQ, ROWS, MOST = 12, 5, 50.0

@@ -26,8 +26,8 @@ from bcqfmt.converters.convert.ray import RayExecutor
 from bcqfmt.converters.convert.tasks import fault_of, run_task, tasks_of
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from conversions import convert, gptq_folder, tree
-from fake_ray import FakeRay, OutOfMemoryError
+from programs.fake_ray import FakeRay, OutOfMemoryError
+from sources.conversions import convert, gptq_folder, tree
 
 SIZE = 15_000
 SHARDS = [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verbs import ROOT, environment
+from programs.verbs import ROOT, environment
 
 SHARDS = 1500
 _CHILD = """

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import pytest
 
-from conversions import convert, gptq_folder, tree
-from verbs import ROOT, environment
+from programs.verbs import ROOT, environment
+from sources.conversions import convert, gptq_folder, tree
 
 PYTHON = os.environ.get("BCQFMT_RAY_PYTHON", sys.executable)
 LAYERS, N, K = 24, 4096, 4096  # one layer, 9 MB, a shard
@@ -37,7 +37,7 @@ class Cluster:
     def __init__(self) -> None:
         probe = subprocess.run([PYTHON, "-c", "import ray, bcqfmt"], capture_output=True, text=True, check=False)
         assert probe.returncode == 0, f"pip install 'bcqfmt[ray]', or set BCQFMT_RAY_PYTHON: {probe.stderr[-300:]}"
-        script = ROOT / "tests" / "support" / "ray_cluster.py"
+        script = ROOT / "tests" / "support" / "programs" / "ray_cluster.py"
         self.program = subprocess.Popen(
             [PYTHON, script], env=variables(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

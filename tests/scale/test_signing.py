@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-from conversions import convert
-from peers import PEERS
-from verbs import ROOT
+from programs.verbs import ROOT
+from sources.conversions import convert
+from sources.peers import PEERS
 
 SCRIPT = ROOT / "docs" / "examples" / "sign_folder.sh"
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conversions import convert, gptq_folder, tree
-from verbs import ROOT, environment, program
+from programs.verbs import ROOT, environment, program
+from sources.conversions import convert, gptq_folder, tree
 
 SCRIPT = ROOT / "docs" / "examples" / "convert.sbatch"
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-import attacks
 from bcqfmt import errors
 from bcqfmt.checkpoint import folder, manifest, validation
 from bcqfmt.cli import render
@@ -22,7 +21,8 @@ from bcqfmt.converters.report import html as report_html
 from bcqfmt.converters.source import checkpoint, patterns
 from bcqfmt.converters.source import front_matter as front
 from bcqfmt.weight import checks
-from mutation import Edit, without
+from security import attacks
+from security.mutation import Edit, without
 
 
 class Guard(NamedTuple):

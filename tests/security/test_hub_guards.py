@@ -13,9 +13,9 @@ from bcqfmt.converters import hub as client
 from bcqfmt.converters.hub import errors as hub_errors
 from bcqfmt.converters.hub import repo as hub_repo
 from bcqfmt.converters.source import checkpoint
-from hub_samples import NAME, files
-from hub_server import TOKEN, HubServer, failure, loopback_hub
-from mutation import Edit, without
+from hub.samples import NAME, files
+from hub.server import TOKEN, HubServer, failure, loopback_hub
+from security.mutation import Edit, without
 
 INDEX = "model.safetensors.index.json"
 FIRST = "model-00001-of-00002.safetensors"

@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import save_file
 
 import bcqfmt
-import samples
 from bcqfmt import BcqWeight
 from bcqfmt.converters.layouts.rebuild import apply_rule
 from bcqfmt.converters.layouts.registry import rebuilders
@@ -22,7 +21,8 @@ from bcqfmt.kernels import cpu
 from bcqfmt.kernels.atom.operands import pack_w4
 from bcqfmt.kernels.operands import operand
 from bcqfmt.weight import checks
-from mutation import without
+from security.mutation import without
+from weights import samples
 
 COLUMNS = 256
 NAME = "w.weight"

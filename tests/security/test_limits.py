@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bcqfmt
-from attacks import peak
 from bcqfmt.checkpoint.model_file import _begins_with
 from bcqfmt.checkpoint.validation import Report
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.source.checkpoint import open_source
-from conversions import gptq_folder
+from security.attacks import peak
+from sources.conversions import gptq_folder
 
 
 def file_with(path: Path, descriptor: dict[str, Any], tensors: int = 0) -> Path:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import malformed_sources
 from bcqfmt.cli.main import cli
-from soak_figures import record
+from pages.soak_figures import record
+from sources import malformed_sources
 
 _SAMPLE = 100
 _SECONDS = 5  # for all commands on one source, in the soak

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conversions import gptq_folder
-from forbidden_calls import offences, sources
-from verbs import ROOT
+from programs.verbs import ROOT
+from security.forbidden_calls import offences, sources
+from sources.conversions import gptq_folder
 
 SOURCES = sources()
 LOADERS = [path for path, text in SOURCES.items() if "trust_remote_code=False" in text]

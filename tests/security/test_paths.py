@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 import bcqfmt
 from bcqfmt.cli.main import cli
 from bcqfmt.container.files import unwritable
-from conversions import GPTQ, gptq_folder, gptq_layer, tree
-from peers import made_up
+from sources.conversions import GPTQ, gptq_folder, gptq_layer, tree
+from sources.peers import made_up
 
 
 def run(*words: str | Path) -> Result:

@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 import bcqfmt
-from attacks import peak
 from bcqfmt import BcqError
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.convert import source_rebuilder
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.layouts.registry import rebuilders
-from conversions import convert, proved, tree
-from folder_mutations import canonical
-from layout_sources import SOURCES, layout_source
+from fuzz.folder_mutations import canonical
+from security.attacks import peak
+from sources.conversions import convert, proved, tree
+from sources.layout_sources import SOURCES, layout_source
 
 RECORD = "bcq_source/source.json"
 MB = 1_000_000

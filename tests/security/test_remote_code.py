@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from attacks import refused
-from conversions import convert
-from mutation import without
-from peers import WITH_TOKENIZER
+from security.attacks import refused
+from security.mutation import without
+from sources.conversions import convert
+from sources.peers import WITH_TOKENIZER
 
 pytestmark = pytest.mark.soak
 

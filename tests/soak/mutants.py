@@ -17,10 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-import decoder_verdicts
-from decoder_mutants import mutants, planted
-from decoder_reasons import reason
-from decoder_verdicts import DECODER, passes
+from wrong_decoders import verdicts as decoder_verdicts
+from wrong_decoders.mutants import mutants, planted
+from wrong_decoders.reasons import reason
+from wrong_decoders.verdicts import DECODER, passes
 
 LIST = Path(__file__).resolve().parents[1] / "spec" / "mutants.json"
 MEMORY = 8 << 30  # a wrong decoder may ask for any amount

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from soak_figures import FIGURES, fuzz_figures, record, rendered
+from pages.soak_figures import FIGURES, fuzz_figures, record, rendered
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import bcqfmt
-from bad_bytes import described, example_descriptor, example_tensors, frame, place
+from bad_files.by_hand import described, example_descriptor, example_tensors, frame, place
 
 DECODER = Path(__file__).resolve().parents[2] / "spec" / "decoder.py"
 spec = importlib.util.spec_from_file_location("bcq_decoder_for_entries", DECODER)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import bcqfmt
-import samples
 from bcqfmt import BcqError
-from folder_mutations import mutate_folder
-from strategies import EXPLORE
+from fuzz.folder_mutations import mutate_folder
+from weights import samples
+from weights.strategies import EXPLORE
 
 DECODER = Path(__file__).resolve().parents[2] / "spec" / "decoder.py"
 spec = importlib.util.spec_from_file_location("bcq_decoder_for_folders", DECODER)

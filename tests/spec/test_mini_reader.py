@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import samples
+from weights import samples
 
 FILE = samples.VECTORS.parent / "mini_reader.py"
 spec = importlib.util.spec_from_file_location("bcq_mini_reader", FILE)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import decoder_verdicts
-import samples
-from decoder_mutants import Mutant, mutants, planted
-from decoder_reasons import EQUIVALENT, LEFT, reason
-from decoder_verdicts import DECODER, Case
-from soak_figures import record
+from pages.soak_figures import record
+from weights import samples
+from wrong_decoders import verdicts as decoder_verdicts
+from wrong_decoders.mutants import Mutant, mutants, planted
+from wrong_decoders.reasons import EQUIVALENT, LEFT, reason
+from wrong_decoders.verdicts import DECODER, Case
 
 SCRIPT = Path(__file__).resolve().parents[1] / "soak" / "mutants.py"
 LIST: dict[str, str] = json.loads((Path(__file__).parent / "mutants.json").read_text())

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import bcqfmt
-import samples
 from bcqfmt import BcqError, StoredTensor, UnsupportedError
 from bcqfmt.container.dtypes import round_to
 from bcqfmt.container.strict_json import canonical, parse
 from bcqfmt.weight.packing import pack, unpack
+from weights import samples
 
 INDEX = samples.vector_index()
 VALID = {entry["id"]: entry for entry in INDEX["valid"]}

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import bcqfmt
-import oracle
-import samples
 from bcqfmt import BcqWeight, codes, limits
 from bcqfmt.container import dtypes
 from bcqfmt.weight import scheme
+from weights import oracle, samples
 
 SPEC = Path(__file__).resolve().parents[2] / "spec"
 TEXT = "\n".join((SPEC / name).read_text(encoding="utf-8") for name in ("bcq-1.0.md", "provenance-1.0.md"))

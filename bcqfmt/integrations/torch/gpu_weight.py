@@ -1,7 +1,8 @@
 """Weights whose parts are on a GPU, rearranged there with torch for the kernels, not on the host.
 
 `dequantize` reads the planes of a BCQ file as they are stored, without a copy; the fast product gets a rearranged copy
-(`kernels.bits.layout`). This takes seconds for a large model, where the host takes minutes. Weights with a perm,
+(`kernels.bits.layout`), of which the planes can be had again where the stored ones were freed. This takes seconds for
+a large model, where the host takes minutes. Weights with a perm,
 outliers, tables, floating-point zeros or scales that are made of codes or bytes, and weights whose content fails a
 check here, go through the host, which checks them in full and reports errors.
 """
@@ -34,9 +35,12 @@ _DTYPES = {name: kind for kind, name in _FLOATS.items()}
 
 
 class _Piece(SimpleNamespace):
-    """A segment: planes (q, out, words) int32; first, second as `operands.OperandSegment` has them, as stored."""
+    """A segment; first, second as `operands.OperandSegment` has them, as stored.
 
-    planes: Tensor
+    ``stored``: the planes (q, out, words) int32, a segment of the fast product that has them in its order, or None.
+    """
+
+    stored: Tensor | BitSegment | None
     first: Tensor
     second: Tensor
     start: int
@@ -44,6 +48,15 @@ class _Piece(SimpleNamespace):
     group_size: int
     bits: int
     formula: str
+
+    @property
+    def planes(self) -> Tensor:
+        """(q, out, words) int32; BCQ-E305 if nothing has them any more."""
+        if isinstance(self.stored, Tensor):
+            return self.stored
+        if self.stored is None:
+            raise error("BCQ-E305", found="a weight whose stored planes were freed", expected="products only")
+        return unpacked_planes(self.stored.layout, self.stored.planes, self.first.shape[-2])
 
 
 def gpu_weight(spec: WeightSpec, parts: Mapping[str, Tensor]) -> GpuWeight | None:
@@ -90,7 +103,7 @@ def _piece(spec: WeightSpec, k: int, start: int, parts: Mapping[str, Tensor]) ->
     if not clean or not bool(torch.isfinite(first).all()) or not bool(torch.isfinite(second).all()):
         return None
     return _Piece(
-        planes=_borrowed(planes), first=first.clone(), second=second.clone(), start=start, width=width,
+        stored=_borrowed(planes), first=first.clone(), second=second.clone(), start=start, width=width,
         group_size=segment.group_size, bits=segment.bits, formula=segment.encoding,
     )  # fmt: skip
 
@@ -131,7 +144,7 @@ class GpuWeight(matmul.MatmulWeight):
         self._spec, self._pieces = spec, pieces
         outline: Any = SimpleNamespace(shape=spec.shape, segments=tuple(pieces), outliers=None, perm=None, name="")
         super().__init__(outline, pieces[0].planes.device)
-        self._let_go = False
+        self._exact: DeviceOperand | None = None
 
     @cached_property
     def linear(self) -> bool:
@@ -171,17 +184,29 @@ class GpuWeight(matmul.MatmulWeight):
         return self._operand("lut-gemm", segments)
 
     def let_go(self, paths: Collection[str]) -> bool:
-        """Whether the memory of the parts may be freed if there are only products on ``paths`` from now on."""
-        self._let_go = not {"dequantize", "look-up"} & set(paths)
-        return self._let_go
+        """Whether the memory of the parts may be freed if there are only products on ``paths`` from now on.
 
-    @cached_property
+        Each of them has run. The planes are then taken out of the fast layout whenever a product decodes them.
+        """
+        fast = () if self.bits is None else self.bits.segments
+        packed = bool(fast) and all(segment.layout.passes == 1 for segment in fast)
+        if "dequantize" in paths and not packed:
+            return False
+        for k, piece in enumerate(self._pieces):
+            piece.stored = fast[k] if packed else None
+        self._exact = None
+        return True
+
+    @property
     def exact(self) -> DeviceOperand:
-        """For dequantizing: the planes as they are stored; BCQ-E305 if they were freed."""
-        if self._let_go:
-            raise error("BCQ-E305", found="a weight whose stored planes were freed", expected="products only")
+        """For dequantizing: the planes as they are stored."""
+        if self._exact is not None:
+            return self._exact
         segments = [_segment(piece, piece.planes, piece.first, piece.second, piece.formula) for piece in self._pieces]
-        return self._operand("canonical", segments)
+        made = self._operand("canonical", segments)
+        if all(isinstance(piece.stored, Tensor) for piece in self._pieces):  # a copy would be kept
+            self._exact = made
+        return made
 
     def _operand(self, layout: str, segments: list[DeviceSegment]) -> DeviceOperand:
         made = DeviceOperand(
@@ -228,6 +253,12 @@ def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
             plane.copy_(in_steps(plane))
     parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)
     return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
+
+
+def unpacked_planes(layout: BitLayout, packed: Tensor, rows: int) -> Tensor:
+    """The planes (q, rows, words) int32 that :func:`packed_planes` was given; for a layout of one pass."""
+    parts = packed.reshape(-1, layout.chunks, layout.bits, 8, 4, 2, 2).permute(2, 0, 6, 3, 1, 5, 4)
+    return parts.reshape(layout.bits, -1, layout.chunks * 8)[:, :rows, : -(-layout.width // 32)].contiguous()
 
 
 def packed_numbers(layout: BitLayout, first: Tensor, second: Tensor) -> Tensor:

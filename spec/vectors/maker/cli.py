@@ -6,25 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from . import (
-    example,
-    invalid_container,
-    invalid_content,
-    invalid_descriptor,
-    invalid_edges,
-    invalid_folder,
-    invalid_folder_edges,
-    invalid_keys,
-    invalid_manifest,
-    invalid_source,
-    valid_affine,
-    valid_containers,
-    valid_edges,
-    valid_encodings,
-    valid_exact,
-    valid_folders,
-    valid_structures,
-)
+from . import example, invalid, valid
 from .catalogue import Invalid, Valid
 from .index import index, load_decoder, path_of
 
@@ -32,40 +14,10 @@ HERE = Path(__file__).resolve().parent.parent
 GROUPS = ("valid", "invalid")
 
 
-def all_valid() -> list[Valid]:
-    """Every valid vector."""
-    modules = (
-        valid_affine,
-        valid_encodings,
-        valid_exact,
-        valid_structures,
-        valid_containers,
-        valid_folders,
-        valid_edges,
-    )
-    return [vector for module in modules for vector in module.vectors()]
-
-
-def all_invalid() -> list[Invalid]:
-    """Every invalid vector."""
-    modules = (
-        invalid_container,
-        invalid_descriptor,
-        invalid_keys,
-        invalid_content,
-        invalid_edges,
-        invalid_folder,
-        invalid_folder_edges,
-        invalid_manifest,
-        invalid_source,
-    )
-    return [vector for module in modules for vector in module.vectors()]
-
-
-def tree(valid: list[Valid], invalid: list[Invalid]) -> dict[str, bytes]:
+def tree(right: list[Valid], wrong: list[Invalid]) -> dict[str, bytes]:
     """Path -> bytes of all vectors, not compressed."""
     files: dict[str, bytes] = {}
-    for group, vectors in (("valid", valid), ("invalid", invalid)):
+    for group, vectors in (("valid", right), ("invalid", wrong)):
         for vector in vectors:
             base = path_of(group, vector.id, vector.content, isinstance(vector, Invalid) and vector.gzip)
             content = vector.content if isinstance(vector.content, dict) else {"": vector.content}
@@ -75,10 +27,10 @@ def tree(valid: list[Valid], invalid: list[Invalid]) -> dict[str, bytes]:
 
 def generate() -> dict[str, bytes]:
     """Path -> bytes of the vectors and the index."""
-    valid, invalid = all_valid(), all_invalid()
+    right, wrong = valid.vectors(), invalid.vectors()
     decoder = load_decoder(HERE.parent / "decoder.py")
-    text = json.dumps(index(valid, invalid, decoder), indent=1, sort_keys=True, ensure_ascii=True)
-    return {**tree(valid, invalid), "index.json": (text + "\n").encode("ascii")}
+    text = json.dumps(index(right, wrong, decoder), indent=1, sort_keys=True, ensure_ascii=True)
+    return {**tree(right, wrong), "index.json": (text + "\n").encode("ascii")}
 
 
 def present(folder: Path) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .valid_affine import worked
+from .valid.affine import worked
 
 BEGIN, END = "<!-- example:begin -->", "<!-- example:end -->"
 

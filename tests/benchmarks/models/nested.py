@@ -5,8 +5,8 @@
 For numbers drawn from three distributions and for rows of the models given (folders with model.safetensors), for groups
 of 32 to 512, with and without a bias: the mean squared error of the first 3 and all 4 planes of `multi` over that of
 `bcq` with 3 and 4 planes, both as `bcqfmt quantize` makes them. Where that is above its goal, branch and bound
-(tests/support/nested_bound.py) finds the least error that any planes and scales under the same first two can have, on
-some of the groups. Seeds are fixed; --write makes nested.json and nested.md in docs/benchmarks.
+(tests/support/methods/nested_bound.py) finds the least error that any planes and scales under the same first two can
+have, on some of the groups. Seeds are fixed; --write makes nested.json and nested.md in docs/benchmarks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.multi import Multi
 from bcqfmt.converters.methods.protocol import Job
 from bcqfmt.version import __version__
-from nested_bound import least_error
+from methods.nested_bound import least_error
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 GOALS = {3: 1.15, 4: 1.5}  # mean squared error over that of planes of their own

@@ -35,11 +35,12 @@ quantized; its rows have 64 or 172 numbers, and groups longer than a row are lef
 are stored in F16.
 
 **The bound.** Branch and bound over all planes and scales above the first two, for one precision at a time, proven to
-0.1 % at 3 planes and to 2 % at 4 (`tests/support/nested_bound.py`). It takes up to seconds per group, so it is computed
-for some groups only, where the goal is exceeded: 16 to 32 of them, with a bias and 4 planes 4. The least error of the
-cell is the figure times the share of the error on these groups that is proven to be needed; within a per cent of the
-goal (some per cent with a bias and 4 planes) the verdict may differ for all groups. The bound does not round scales and
-values to F16, and does not know that both precisions share the third plane, so a missed goal can be out of reach too.
+0.1 % at 3 planes and to 2 % at 4 (`tests/support/methods/nested_bound.py`). It takes up to seconds per group, so it is
+computed for some groups only, where the goal is exceeded: 16 to 32 of them, with a bias and 4 planes 4. The least error
+of the cell is the figure times the share of the error on these groups that is proven to be needed; within a per cent of
+the goal (some per cent with a bias and 4 planes) the verdict may differ for all groups. The bound does not round scales
+and values to F16, and does not know that both precisions share the third plane, so a missed goal can be out of reach
+too.
 """
 
 

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 import numba
 import numpy as np
 
-import product_reference as reference
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import cpu
 from bcqfmt.kernels.operands import operand
+from products import product_reference as reference
 
 TILE = 512  # rows that share the look-ups of a table
 GROUP = 128

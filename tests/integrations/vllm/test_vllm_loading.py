@@ -1,0 +1,280 @@
+"""The plugin for vLLM while a model is loaded: embeddings, heads, dense pieces, shard ids, devices, warming up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bcqfmt
+from bcqfmt import BcqError, BcqWeight
+from bcqfmt.integrations import vllm as plugin
+from bcqfmt.integrations.torch import BcqEmbedding, BcqLinear, linear_op
+from bcqfmt.integrations.torch.gpu_weight import gpu_weight
+from bcqfmt.system import lock_file
+from products import kernel_samples as ks
+from simulated import sim_bcq_linear, sim_torch
+from simulated.cuda_sim import simulate
+from vllm_plugin.stand_in import Rank, fill, finish, installed, load
+
+PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "in_proj_qkvz": ["in_proj_qkv", "in_proj_z"]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[SimpleNamespace]:
+    with installed() as found:
+        plugin.register()
+        yield found
+
+
+@pytest.fixture
+def config(world: SimpleNamespace) -> Any:
+    made = world.registered["bcq"].from_config({"quant_method": "bcq"})
+    made.packed_modules_mapping = PACKED
+    return made
+
+
+def sample(rows: int, seed: int = 0) -> BcqWeight:
+    return ks.weight("affine", 4, rows, 128, 32, seed=seed)
+
+
+def inputs(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def values(weight: BcqWeight) -> torch.Tensor:
+    return torch.from_numpy(weight.dequantize()).float()
+
+
+# -- embeddings and heads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_quantized_embedding_and_the_head_that_is_tied_to_it(config: Any, world: SimpleNamespace, ranks: int) -> None:
+    table, x = sample(70), inputs(2, 128)
+    config.specs, config.tied = {"model.embed_tokens": table.spec}, True
+    found, ids = [], torch.tensor([[0, 5], [17, 3]])
+    for number in range(ranks):  # 128 rows of 4 ranks: 32, 32, 6, none
+        rank = Rank(world.modules, number, ranks)
+        layer = rank.head(config, "model.embed_tokens", 70, 128, "VocabParallelEmbedding")
+        head = rank.head(config, "lm_head", 70, 128)
+        assert head.quant_method.tie_weights(head, layer) is head
+        fill(layer, [table.to_torch()])
+        held = values(table)[number * 32 :][: 128 // ranks]
+        rows = layer.quant_method.embedding(layer, ids % max(1, len(held)))
+        assert torch.equal(rows, held[ids % len(held)] if len(held) else torch.zeros(2, 2, 128))
+        found.append(head.quant_method.apply(head, x))
+        assert head.weight.shape == layer.weight.shape == (0,)
+    whole = torch.cat(found, -1)
+    assert torch.equal(whole[:, :70], BcqLinear.from_weight(table)(x))
+    assert whole.shape == (2, 128)
+
+
+def test_a_dense_head_beside_a_quantized_embedding_is_left_to_vllm(config: Any, world: SimpleNamespace) -> None:
+    config.specs = {"model.embed_tokens": sample(70).spec}
+    rank = Rank(world.modules)
+    assert rank.head(config, "model.embed_tokens", 70, 128, "VocabParallelEmbedding").quant_method.tied is False
+    assert rank.head(config, "lm_head", 70, 128).quant_method is None
+
+
+def test_an_embedding_without_a_name_is_found_by_its_size(config: Any, world: SimpleNamespace) -> None:
+    """Llama in vLLM does not say which one it makes."""
+    rank, kind = Rank(world.modules), "VocabParallelEmbedding"
+    config.specs = {"model.embed_tokens": sample(70).spec, "lm_head": sample(70).spec, "a.o_proj": sample(70).spec}
+    made = rank.head(config, "", 70, 128, kind)
+    assert [name for name, _ in made.quant_method.weights] == ["model.embed_tokens"]
+    assert rank.head(config, "", 71, 128, kind).quant_method is None
+    config.specs["model.more_embeddings"] = sample(70).spec
+    with pytest.raises(BcqError, match=r"BCQ-E305 'model.embed_tokens'.*2 weights of shape \[70, 128\]"):
+        rank.head(config, "", 70, 128, kind)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_head_of_its_own_is_not_tied(config: Any, tmp_path: Path, nested: bool) -> None:
+    """vLLM 0.26 does not load the tensors of a head that config.json calls tied."""
+    text = SimpleNamespace(tie_word_embeddings=True)
+    whole = SimpleNamespace(tie_word_embeddings=True, get_text_config=lambda: text if nested else whole)
+    bcqfmt.save(tmp_path / "m", {"model.embed_tokens.weight": sample(8)})
+    config.maybe_update_config(str(tmp_path / "m"), whole)
+    assert config.tied
+    assert whole.tie_word_embeddings
+    bcqfmt.save(tmp_path / "h", {"lm_head.weight": sample(8)})
+    config.maybe_update_config(str(tmp_path / "h"), whole)
+    assert not config.tied
+    assert not whole.tie_word_embeddings
+    assert not text.tie_word_embeddings or not nested
+
+
+def test_the_manifest_is_that_of_the_revision(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.26 does not say which one was asked for; config.json was read from a commit."""
+    bcqfmt.save(tmp_path / "m", {"a.weight": sample(8)})
+    asked: list[Any] = []
+    raw = (tmp_path / "m" / "bcq_manifest.json").read_bytes()
+    module = __import__("sys").modules[type(config).__module__]
+    monkeypatch.setattr(module, "get_hf_file_bytes", lambda name, model, revision: asked.append(revision) or raw)
+    config.maybe_update_config("owner/name", hf_config=SimpleNamespace(_commit_hash="0af1"))
+    config.maybe_update_config("owner/name", SimpleNamespace(_commit_hash="0af1"), "v2")
+    config.maybe_update_config("owner/name")
+    assert asked == ["0af1", "v2", None]
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------
+
+
+def output(x: torch.Tensor, weight: BcqWeight, dense: bool) -> torch.Tensor:
+    return x @ values(weight).T if dense else BcqLinear.from_weight(weight)(x)
+
+
+@pytest.mark.parametrize(("dense", "ranks"), [("q", 1), ("k", 2), ("qv", 2)])
+def test_dense_pieces_beside_quantized_ones(config: Any, world: SimpleNamespace, dense: str, ranks: int) -> None:
+    weights = {one: sample(32 if one == "q" else 16, seed=seed) for seed, one in enumerate("qkv")}
+    config.specs = {f"a.{one}_proj": weight.spec for one, weight in weights.items() if one not in dense}
+    tensors = [{"weight": values(w)} if one in dense else w.to_torch() for one, w in weights.items()]
+    x, bias = inputs(3, 128), inputs(64 // ranks)
+    for rank in range(ranks):
+        layer = fill(Rank(world.modules, rank, ranks).qkv(config, "a.qkv_proj", 4, 2, 8, 128), tensors, "qkv")
+        wanted = [output(x, w, one in dense).chunk(ranks, -1)[rank] for one, w in weights.items()]
+        found = layer.quant_method.apply(layer, x, bias)
+        torch.testing.assert_close(found, torch.cat(wanted, -1) + bias, rtol=1e-5, atol=1e-4)
+        rows = torch.cat([values(w).chunk(ranks)[rank] for w in weights.values()])
+        assert torch.equal(layer.quant_method.dequantize_weight(layer).float(), rows)
+
+
+@pytest.mark.parametrize(("dense", "ranks"), [(False, 1), (False, 2), (True, 2)])
+def test_weights_of_several_pieces(config: Any, world: SimpleNamespace, ranks: int, dense: bool) -> None:
+    """Qwen3.5: four pieces in two weights, sent as (0, 1, 2) and 3; one of them may be dense."""
+    both = {"a.in_proj_qkv": sample(64), "a.in_proj_z": sample(32, seed=1)}
+    config.specs = {name: w.spec for name, w in both.items() if not (dense and name.endswith("z"))}
+    tensors = [w.to_torch() if name in config.specs else {"weight": values(w)} for name, w in both.items()]
+    x = inputs(2, 128)
+    whole = torch.cat([output(x, w, name not in config.specs) for name, w in both.items()], -1)
+    for rank in range(ranks):
+        layer = Rank(world.modules, rank, ranks).merged(config, "a.in_proj_qkvz", [16, 16, 32, 32], 128)
+        fill(layer, tensors, [(0, 1, 2), 3])
+        wanted = torch.cat([piece.chunk(ranks, -1)[rank] for piece in whole.split([16, 16, 32, 32], -1)], -1)
+        torch.testing.assert_close(layer.quant_method.apply(layer, x), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_rows_that_fit_no_pieces_are_refused(config: Any, world: SimpleNamespace) -> None:
+    rank = Rank(world.modules)
+    config.specs = {"a.in_proj_qkv": sample(56).spec, "a.in_proj_z": sample(40).spec}
+    with pytest.raises(BcqError, match=r"BCQ-E305.*56, 40 rows; expected pieces of 16, 16, 32, 32"):
+        rank.merged(config, "a.in_proj_qkvz", [16, 16, 32, 32], 128)
+    config.specs = {"a.in_proj_qkv": sample(64).spec, "a.in_proj_z": sample(32).spec}
+    layer = rank.merged(config, "a.in_proj_qkvz", [16, 16, 32, 32], 128)
+    for shard in (None, (2, 3)):
+        with pytest.raises(BcqError, match=r"BCQ-E305.*in_proj_qkv.*piece"):
+            load(layer, sample(64).to_torch(), shard)
+
+
+def test_a_dense_piece_that_does_not_come_is_missed(config: Any, world: SimpleNamespace) -> None:
+    config.specs = {"a.q_proj": sample(32).spec, "a.k_proj": sample(16).spec}
+    layer = Rank(world.modules).qkv(config, "a.qkv_proj", 4, 2, 8, 128)
+    load(layer, sample(32).to_torch(), "q")
+    load(layer, sample(16).to_torch(), "k")
+    with pytest.raises(BcqError, match=r"BCQ-E301.*a\.v_proj.*no weight"):
+        finish(layer)
+
+
+def test_offloaded_inlets_do_not_take_the_pieces_with_them(config: Any, world: SimpleNamespace) -> None:
+    config.specs = {"up": sample(32).spec}
+    layer = Rank(world.modules).column(config, "up", 32, 128)
+    for name, inlet in list(layer.named_parameters()):  # what --cpu-offload-gb does before anything is loaded
+        moved = torch.nn.Parameter(inlet.data.to("meta"), requires_grad=False)
+        moved.weight_loader = inlet.weight_loader  # type: ignore[attr-defined]
+        layer._parameters[name] = moved
+    fill(layer, [sample(32).to_torch()])
+    assert {tensor.device.type for tensor in [*layer.bcq.buffers(), layer.weight]} == {"cpu"}
+    assert layer.quant_method.apply(layer, inputs(1, 128)).shape == (1, 32)
+
+
+# -- before the first request -----------------------------------------------------------------------------------
+
+
+def test_every_product_has_run_before_the_first_request(
+    config: Any, world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    product = BcqLinear.product
+    monkeypatch.setattr(BcqLinear, "product", lambda self, x, *more: ran.append(len(x)) or product(self, x, *more))
+    weight = ks.weight("affine", 4, 8, 128, 64, seed=3)  # like no other here
+    config.specs = {"up": weight.spec}
+    fill(Rank(world.modules).column(config, "up", 8, 128), [weight.to_torch()])
+    assert ran == [1, 2, 3, 4, 128]  # vLLM's largest batch, and the unit matrix that MLA multiplies with
+    ran.clear()
+    fill(Rank(world.modules).column(config, "up", 8, 128), [weight.to_torch()])
+    assert ran == [1, 2, 4, 128]  # a layer of the same kind: layouts only
+
+
+def test_numbers_of_vectors_stand_for_all_of_them(world: SimpleNamespace) -> None:
+    counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts
+    assert counts(1) == [1]
+    assert counts(64) == list(range(1, 65))
+    assert counts(300)[64:] == [128, 256, 300]
+    assert counts(8192)[64:] == [128, 256, 512, 1024, 2048, 4096]
+
+
+def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, monkeypatch: Any) -> None:
+    alone = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"])._alone
+    monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path / "cache"))
+    with alone(), (tmp_path / "cache" / "warm-up.lock").open() as other, pytest.raises(BlockingIOError):
+        lock_file(other.fileno())
+    with (tmp_path / "cache" / "warm-up.lock").open() as other:
+        lock_file(other.fileno())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path / "file"))
+    with alone():
+        pass  # nowhere to write: everyone compiles
+
+
+@pytest.mark.parametrize(
+    ("weight", "capability", "batches", "all_freed"),
+    [
+        (ks.weight("affine", 4, 17, 320, 64), (9, 0), [1, 300], True),  # decoded from the fast layout
+        (ks.weight("bcq", 3, 5, 70, 32), (9, 0), [300], True),
+        (ks.weight("affine", 4, 5, 64, 16), (9, 0), [300], False),  # short groups: its bits are in another order
+        (ks.weight("affine", 4, 5, 64, 32), (8, 0), [300], False),  # no fast layout
+        (ks.weight("affine", 4, 5, 64, 32, perm=True), (8, 0), [300], True),  # prepared on the host, with its copies
+    ],
+    ids=["affine", "bcq", "short groups", "sm_80", "host"],
+)
+def test_parts_that_no_product_reads_are_freed(
+    weight: BcqWeight, capability: tuple[int, int], batches: list[int], all_freed: bool
+) -> None:
+    freed, (before, after), dense = simulate(sim_bcq_linear.released, weight, capability, batches)
+    assert freed == [all_freed] * len(freed)
+    assert [y.tobytes() for y in before] == [y.tobytes() for y in after]
+    assert np.array_equal(dense, weight.dequantize().astype(np.float32))
+
+
+def test_planes_that_are_gone_are_not_decoded() -> None:
+    """A GPU without the fast product, where only batches of up to 256 were asked for."""
+    made, _parts = gpu_weight(sample(16).spec, parts := sample(16).to_torch()), parts
+    assert made is not None
+    made.bits = None
+    assert not made.let_go({"gemm", "dequantize"})
+    assert made.let_go({"gemm"})
+    with pytest.raises(BcqError, match=r"BCQ-E305.*freed"):
+        made.exact  # noqa: B018
+
+
+def test_the_table_of_an_embedding_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_op, "_on_gpu", lambda *given: SimpleNamespace(let_go=lambda paths: True))
+    monkeypatch.setattr(linear_op.matmul, "path_of", lambda *given: "gemm")
+    table, linear = BcqEmbedding.from_weight(sample(16)), BcqLinear.from_weight(sample(16))
+    for layer in (table, linear):
+        layer.release(torch.float16, [1])
+    assert all(part.numel() > 1 for part in table.parts())
+    assert all(part.numel() == 1 for part in linear.parts())
+
+
+@pytest.mark.parametrize("kind", ["affine", "bcq", "table"])
+def test_rows_of_an_embedding_on_a_gpu(kind: str) -> None:
+    weight = ks.weight(kind, 4 if kind != "bcq" else 3, 9, 64, 32)
+    ids = [3, 8, 0, 3]
+    assert simulate(sim_torch.embedding_rows, weight, ids).tobytes() == weight.dequantize()[ids].tobytes()

@@ -1,0 +1,150 @@
+"""The product of many vectors in the simulator, and its layout, against the normative decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bcqfmt import BcqError, BcqWeight
+from bcqfmt.kernels.gemm import gemm_operand, layouts_of
+from bcqfmt.kernels.gemm.layout import GemmLayout
+from bcqfmt.kernels.gemm.pack import pack_codes
+from bcqfmt.kernels.gemm.shape import gemm_shape
+from bcqfmt.kernels.operands import operand
+from products import kernel_samples as ks
+from products import product_reference as reference
+from simulated import sim_gemm
+from simulated.cuda_sim import simulate
+
+LIMITS = {"F16": 6e-4, "BF16": 4e-3}
+# encoding, q, rows, columns, group size, dtype of x, vectors, options
+CASES = [
+    ("affine", 4, 70, 200, 64, "F16", 9, {"engine": "wgmma", "depth": 2}),
+    ("affine", 3, 64, 136, 32, "F16", 3, {"depth": 2}),
+    ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
+    ("affine", 8, 64, 72, 72, "F16", 2, {}),
+    ("affine", 4, 64, 512, 128, "F16", 2, {"engine": "wgmma", "depth": 4}),
+    ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
+    ("offset", 3, 64, 128, 64, "BF16", 2, {}),
+    ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
+    ("bcq", 3, 64, 200, 128, "F16", 11, {"vectors": 16, "depth": 2}),
+    ("bcq", 4, 130, 64, 32, "BF16", 2, {"engine": "wgmma", "groups": 2}),
+    ("bcq", 2, 64, 128, 64, "BF16", 2, {"engine": "wgmma"}),
+    ("bcq", 4, 64, 200, 64, "F16", 2, {}),
+    ("bcq", 5, 64, 64, 64, "F16", 2, {}),
+    ("table", 4, 64, 136, 32, "F16", 3, {"engine": "wgmma", "depth": 2}),
+    ("table", 4, 64, 128, 16, "BF16", 2, {}),
+    ("short table", 4, 20, 64, 32, "F16", 2, {}),
+    ("second-order", 2, 64, 128, 64, "F16", 1, {}),
+]
+
+
+@pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "kind", "count", "options"), CASES)
+def test_every_encoding(
+    encoding: str, q: int, rows: int, columns: int, g: int, kind: str, count: int, options: dict[str, object]
+) -> None:
+    weight = ks.weight(encoding, q, rows, columns, g, seed=q)
+    x = ks.vectors(count, columns, kind)
+    found = simulate(sim_gemm.product, weight, x, kind, **options)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < LIMITS[kind]
+
+
+def test_segments_reordered_columns_outliers_and_an_addend() -> None:
+    weight = ks.mixed(20, 64, 72, outliers="add")
+    x = ks.vectors(3, 136, "F16")
+    plus = np.random.default_rng(1).normal(size=20).astype(np.float32)
+    found = simulate(sim_gemm.product, weight, x, "F16", addend=plus)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x) + plus) < LIMITS["F16"]
+
+
+@pytest.mark.parametrize("q", range(1, 9))
+def test_where_every_code_lies(q: int) -> None:
+    """As `layout` says it: block, warp, field, lane, word, place in a half."""
+    rng = np.random.default_rng(q)
+    codes = rng.integers(0, 2**q, (130, 200))
+    layout = GemmLayout(q, 200, 64, "affine", "F16")
+    bits = codes[None] >> np.arange(q - 1, -1, -1)[:, None, None] & 1
+    padded = np.zeros((q, 130, 224), np.uint8)
+    padded[:, :, :200] = bits
+    planes = np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
+    words = pack_codes(layout, torch.from_numpy(planes)).numpy().view(np.uint32).reshape(3, 4, 4, -1)
+    for row, column in zip(rng.integers(0, 130, 300), rng.integers(0, 200, 300), strict=True):
+        r, c = row % 64, column % 64
+        lane, pair, half = r % 8 * 4 + c % 8 // 2, c // 16 * 4 + c % 16 // 8 * 2 + r % 16 // 8, c % 2
+        share = words[row // 64, column // 64, r // 16]
+        found, start = 0, 0
+        for field in layout.fields:
+            own = share[start : start + 32 * field].reshape((32, field) if field < 8 else (2, 32, 4))
+            own = own[lane] if field < 8 else own[:, lane].reshape(8)
+            per, start = 16 // field, start + 32 * field
+            if field == 3 and pair == 15:
+                value = sum((int(own[i]) >> 16 * half + 15 & 1) << i for i in range(3))
+            else:
+                value = int(own[pair // per]) >> 16 * half + field * (pair % per) & 2**field - 1
+            found = found << field | value
+        assert found == codes[row, column]
+
+
+@pytest.mark.parametrize(("formula", "q"), [("bcq", 2), ("bcq", 3), ("bcq", 4), ("table", 4)])
+def test_where_every_selector_lies(formula: str, q: int) -> None:
+    """As `layout` says it, of codes that choose a value."""
+    rng = np.random.default_rng(q)
+    codes = rng.integers(0, 2**q, (64, 64))
+    bits = (codes[None] >> np.arange(q - 1, -1, -1)[:, None, None] & 1).astype(np.uint8)
+    planes = np.packbits(bits, axis=-1, bitorder="little").view(np.int32)
+    layout = GemmLayout(q, 64, 64, formula, "F16", table=tuple(range(16)) if formula == "table" else ())
+    words = pack_codes(layout, torch.from_numpy(planes)).numpy().view(np.uint32).reshape(2, 4, 32, q)[0]
+    for row, column in np.ndindex(64, 64):
+        own = [int(word) for word in words[row // 16, row % 8 * 4 + column % 8 // 2]]
+        i, upper = column // 16, row % 16 // 8
+        j = column % 16 // 8 * 2 + column % 2
+        n = 4 * upper + j
+        if q == 2:
+            found = own[i // 2] >> 4 * n + 2 * (i % 2) & 3
+        elif i < q:
+            found = own[i] >> 4 * n & 7
+        else:
+            found = sum((word >> 4 * n + 3 & 1) << bit for bit, word in enumerate(own))
+        if q == 4:
+            top = own[i] >> 8 * j + (3 if upper else 7) & 1
+            found = found ^ 7 if formula == "bcq" and top else found
+            found |= (1 - top if formula == "bcq" else top) << 3
+        assert found == codes[row, column]
+
+
+def test_what_has_no_layout() -> None:
+    table = {"affine": (4, 8), "bcq": (2, 24)}
+    for encoding, (q, g) in table.items():
+        assert layouts_of(operand(ks.weight(encoding, q, 8, 96, g)), "F16") is None
+    long = BcqWeight.from_table(
+        np.zeros((8, 64), int), np.ones((8, 1), np.float16), [3**i for i in range(16)], group_size=64
+    )
+    assert layouts_of(operand(long), "F16") is None  # numbers that float16 does not hold
+    eight = operand(ks.weight("affine", 8, 8, 64, 64))
+    assert layouts_of(eight, "BF16") is None
+    assert layouts_of(eight, "F32") is None
+    assert layouts_of(operand(ks.weight("affine", 4, 8, 60, 60)), "F16") is None  # 16-byte pieces of x
+    with pytest.raises(BcqError, match=r"BCQ-E553.*8 bits, affine"):
+        gemm_operand(eight, "BF16", "cpu")
+    far = BcqWeight.from_bcq(
+        np.zeros((1, 2, 64), np.uint8), np.full((1, 2, 1), 2.0**-24, np.float16), np.full((2, 1), 6e4, np.float16),
+        group_size=64,
+    )  # fmt: skip
+    with pytest.raises(BcqError, match=r"BCQ-E553.*beyond the range"):
+        gemm_operand(operand(far), "F16", "cpu")
+
+
+@pytest.mark.parametrize("engine", ["wgmma", "mma"])
+def test_every_shape_fits(engine: str) -> None:
+    """Into the shared memory of every GPU since sm_80, and for wgmma of sm_90."""
+    limit = 227 if engine == "wgmma" else 99
+    for q in range(1, 9):
+        for formula, g in (("affine", 16), ("affine", 128), ("bcq", 16), ("bcq", 4096)):
+            layout = GemmLayout(q, 4096, g, formula, "F16")
+            for count in (1, 8, 9, 33, 100, 300):
+                shape = gemm_shape(layout, count, 4096, 1, 1, engine)
+                assert shape.blocks * shape.shared_bytes <= limit * 1024
+                assert shape.stages >= 3

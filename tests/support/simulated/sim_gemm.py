@@ -1,0 +1,36 @@
+"""What the tests ask of the simulator about the product of many vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bcqfmt import BcqWeight
+from bcqfmt.kernels.gemm import gemm, gemm_operand
+from bcqfmt.kernels.gemm.shape import GemmShape
+from bcqfmt.kernels.operands import operand
+from bcqfmt.kernels.runtime.limits import KINDS
+from simulated.sim_kernels import Guarded, guarded
+
+
+def product(
+    weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", engine: str = "mma", vectors: int = 8,
+    groups: int = 1, depth: int = 1, stages: int = 3, addend: Any = None,
+) -> Guarded:  # fmt: skip
+    """``x W^T`` with small blocks of threads."""
+    placed = gemm_operand(operand(weight), kind)
+    last = len(placed.segments) - 1
+    shapes = [
+        GemmShape(
+            segment.layout, vectors, KINDS[kind], KINDS[result] if k == last else 0, engine, groups, depth, stages,
+            added=k > 0 or addend is not None,
+        )
+        for k, segment in enumerate(placed.segments)
+    ]  # fmt: skip
+    held = np.ascontiguousarray(x)
+
+    def run(out: Any) -> None:
+        gemm(placed, held, out=out, addend=addend, shapes=shapes)
+
+    return guarded((x.shape[0], weight.spec.out), result, run)
