@@ -6,9 +6,9 @@
 
 A product takes one of two paths. *planes*: straight from the planes, for small batches and every weight but those that
 `CpuMatrix.obstacle` names; by look-up tables where the processor has AVX2 (`lut`), by dot products of bytes elsewhere
-(`dot_loops`), which on ARM also looks up the numbers of small tables. It works with the linear reading of `layout`: alpha and z in float32, float-zero without the rounding
-inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a time, and multiplied with BLAS. Sums
-are float32. Results do not depend on the number of threads.
+(`dot_loops`), on ARM with small tables too. It works with the linear reading of `layout`: alpha and z in float32,
+float-zero without the rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a
+time, and multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
