@@ -95,7 +95,8 @@ class Workspace:
             )
         if self._part is not None:  # parts may run at the same time, on machines with copies of the source
             return self.finished
-        if state.exists() and json.loads(state.read_bytes()) != source:
+        stated = canonical(source).encode("ascii") + b"\n"
+        if state.exists() and state.read_bytes() != stated:
             raise error(
                 "BCQ-E103",
                 str(self.folder),
@@ -103,7 +104,7 @@ class Workspace:
                 expected="the same files",
                 hint="start anew with --overwrite",
             )
-        write_file(state, canonical(source).encode("ascii") + b"\n")
+        write_file(state, stated)
         if self.finished:
             return True
         self._sweep()
@@ -248,10 +249,10 @@ class Workspace:
     def _record(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """What is written down about a step of this plan."""
         try:
-            record: dict[str, Any] = json.loads((self.work / f"{name}.done.json").read_bytes())
-        except (OSError, ValueError):
+            record = json.loads((self.work / f"{name}.done.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
             return None
-        return record if record.get("plan") == plan.digest else None
+        return record if isinstance(record, dict) and record.get("plan") == plan.digest else None
 
     def _sweep(self) -> None:
         """Remove the temporary files of processes that were killed."""

@@ -105,7 +105,10 @@ def _all(asked: argparse.Namespace) -> dict[str, Any]:
         for what, count in figures["findings"].items():
             sys.stdout.write(f"    {count:,}: {what}\n")
     executions = sum(figures["executions"] for figures in targets.values())
+    from pages.soak_figures import machine
+
     total = {
+        "machine": machine(),
         "seed": asked.seed,
         "jobs": asked.jobs,
         "seconds": round(time.monotonic() - start),

@@ -170,6 +170,13 @@ def test_a_finished_batch_is_not_done_again(source: Path, tmp_path: Path, monkey
     spool = sorted((tmp_path / "bcq.partial" / ".bcq_work").glob("batch-*.safetensors"))
     assert len(spool) == 3  # five matrices, three of them one stack
     spool[0].write_bytes(spool[0].read_bytes()[:-1] + b"\x55")
+    state = tmp_path / "bcq.partial" / ".bcq_work" / "source.json"
+    kept = state.read_bytes()
+    for damaged in (kept[:20], b"", b"[" * 100_000):
+        state.write_bytes(damaged)
+        with pytest.raises(BcqError, match="BCQ-E103"):
+            quantize(source, tmp_path / "bcq", resume=True)
+    state.write_bytes(kept)
     count[0], fails[0] = 0, 0
     matrices = len(quantize(source, tmp_path / "bcq", resume=True).modules) + 2
     assert count[0] == matrices - 4

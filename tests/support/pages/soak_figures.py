@@ -107,7 +107,9 @@ def fuzz_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
                     total[key] = value
             total["per_second_and_core"] = round(total["executions"] / max(1, total["cpu_s"]))
     added = {key: sum(run[key] for run in runs) for key in ("seconds", "executions")}
-    return {"runs": len(runs), "jobs": max(run["jobs"] for run in runs), **added, "targets": targets}
+    machines = sorted({run["machine"] for run in runs})
+    jobs = max(run["jobs"] for run in runs)
+    return {"machine": "; ".join(machines), "runs": len(runs), "jobs": jobs, **added, "targets": targets}
 
 
 def _joined(one: Any, other: Any) -> Any:
