@@ -84,19 +84,29 @@ def rem_u32(a: int, b: int) -> int:
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
+# One number and its pattern, in the same bytes: several times as fast as views of scalars.
+_SINGLE, _HALF = np.zeros(1, np.float32), np.zeros(1, np.float16)
+_SINGLE_BITS, _HALF_BITS = _SINGLE.view(np.uint32), _HALF.view(np.uint16)
+_OF_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
 def f32_bits(x: Any) -> int:
     """The pattern of a binary32."""
-    return int(np.float32(x).view(np.uint32))
+    _SINGLE[0] = x
+    return int(_SINGLE_BITS[0])
 
 
 def bits_f32(word: int) -> np.float32:
     """The binary32 of a pattern."""
-    return np.uint32(u32(word)).view(np.float32)
+    _SINGLE_BITS[0] = int(word) & MASK
+    found: np.float32 = _SINGLE[0]
+    return found
 
 
 def lo_f16(word: int) -> np.float32:
     """The F16 in the low half."""
-    return np.float32(np.uint16(int(word) & 0xFFFF).view(np.float16))
+    found: np.float32 = _OF_HALF[int(word) & 0xFFFF]
+    return found
 
 
 def hi_f16(word: int) -> np.float32:
@@ -129,7 +139,10 @@ def bf16_values(patterns: Array) -> Array:
 
 def f64_to_f16(x: Any) -> int:
     """Correctly rounded; a NaN gives 0x7fff."""
-    return 0x7FFF if x != x else int(np.float64(x).astype(np.float16).view(np.uint16))
+    if x != x:
+        return 0x7FFF
+    _HALF[0] = x
+    return int(_HALF_BITS[0])
 
 
 def f64_to_f32(x: Any) -> np.float32:

@@ -164,14 +164,13 @@ def transpose(word: Any) -> int:
 
 def mma_s8(*operands: Any) -> tuple[int, ...]:
     """The four sums of the calling lane."""
-    mine = multiplied(operands, np.int64, arithmetic.mma_s8_warp)
-    return tuple(int(v) for v in mine)
+    return tuple(multiplied(operands, np.int64, arithmetic.mma_s8_warp).tolist())
 
 
 def mma_u8(*operands: Any) -> tuple[int, ...]:
     """The four sums of the calling lane."""
-    mine = multiplied(operands, np.int64, lambda a, b, sums: arithmetic.mma_s8_warp(a, b, sums, np.uint8))
-    return tuple(int(v) for v in mine)
+    unsigned = np.uint8
+    return tuple(multiplied(operands, np.int64, lambda *given: arithmetic.mma_s8_warp(*given, unsigned)).tolist())
 
 
 def mma_f16(*operands: Any) -> tuple[Any, ...]:
@@ -200,11 +199,10 @@ def _sums(operands: Any, words: int) -> tuple[int, ...]:
         given = np.array([[int(word) & 0xFFFFFFFF for word in lane] for lane in lanes], np.uint32)
         rows = given[:, :words].reshape(8, 4, words // 2, 2).transpose(3, 0, 1, 2).reshape(16, -1)
         columns = given[:, words:].reshape(8, -1)
-        return np.bitwise_count(rows[:, None] & columns[None]).sum(-1, dtype=np.int64)
+        sums = np.bitwise_count(rows[:, None] & columns[None]).sum(-1, dtype=np.int64)
+        return sums.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4).tolist()  # those of every lane
 
-    sums = together(operands, whole)
-    row, column = lane_id() // 4, 2 * (lane_id() % 4)
-    return tuple(int(sums[row + 8 * (i // 2), column + i % 2]) for i in range(4))
+    return tuple(together(operands, whole)[lane_id()])
 
 
 def multiplied(operands: Any, kind: Any, compute: Any) -> Any:
