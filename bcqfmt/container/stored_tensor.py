@@ -83,6 +83,12 @@ class StoredTensor:
         found.name = name
         return found
 
+    def made_by(self, make: Callable[[], Array]) -> StoredTensor:
+        """The same tensor; ``make`` gives it as a whole, while `read_into` reads the file."""
+        found = copy.copy(self)
+        found._make = make
+        return found
+
     def guarded(self, check: Callable[[], None] | None) -> StoredTensor:
         """The same tensor; ``check`` is called whenever its numbers (not its bytes) are asked for, and may raise."""
         found = copy.copy(self)
@@ -104,7 +110,7 @@ class StoredTensor:
         if held is not None:
             return held[tuple(slice(a, b) for a, b in ranges)]
         if BITS[self.dtype] < 8:
-            raw = self._bytes(0, self.nbytes)
+            raw = self.bytes_at(0, self.nbytes)
             raw.flags.writeable = False
             return raw
         shape = tuple(b - a for a, b in ranges) + self.shape[len(ranges) :]
@@ -117,12 +123,12 @@ class StoredTensor:
         out.flags.writeable = False
         return out
 
-    def read_into(self, out: npt.NDArray[np.uint8]) -> None:
-        """Read all bytes into ``out``: uint8, one-dimensional, ``nbytes`` long."""
+    def read_into(self, out: npt.NDArray[np.uint8], start: int = 0) -> None:
+        """Fill ``out``, uint8 and one-dimensional, with the bytes from ``start`` on."""
         if self._source is None:
-            out[:] = self._bytes(0, self.nbytes)
+            out[:] = self.bytes_at(start, out.size)
         else:
-            self._fill(0, out)
+            self._fill(start, out)
 
     def map(self) -> Array:
         """A read-only memory map of the bytes: no copy, but the process crashes if the file shrinks meanwhile."""
@@ -144,11 +150,19 @@ class StoredTensor:
                 yield flat[start : start + size]
             return
         for start in range(0, self.nbytes, size):
-            yield self._bytes(start, min(size, self.nbytes - start))
+            yield self.bytes_at(start, min(size, self.nbytes - start))
+
+    def bytes_at(self, start: int, size: int) -> npt.NDArray[np.uint8]:
+        """``size`` bytes from byte ``start`` of the tensor on."""
+        held = self._held()
+        if held is not None:
+            return held.reshape(-1).view(np.uint8)[start : start + size]
+        assert self._source is not None
+        return self._source.read(self.offset + start, size)
 
     def tobytes(self) -> bytes:
         """All bytes, exactly as stored."""
-        return self._bytes(0, self.nbytes).tobytes()
+        return self.bytes_at(0, self.nbytes).tobytes()
 
     def to_torch(self) -> Any:
         """A torch tensor that shares the memory of :meth:`array`; sub-byte types come as uint8."""
@@ -166,13 +180,6 @@ class StoredTensor:
     def __repr__(self) -> str:
         place = f"{self._source.shown}@{self.offset}" if self._source is not None else "memory"
         return f"StoredTensor({self.name!r}, {self.dtype}, {list(self.shape)}, {place})"
-
-    def _bytes(self, start: int, size: int) -> npt.NDArray[np.uint8]:
-        held = self._held()
-        if held is not None:
-            return held.reshape(-1).view(np.uint8)[start : start + size]
-        assert self._source is not None
-        return self._source.read(self.offset + start, size)
 
     def _held(self) -> Array | None:
         """The array in memory, or the one that is computed now; None when it lies in a file."""

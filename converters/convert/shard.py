@@ -32,15 +32,12 @@ _SPARE = 1 << 26  # bytes of arrays that may be alive in addition to twice the l
 
 
 class ReadOnce:
-    """A module whose tensors are read from the file when they are first asked for, and kept until :meth:`forget`."""
+    """A module whose tensors are read when they are first asked for as a whole, and kept until :meth:`forget`."""
 
     def __init__(self, module: Module) -> None:
         self._arrays: dict[str, Array] = {}
         self._keeps = True
-        tensors = {
-            suffix: StoredTensor(tensor.name, tensor.dtype, tensor.shape, make=partial(self._read, tensor))
-            for suffix, tensor in module.tensors.items()
-        }
+        tensors = {suffix: tensor.made_by(partial(self._read, tensor)) for suffix, tensor in module.tensors.items()}
         self.module = replace(module, tensors=tensors)
 
     def forget(self) -> None:

@@ -19,7 +19,7 @@ from bcqfmt.container.gguf.header import GgufHeader, read_gguf
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
-from bcqfmt.converters.layouts.rebuild import apply_rule, as_bytes, check_rule
+from bcqfmt.converters.layouts.rebuild import as_bytes, check_rule, pieces
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.gguf import gap_ranges
 from bcqfmt.converters.source.gguf_rows import copied, copy_fits
@@ -224,15 +224,12 @@ class SourceRebuilder:
             else:
                 yield as_bytes(copied(dense.array(), rule))
         else:
-            yield as_bytes(apply_rule(self._weight(weight[0]), rule, self._known))
+            yield from map(as_bytes, pieces(self._weight(weight[0]), rule, self._known))
 
     def _weight(self, name: str) -> BcqWeight:
         """A weight whose parts are read into reused memory."""
         weight = self.checkpoint.weight(name)
-        parts = {
-            suffix: StoredTensor(part.name, part.dtype, part.shape, make=partial(read_array, part))
-            for suffix, part in weight.parts().items()
-        }
+        parts = {suffix: part.made_by(partial(read_array, part)) for suffix, part in weight.parts().items()}
         return BcqWeight(weight.name, weight.spec, parts)
 
     def _copy(self, place: str) -> Iterator[Bytes]:

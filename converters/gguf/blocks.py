@@ -4,7 +4,7 @@
 |---|---|---|
 | planes | uint32 [bits, N, K/32] | codes, plane 0 the most significant |
 | scale, offset | float16 [N, G]; uint8 for E8M0 and UE4M3 | G = K / group size |
-| scale_codes, offset_codes | uint8 [N, G] | |
+| scale_codes, offset_codes | uint32 [N, ceil(G*bits/32)] | LE(bits), as the part of a weight has them |
 | scale_scale, offset_scale | float16 [N, K/256] | |
 
 ``offset_scale`` is the stored dmin with its sign flipped: ggml subtracts, BCQ adds.
@@ -23,8 +23,8 @@ from bcqfmt.converters.words.arrays import new_planes
 from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.converters.words.gguf import Field
 
-from .kinds import KINDS, Kind
-from .scales import PACK, UNPACK
+from .kinds import KINDS
+from .scales import code_words, fill_codes
 from .ternary import bytes_of_trits, trits_of_bytes
 
 __all__ = ["blocks_of", "numbers_of", "planes_of"]
@@ -32,53 +32,48 @@ __all__ = ["blocks_of", "numbers_of", "planes_of"]
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
 _NUMBERS = {"d": "scale", "m": "offset", "dd": "scale_scale", "dmin": "offset_scale", "e": "scale"}
-_PACKED = ("s", "sh")
 _SIGN = np.uint16(0x8000)
 
 
-def planes_of(name: str, rows: Array, order: str = "<", threads: int = 1) -> Array:
-    """The planes of blocks uint8 [N, row bytes]; ``order``: the byte order of the file."""
+def planes_of(name: str, rows: Array, order: str = "<", planes: Array | None = None) -> Array:
+    """The planes of blocks uint8 [N, row bytes]; ``order``: the byte order of the file; ``planes``: to be filled."""
     kind, rows = KINDS[name], in_order(name, rows, order)
+    columns = rows.shape[1] // kind.nbytes * kind.elements
+    planes = new_planes(kind.bits, len(rows), columns) if planes is None else planes
     if name == "TQ1_0":
-        codes = trits_of_bytes(rows.reshape(-1, kind.nbytes)).reshape(len(rows), -1)
-        return words.codes_to_planes(codes, 2, threads=threads)
-    planes = new_planes(kind.bits, len(rows), rows.shape[1] // kind.nbytes * kind.elements)
+        codes = trits_of_bytes(rows.reshape(-1, kind.nbytes)).reshape(len(rows), columns)
+        planes[...] = words.codes_to_planes(codes, 2)
     for field, (first, stop) in _fields(name):
-        words.field_to_planes(rows, field, planes[first:stop], threads)
+        words.field_to_planes(rows, field, planes[first:stop])
     return planes
 
 
 def numbers_of(name: str, rows: Array, order: str = "<") -> Fields:
     """All fields but the planes, of blocks uint8 [N, row bytes]."""
-    kind, blocks = KINDS[name], _Blocks(KINDS[name], in_order(name, rows, order))
-    found = {part: blocks[field].reshape(len(rows), -1) for field, part in _NUMBERS.items() if field in kind.names}
+    rows = in_order(name, rows, order)
+    runs, found = rows.view(KINDS[name].runs), {}
+    for field, part in _numbers(name).items():
+        found[part] = np.ascontiguousarray(runs[field]).view(np.uint8 if field == "e" else np.float16)
     if "offset_scale" in found:
         found["offset_scale"] = _negated(found["offset_scale"])
-    if name in UNPACK:
-        codes = UNPACK[name]({field: blocks[field] for field in _PACKED if field in kind.names})
-        found |= {part: code.reshape(len(rows), -1) for part, code in codes.items()}
-    return found
+    return found | code_words(name, rows)
 
 
-def blocks_of(name: str, fields: Fields, order: str = "<", threads: int = 1) -> Array:
+def blocks_of(name: str, fields: Fields, order: str = "<") -> Array:
     """The inverse of both: uint8 [N, row bytes]."""
     kind, planes = KINDS[name], fields["planes"]
     _, n, width = planes.shape
-    count = 32 * width // kind.elements
-    rows = new_array((n, count * kind.nbytes), np.uint8)
-    blocks = _Blocks(kind, rows)
+    rows = new_array((n, 32 * width // kind.elements * kind.nbytes), np.uint8)
     if name == "TQ1_0":
-        codes = words.planes_to_codes(planes, 32 * width, threads=threads)
+        codes = words.planes_to_codes(planes, 32 * width)
         bytes_of_trits(codes.reshape(-1, 256), rows.reshape(-1, kind.nbytes))
     for field, (first, stop) in _fields(name):
-        words.planes_to_field(planes[first:stop], field, rows, threads)
-    for stored, part in _NUMBERS.items():
-        if stored in kind.names:
-            blocks[stored] = _negated(fields[part]) if stored == "dmin" else fields[part]
-    if name in PACK:
-        split = {part: code.reshape(n, count, -1) for part, code in fields.items() if part.endswith("_codes")}
-        for stored, packed in PACK[name](split).items():
-            blocks[stored] = packed
+        words.planes_to_field(planes[first:stop], field, rows)
+    runs = rows.view(kind.runs)
+    for stored, part in _numbers(name).items():
+        numbers = _negated(fields[part]) if stored == "dmin" else np.ascontiguousarray(fields[part])
+        runs[stored] = numbers.view(kind.runs[stored])
+    fill_codes(name, fields, rows)
     return in_order(name, rows, order)
 
 
@@ -108,19 +103,10 @@ def _fields(name: str) -> list[tuple[Field, tuple[int, int]]]:
     return found
 
 
-class _Blocks:
-    """The fields of blocks uint8 [N, row bytes], read or written as a whole: arrays [N, blocks, any]."""
-
-    def __init__(self, kind: Kind, rows: Array) -> None:
-        self._runs, self._block, self._n = rows.view(kind.runs()), kind.block(), len(rows)
-
-    def __getitem__(self, field: str) -> Array:
-        run = np.ascontiguousarray(self._runs[field])
-        return run.view(self._block[field].base).reshape(*self._runs.shape, -1)
-
-    def __setitem__(self, field: str, array: Array) -> None:
-        run = np.ascontiguousarray(array).reshape(-1).view(self._runs.dtype[field])
-        self._runs[field] = run.reshape(self._runs.shape)
+@cache
+def _numbers(name: str) -> dict[str, str]:
+    """The fields of a block that are numbers, and the fields here that they become."""
+    return {stored: field for stored, field in _NUMBERS.items() if stored in KINDS[name].names}
 
 
 def _negated(numbers: Array) -> Array:

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,7 +29,8 @@ class Codes(NamedTuple):
     stop: int
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Kind:
     """``fields``: (name, numpy type, count). ``zero``: the code whose value is 0, None for offsets and tables."""
 
     bits: int
@@ -39,7 +42,7 @@ class Kind(NamedTuple):
     scale_zero: int = 0
     groups: int = 0  # that share a second-order scale
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of a block."""
         if not self.codes:
@@ -48,12 +51,12 @@ class Kind(NamedTuple):
         size = next(count * np.dtype(kind).itemsize for name, kind, count in self.fields if name == field)
         return 8 * size // (stop - first)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of a block."""
         return self.block().itemsize
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the fields."""
         return tuple(name for name, _, _ in self.fields)
@@ -62,6 +65,7 @@ class Kind(NamedTuple):
         """A block as a numpy structure, numbers in the byte ``order`` of the file."""
         return np.dtype([(name, order + kind, (count,)) for name, kind, count in self.fields])
 
+    @cached_property
     def runs(self) -> np.dtype[np.void]:
         """A block as runs of bytes, one for every field: numpy copies those much faster than arrays of bytes."""
         sizes = {name: count * np.dtype(kind).itemsize for name, kind, count in self.fields}

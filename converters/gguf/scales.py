@@ -1,104 +1,162 @@
-"""Scale codes and offset codes of K-quants and IQ4_XS: ``uint8 [..., groups]``, and the bytes they are packed in."""
+"""Scale and offset codes of K-quants and IQ4_XS: from where a block has their bits to LE(bits) words, and back.
+
+Every code is spread over bytes of a block in a way of its type's own; as words they lie one after the other along a row
+(specification, section 6.1). All bits that move by the same distance move together: a shift and a mask.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PACK", "UNPACK"]
+from bcqfmt.compiled import intrinsics
+from bcqfmt.compiled.intrinsics import Emit, intrinsic, ir
+from bcqfmt.compiled.loops import compiled, stamp_of, types
+
+from . import kinds
+from .kinds import KINDS
+
+__all__ = ["code_words", "fill_codes"]
 
 Array = npt.NDArray[Any]
-Fields = dict[str, Array]
-_LOW: Final = 0x0F0F0F0F  # the low four bits of four codes in a word
-_TOP: Final = 0x30303030  # the top two of their six
+Words = dict[str, npt.NDArray[np.uint32]]
+_UNIT: Final = 16  # bits: what a block has of the codes of a row is a multiple of it
 
 
-def _from_nibbles(fields: Fields) -> Fields:
-    """Q2_K: the scale of a group in the low nibble, the offset in the high one."""
-    return {"scale_codes": fields["s"] & 15, "offset_codes": fields["s"] >> 4}
-
-
-def _to_nibbles(codes: Fields) -> Fields:
-    return {"s": codes["scale_codes"] | codes["offset_codes"] << 4}
-
-
-def _from_pairs(fields: Fields) -> Fields:
+def _sixth(first: int, nibble: int) -> Callable[[int, int], int]:
     """Q4_K, Q5_K: 6 bits each; of the last four groups the top two bits lie above the codes of the first four."""
-    first, second, third = _words(fields["s"])
-    scale = _joined(first & 0x3F3F3F3F, third & _LOW | first >> 2 & _TOP)
-    offset = _joined(second & 0x3F3F3F3F, third >> 4 & _LOW | second >> 2 & _TOP)
-    return {"scale_codes": scale, "offset_codes": offset}
+    return lambda j, i: (
+        8 * (first + j) + i if j < 4 else 8 * (4 + j) + nibble + i if i < 4 else 8 * (first + j - 4) + 2 + i
+    )
 
 
-def _to_pairs(codes: Fields) -> Fields:
-    (low, high), (low_m, high_m) = (_words(codes[name]) for name in ("scale_codes", "offset_codes"))
-    return {"s": _joined(low | (high & _TOP) << 2, low_m | (high_m & _TOP) << 2, high & _LOW | (high_m & _LOW) << 4)}
-
-
-def _from_thirds(fields: Fields) -> Fields:
-    """Q3_K: the low 4 bits of 16 scales in 8 bytes, the top 2 bits in 4 more."""
-    first, second, third = _words(fields["s"])
-    low = (first & _LOW, second & _LOW, first >> 4 & _LOW, second >> 4 & _LOW)
-    return {"scale_codes": _joined(*(part | (third >> 2 * i << 4) & _TOP for i, part in enumerate(low)))}
-
-
-def _to_thirds(codes: Fields) -> Fields:
-    a, b, c, d = _words(codes["scale_codes"])
-    tops = (a & _TOP) >> 4 | (b & _TOP) >> 2 | (c & _TOP) | (d & _TOP) << 2
-    return {"s": _joined(a & _LOW | (c & _LOW) << 4, b & _LOW | (d & _LOW) << 4, tops)}
-
-
-def _words(codes: Array) -> list[Array]:
-    """Bytes [..., 4n] as n arrays of words of four."""
-    words = np.ascontiguousarray(codes).view("<u4")
-    return [np.ascontiguousarray(words[..., i]) for i in range(words.shape[-1])]
-
-
-def _joined(*words: Array) -> Array:
-    return np.stack(words, axis=-1).view(np.uint8)
-
-
-def _from_signed(fields: Fields) -> Fields:
-    """Q6_K: signed bytes; the code is 128 more."""
-    return {"scale_codes": fields["s"] ^ 128}
-
-
-def _to_signed(codes: Fields) -> Fields:
-    return {"s": codes["scale_codes"] ^ 128}
-
-
-_SHIFTS: Final = np.arange(0, 16, 2, dtype=np.uint16)
-
-
-def _from_split(fields: Fields) -> Fields:
-    """IQ4_XS: the low 4 bits of 8 scales in 4 bytes, the top 2 bits in a 16-bit number."""
-    low = np.stack([fields["s"] & 15, fields["s"] >> 4], axis=-1).reshape(*fields["s"].shape[:-1], 8)
-    return {"scale_codes": low | (fields["sh"] >> _SHIFTS & 3).astype(np.uint8) << 4}
-
-
-def _to_split(codes: Fields) -> Fields:
-    code = codes["scale_codes"]
-    high = ((code >> 4).astype(np.uint16) << _SHIFTS).sum(axis=-1, keepdims=True, dtype=np.uint16)
-    return {"s": code[..., 0::2] & 15 | code[..., 1::2] << 4, "sh": high}
-
-
-Convert = Callable[[Fields], Fields]
-UNPACK: Final[dict[str, Convert]] = {
-    "Q2_K": _from_nibbles,
-    "Q3_K": _from_thirds,
-    "Q4_K": _from_pairs,
-    "Q5_K": _from_pairs,
-    "Q6_K": _from_signed,
-    "IQ4_XS": _from_split,
+# The bit of the packed field where bit i of the code of group j lies.
+_PLACES: Final[dict[str, dict[str, Callable[[int, int], int]]]] = {
+    "Q2_K": {"scale_codes": lambda j, i: 8 * j + i, "offset_codes": lambda j, i: 8 * j + 4 + i},
+    "Q3_K": {"scale_codes": lambda j, i: 8 * (j % 8) + j // 8 * 4 + i if i < 4 else 60 + 8 * (j % 4) + j // 4 * 2 + i},
+    "Q4_K": {"scale_codes": _sixth(0, 0), "offset_codes": _sixth(4, 4)},
+    "Q5_K": {"scale_codes": _sixth(0, 0), "offset_codes": _sixth(4, 4)},
+    "Q6_K": {"scale_codes": lambda j, i: 8 * j + i},  # signed: the highest bit is stored inverted
+    "IQ4_XS": {"scale_codes": lambda j, i: 16 + 4 * j + i if i < 4 else 2 * j + i - 4},
 }
-PACK: Final[dict[str, Convert]] = {
-    "Q2_K": _to_nibbles,
-    "Q3_K": _to_thirds,
-    "Q4_K": _to_pairs,
-    "Q5_K": _to_pairs,
-    "Q6_K": _to_signed,
-    "IQ4_XS": _to_split,
-}
+_NAMES: Final = list(_PLACES)
+_FLIP: Final = {"Q6_K": int.from_bytes(b"\x80" * 16, "little")}
+
+
+def code_words(name: str, rows: Array) -> Words:
+    """The codes of blocks uint8 [N, row bytes]: words uint32 [N, ceil(G*bits/32)]; none for types without them."""
+    if name not in _PLACES:
+        return {}
+    kind = KINDS[name]
+    count = rows.shape[1] // kind.nbytes
+    width = -(-count * kind.groups * kind.scale_bits // 32)
+    found = {part: np.zeros((len(rows), width), np.uint32) for part in _PLACES[name]}
+    _run(name, True, rows, found)
+    return found
+
+
+def fill_codes(name: str, fields: dict[str, Array], rows: Array) -> None:
+    """The inverse: fill the packed field of all blocks of ``rows`` uint8 [N, row bytes], contiguous."""
+    if name in _PLACES:
+        words = {part: np.require(fields[part], requirements=["C", "A"]) for part in _PLACES[name]}
+        _run(name, False, rows, words)
+
+
+def _run(name: str, to_words: bool, rows: Array, words: Words) -> None:
+    scale, *offset = (array.reshape(-1).view(np.uint16) for array in words.values())
+    place, _ = _field(name)
+    about = len(rows), rows.shape[1] // KINDS[name].nbytes, KINDS[name].nbytes, place, scale.size // len(rows)
+    _loop(name, to_words)(rows.reshape(-1), scale, *(offset or [scale]), *about)
+
+
+@cache
+def _field(name: str) -> tuple[int, int]:
+    """The first byte and the number of bytes of the packed field in a block."""
+    sizes = {field: count * np.dtype(kind).itemsize for field, kind, count in KINDS[name].fields}
+    names = list(sizes)
+    packed = [field for field in names if field in ("sh", "s")]
+    return sum(sizes[field] for field in names[: names.index(packed[0])]), sum(sizes[field] for field in packed)
+
+
+class _Bits(Emit):
+    """Numbers of any size."""
+
+    def moved(self, number: Any, places: list[tuple[int, int]], target: Any) -> Any:
+        """A number of type ``target`` with bit a of ``number`` at b, for all (a, b); zeros elsewhere."""
+        wide = ir.IntType(max(number.type.width, target.width))
+        number, found = self.builder.zext(number, wide), wide(0)
+        for by in sorted({b - a for a, b in places}):
+            bits = self.builder.and_(number, wide(sum(1 << a for a, b in places if b - a == by)))
+            shift = self.builder.shl if by > 0 else self.builder.lshr
+            found = self.builder.or_(found, shift(bits, wide(abs(by))))
+        return self.builder.trunc(found, target)
+
+
+def _of_block(name: str) -> list[tuple[str, Any, list[tuple[int, int]]]]:
+    """The parts with the type of what a block has of each, and all bits: (in the field, among the codes)."""
+    kind = KINDS[name]
+    return [
+        (
+            part,
+            ir.IntType(kind.groups * kind.scale_bits),
+            [(place(j, i), j * kind.scale_bits + i) for j in range(kind.groups) for i in range(kind.scale_bits)],
+        )
+        for part, place in _PLACES[name].items()
+    ]
+
+
+def _there(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
+    """The codes of the field at byte ``at`` of ``blocks``, to unit ``to`` of ``scale`` and ``offset``."""
+    name = _NAMES[number.literal_value]
+
+    def write(emit: _Bits) -> None:
+        packed = emit.load(emit.at(1, emit.values[2], ir.IntType(8 * _field(name)[1])), 1)
+        packed = emit.builder.xor(packed, packed.type(_FLIP.get(name, 0)))
+        for argument, (_, kind, places) in enumerate(_of_block(name), 3):
+            emit.store(emit.moved(packed, places, kind), emit.at(argument, emit.values[5], kind), 2)
+
+    return None, write
+
+
+def _back(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
+    """The inverse of ``_there``."""
+    name = _NAMES[number.literal_value]
+
+    def write(emit: _Bits) -> None:
+        target = ir.IntType(8 * _field(name)[1])
+        packed = target(_FLIP.get(name, 0))
+        for argument, (_, kind, places) in enumerate(_of_block(name), 3):
+            codes = emit.load(emit.at(argument, emit.values[5], kind), 2)
+            packed = emit.builder.xor(packed, emit.moved(codes, [(b, a) for a, b in places], target))
+        emit.store(packed, emit.at(1, emit.values[2], target), 1)
+
+    return None, write
+
+
+there, back = (intrinsic(function, _Bits) for function in (_there, _back))
+
+
+@cache
+def _loop(name: str, to_words: bool) -> Callable[..., None]:
+    """The loop of a type: blocks uint8, scale and offset codes uint16, all flat; numbers as ``_run`` gives them."""
+    stamp, number = stamp_of(intrinsics, kinds), _NAMES.index(name)
+    units = KINDS[name].groups * KINDS[name].scale_bits // _UNIT
+
+    def loop(blocks: Any, scale: Any, offset: Any, rows: Any, count: Any, size: Any, place: Any, width: Any) -> None:
+        for r in range(rows if stamp else 0):
+            for b in range(count):
+                at, to = (r * count + b) * size + place, r * width + b * units
+                if to_words:
+                    there(number, blocks, at, scale, offset, to)
+                else:
+                    back(number, blocks, at, scale, offset, to)
+
+    def flat(kind: Any, read: bool) -> Any:
+        return types.Array(kind, 1, "C", readonly=read)
+
+    codes = flat(types.uint16, not to_words)
+    return compiled(loop, types.void, flat(types.uint8, to_words), codes, codes, *(types.int64,) * 5)

@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters import words
 from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.gguf_rows import heads_fit, rows_back, rows_put_back
+from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
@@ -47,7 +48,8 @@ _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 _FP4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice E2M1
 _TABLES: Final = {"IQ4_NL": (_IQ4, 0), "IQ4_XS": (_IQ4, 0), "MXFP4": (_FP4, -1), "NVFP4": (_FP4, -1)}
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
-_KEPT = 1 << 26  # bytes of small parts that are kept for their second use
+_KEPT = 1 << 26  # bytes of numbers that are kept for their second use
+_TILE = 1 << 22  # bytes of blocks at a time
 
 
 class Gguf:
@@ -56,7 +58,7 @@ class Gguf:
     name = "gguf"
 
     def __init__(self) -> None:
-        self._small = _SmallParts()
+        self._shared = _Shared()
 
     def modules(self, source: SourceCheckpoint, options: Options) -> list[Module]:
         """Every tensor of blocks; BCQ-E601 for types that have no exact place in the format."""
@@ -85,9 +87,12 @@ class Gguf:
         return found
 
     def convert(self, module: Module, options: Options) -> Converted:
-        """The weight; its numbers are looked at now, and read again when the writer asks for them after many others."""
+        """The weight; its numbers are looked at now, and read again for their parts unless there is room to keep them.
+
+        Blocks are read, packed and rebuilt some rows at a time, so that few of them are in memory.
+        """
         name, shape = module.settings["type"], module.settings["shape"]
-        numbers = _numbers(module, _rows(module))
+        numbers = _numbers(module)
         nonfinite = False
         for array in numbers.values():
             if array.dtype == np.float16:
@@ -96,24 +101,24 @@ class Gguf:
         segment = _segment(name, shape, zero, "scale" in module.tensors)
         scheme = Scheme(segments=(segment,), nonfinite=nonfinite)
         spec = WeightSpec(scheme=scheme, shape=shape, dtype="F32", widths=(shape[-1],))
-        suffixes = [suffix for suffix in spec.parts() if suffix != "s0_planes"]
-        self._small.keep(module, _small_parts(module, suffixes, numbers))
-
-        def small_parts(rows: Array | None = None) -> Fields:
-            found = self._small.kept(module)
-            if found is None:
-                numbers = _numbers(module, _rows(module) if rows is None else rows)
-                found = self._small.keep(module, _small_parts(module, suffixes, numbers))
-            return found
+        small = _SmallParts(self._shared, module, numbers)
 
         def planes() -> Array:
-            rows, settings = _rows(module), module.settings
-            small_parts(rows)  # the proof needs them next
-            return _stacked(planes_of(settings["type"], rows, settings["order"], options.threads), shape)
+            found = new_array(spec.parts()["s0_planes"].shape, np.uint32)
+            matrices = found.reshape(spec.stack, -1, *found.shape[-2:])
+            tiles = _tiles(shape, module.settings["heads"], module.tensors["blocks"].shape[1])
+
+            def pack(first: int, stop: int) -> None:
+                for e, start, end in tiles[first:stop]:
+                    blocks = _read(module, e * spec.out + start, e * spec.out + end)
+                    planes_of(name, blocks, module.settings["order"], matrices[e][:, start:end])
+
+            each_share(pack, len(tiles), 1, options.threads)
+            return found
 
         parts = {}
         for suffix, part in spec.parts().items():
-            make = planes if suffix == "s0_planes" else partial(_one_of, small_parts, suffix)
+            make = planes if suffix == "s0_planes" else partial(small.part, suffix)
             parts[suffix] = StoredTensor(suffix, part.dtype, part.shape, make=make)
         rule: Rule = {"rule": f"gguf.{name.lower()}"}
         rule |= {"heads": module.settings["heads"]} if module.settings["heads"] else {}
@@ -133,7 +138,7 @@ class Gguf:
 
 
 def _heads(spec: WeightSpec, rule: Rule) -> list[int]:
-    return [rule["heads"]] if heads_fit(rule["heads"], spec.stack * spec.out) else []
+    return [rule["heads"]] if len(spec.shape) == 2 and heads_fit(rule["heads"], spec.out) else []
 
 
 def _fits(name: str, spec: WeightSpec) -> bool:
@@ -168,94 +173,96 @@ def _segment(name: str, shape: tuple[int, ...], zero: bool, scaled: bool) -> Seg
 
 
 # ----------------------------------------------------------------------------------------------- blocks to parts
-def _rows(module: Module) -> Array:
-    """The blocks uint8 [rows, row bytes], rows in the order of Hugging Face."""
-    return rows_put_back(module.tensors["blocks"].array(), module.settings["heads"])
+def _tiles(shape: tuple[int, ...], heads: int, row_bytes: int) -> list[tuple[int, int, int]]:
+    """Matrix, first row and the one after the last, in order: about ``_TILE`` bytes each, whole heads if rows move."""
+    stack, out = math.prod(shape[:-2]), shape[-2]
+    whole = out // heads if heads else 1
+    step = max(1, _TILE // (row_bytes * whole)) * whole
+    return [(e, start, min(start + step, out)) for e in range(stack) for start in range(0, out, step)]
 
 
-def _stacked(planes: Array, shape: tuple[int, ...]) -> Array:
-    """Planes [bits, E*out, W] as a stack has them, [E, bits, out, W]."""
-    if len(shape) == 2:
-        return planes
-    split = planes.reshape(len(planes), shape[0], shape[1], -1)
-    return np.ascontiguousarray(split.swapaxes(0, 1))
+def _read(module: Module, first: int, stop: int) -> Array:
+    """Blocks uint8 [rows, row bytes], rows in the order of Hugging Face."""
+    stored = module.tensors["blocks"]
+    rows = new_array((stop - first, stored.shape[1]), np.uint8)
+    stored.read_into(rows.reshape(-1), first * stored.shape[1])
+    return rows_put_back(rows, module.settings["heads"] * len(rows) // stored.shape[0])
 
 
-class _SmallParts:
-    """All parts but the planes of the weights that were asked for last: every one of them is used twice."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: OrderedDict[int, tuple[Module, Fields]] = OrderedDict()
-
-    def kept(self, module: Module) -> Fields | None:
-        """The parts by suffix, if they are there."""
-        with self._lock:
-            held = self._held.get(id(module))
-            return None if held is None else held[1]
-
-    def keep(self, module: Module, parts: Fields) -> Fields:
-        """Hold them, and let the oldest go."""
-        with self._lock:
-            self._held[id(module)] = module, parts  # holding the module keeps its id from being used again
-            while len(self._held) > 1 and sum(map(_nbytes, self._held.values())) > _KEPT:
-                self._held.popitem(last=False)
-        return parts
-
-
-def _nbytes(held: tuple[Module, Fields]) -> int:
-    return sum(part.nbytes for part in held[1].values())
-
-
-def _one_of(parts: Callable[[], Fields], suffix: str) -> Array:
-    return parts()[suffix]
-
-
-def _numbers(module: Module, rows: Array) -> Fields:
+def _numbers(module: Module) -> Fields:
     """All fields but the planes; BCQ-E604 for a scale of NVFP4 that the format cannot hold."""
-    fields = numbers_of(module.settings["type"], rows, module.settings["order"])
-    if module.settings["type"] == "NVFP4":
-        stored = fields["scale"]
-        if (stored == 0xFF).any():
+    name, shape, stored = module.settings["type"], module.settings["shape"], module.tensors["blocks"]
+    tiles = _tiles(shape, module.settings["heads"], stored.shape[1])
+    places = [(e * shape[-2] + start, e * shape[-2] + stop) for e, start, stop in tiles]
+    pieces = [numbers_of(name, _read(module, *rows), module.settings["order"]) for rows in places]
+    fields = {field: np.concatenate([piece[field] for piece in pieces]) for field in pieces[0]}
+    if name == "NVFP4":
+        codes = fields["scale"]
+        if (codes == 0xFF).any():
             found = "the scale byte 0xFF, which ggml reads as 480"
-            raise error("BCQ-E604", tensor=module.tensors["blocks"].name, found=found, expected="UE4M3 up to 448")
-        fields["scale"] = np.where(stored == 0x7F, np.uint8(0), stored & 0x7F)  # as ggml reads them
+            raise error("BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448")
+        fields["scale"] = np.where(codes == 0x7F, np.uint8(0), codes & 0x7F)  # as ggml reads them
     return fields
 
 
-def _small_parts(module: Module, suffixes: list[str], numbers: Fields) -> Fields:
-    """The parts with these suffixes as they are stored."""
-    kind, found = KINDS[module.settings["type"]], {}
-    for suffix in suffixes:
+class _Shared:
+    """What the weights of a conversion share: bytes of numbers that may still be kept, and numbers read last."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # garbage collection may end a weight in a thread that holds it
+        self.room = _KEPT
+        self.last: deque[tuple[Module, Fields]] = deque(maxlen=4)  # more than shards are being written at a time
+
+
+class _SmallParts:
+    """The parts of a weight but for the planes: its numbers are kept while there is room, else read again."""
+
+    def __init__(self, shared: _Shared, module: Module, numbers: Fields) -> None:
+        self._shared, self._module, self._kept = shared, module, None
+        self._size = sum(field.nbytes for field in numbers.values())
+        with shared.lock:
+            if self._size <= shared.room:
+                shared.room -= self._size
+                self._kept = numbers
+
+    def __del__(self) -> None:
+        with self._shared.lock:
+            self._shared.room += 0 if self._kept is None else self._size
+
+    def _numbers(self) -> Fields:
+        if self._kept is not None:
+            return self._kept
+        for module, numbers in list(self._shared.last):
+            if module is self._module:
+                return numbers
+        numbers = _numbers(self._module)
+        self._shared.last.append((self._module, numbers))
+        return numbers
+
+    def part(self, suffix: str) -> Array:
+        """A part as it is stored."""
         field = suffix.removeprefix("s0_")
-        if field == "scale_scale" and "scale" in module.tensors:
-            found[suffix] = module.tensors["scale"].array()
-        elif field == "bias":
-            found[suffix] = np.full_like(numbers["scale"], -0.0)
-        elif field.endswith("_codes") and kind.scale_bits:
-            found[suffix] = words.codes_to_stream_columns(numbers[field], kind.scale_bits)
-        else:
-            found[suffix] = numbers["scale" if field in ("alpha", "scale_codes") else field]
-    return found
+        if field == "scale_scale" and "scale" in self._module.tensors:
+            return self._module.tensors["scale"].array()
+        numbers = self._numbers()
+        if field == "bias":
+            return np.full_like(numbers["scale"], -0.0)
+        return numbers[field] if field in numbers else numbers["scale"]
 
 
 # ----------------------------------------------------------------------------------------------- parts to blocks
-def _rebuilt(name: str, weight: BcqWeight, rule: Rule) -> Array:
-    """The blocks uint8 [rows, row bytes] in the order of the file."""
-    segment, parts, kind = weight.scheme.segments[0], weight.parts(), KINDS[name]
-    groups, rows = weight.spec.groups(0), weight.spec.stack * weight.spec.out
-    fields: Fields = {}
-    for suffix, part in parts.items():
-        field, array = suffix.removeprefix("s0_"), part.array()
-        if field == "planes":
-            fields[field] = array if array.ndim == 3 else np.ascontiguousarray(array.swapaxes(0, 1))
-            fields[field] = fields[field].view(np.uint32).reshape(segment.bits, rows, -1)
-        elif field.endswith("_codes") and kind.scale_bits:
-            packed = np.ascontiguousarray(array).view(np.uint32).reshape(rows, -1)
-            fields[field] = words.stream_columns_to_codes(packed, kind.scale_bits, groups)
-        elif field in ("alpha", "scale_codes"):
-            fields["scale"] = array.reshape(rows, groups)
-        elif field != "bias" and not (name == "NVFP4" and field == "scale_scale"):
-            fields[field] = array.reshape(rows, -1)
-    blocks = blocks_of(name, fields, ">" if rule.get("byte_order") == "big" else "<")
-    return rows_back(blocks, rule.get("heads", 0))
+def _rebuilt(name: str, weight: BcqWeight, rule: Rule) -> Iterator[Array]:
+    """The blocks uint8 [rows, row bytes] in the order of the file, some rows at a time."""
+    spec, heads, order = weight.spec, rule.get("heads", 0), ">" if rule.get("byte_order") == "big" else "<"
+    stored = {suffix.removeprefix("s0_"): part.array() for suffix, part in weight.parts().items()}
+    planes = stored.pop("planes").reshape(spec.stack, -1, spec.out, spec.columns // 32)
+    if name == "NVFP4":
+        stored.pop("scale_scale", None)
+    if not KINDS[name].scale_bits:
+        stored = {"scale" if field in ("alpha", "scale_codes") else field: array for field, array in stored.items()}
+    numbers = {field: array.reshape(spec.stack, spec.out, -1) for field, array in stored.items()}
+    row_bytes = spec.columns // _ELEMENTS[name] * KINDS[name].nbytes
+    for e, start, stop in _tiles(spec.shape, heads, row_bytes):
+        fields = {field: array[e, start:stop] for field, array in numbers.items()}
+        fields["planes"] = planes[e][:, start:stop]
+        yield rows_back(blocks_of(name, fields, order), heads * (stop - start) // (spec.stack * spec.out))

@@ -11,7 +11,7 @@ that its rules cover every bit pattern.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -34,10 +34,10 @@ class Rebuilder(NamedTuple):
 
     ``make(weight, rule)`` is called only for a weight that ``fits``, with a value for every parameter in ``required``,
     maybe some for those in ``optional``, and nothing else; both say which JSON values a parameter may have for a
-    weight (and, for later ones, with the earlier parameters as they are).
+    weight (and, for later ones, with the earlier parameters as they are). It gives the tensor, or its rows in pieces.
     """
 
-    make: Callable[[BcqWeight, Rule], Array]
+    make: Callable[[BcqWeight, Rule], Array | Iterator[Array]]
     fits: Callable[[WeightSpec], bool]
     required: Mapping[str, Values] = {}
     optional: Mapping[str, Values] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from bcqfmt.weight.weight import BcqWeight
 from .protocol import Rebuilder, Rule
 from .tensors import padded_groups
 
-__all__ = ["apply_rule", "as_bytes", "check_rule", "rebuilds", "same_bytes"]
+__all__ = ["apply_rule", "as_bytes", "check_rule", "pieces", "rebuilds", "same_bytes"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
-_COMPARED = 1 << 20  # bytes compared while they are in the cache
+_COMPARED = 1 << 18  # bytes compared while they are in the cache
 
 
 def check_rule(spec: WeightSpec, rule: Rule, known: Mapping[str, Rebuilder], place: str = "", tensor: str = "") -> None:
@@ -48,8 +48,15 @@ def check_rule(spec: WeightSpec, rule: Rule, known: Mapping[str, Rebuilder], pla
 
 def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuilder]) -> Array:
     """The source tensor that ``rule`` makes of a weight."""
+    found = list(pieces(weight, rule, known))
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def pieces(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuilder]) -> Iterator[Array]:
+    """The same in pieces of some rows, in order."""
     check_rule(weight.spec, rule, known, tensor=weight.name)
-    return (_PART if rule["rule"] == "part" else known[rule["rule"]]).make(weight, rule)
+    made = (_PART if rule["rule"] == "part" else known[rule["rule"]]).make(weight, rule)
+    yield from [made] if isinstance(made, np.ndarray) else made
 
 
 def _part(weight: BcqWeight, rule: Rule) -> Array:
@@ -84,15 +91,14 @@ _PART = Rebuilder(
 
 def rebuilds(weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuilder]) -> bool:
     """Whether ``rule`` gives back the bytes of the source tensor, which is read a little at a time."""
-    rebuilt = as_bytes(apply_rule(weight, rule, known))
-    if rebuilt.size != tensor.nbytes:
-        return False
-    start = 0
-    for chunk in tensor.chunks(_COMPARED):
-        if not same_bytes(rebuilt[start : start + chunk.size], chunk):
-            return False
-        start += chunk.size
-    return True
+    done = 0
+    for piece in map(as_bytes, pieces(weight, rule, known)):
+        for start in range(0, piece.size, _COMPARED):
+            chunk = piece[start : start + _COMPARED]
+            if done + chunk.size > tensor.nbytes or not same_bytes(chunk, tensor.bytes_at(done, chunk.size)):
+                return False
+            done += chunk.size
+    return done == tensor.nbytes
 
 
 def same_bytes(left: Bytes, right: Bytes) -> bool:

@@ -264,12 +264,12 @@ def fitted(
             return codes
 
         codes = rounded(own)
-        least = output_errors(missed(part, own, codes), hessian, threads)
+        pull, least = _pull(missed(part, own, codes), hessian, threads)
         trial, seen = own.rows(slice(None)), codes
         for _ in range(turns):
-            _fit(part, hessian, trial, seen, threads)
+            _fit(hessian, trial, seen, pull, threads)
             seen = rounded(trial)
-            errors = output_errors(missed(part, trial, seen), hessian, threads)
+            pull, errors = _pull(missed(part, trial, seen), hessian, threads)
             better = errors < least
             if not better.any():
                 break
@@ -302,7 +302,13 @@ def replace_worse(
 
 def output_errors(error: F64, hessian: F64, threads: int = 1) -> F64:
     """e H e^T of every row of ``error`` ``[rows, in]``."""
-    return np.asarray((_product(error, hessian, threads) * error).sum(axis=1))
+    return _pull(error, hessian, threads)[1]
+
+
+def _pull(error: F64, hessian: F64, threads: int) -> tuple[F64, F64]:
+    """e H ``[rows, in]`` and e H e^T ``[rows]`` of every row e."""
+    made = _product(error, hessian, threads)
+    return made, np.asarray((made * error).sum(axis=1))
 
 
 def missed(weight: npt.NDArray[np.float32], numbers: GroupNumbers, codes: Codes) -> F64:
@@ -315,16 +321,19 @@ def missed(weight: npt.NDArray[np.float32], numbers: GroupNumbers, codes: Codes)
     return left
 
 
-def _fit(weight: npt.NDArray[np.float32], hessian: F64, numbers: GroupNumbers, codes: Codes, threads: int) -> None:
-    """The numbers of every group in turn, those of the others fixed; where rounding undoes the gain, none change."""
-    pull = _product(missed(weight, numbers, codes), hessian, threads)
-    for group, start in enumerate(range(0, weight.shape[1], numbers.size)):
-        run = slice(start, start + numbers.size)
+def _fit(hessian: F64, numbers: GroupNumbers, codes: Codes, pull: F64, threads: int) -> None:
+    """The numbers of every group in turn, those of the others fixed; where rounding undoes the gain, none change.
+
+    ``pull``: e H of every row ``[rows, in]``; overwritten.
+    """
+    rows, n = codes.shape
+    for group, start in enumerate(range(0, n, numbers.size)):
+        run, later = slice(start, start + numbers.size), slice(start + numbers.size, n)
         basis = numbers.basis(codes[:, run], group)
         inner = np.ascontiguousarray(hessian[run, run])
         turned = [_product(np.ascontiguousarray(one), inner, threads) for one in basis]
         k = len(turned)
-        matrix = np.empty((weight.shape[0], k, k))
+        matrix = np.empty((rows, k, k))
         for i in range(k):
             for j in range(i, k):
                 matrix[:, i, j] = matrix[:, j, i] = (basis[i] * turned[j]).sum(axis=1)
@@ -338,7 +347,7 @@ def _fit(weight: npt.NDArray[np.float32], hessian: F64, numbers: GroupNumbers, c
         new = np.where((gain > 0.0)[:, None], new, old)
         numbers.put(group, new)
         change = np.einsum("krc,rk->rc", basis, new - old)
-        pull -= _product(change, np.ascontiguousarray(hessian[run]), threads)
+        pull[:, later] -= _product(change, np.ascontiguousarray(hessian[run, later]), threads)
 
 
 def _product(left: F64, right: F64, threads: int) -> F64:

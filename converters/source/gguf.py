@@ -116,6 +116,8 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
             if name != info.name or len(rule) > 1:
                 copies[name] = Copy(info.name, rule, stored if added else None)
             continue
+        if heads and len(info.shape) < 2:
+            name, heads = info.name, 0  # a bias whose elements would have to move, not rows
         rows = info.nbytes // info.row_bytes
         tensors[info.name] = StoredTensor(
             info.name, "U8", (rows, info.row_bytes), source=file.source, offset=info.offset

@@ -84,11 +84,15 @@ class _Words(Emit):
     def steps(self, rows: list[Any], steps: Any) -> None:
         """Carry out exchanges."""
         for step in steps:
-            right, mask = (ir.Constant(_FOUR, [number] * UNITS) for number in (step.right, step.mask))
+            right = ir.Constant(_FOUR, [step.right] * UNITS)
             x, y = rows[step.x], rows[step.y]
-            change = self.builder.and_(self.builder.xor(self.builder.lshr(x, right), y), mask)
-            rows[step.y] = self.builder.xor(y, change)
-            rows[step.x] = self.builder.xor(x, self.builder.shl(change, right))
+            rows[step.y] = self.chosen(step.mask, self.builder.lshr(x, right), y)
+            rows[step.x] = self.chosen(step.mask << step.right, self.builder.shl(y, right), x)
+
+    def chosen(self, mask: int, a: Any, b: Any) -> Any:
+        """Bits of ``a`` where ``mask`` has ones, of ``b`` elsewhere: one instruction of ARM."""
+        ones, zeros = (ir.Constant(_FOUR, [number & 0xFFFFFFFF] * UNITS) for number in (mask, ~mask))
+        return self.builder.or_(self.builder.and_(a, ones), self.builder.and_(b, zeros))
 
     def plane_places(self, at: Any, plane: Any, bits: int, columns: int) -> list[list[Any]]:
         """For each plane, the most significant first, where the words of the four units begin."""

@@ -261,6 +261,7 @@ class CpuMatrix:
             given = counter, np.array(plan, np.uint64), s.planes.reshape(-1), *numbers, out.reshape(-1)
 
             def work(_: int, kernel: Any = kernel, given: Any = given, codes: int = words * 32) -> None:
-                kernel(*given, scratch("codes", (codes,), np.uint8))
+                held = scratch("words", (8 * floats.HELD,), np.uint32)
+                kernel(*given, scratch("codes", (codes,), np.uint8), held)
 
             together(work, cores() if threads is None else threads)

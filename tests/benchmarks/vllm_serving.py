@@ -67,7 +67,7 @@ GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 LINEAR = r"model\.layers\..*_proj\.weight"
 SMALL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # kind, config, options of the quantization
     "rtn4": ("llama", {}, {}),
-    "bcq3": ("llama", {}, {"method": "bcq", "settings": {"bits": 3, "group_size": 128}}),
+    "bcq3-g128": ("llama", {}, {"method": "bcq", "settings": {"bits": 3, "group_size": 128}}),
     "mixed24": ("llama", {}, {"method": "mixed24", "settings": {}}),
     "biases": ("qwen2", {}, {}),
     "dense-q": ("llama", {}, {"exclude": [r".*q_proj.*"]}),
@@ -138,12 +138,12 @@ def seven(work: Path, kind: str, layers: int) -> Path:
 
 def small(work: Path, name: str) -> tuple[Path, Path]:
     """A small BCQ folder, and its values as a dense one."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-    from sources.tiny_models import as_dense, bcq_model, dense_model, edit_config
-
     kind, config, options = SMALL[name]
     bcq, dense = work / "small" / name, work / "small" / f"{name}-dense"
     if not dense.exists():
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+        from sources.tiny_models import as_dense, bcq_model, dense_model, edit_config
+
         bcq_model(bcq, dense_model(work / "small" / f"{name}-source", kind, **{**WIDE, **config}), **options)
         as_dense(dense, bcq)
         if name == "head":
@@ -301,11 +301,24 @@ def compile_kernels(work: Path, names: list[str]) -> None:
     )
 
 
-def agree(work: Path, name: str, mode: str, offload: float) -> None:
-    """Tokens of a small folder, read by transformers on the dense export: would it have chosen them?"""
+def gaps_of(dense: Path, tokens: list[list[int]]) -> list[float]:
+    """For every token after a prompt, by how much transformers prefers another one."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float16).to(place).eval()
+    gaps: list[float] = []
+    for prompt, found in zip(PROMPTS, tokens, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *found[:-1]]], device=place)).logits[0, len(prompt) - 1 :].float()
+        chosen = logits.gather(1, torch.tensor(found, device=place)[:, None])[:, 0]
+        gaps += (logits.max(-1).values - chosen).tolist()
+    return gaps
+
+
+def agree(work: Path, name: str, mode: str, offload: float) -> None:
+    """Tokens of a small folder, read by transformers on the dense export, in a process without vLLM."""
     bcq, dense = small(work, name)
     line: dict[str, Any] = {"small": name, "mode": mode, "offload": offload}
     try:
@@ -315,14 +328,9 @@ def agree(work: Path, name: str, mode: str, offload: float) -> None:
         _, first, line["compiled_in_requests"] = generate(llm, PROMPTS[:1], 32)
         found, taken, _ = generate(llm, PROMPTS, 32)
         line |= {"first_s": round(first, 2), "tokens_per_s": round(len(PROMPTS) * 32 / taken, 1)}
-        model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float16).to("cuda").eval()
-        gaps = []
-        for prompt, one in zip(PROMPTS, found, strict=True):
-            tokens = torch.tensor(list(one.token_ids), device="cuda")
-            with torch.inference_mode():
-                given = torch.tensor([[*prompt, *one.token_ids[:-1]]], device="cuda")
-                logits = model(given).logits[0, len(prompt) - 1 :].float()
-            gaps += (logits.max(-1).values - logits.gather(1, tokens[:, None])[:, 0]).tolist()
+        line["tokens"] = [list(one.token_ids) for one in found]
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+            gaps = apart.submit(gaps_of, dense, line["tokens"]).result()
         line |= {"same": sum(gap == 0 for gap in gaps) / len(gaps), "largest_gap": round(max(gaps), 4)}
         line["good"] = max(gaps) < 0.05
     except Exception as fault:  # noqa: BLE001 - a line of the report
@@ -339,7 +347,7 @@ def table(work: Path) -> None:
     for text in (work / "results.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         if "kind" not in line:
-            print(line)
+            print({name: value for name, value in line.items() if name != "tokens"})
             continue
         named = f"{line['kind']}, {line['dtype']}, {line['layers']} layers, {line['mode']}"
         kinds.setdefault(named, {}).update({line["sequences"]: line} if "sequences" in line else line)

@@ -15,9 +15,10 @@ from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
-from bcqfmt.converters.gguf.kinds import KINDS
+from bcqfmt.converters.gguf.kinds import KINDS, Kind
 from bcqfmt.converters.gguf.values import values_of
 from bcqfmt.converters.words import planes_to_codes
+from bcqfmt.weight.packing import unpack
 from sources.gguf_files import DATA, EXPECTED, FILES
 
 TYPE = {kind.name: kind for kind in TYPES.values()}
@@ -53,12 +54,16 @@ def test_any_bytes_come_back(name: str, seed: int, order: str, rows: int, blocks
     assert np.array_equal(blocks_of(name, fields_of(name, raw, order), order), raw)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
-def test_threads_share_the_blocks(name: str) -> None:
-    raw = random_rows(name, 2, 257, 33)  # more than one share, the last one no multiple of four units
-    fields = fields_of(name, raw)
-    assert np.array_equal(planes_of(name, raw, threads=3), fields["planes"])
-    assert np.array_equal(blocks_of(name, fields, threads=3), raw)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("rows", [1, 5])  # the first are fewer codes than are worked on at once
+def test_some_rows_of_larger_planes(name: str, rows: int) -> None:
+    raw = random_rows(name, 2, 7, 1)
+    whole = np.full((KINDS[name].bits, 7, KINDS[name].elements // 32), 0xDEADBEEF, np.uint32)
+    planes_of(name, raw[1 : 1 + rows], planes=whole[:, 1 : 1 + rows])
+    assert np.array_equal(whole[:, 1 : 1 + rows], planes_of(name, raw)[:, 1 : 1 + rows])
+    assert (np.delete(whole, np.s_[1 : 1 + rows], axis=1) == 0xDEADBEEF).all()
+    fields = {**numbers_of(name, raw[1 : 1 + rows]), "planes": whole[:, 1 : 1 + rows]}
+    assert np.array_equal(blocks_of(name, fields), raw[1 : 1 + rows])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -78,6 +83,11 @@ def test_bytes_that_no_ternary_quantizer_writes_do_not_come_back() -> None:
     assert not np.array_equal(blocks_of("TQ1_0", fields_of("TQ1_0", raw)), raw)
 
 
+def codes_in(words: Any, kind: Kind) -> Any:
+    """Second-order codes by the reference of the format."""
+    return unpack(words, kind.scale_bits, 32 * words.shape[1] // kind.scale_bits).astype(float)
+
+
 def formula(name: str, fields: dict[str, Any]) -> Any:
     """The exact value in float64, rounded once to F32: the rule of the format, from the fields alone."""
     kind = KINDS[name]
@@ -87,7 +97,7 @@ def formula(name: str, fields: dict[str, Any]) -> Any:
     if "scale_scale" in fields:
         shared = spread // kind.groups
         scale = fields["scale_scale"].astype(float)[:, shared]
-        scale = scale * (fields["scale_codes"].astype(float) - kind.scale_zero)[:, spread]
+        scale = scale * (codes_in(fields["scale_codes"], kind) - kind.scale_zero)[:, spread]
     elif name == "MXFP4":
         scale = np.ldexp(1.0, fields["scale"].astype(int) - 128)[:, spread]
     elif name == "NVFP4":
@@ -106,7 +116,7 @@ def formula(name: str, fields: dict[str, Any]) -> Any:
     total = scale * codes
     if "offset_scale" in fields:
         total = (
-            total + fields["offset_scale"].astype(float)[:, shared] * fields["offset_codes"].astype(float)[:, spread]
+            total + fields["offset_scale"].astype(float)[:, shared] * codes_in(fields["offset_codes"], kind)[:, spread]
         )
     elif "offset" in fields:
         total = total + fields["offset"].astype(float)[:, spread]

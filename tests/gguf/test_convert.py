@@ -15,6 +15,7 @@ from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.convert.verify import Certificate, verify
 from bcqfmt.converters.gguf.kinds import KINDS
+from bcqfmt.converters.layouts import gguf
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from sources.conversions import convert, tree
@@ -124,6 +125,18 @@ def test_any_blocks_in_either_byte_order(kind: str, order: str, tmp_path: Path) 
     with bcqfmt.open(tmp_path / "out") as checkpoint:
         norm = checkpoint["model.layers.0.input_layernorm.weight"]
         assert np.array_equal(norm.array(), np.arange(256, dtype=np.float32))
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 26])
+def test_a_few_rows_at_a_time(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "_TILE", 700)  # 3 rows of Q6_K, 4 of Q4_K, 2 of Q8_0
+    monkeypatch.setattr(gguf, "_KEPT", kept)  # nothing, so that scales are read again; or all of them
+    writer = model({"blk.0.attn_q.weight": "Q4_K", "blk.0.attn_k.weight": "Q8_0", "blk.0.ffn_up.weight": "Q6_K"})
+    writer.tensor("blk.0.ffn_gate_exps.weight", [3, 8, 256], NUMBER["Q4_K"], random_blocks("Q4_K", 24, 256))
+    writer.tensor("blk.0.attn_q.bias", [256], NUMBER["Q4_0"], random_blocks("Q4_0", 1, 256))  # elements, not rows
+    source = written(writer, tmp_path / "in")
+    convert(source, tmp_path / "out", workers=3)
+    assert proved(source, tmp_path / "out", tmp_path).archived == 0
 
 
 def test_rows_of_dense_q_and_biases_are_put_back(tmp_path: Path) -> None:

@@ -137,3 +137,8 @@ def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path) -> No
     refused = CliRunner().invoke(cli, [str(word) for word in [*words, "--stats", text]])
     assert refused.exit_code == 2
     assert "choose one" in refused.output
+    for device, code, said in (("tpu", 2, "none of auto, cpu, cuda or cuda:N"), ("cuda:7", 5, "BCQ-E551")):
+        wrong = [*words[:2], tmp_path / "other", *words[3:-1], device]
+        refused = CliRunner().invoke(cli, [str(word) for word in wrong])
+        assert (refused.exit_code, said in refused.output) == (code, True), refused.output
+        assert not (tmp_path / "other").exists()

@@ -20,7 +20,7 @@ from bcqfmt.cli.command import (
     verb,
 )
 from bcqfmt.cli.next_steps import run_it, step_lines
-from bcqfmt.cli.options import SIZE, WithSettings, default_workers, given_settings
+from bcqfmt.cli.options import SIZE, Device, WithSettings, default_workers, given_settings
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
@@ -49,7 +49,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Calibrate on it, layer by layer.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of --text to run.")
 @click.option("--context", "seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where --text is run.")
+@click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where --text is run.")
 @click.option(
     "--token-weights",
     type=click.Choice(["none", "tokens", "loss"]),

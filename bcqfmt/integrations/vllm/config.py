@@ -115,7 +115,7 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
     def _table_like(self, layer: Any) -> str:
         """The path of the only table of this size: some models do not say which embedding they make (Llama)."""
         shape = (getattr(layer, "org_vocab_size", None), getattr(layer, "embedding_dim", None))
-        alike = [name for name, spec in self.specs.items() if spec.shape == shape and not _is_head(name)]
+        alike = [name for name, spec in self.specs.items() if spec.shape == shape and _is_table(name)]
         if len(alike) > 1:
             raise error(
                 "BCQ-E305",
@@ -137,6 +137,12 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
 
 def _is_head(path: str) -> bool:
     return path.rpartition(".")[2] == "lm_head"
+
+
+def _is_table(path: str) -> bool:
+    """Whether a weight is called as embeddings are: embed_tokens, word_embeddings, tok_embeddings, wte."""
+    leaf = path.rpartition(".")[2]
+    return "emb" in leaf or leaf == "wte"
 
 
 def _refuse_version(code: str, found: str, expected: str = "", weight: str = "") -> None:

@@ -21,6 +21,7 @@ from bcqfmt.converters.gguf.blocks import blocks_of
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.gguf.requantize import q8_0
 from bcqfmt.converters.gguf.values import values_of
+from bcqfmt.converters.layouts.rebuild import apply_rule
 from bcqfmt.converters.source.gguf_rows import rows_back
 from bcqfmt.errors import error
 from bcqfmt.weight import decode
@@ -118,8 +119,7 @@ def _stored(weight: BcqWeight, kind: str, numbers: decode.Numbers) -> Array:
         order = segment.scale._replace(rows=numbers.rows)
         fewer = replace(fewer, scheme=replace(weight.scheme, segments=(replace(segment, scale=order),)))
     parts = {n: StoredTensor.from_array(n, numbers.arrays[n], part.dtype) for n, part in fewer.parts().items()}
-    made: Array = known_rules()[f"gguf.{kind.lower()}"].make(BcqWeight(weight.name, fewer, parts), {})
-    return made
+    return apply_rule(BcqWeight(weight.name, fewer, parts), {"rule": f"gguf.{kind.lower()}"}, known_rules())
 
 
 def _compared(weight: BcqWeight, choice: Choice, e: int, blocks: Array, values: Array) -> Error:

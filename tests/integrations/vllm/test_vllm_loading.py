@@ -85,11 +85,11 @@ def test_a_dense_head_beside_a_quantized_embedding_is_left_to_vllm(config: Any, 
 def test_an_embedding_without_a_name_is_found_by_its_size(config: Any, world: SimpleNamespace) -> None:
     """Llama in vLLM does not say which one it makes."""
     rank, kind = Rank(world.modules), "VocabParallelEmbedding"
-    config.specs = {"model.embed_tokens": sample(70).spec, "lm_head": sample(70).spec, "a.q_proj": sample(64).spec}
+    config.specs = {"model.embed_tokens": sample(70).spec, "lm_head": sample(70).spec, "a.o_proj": sample(70).spec}
     made = rank.head(config, "", 70, 128, kind)
     assert [name for name, _ in made.quant_method.weights] == ["model.embed_tokens"]
     assert rank.head(config, "", 71, 128, kind).quant_method is None
-    config.specs["model.more_tokens"] = sample(70).spec
+    config.specs["model.more_embeddings"] = sample(70).spec
     with pytest.raises(BcqError, match=r"BCQ-E305 'model.embed_tokens'.*2 weights of shape \[70, 128\]"):
         rank.head(config, "", 70, 128, kind)
 
