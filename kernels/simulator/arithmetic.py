@@ -87,7 +87,8 @@ def rem_u32(a: int, b: int) -> int:
 # One number and its pattern, in the same bytes: several times as fast as views of scalars.
 _SINGLE, _HALF = np.zeros(1, np.float32), np.zeros(1, np.float16)
 _SINGLE_BITS, _HALF_BITS = _SINGLE.view(np.uint32), _HALF.view(np.uint16)
-_OF_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+with np.errstate(invalid="ignore"):  # signalling NaNs
+    _OF_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def f32_bits(x: Any) -> int:
