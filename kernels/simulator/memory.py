@@ -5,6 +5,7 @@ Accesses outside of an array, or not aligned as the instruction needs them, rais
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -169,8 +170,8 @@ def mma_s8(*operands: Any) -> tuple[int, ...]:
 
 def mma_u8(*operands: Any) -> tuple[int, ...]:
     """The four sums of the calling lane."""
-    unsigned = np.uint8
-    return tuple(multiplied(operands, np.int64, lambda *given: arithmetic.mma_s8_warp(*given, unsigned)).tolist())
+    unsigned = functools.partial(arithmetic.mma_s8_warp, kind=np.uint8)
+    return tuple(multiplied(operands, np.int64, unsigned).tolist())
 
 
 def mma_f16(*operands: Any) -> tuple[Any, ...]:
