@@ -66,7 +66,9 @@ def find_source(
         return Source(_without_data(remote), repo.repo_id, repo.commit, remote)
     shown = sys.stderr is not None and sys.stderr.isatty()
     place = hub.download(repo, offline=offline, progress=shown)
-    return Source(open_source(place / repo.file if repo.file else place), repo.repo_id, repo.commit)
+    downloaded = open_source(place / repo.file if repo.file else place)
+    downloaded.left_out = {**repo.left_out(), **downloaded.left_out}
+    return Source(downloaded, repo.repo_id, repo.commit)
 
 
 def read_stats(path: Path) -> StatsFile:

@@ -20,10 +20,21 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt import limits
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import BINARY, ForkLock, read_at
 
-__all__ = ["ByteSource", "SourceFile", "cannot_list", "file_state", "folded", "inside", "named", "read_small"]
+__all__ = [
+    "ByteSource",
+    "SourceFile",
+    "cannot_list",
+    "file_state",
+    "folded",
+    "inside",
+    "named",
+    "read_json",
+    "read_small",
+]
 __all__ += ["unfit", "unwritable"]
 
 Bytes = npt.NDArray[np.uint8]
@@ -206,6 +217,16 @@ def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
         if opened.size > limit:
             raise error(too_long, shown, found=f"{opened.size} bytes", expected=f"at most {limit}")
         return opened.read(0, opened.size).tobytes()
+
+
+def read_json(path: Path, limit: int, shown: str, code: str) -> bytes:
+    """The text of a JSON file of at most ``limit`` bytes that has not too many values; ``code`` for another one."""
+    raw = read_small(path, limit, shown, code)
+    items = sum(map(raw.count, b",[{"))
+    if items > limits.MAX_JSON_FILE_ITEMS:
+        found, expected = f"{items} of the characters , [ {{", f"at most {limits.MAX_JSON_FILE_ITEMS}"
+        raise error(code, shown, found=found, expected=expected)
+    return raw
 
 
 def cannot_list(fault: OSError) -> NoReturn:

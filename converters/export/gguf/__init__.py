@@ -135,7 +135,13 @@ def _check_arguments(folder: Path, target: Path, overwrite: bool) -> Path:
         raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder")
     target = output_path(target)
     if target.suffix != ".gguf":
-        raise error("BCQ-E302", str(target), found="a name without .gguf", expected="the name of a file, NAME.gguf")
+        raise error(
+            "BCQ-E302",
+            str(target),
+            found="a name without .gguf",
+            expected="the name of a file",
+            hint=f"call it {target.name}.gguf",
+        )
     if folder.resolve() in target.resolve().parents:
         raise error("BCQ-E402", str(target), found="it lies inside the BCQ folder", expected="a file elsewhere")
     if not target.parent.is_dir():

@@ -22,6 +22,10 @@ FUZZING = ("<!-- fuzzing: begin -->", "<!-- fuzzing: end -->")
 RUNS = {
     "sigkill": ("SIGKILL at random moments of a conversion into 20 shards, then resumed", "all byte-identical"),
     "sigkill_others": ("SIGKILL at random moments of quantize, restore and export", "all byte-identical afterwards"),
+    "sigkill_gguf": (
+        "SIGKILL at random moments of convert, restore and export of GGUF",
+        "all byte-identical afterwards",
+    ),
     "signals": ("SIGINT and SIGTERM at random moments, then resumed", "exit 130 or 143, ended within 2 s"),
     "enospc": ("disk full: a tmpfs of growing size, a page at a time", "exit 7 or 9, or complete"),
     "os_faults": ("EIO, ENOSPC, EDQUOT, short reads and writes, EINTR, failing fsync: at every call", "0 wrong bytes"),
