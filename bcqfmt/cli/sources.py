@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path
+from bcqfmt.container.files import real_path
 from bcqfmt.errors import error
 
 from . import render
@@ -81,10 +82,10 @@ def read_stats(path: Path) -> StatsFile:
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
     """BCQ-E402 when writing ``target`` would touch ``source``: the same folder, or one inside the other."""
-    origin = source.resolve()
+    origin = real_path(source)
     named = output_path(target)
     for place in (named, named.with_name(f"{named.name}.partial")):
-        real = place.resolve()
+        real = real_path(place)
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
             hint = f"choose another place, {another_folder(source)} for example"

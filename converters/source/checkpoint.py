@@ -16,7 +16,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
-from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
+from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, real_path, unwritable
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
@@ -127,7 +127,7 @@ class SourceCheckpoint:
 def open_source(folder: Path) -> SourceCheckpoint:
     """Open a source folder, or a GGUF file. Headers are read and checked; no data. Nothing is ever written to it."""
     if not folder.name:
-        folder = folder.resolve()  # "." has no name to show
+        folder = real_path(folder)  # "." has no name to show
     if folder.suffix == ".gguf" and os.path.lexists(folder) and not folder.is_dir():
         return _open_gguf(folder)
     if not folder.is_dir():
