@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import bcqfmt
 from bcqfmt.cli.main import cli
+from bcqfmt.cli.verbs.quantize import command
 from bcqfmt.converters.quantize.calibration import calibrate
 from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
