@@ -100,7 +100,7 @@ fuzz: $(VENV)/.test  ## all readers on mutated inputs, side by side, on all core
 soak: $(VENV)/.soak $(VENV)/signing/.ready  ## the long runs
 	@MODEL_SIGNING=$(CURDIR)/$(VENV)/signing/bin/model_signing $(BIN)/pytest -m soak $(PYTEST_ARGS)
 
-peers: $(VENV)/.test  ## exports into transformers, compressed-tensors, GPTQModel and AutoAWQ, each in its environment; docs/peers.md
+peers: $(VENV)/.test  ## exports into transformers, compressed-tensors, GPTQModel, AutoAWQ and llama.cpp, each in its environment; docs/peers.md
 	@$(BIN)/python tests/peers/run.py $(PEERS_ARGS)
 
 soak-emulated:  ## format and converters on an emulated processor of another architecture (needs qemu-user, mmdebstrap)

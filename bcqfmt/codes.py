@@ -140,7 +140,7 @@ _TABLE = [
     Code("BCQ-E306", "optional package missing", 2, ""),
     Code("BCQ-E307", "not possible on this machine", 5, "use Linux, macOS, or Linux under Windows (WSL)"),
     # outputs
-    Code("BCQ-E401", "output exists", 7, "choose another name, or allow overwriting"),
+    Code("BCQ-E401", "output exists", 7, "choose another name, or add --overwrite (Python: overwrite=True)"),
     Code("BCQ-E402", "output cannot be written", 7, "check the permissions, the free space and the file system"),
     Code("BCQ-E403", "output is in use", 7, "wait until the other run is done"),
     Code("BCQ-E404", "conversion is not complete", 7, "run the missing parts, or convert again with --resume"),

@@ -26,6 +26,7 @@ Weight = dict[str, Any]  # name, file, shape, dtype, widths (or None), scheme, p
 MAX_INTEGER = 2**53 - 1
 MAX_DIM = 2**31 - 1
 MAX_JSON_FILE = 100_000_000
+MAX_JSON_ITEMS = 2_000_000
 FLOATS = ("F16", "BF16", "F32")
 BYTE_FLOATS = ("E8M0", "UE4M3")
 BITS = {
@@ -985,12 +986,14 @@ def list_files(root: Path) -> dict[str, Path]:
 
 
 def read_member(root: Path, name: str, missing: str, limit: int, too_long: str) -> bytes:
-    """A file of the folder that must exist (rule `missing`), be regular (V508) and not too long."""
+    """A JSON file of the folder: it must exist (rule `missing`), be regular (V508) and not too long (section 11)."""
     path = root / name
     need(not is_missing(path), missing, f"{name} does not exist")
     need(is_regular(path), "BCQ-V508", f"{name} is not a regular file")
     need(path.stat().st_size <= limit, too_long, f"{name} is too long")
-    return path.read_bytes()
+    data = path.read_bytes()
+    need(sum(map(data.count, b",[{")) <= MAX_JSON_ITEMS, too_long, f"{name} has too many values")
+    return data
 
 
 def read_index(root: Path) -> dict[str, str] | None:

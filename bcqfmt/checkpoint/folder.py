@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.container.files import cannot_list, inside, read_small
+from bcqfmt.container.files import cannot_list, inside, read_json
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 
@@ -165,7 +165,7 @@ def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
 def _json_object(folder: Path, name: str, limit: int, depth: int, code: str, sink: Sink) -> dict[str, Any] | None:
     """A JSON file of at most ``limit`` bytes and ``depth`` levels; faults are reported under ``code``."""
     try:
-        value = parse(read_small(inside(folder, name), limit, name, code), integers_only=False)
+        value = parse(read_json(inside(folder, name), limit, name, code), integers_only=False)
         check_limits(value, depth, integers=False)
     except BcqError as fault:
         sink(fault.finding)

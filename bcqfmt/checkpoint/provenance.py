@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.container.files import SourceFile, inside, read_small
+from bcqfmt.container.files import SourceFile, inside, read_json, read_small
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.header import read_header
@@ -31,7 +31,7 @@ def source_record(folder: Path, sink: Sink) -> dict[str, Any] | None:
     """BCQ-V701: the parsed ``source.json``, or None."""
     try:
         inside(folder, RECORD)
-        raw = read_small(folder / RECORD, limits.MAX_JSON_FILE_BYTES, RECORD, "BCQ-V701")
+        raw = read_json(folder / RECORD, limits.MAX_JSON_FILE_BYTES, RECORD, "BCQ-V701")
         value = parse(raw)
         check_limits(value)
         if raw != canonical(value).encode("ascii") + b"\n":

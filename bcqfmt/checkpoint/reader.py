@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bcqfmt import limits
-from bcqfmt.container.files import SourceFile, inside, named, read_small
+from bcqfmt.container.files import SourceFile, inside, named, read_json
 from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
@@ -193,7 +193,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder; its digest is left to the validator."""
     if not os.access(folder / MANIFEST, os.F_OK):
         raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
-    raw = read_small(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
+    raw = read_json(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     manifest = parse_manifest(raw, refuse, check_digest=False)
     if manifest is None:  # refuse has raised before this can happen
         raise BcqError(Finding("BCQ-V602", MANIFEST, "", "unusable"))

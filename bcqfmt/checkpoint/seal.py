@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bcqfmt import limits
 from bcqfmt.codes import CODES
 from bcqfmt.container.durable import write_file
-from bcqfmt.container.files import SourceFile, inside, named, read_small
+from bcqfmt.container.files import SourceFile, inside, named, read_json
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.errors import Finding, error, escape, refuse
 
@@ -114,7 +114,7 @@ def _old_manifest(folder: Path) -> Manifest:
             "BCQ-V601", folder.name, found=f"no {MANIFEST} to renew", expected="a finished BCQ folder",
             hint=f"finish or repeat the run that writes the folder, or download {MANIFEST} again",
         )  # fmt: skip
-    raw = read_small(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
+    raw = read_json(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     found = parse_manifest(raw, refuse)
     assert found is not None  # refuse has raised otherwise
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.codes import CODES
-from bcqfmt.container.files import SourceFile, inside, named, read_small
+from bcqfmt.container.files import SourceFile, inside, named, read_json
 from bcqfmt.container.hashing import hash_file
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.weight import checks
@@ -236,7 +236,7 @@ class _Run:
             self.sink(Finding("BCQ-V601", self.path.name, "", f"no {MANIFEST}", "a finished checkpoint"))
             return None
         try:
-            raw = read_small(inside(self.path, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
+            raw = read_json(inside(self.path, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
         except BcqError as fault:
             self.sink(fault.finding)
             return None

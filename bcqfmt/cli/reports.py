@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bcqfmt.container.durable import write_file
+from bcqfmt.container.files import real_path
 from bcqfmt.errors import error, escape
 
 from . import render
@@ -34,8 +35,8 @@ def check_output(path: Path, overwrite: bool, *models: str | Path) -> None:
     if not place.parent.is_dir():
         raise error("BCQ-E402", str(path), found="no such folder", expected="a folder that is there")
     for model in models:
-        home = Path(model).resolve()
-        if home.is_dir() and home in place.resolve().parents:
+        home = real_path(model)
+        if home.is_dir() and home in real_path(place).parents:
             raise error("BCQ-E402", str(path), found="it lies inside a model's folder", expected="a place elsewhere")
     if os.path.lexists(place) and (not overwrite or not place.is_file()):
         raise error("BCQ-E401", str(path), found="it is there already", expected="a new file, or --overwrite")

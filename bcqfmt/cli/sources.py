@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path
+from bcqfmt.container.files import real_path
 from bcqfmt.errors import error
 
 from . import render
@@ -66,7 +67,9 @@ def find_source(
         return Source(_without_data(remote), repo.repo_id, repo.commit, remote)
     shown = sys.stderr is not None and sys.stderr.isatty()
     place = hub.download(repo, offline=offline, progress=shown)
-    return Source(open_source(place / repo.file if repo.file else place), repo.repo_id, repo.commit)
+    downloaded = open_source(place / repo.file if repo.file else place)
+    downloaded.left_out = {**repo.left_out(), **downloaded.left_out}
+    return Source(downloaded, repo.repo_id, repo.commit)
 
 
 def read_stats(path: Path) -> StatsFile:
@@ -79,10 +82,10 @@ def read_stats(path: Path) -> StatsFile:
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
     """BCQ-E402 when writing ``target`` would touch ``source``: the same folder, or one inside the other."""
-    origin = source.resolve()
+    origin = real_path(source)
     named = output_path(target)
     for place in (named, named.with_name(f"{named.name}.partial")):
-        real = place.resolve()
+        real = real_path(place)
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
             hint = f"choose another place, {another_folder(source)} for example"

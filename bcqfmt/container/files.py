@@ -20,10 +20,23 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt import limits
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import BINARY, ForkLock, read_at
 
-__all__ = ["ByteSource", "SourceFile", "cannot_list", "file_state", "folded", "inside", "named", "read_small"]
+__all__ = [
+    "ByteSource",
+    "SourceFile",
+    "cannot_list",
+    "file_state",
+    "folded",
+    "inside",
+    "named",
+    "read_json",
+    "read_small",
+    "real_path",
+    "refuse_pipes",
+]
 __all__ += ["unfit", "unwritable"]
 
 Bytes = npt.NDArray[np.uint8]
@@ -197,7 +210,12 @@ def _remember(opened: SourceFile) -> None:
 def named(path: str | os.PathLike[str]) -> Path:
     """The path, made absolute where it has no name to show in messages (``.``, ``..``)."""
     place = Path(path)
-    return place if place.name not in ("", "..") else place.resolve()
+    return place if place.name not in ("", "..") else real_path(place)
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The path without links; unlike ``Path.resolve`` it takes links that run in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
@@ -208,9 +226,30 @@ def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:
         return opened.read(0, opened.size).tobytes()
 
 
+def read_json(path: Path, limit: int, shown: str, code: str) -> bytes:
+    """The text of a JSON file of at most ``limit`` bytes that has not too many values; ``code`` for another one."""
+    raw = read_small(path, limit, shown, code)
+    items = sum(map(raw.count, b",[{"))
+    if items > limits.MAX_JSON_FILE_ITEMS:
+        found, expected = f"{items} of the characters , [ {{", f"at most {limits.MAX_JSON_FILE_ITEMS}"
+        raise error(code, shown, found=found, expected=expected)
+    return raw
+
+
 def cannot_list(fault: OSError) -> NoReturn:
     """``onerror`` of ``os.walk``, which would skip a folder that cannot be read."""
     raise error("BCQ-E102", str(fault.filename or ""), found=fault.strerror or str(fault)) from fault
+
+
+def refuse_pipes(folder: Path) -> None:
+    """BCQ-V508 for what is neither file nor folder, before another library opens it and waits for ever."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as fault:
+        cannot_list(fault)
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise error("BCQ-V508", path.name, found=_kind(path.stat().st_mode), expected="a regular file")
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -71,6 +71,8 @@ def _folder(place: Path) -> Found:
 
 def _model_folder(place: Path, first: str) -> Found:
     """A folder with safetensors files, judged by config.json and the header of one of them."""
+    if not (place / first).is_file():  # a pipe would block
+        return Found("unclear", "a folder whose model file cannot be read")
     one = _file(place / first)
     if one.kind in ("lfs", "page"):
         return Found(one.kind, f"a folder with {one.words} in place of {first}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST
+from bcqfmt.checkpoint.folder import MANIFEST, read_config
+from bcqfmt.container.files import refuse_pipes
 from bcqfmt.errors import error, escape
 from bcqfmt.kernels.runtime.device import require_cuda
 
@@ -31,12 +31,9 @@ def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: st
         require_cuda()
     if device == "mps" and sys.platform != "darwin":
         raise error("BCQ-E551", found="mps is the GPU of a Mac, and this is none", expected="cpu or cuda")
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError):  # transformers says what is wrong with it
-        return
-    if isinstance(config, dict):
-        check_length(folder, longest_context(config), tokens, hint)
+    refuse_pipes(folder)
+    config = read_config(folder, lambda finding: None) or {}  # transformers says what is wrong with it
+    check_length(folder, longest_context(config), tokens, hint)
 
 
 def check_length(folder: Path, longest: int | None, tokens: int, hint: str) -> None:

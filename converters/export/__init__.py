@@ -22,7 +22,7 @@ from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_tensors
 from bcqfmt.container.dtypes import FLOATS, logical_name
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, write_file
-from bcqfmt.container.files import SourceFile, inside, read_small
+from bcqfmt.container.files import SourceFile, inside, read_small, real_path
 from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.checkpoint import QUANT_FILES
@@ -118,7 +118,7 @@ def _check_arguments(folder: Path, target: Path, layout: str, dtype: str | None)
         raise error("BCQ-E302", found=f"layout {layout}", expected=", ".join(TARGETS))
     if not folder.is_dir():
         raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder")
-    here, there = folder.resolve(), target.resolve()
+    here, there = real_path(folder), real_path(target)
     if here == there or here in there.parents or there in here.parents:
         where = "is" if here == there else "lies inside" if here in there.parents else "holds"
         raise error("BCQ-E402", str(target), found=f"it {where} the BCQ folder", expected="a folder elsewhere")

@@ -163,7 +163,7 @@ def remote_headers(repo: HubRepo) -> RemoteHeaders:
             checkpoint = read_gguf_source(Path(repo.repo_id), names, wanted, open_file, pool.map)
             checkpoint.lone = repo.file
         else:
-            checkpoint = read_source(Path(repo.repo_id), names, open_file, pool.map)
+            checkpoint = read_source(Path(repo.repo_id), names, open_file, pool.map, repo.left_out())
     finally:
         pool.shutdown(cancel_futures=True)
     for file in files.values():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bcqfmt.converters.source.checkpoint import foreign_files
 from bcqfmt.converters.source.front_matter import is_repo_id
 from bcqfmt.converters.source.gguf import split_names
 from bcqfmt.errors import error, escape
@@ -61,6 +62,13 @@ class HubRepo:
         """The files that belong to a checkpoint, by name."""
         names = split_names(self.file) if self.file else needed(list(self.files))
         return {name: self.files[name] for name in names if name in self.files}
+
+    def left_out(self) -> dict[str, str]:
+        """The other files of the repository, path -> why it is not carried; none where a GGUF file was named."""
+        if self.file:
+            return {}
+        others = sorted(self.files.keys() - self.needed().keys())
+        return {**dict.fromkeys(others, "not downloaded"), **foreign_files(others)}
 
     @property
     def size(self) -> int:

@@ -10,6 +10,8 @@
 | IQ4_NL, IQ4_XS | table; second-order scales of 8 groups in the latter |
 | MXFP4, NVFP4 | table, scales of one byte; NVFP4's tensor `.scale` is a second-order scale of the whole matrix |
 
+NVFP4 with a scale of 480, a byte 0xFF for ggml that UE4M3 does not have, gets F16 scales.
+
 The logical dtype is F32: there ggml's arithmetic and the format's one rounding give the same bits.
 """
 
@@ -26,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.compiled.threads import each_share
+from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
@@ -47,6 +50,8 @@ Fields = dict[str, Array]
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice E2M1
 _TABLES: Final = {"IQ4_NL": (_IQ4, 0), "IQ4_XS": (_IQ4, 0), "MXFP4": (_FP4, -1), "NVFP4": (_FP4, -1)}
+_UE4M3: Final = np.arange(128, dtype=np.uint8).view(numpy_dtype("F8_E4M3")).astype(np.float16)
+_UE4M3[127] = 480  # no number of the format, but one of ggml
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
 _KEPT = 1 << 26  # bytes of numbers that are kept for their second use
 _TILE = 1 << 22  # bytes of blocks at a time
@@ -97,8 +102,9 @@ class Gguf:
         for array in numbers.values():
             if array.dtype == np.float16:
                 nonfinite = check_finite(array, "F16", module.tensors["blocks"].name, options) or nonfinite
-        zero = bool((numbers["scale"] == 0).any()) if name == "Q1_0" else False
-        segment = _segment(name, shape, zero, "scale" in module.tensors)
+        odd = name == "Q1_0" and bool((numbers["scale"] == 0).any())
+        odd = odd or (name == "NVFP4" and numbers["scale"].dtype == np.float16)
+        segment = _segment(name, shape, odd, "scale" in module.tensors)
         scheme = Scheme(segments=(segment,), nonfinite=nonfinite)
         spec = WeightSpec(scheme=scheme, shape=shape, dtype="F32", widths=(shape[-1],))
         small = _SmallParts(self._shared, module, numbers)
@@ -144,16 +150,19 @@ def _heads(spec: WeightSpec, rule: Rule) -> list[int]:
 def _fits(name: str, spec: WeightSpec) -> bool:
     """Whether a weight is one that tensors of this type become."""
     plain = Scheme(segments=spec.scheme.segments[:1], nonfinite=spec.scheme.nonfinite)
-    forms = [_segment(name, spec.shape, zero, scaled) for zero in (False, True) for scaled in (False, True)]
+    forms = [_segment(name, spec.shape, odd, scaled) for odd in (False, True) for scaled in (False, True)]
     return spec.scheme == plain and plain.segments[0] in forms and spec.columns % _ELEMENTS[name] == 0
 
 
-def _segment(name: str, shape: tuple[int, ...], zero: bool, scaled: bool) -> Segment:
-    """The segment of a type; ``zero``: a scale is zero, ``scaled``: a tensor next to it is a second-order scale."""
+def _segment(name: str, shape: tuple[int, ...], odd: bool, scaled: bool) -> Segment:
+    """The segment of a type; ``scaled``: a tensor next to it is a second-order scale.
+
+    ``odd``: a scale of Q1_0 is zero, or one of NVFP4 is 480, which UE4M3 does not have.
+    """
     kind = KINDS[name]
     common: dict[str, Any] = {"bits": kind.bits, "group_size": kind.group_size}
     if name == "Q1_0":
-        return Segment(encoding="bcq", alpha="F16", bias="F16" if zero else None, **common)
+        return Segment(encoding="bcq", alpha="F16", bias="F16" if odd else None, **common)
     scale: str | SecondOrder = "F16"
     if kind.scale_bits:
         scale = SecondOrder(kind.scale_bits, 1, "F16", kind.scale_zero, kind.groups)
@@ -162,7 +171,7 @@ def _segment(name: str, shape: tuple[int, ...], zero: bool, scaled: bool) -> Seg
     elif name == "NVFP4" and scaled:
         scale = SecondOrder("UE4M3", shape[-2], "F32", 0, shape[-1] // kind.group_size)
     elif name == "NVFP4":
-        scale = "UE4M3"
+        scale = "F16" if odd else "UE4M3"
     if name in _TABLES:
         table, exponent = _TABLES[name]
         return Segment(encoding="table", scale=scale, table=table, table_exponent=exponent, **common)
@@ -198,10 +207,16 @@ def _numbers(module: Module) -> Fields:
     fields = {field: np.concatenate([piece[field] for piece in pieces]) for field in pieces[0]}
     if name == "NVFP4":
         codes = fields["scale"]
-        if (codes == 0xFF).any():
-            found = "the scale byte 0xFF, which ggml reads as 480"
-            raise error("BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448")
-        fields["scale"] = np.where(codes == 0x7F, np.uint8(0), codes & 0x7F)  # as ggml reads them
+        codes = np.where(codes == 0x7F, np.uint8(0), codes & 0x7F)  # as ggml reads them
+        wide = bool((codes == 0x7F).any())
+        if wide and "scale" in module.tensors:
+            found = (
+                f"the scale byte 0xFF, which ggml reads as 480, and a second scale in {module.tensors['scale'].name}"
+            )
+            raise error(
+                "BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448 where there are two scales"
+            )
+        fields["scale"] = _UE4M3[codes] if wide else codes
     return fields
 
 
@@ -260,6 +275,9 @@ def _rebuilt(name: str, weight: BcqWeight, rule: Rule) -> Iterator[Array]:
         stored.pop("scale_scale", None)
     if not KINDS[name].scale_bits:
         stored = {"scale" if field in ("alpha", "scale_codes") else field: array for field, array in stored.items()}
+    if name == "NVFP4" and stored["scale"].dtype == np.float16:
+        codes = np.searchsorted(_UE4M3, stored["scale"]).clip(max=127)
+        stored["scale"] = np.where(codes == 127, 255, codes).astype(np.uint8)
     numbers = {field: array.reshape(spec.stack, spec.out, -1) for field, array in stored.items()}
     row_bytes = spec.columns // _ELEMENTS[name] * KINDS[name].nbytes
     for e, start, stop in _tiles(spec.shape, heads, row_bytes):

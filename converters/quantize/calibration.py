@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
+from bcqfmt.container.files import refuse_pipes
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
@@ -78,6 +79,7 @@ def model_and_tokens(
 ) -> tuple[_Model, npt.NDArray[np.int64]]:
     """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text."""
     refuse_quantized(source)
+    refuse_pipes(source.folder)
     quiet: Any = transformers.utils.logging  # only our own messages are shown
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -105,7 +107,7 @@ class _Model:
                 )
         except BcqError:
             raise
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as fault:
+        except Exception as fault:  # loaders raise anything on bad files
             raise _unusable(source, "transformers cannot run this model", fault) from fault
         self.module.eval()
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
@@ -338,7 +340,7 @@ def _tokenizer(source: SourceCheckpoint) -> Callable[[str], list[int]]:
         found = transformers.AutoTokenizer.from_pretrained(
             source.folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, ImportError) as fault:
+    except Exception as fault:  # loaders raise anything on bad files
         raise _unusable(source, "transformers cannot load its tokenizer", fault) from fault
     return lambda text: list(found(text, add_special_tokens=False, verbose=False)["input_ids"])
 

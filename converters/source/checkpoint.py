@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
-from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
+from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, real_path, unwritable
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
@@ -27,7 +27,15 @@ from .gguf import Blocks, Copy, place_tensors, read_files, split_names
 from .gguf_config import config_of
 from .gguf_tokenizer import tokenizer_files
 
-__all__ = ["FOREIGN", "INDEX_SUFFIX", "QUANT_FILES", "SourceCheckpoint", "SourceModel", "open_source"]
+__all__ = [
+    "FOREIGN",
+    "INDEX_SUFFIX",
+    "QUANT_FILES",
+    "SourceCheckpoint",
+    "SourceModel",
+    "foreign_files",
+    "open_source",
+]
 __all__ += ["read_gguf_source", "read_source"]
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -119,7 +127,7 @@ class SourceCheckpoint:
 def open_source(folder: Path) -> SourceCheckpoint:
     """Open a source folder, or a GGUF file. Headers are read and checked; no data. Nothing is ever written to it."""
     if not folder.name:
-        folder = folder.resolve()  # "." has no name to show
+        folder = real_path(folder)  # "." has no name to show
     if folder.suffix == ".gguf" and os.path.lexists(folder) and not folder.is_dir():
         return _open_gguf(folder)
     if not folder.is_dir():
@@ -168,7 +176,7 @@ def read_source(
     tensors = {}
     for name, path in home.items():
         tensors[name] = StoredTensor.in_file(name, models[path].header, models[path].source)
-    foreign = _foreign(files, models)
+    foreign = foreign_files(files, models)
     side = [name for name in files if name not in models and name not in foreign]
     if CONFIG not in files:
         raise error("BCQ-V510", CONFIG, found="the file does not exist", expected="the model's configuration")
@@ -180,7 +188,7 @@ def read_source(
     return SourceCheckpoint(folder, models, tensors, home, config, quant, side, {**foreign, **(left_out or {})})
 
 
-def _foreign(files: list[str], models: Mapping[str, SourceModel]) -> dict[str, str]:
+def foreign_files(files: Iterable[str], models: Container[str] = ()) -> dict[str, str]:
     """Weight files that are not carried, with the reason."""
     found = [name for name in files if name.endswith(FOREIGN) and name not in models]
     return {name: "pickle" if name.endswith(_PICKLES) else "another format" for name in found}
@@ -228,7 +236,7 @@ def read_gguf_source(
     home = _homes({name: file.header for name, file in opened.items()}, None)
     tensors, blocks, copies, kept = place_tensors(list(opened.values()))
     home |= {name: home[copy.stored] for name, copy in copies.items()}
-    foreign = _foreign(files, models)
+    foreign = foreign_files(files, models)
     side = [name for name in files if name not in models and name not in foreign]
     first = next(iter(opened.values())).gguf
     shapes = {info.name: info.shape for file in opened.values() for info in file.gguf.tensors.values()}

@@ -6,9 +6,9 @@
 
 A product takes one of two paths. *planes*: straight from the planes, for small batches and every weight but those that
 `CpuMatrix.obstacle` names; by look-up tables where the processor has AVX2 (`lut`), by dot products of bytes elsewhere
-(`dot_loops`). It works with the linear reading of `layout`: alpha and z in float32, float-zero without the rounding
-inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a time, and multiplied with BLAS. Sums
-are float32. Results do not depend on the number of threads.
+(`dot_loops`), on ARM with small tables too. It works with the linear reading of `layout`: alpha and z in float32,
+float-zero without the rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a
+time, and multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CpuMatrix:
         self._weight, self._planes, self._index = weight, planes, index
         operand = operands.operand(weight, planes=planes, index=index)
         self.shape, self.dtype = operand.shape, operand.dtype
-        self.obstacle = obstacle(operand)
+        self.obstacle = obstacle(operand, looks_up=target() == "neon")
         self._tables = target().startswith("avx")
         self._segments = () if self.obstacle else plane_segments(operand, self._tables)
         self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
@@ -156,14 +156,16 @@ class CpuMatrix:
         from . import dot_loops
 
         batch, chunks = x.shape[0], -(-s.words // WORDS)
-        centre = 0 if s.by_plane or s.bits in (1, 8) else 1 << (s.bits - 1)  # 8 bits: done when they are read
+        looked = bool(s.table.size)
+        centre = 0 if s.by_plane or s.bits in (1, 8) or looked else 1 << (s.bits - 1)  # 8 bits: done when they are read
         digits = dot_loops.digits(self._inputs(x, s, chunks * WORDS), s.pieces, centre)
-        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1)
+        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, looked)
         counter, span = np.zeros(1, np.uint64), max(1, s.span // WORDS) if s.groups > 1 else chunks
         given = (counter, run * LANES, s.planes, self.shape[0], s.words, span, *digits, s.numbers, y, more)
 
         def work(_: int) -> None:
-            kernel(*given, scratch("chunk", (64,), np.uint32), scratch("row sums", (batch * 8,), np.float32))
+            own = scratch("chunk", (64,), np.uint32), scratch("row sums", (batch * 8,), np.float32)
+            kernel(*given, *own, s.table)
 
         return work
 
@@ -261,6 +263,7 @@ class CpuMatrix:
             given = counter, np.array(plan, np.uint64), s.planes.reshape(-1), *numbers, out.reshape(-1)
 
             def work(_: int, kernel: Any = kernel, given: Any = given, codes: int = words * 32) -> None:
-                kernel(*given, scratch("codes", (codes,), np.uint8))
+                held = scratch("words", (8 * floats.HELD,), np.uint32)
+                kernel(*given, scratch("codes", (codes,), np.uint8), held)
 
             together(work, cores() if threads is None else threads)

@@ -100,23 +100,24 @@ def _digit_kernel() -> Any:
 
 
 @functools.cache
-def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool) -> Any:
+def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool, looked: bool = False) -> Any:
     """The loop over rows for ``bits`` planes.
 
     ``pieces``: groups in a word, 1 (or less than one), 2 or 4; ``by_plane``: a scale for every plane; ``per``: see
-    above; ``single``: the batch is 1. Arguments: counter uint64[1]; run, the rows that a thread takes at a time, even;
-    planes uint32 (bits * rows * words); rows, words, span (chunks of a group) uint64; the three arrays of `digits`;
-    numbers float32; y (batch, rows) float32; more: add to y; held uint32 (2 * 8 * 4) and totals float32 (batch * 8) of
-    the thread's own.
+    above; ``single``: the batch is 1; ``looked``: codes stand for the bytes of a table. Arguments: counter uint64[1];
+    run, the rows that a thread takes at a time, even; planes uint32 (bits * rows * words); rows, words, span (chunks of
+    a group) uint64; the three arrays of `digits`; numbers float32; y (batch, rows) float32; more: add to y; held uint32
+    (2 * 8 * 4) and totals float32 (batch * 8) of the thread's own; table int8 (16, or none).
     """
     stamp = stamp_of(intrinsics, lanes, dots)
+    by_table, wide = int(looked), 8 if looked else (1 if by_plane else bits)
     sets, each = (bits, 1) if by_plane else (1, bits)
     sets_, each_, pieces_, per_ = (np.uint64(n) for n in (sets, each, pieces, per))
     kinds = np.uint64((sets + 1) * per)
 
     def loop(
         counter: Any, run: Any, planes: Any, rows: Any, words: Any, span: Any, x: Any, starts: Any,
-        factors: Any, numbers: Any, y: Any, more: Any, held: Any, totals: Any,
+        factors: Any, numbers: Any, y: Any, more: Any, held: Any, totals: Any, table: Any,
     ) -> None:  # fmt: skip
         batch, chunks, plane = _1 if single else np.uint64(y.shape[0]), (words + _3) // _4, rows * words
         gap = np.uint64(numbers.size) // rows
@@ -143,8 +144,8 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool) -
                             for k in range(each_):  # the line that these rows' successors begin at
                                 prefetch(planes, at + k * plane + _2 * words)
                                 prefetch(planes, at + k * plane + _3 * words)
-                        first = codes(planes, at, plane, held, _0, short, each)
-                        second = codes(planes, at + one * words, plane, held, _8 * _4, short, each)
+                        first = codes(planes, at, plane, held, _0, short, each, table, by_table)
+                        second = codes(planes, at + one * words, plane, held, _8 * _4, short, each, table, by_table)
                         for b in range(batch):
                             sums = load_sums(totals, b * _8)
                             for n in range(pieces_):
@@ -157,7 +158,7 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool) -
                                 number += i * per_
                                 sums = multiply(
                                     sums, first, second, x, starts, factors, piece, numbers, number, gap * one,
-                                    each, per,
+                                    wide, per,
                                 )  # fmt: skip
                             store_sums(totals, b * _8, sums)
                     left -= _1
@@ -172,4 +173,5 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool) -
     return compiled(
         loop, types.void, types.uint64[::1], _N, _READ[types.uint32], _N, _N, _N, types.int8[::1],
         types.int32[::1], _FLOATS, _FLOATS, types.float32[:, ::1], types.boolean, types.uint32[::1], _FLOATS,
+        types.Array(types.int8, 1, "C", readonly=True),
     )  # fmt: skip

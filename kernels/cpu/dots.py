@@ -62,17 +62,19 @@ class _DotEmit(Emit):
 _intrinsic = functools.partial(plain_intrinsic, emit=_DotEmit)
 
 
-def _codes(planes: Any, at: Any, stride: Any, held: Any, place: Any, short: Any, bits: Any) -> Any:
+def _codes(
+    planes: Any, at: Any, stride: Any, held: Any, place: Any, short: Any, bits: Any, table: Any, looked: Any
+) -> Any:  # fmt: skip
     """Codes of 128 columns, eight vectors, from 16 bytes at ``planes[at]``, ``planes[at + stride]``, ... (``bits``).
 
     If ``short``, from ``held[place]``, ``held[place + 4]``, ... As signed bytes: codes of 8 bits are lowered by 128,
-    those of one bit are 0 and -1, others are as they are.
+    those of one bit are 0 and -1, others are as they are; if ``looked``, what ``table`` (sixteen bytes) has for them.
     """
     count = bits.literal_value
 
     def write(emit: _DotEmit) -> Any:
         builder, found = emit.builder, []
-        _, start, stride, _, other, short, _ = emit.values
+        _, start, stride, _, other, short, *_ = emit.values
         pointer = builder.select(short, emit.at(3, other, emit.i32), emit.at(0, start, emit.i32))
         step = builder.select(short, ir.Constant(stride.type, WORDS), stride)
         for _ in range(count):
@@ -91,6 +93,9 @@ def _codes(planes: Any, at: Any, stride: Any, held: Any, place: Any, short: Any,
                 vector = builder.sext(builder.icmp_unsigned("!=", bit, emit.bytes_of(0)), _BYTES)
             elif width < 8:
                 vector = builder.and_(emit.shifted(vector, -low), emit.bytes_of((1 << width) - 1))
+            if looked.literal_value:
+                entries = emit.load(emit.at(7, emit.i64(0), _BYTES), align=1)
+                vector = emit.call("llvm.aarch64.neon.tbl1.v16i8", _BYTES, [entries, vector])
             columns[column] = vector
         return emit.pack(columns)
 

@@ -19,16 +19,19 @@ from bcqfmt.compiled import intrinsics
 from bcqfmt.compiled.loops import compiled, stamp_of
 from bcqfmt.kernels.operands import OperandSegment
 
-from . import lanes
+from . import lanes, lookup
 from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
+from .lookup import target
 
-__all__ = ["WORDS", "fits", "float_kernel"]
+__all__ = ["HELD", "WORDS", "fits", "float_kernel"]
 
 WORDS = 4  # of a plane at once
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _FOUR = ir.VectorType(LaneEmit.i32, WORDS)
+_ABOVE, _PATTERN = 2.0**23, 0x4B000000  # its last digits are units: the pattern plus a code is that of the sum
 _STEP, _LIMIT = 2.0**-24, 2.0**27
-_0, _1, _4, _8, _16, _32 = (np.uint64(i) for i in (0, 1, 4, 8, 16, 32))
+HELD = 128  # words of a plane that are copied together
+_0, _1, _4, _8, _16, _32, _HELD = (np.uint64(i) for i in (0, 1, 4, 8, 16, 32, HELD))
 
 
 def fits(segment: OperandSegment) -> bool:
@@ -68,9 +71,9 @@ def _unpack(bits: Any, planes: Any, at: Any, plane: Any, codes: Any, to: Any) ->
         for digit, mask in ((0, 0x55555555), (1, 0x33333333), (2, 0x0F0F0F0F)):
             by = 1 << digit
             for x, y in [(x, x | by) for x in range(len(rows)) if not x & by and by < len(rows)]:
-                change = builder.and_(builder.xor(builder.lshr(rows[x], number(by)), rows[y]), number(mask))
-                rows[y] = builder.xor(rows[y], change)
-                rows[x] = builder.xor(rows[x], builder.shl(change, number(by)))
+                right, left = builder.lshr(rows[x], number(by)), builder.shl(rows[y], number(by))
+                rows[y] = builder.or_(builder.and_(right, number(mask)), builder.and_(rows[y], number(mask << by)))
+                rows[x] = builder.or_(builder.and_(left, number(mask << by)), builder.and_(rows[x], number(mask)))
         if len(rows) == 4:  # two codes in a byte, the high one four codes further
             high = [builder.lshr(row, number(4)) for row in rows]
             rows = [builder.and_(row, number(0x0F0F0F0F)) for row in rows + high]
@@ -90,17 +93,35 @@ def _zipped(emit: LaneEmit, left: list[Any], right: list[Any], unit: int) -> lis
     return [emit.shuffle(a, b, half) for a, b in zip(left, right, strict=True) for half in halves]
 
 
+def _above(emit: LaneEmit, codes: Any) -> Any:
+    """``_ABOVE`` plus each of sixteen codes."""
+    if target() != "neon":
+        words = emit.builder.zext(codes, emit.words)
+        return emit.builder.bitcast(emit.builder.or_(words, ir.Constant(emit.words, [_PATTERN] * LANES)), emit.floats)
+    # upper bytes beside the codes, twice: LLVM would look each byte up, by indices that it loads every time
+    runs = [codes]
+    for size, upper in ((8, 0), (16, _PATTERN >> 16)):
+        kind = ir.VectorType(ir.IntType(size), 128 // size)
+        low = [i for k in range(64 // size) for i in (k, 128 // size + k)]
+        high, above = [i + 64 // size for i in low], ir.Constant(kind, [upper] * kind.count)
+        runs = [emit.shuffle(emit.builder.bitcast(run, kind), above, order) for run in runs for order in (low, high)]
+    quarters = [emit.builder.bitcast(run, ir.VectorType(emit.f32, 4)) for run in runs]
+    a, b = (emit.shuffle(quarters[i], quarters[i + 1], list(range(8))) for i in (0, 2))
+    return emit.shuffle(a, b, list(range(LANES)))
+
+
 def _values(offset: Any, codes: Any, at: Any, scale: Any, zero: Any, group: Any, out: Any, to: Any) -> Any:
     """Sixteen values: ``scale * (code - zero)``, or ``scale * code + zero``, nothing fused."""
 
     def write(emit: LaneEmit) -> None:
         builder = emit.builder
-        code = builder.uitofp(emit.load(emit.at(1, emit.values[2], _BYTES), align=1), emit.floats)
-        s, z = (emit.splat(emit.load(emit.at(n, emit.values[5], emit.f32))) for n in (3, 4))
+        above = _above(emit, emit.load(emit.at(1, emit.values[2], _BYTES), align=1))
+        s, z = (emit.load(emit.at(n, emit.values[5], emit.f32)) for n in (3, 4))
         if offset.literal_value:
-            result = builder.fadd(builder.fmul(code, s), z)
+            code = builder.fsub(above, ir.Constant(emit.floats, [_ABOVE] * LANES))
+            result = builder.fadd(builder.fmul(code, emit.splat(s)), emit.splat(z))
         else:
-            result = builder.fmul(s, builder.fsub(code, z))
+            result = builder.fmul(emit.splat(s), builder.fsub(above, emit.splat(builder.fadd(z, emit.f32(_ABOVE)))))
         emit.store(result, emit.at(6, emit.values[7], emit.floats))
 
     return None, write
@@ -115,11 +136,13 @@ def float_kernel(bits: int, offset: bool) -> Any:
 
     Arguments: counter uint64[1]; plan uint64: rows of the weight, words of a row of a plane, width, group size, groups,
     first row, rows of the result, its columns, first column of the segment in it; planes uint32, scale and zero
-    float32, out float32, all flat; codes uint8 (words * 32) of the thread's own.
+    float32, out float32, all flat; codes uint8 (words * 32) and some words of each plane uint32 (bits * ``HELD``), of
+    the thread's own.
     """
-    stamp, added = stamp_of(intrinsics, lanes), int(offset)
+    stamp, added = stamp_of(intrinsics, lanes, lookup), int(offset)
+    copied = bits > 4  # planes are often a power of two apart, and no cache holds lines of more than four of them
 
-    def loop(counter: Any, plan: Any, planes: Any, scale: Any, zero: Any, out: Any, codes: Any) -> None:
+    def loop(counter: Any, plan: Any, planes: Any, scale: Any, zero: Any, out: Any, codes: Any, held: Any) -> None:
         rows, words, width, size, groups = plan[0], plan[1], plan[2], plan[3], plan[4]
         first_row, count, columns, start = plan[5], plan[6], plan[7], plan[8]
         while stamp:
@@ -128,9 +151,20 @@ def float_kernel(bits: int, offset: bool) -> Any:
                 break
             for o in range(top, min(top + _8, count)):
                 r = first_row + o
-                for w in range(_0, words, _4):
+                at, plane = r * words, rows * words
+                for w in range(_0, _0 if copied else words, _4):
                     base = min(w, words - _4)  # the last four overlap those before
-                    unpack(bits, planes, r * words + base, rows * words, codes, base * _32)
+                    unpack(bits, planes, at + base, plane, codes, base * _32)
+                for w in range(_0, words if copied else _0, _HELD):
+                    begin = min(w, words - _4)
+                    some = min(_HELD, words - begin)
+                    for i in range(bits):
+                        row, other = held[i * HELD :][:some], planes[at + begin + i * plane :][:some]
+                        for k in range(row.size):
+                            row[k] = other[k]
+                    for k in range(_0, some, _4):
+                        base = min(k, some - _4)
+                        unpack(bits, held, base, _HELD, codes, (begin + base) * _32)
                 j, number, to = _0, r * groups, o * columns + start
                 while j < width:  # not a range with steps: its length would be a division for every group
                     end = min(j + size, width)
@@ -142,5 +176,5 @@ def float_kernel(bits: int, offset: bool) -> Any:
     words, floats = (types.Array(one, 1, "C", readonly=True) for one in (types.uint32, types.float32))
     return compiled(
         loop, types.void, types.uint64[::1], types.uint64[::1], words, floats, floats, types.float32[::1],
-        types.uint8[::1],
+        types.uint8[::1], types.uint32[::1],
     )  # fmt: skip

@@ -30,7 +30,8 @@ class PlaneSegment:
 
     ``planes`` (bits * rows * words) uint32, not copied; ``start`` and ``width`` in stored columns; ``pieces`` groups in
     a word, ``span`` words in a group (one of the two is 1); ``numbers`` float32, flat, in the order of `lut` or of
-    `dot_loops`, which has ``per`` of a kind side by side. ``groups`` includes those that only have padding.
+    `dot_loops`, which has ``per`` of a kind side by side. ``groups`` includes those that only have padding. ``table``:
+    (16) what the codes stand for, (0) if they are numbers themselves.
     """
 
     planes: npt.NDArray[np.uint32]
@@ -43,20 +44,23 @@ class PlaneSegment:
     groups: int
     by_plane: bool
     numbers: npt.NDArray[np.float32]
-    per: int = 0
+    per: int
+    table: npt.NDArray[np.int8]
 
 
-def obstacle(operand: Operand) -> str:
-    """Why no product can be made from the planes of a weight; empty when one can."""
+def obstacle(operand: Operand, looks_up: bool) -> str:
+    """Why no product can be made from the planes of a weight; empty when one can.
+
+    ``looks_up``: the dot kernel can look codes up, sixteen bytes at a time.
+    """
     for k, segment in enumerate(operand.segments):
         g = segment.group_size
-        if segment.formula == "table":
+        if segment.formula == "table" and not (looks_up and _table(segment)[0].size):
             return f"segment {k} has a table: its values are no sums over planes"
         if segment.groups > 1 and g % 32 and g not in (8, 16):
             return f"segment {k} has groups of {g} columns: neither 8, 16, whole words nor whole rows"
-        scale, z = _linear(segment)
         with np.errstate(over="ignore", invalid="ignore"):
-            numbers = *_around_middle(scale, z, segment.bits), scale, z
+            numbers = *_around_middle(segment), *_linear(segment)
             if not all(np.isfinite(number.astype(np.float32)).all() for number in numbers):
                 return f"segment {k} has numbers that are not finite in float32"
     try:
@@ -90,7 +94,7 @@ def _segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegment:
         ordered = padded.reshape(-1, LANES, groups, numbers.shape[2]).transpose(0, 2, 3, 1)
     else:
         places = _places(words, pieces, span, groups)
-        numbers = _stacked(*_around_middle(scale, z, segment.bits))
+        numbers = _stacked(*_around_middle(segment))
         padded = np.zeros((rows, int(places.max()) + 1, numbers.shape[2]), np.float32)
         padded[:, : segment.groups] = numbers
         ordered, per = padded[:, places].transpose(0, 1, 3, 2), places.shape[1]
@@ -108,7 +112,16 @@ def _segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegment:
         by_plane=by_plane,
         numbers=laid,
         per=per,
+        table=_table(segment)[0],
     )
+
+
+def _table(segment: OperandSegment) -> tuple[npt.NDArray[np.int8], float]:
+    """The table of a segment as sixteen bytes, and the power of two they are multiples of; none if there is no such."""
+    levels = float64_of(segment.second) if segment.formula == "table" and 2 <= segment.bits <= 4 else np.empty(0)
+    unit = 2.0 ** (int(np.frexp(levels)[1].max(initial=0)) - 7)
+    found = np.pad(levels / unit, (0, -levels.size % 16))
+    return (found if (found == np.rint(found)).all() else np.empty(0)).astype(np.int8), unit
 
 
 def _places(words: int, pieces: int, span: int, groups: int) -> npt.NDArray[np.int64]:
@@ -131,17 +144,23 @@ def _linear(segment: OperandSegment) -> tuple[Array, Array]:
     """Scale (out, G) of the sum ``2^(q-1) b_0 + ... + b_(q-1)`` of signs, or one per plane (q, out, G), and z (out, G).
 
     float64: a code is half that sum plus half of its largest value. float-zero is taken without the rounding inside it.
+    Of a table the scale of its bytes, and zeros.
     """
     first, second = float64_of(segment.first), float64_of(segment.second)
     if segment.formula == "bcq":
         return first, second
+    if segment.formula == "table":
+        return first * _table(segment)[1], np.zeros_like(first)
     middle = (2.0**segment.bits - 1) / 2
     with np.errstate(over="ignore", invalid="ignore"):
         return first / 2, first * middle + second if segment.formula == "offset" else first * (middle - second)
 
 
-def _around_middle(scale: Array, z: Array, bits: int) -> tuple[Array, Array]:
+def _around_middle(segment: OperandSegment) -> tuple[Array, Array]:
     """The same numbers for codes as the dot kernel has them: minus 2^(bits - 1), single bits as 0 and -1."""
-    if scale.ndim == 3 or bits == 1:
+    scale, z = _linear(segment)
+    if segment.formula == "table":
+        return scale, z
+    if scale.ndim == 3 or segment.bits == 1:
         return -2 * scale, z - (scale.sum(0) if scale.ndim == 3 else scale)
     return 2 * scale, z + scale

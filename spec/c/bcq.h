@@ -247,6 +247,7 @@ bcq_weight *bcq_folder_find_weight(bcq_folder *folder, const char *name);
 #define BCQ__MAX_WEIGHT_BITS (UINT64_C(1) << 40)
 #define BCQ__MAX_CONFIG 16000000u
 #define BCQ__MAX_JSON_FILE 100000000u
+#define BCQ__MAX_JSON_ITEMS 2000000u
 
 #define BCQ__TRY(call)                  \
     do {                                \
@@ -3432,7 +3433,8 @@ static int bcq__status(const char *root, const char *name, struct stat *status)
     return code;
 }
 
-/* A file of the folder that must exist (else rule `missing`), be regular (V508) and not too long (else `too_long`).
+/* A JSON file of the folder that must exist (else rule `missing`), be regular (V508), not too long and without too many
+   values (else `too_long`).
    Its bytes, ended by a zero byte, belong to the caller. */
 static int bcq__read_member(const char *root, const char *name, int missing, uint64_t limit, int too_long, bcq__str *out,
                             bcq_error *error)
@@ -3440,6 +3442,7 @@ static int bcq__read_member(const char *root, const char *name, int missing, uin
     char *path, *text = NULL;
     struct stat status;
     bcq__input in;
+    uint64_t i, items = 0;
     int code = bcq__status(root, name, &status);
     out->at = NULL;
     if (code == BCQ_ERROR_IO)
@@ -3457,6 +3460,10 @@ static int bcq__read_member(const char *root, const char *name, int missing, uin
         code = text ? bcq__read(&in, 0, text, in.size, error) : bcq__no_memory(error);
     }
     close(in.descriptor);
+    for (i = 0; !code && i < in.size; i++)
+        items += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    if (items > BCQ__MAX_JSON_ITEMS)
+        code = bcq__bad(error, too_long, bcq__text(name), "too many values");
     if (code) {
         BCQ_FREE(text);
         return code;

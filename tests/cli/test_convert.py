@@ -338,6 +338,20 @@ def test_hub_ids(hub: HubServer, run: Run, tmp_path: Path) -> None:
     assert len(hub.log) == before
 
 
+def test_what_is_not_downloaded_is_counted(hub: HubServer, run: Run, tmp_path: Path) -> None:
+    """As in a folder: in the plan, before and after the download, by verify and by restore."""
+    extra = {"pytorch_model.bin": b"pickle", "modeling_evil.py": b"import os"}
+    hub.commit(NAME, {**{path.name: path.read_bytes() for path in SOURCE.iterdir()}, **extra})
+    told = "2 left out: modeling_evil.py (not downloaded), pytorch_model.bin (pickle)"
+    assert told in run("convert", NAME, tmp_path / "bcq", "--dry-run").stdout
+    assert told in run("convert", NAME, tmp_path / "bcq").stderr
+    assert told in run("verify", NAME, tmp_path / "bcq").stdout
+    assert told in run("verify", NAME, tmp_path / "bcq", "--offline").stdout
+    restored = run("restore", tmp_path / "bcq", tmp_path / "out")
+    assert told in restored.stdout + restored.stderr
+    assert not any(name.rpartition("/")[2] in extra for name in (seen.path for seen in hub.log))
+
+
 def test_dry_run_of_a_hub_id_reads_headers_only(hub: HubServer, run: Run, tmp_path: Path) -> None:
     source = gptq_folder(tmp_path / "large", layers=2, n=1024, k=2048)  # well beyond the first range that is asked for
     hub.commit("some-org/large", {path.name: path.read_bytes() for path in source.iterdir()})

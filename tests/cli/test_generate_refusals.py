@@ -1,6 +1,7 @@
 """`bcqfmt generate` and `bcqfmt eval` on what they cannot use: the fault is named, and what to do about it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -82,3 +83,20 @@ def test_a_layer_too_many_is_no_random_text(run: Run, model: Path, text: Path, t
     edit_config(tmp_path / "dense", num_hidden_layers=layers + 1)
     result = run("eval", model, "--text", text, "--context", "8", "--reference", tmp_path / "dense")
     assert (result.exit_code, f"model.layers.{layers}." in result.stderr) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_a_pipe_is_not_waited_for(run: Run, model: Path, text: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(model.parent / "dense", tmp_path / "m")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    for words in (["generate", folder, "--prompt", "x"], ["eval", folder, "--text", text]):
+        made = run(*words)
+        assert (made.exit_code, "BCQ-V508" in made.stderr) == (3, True), made.stderr
+
+
+def test_a_configuration_that_is_nested_too_deeply(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model.parent / "dense", tmp_path / "m")
+    (folder / "config.json").write_text("[" * 200_000)
+    made = run("generate", folder, "--prompt", "x")
+    assert (made.exit_code, "expected a config.json" in made.stderr) == (3, True), made.stderr

@@ -1,6 +1,10 @@
 """Every verb says what it was given, and which command fits: one detector for all of them."""
 
+import os
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -144,3 +148,42 @@ def test_help_and_version_are_verbs_too(run: Run) -> None:
     assert run("help", "seal").stdout == run("seal", "--help").stdout
     assert run("version").stdout == run("--version").stdout
     assert run("version", "--json").stdout == run("--version", "--json").stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["inspect", "{}"], ["validate", "{}"], ["convert", "{}", "out"], ["seal", "{}"], ["report", "{}"]],
+    ids=lambda words: words[0],
+)
+def test_a_pipe_in_place_of_a_model_file_blocks_no_verb(run: Run, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model" / "model.safetensors")
+    with interrupted_after(10):
+        made = run(*(word.format(tmp_path / "model") for word in words))
+    assert made.exit_code in (3, 4, 5), made.stderr
+    assert look(tmp_path / "model")[:2] == ("unclear", "a folder whose model file cannot be read")
+
+
+@contextmanager
+def interrupted_after(seconds: int) -> Iterator[None]:
+    """An error instead of a test that never ends."""
+
+    def stop(number: int, frame: object) -> None:
+        raise AssertionError(f"it waits for more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_links_in_a_circle_are_nothing_that_can_be_read(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for words in (["restore", tmp_path / "loop", tmp_path / "out"], ["report", tmp_path / "loop", "--html", "x.html"]):
+        made = run(*words)
+        assert made.exit_code in (3, 4, 5), made.stderr
+        assert "BCQ-E999" not in made.stderr

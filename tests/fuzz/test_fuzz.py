@@ -181,6 +181,17 @@ def test_a_killed_process_is_named_with_its_seed(tmp_path: Path, monkeypatch: py
     assert [from_text(text) for text in found["inputs"].values()] == [b"the input"]
 
 
+def test_only_what_is_slow_twice_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time something may be compiled."""
+    clock = iter([0.0, 5.0, 5.0, 5.1, 6.0, 9.0, 9.0, 11.0])
+    monkeypatch.setattr("fuzz.target.time.process_time", lambda: next(clock))
+    execute = Executions(lambda data: ())
+    execute(b"once")
+    execute(b"twice")
+    assert execute.inputs == {"slower than 1 s": b"twice"}
+    assert execute.slowest == 2.0
+
+
 def test_too_much_memory_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     execute = Executions(lambda data: ())
     execute(b"a")

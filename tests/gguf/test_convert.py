@@ -170,11 +170,21 @@ def test_odd_bytes_padding_and_tail_come_back(tmp_path: Path) -> None:
     assert proved(source, tmp_path / "out", tmp_path).archived == 54 * 8 + 36 * 4 * 8
 
 
-def test_a_scale_that_no_number_of_the_format_equals_is_refused(tmp_path: Path) -> None:
-    writer = model({})
-    writer.tensor("e.weight", [1, 64], NUMBER["NVFP4"], b"\xff" + bytes(35))
-    with pytest.raises(BcqError) as caught:
-        convert(written(writer, tmp_path / "in"), tmp_path / "out")
+def test_a_scale_of_480_as_ggml_reads_it(tmp_path: Path) -> None:
+    blocks = bytearray(random_blocks("NVFP4", 8, 256))
+    blocks[0:3] = b"\xff\x7e\x00"
+    other = bytearray(blocks)
+    other[36] |= 0x80  # ggml ignores this bit, so the byte is kept apart
+    writer = model({}).tensor("e.weight", [8, 256], NUMBER["NVFP4"], bytes(blocks))
+    writer.tensor("f.weight", [8, 256], NUMBER["NVFP4"], bytes(other))
+    source = written(writer, tmp_path / "in")
+    convert(source, tmp_path / "out")
+    assert proved(source, tmp_path / "out", tmp_path).archived == len(other)
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        assert checkpoint.weight("e.weight").parts()["s0_scale"].array()[0, :3].tolist() == [480, 448, 0]
+    writer.tensor("e.scale", [1], 0, b"\0\0\x80?")
+    with pytest.raises(BcqError, match=r"0xFF, which ggml reads as 480, and a second scale in e\.scale") as caught:
+        convert(written(writer, tmp_path / "in"), tmp_path / "other")
     assert (caught.value.code, caught.value.finding.tensor) == ("BCQ-E604", "e.weight")
 
 

@@ -328,6 +328,7 @@ def test_a_donor_gives_key_values_and_must_have_the_same_tensors(converted: Fold
     assert refused(two, tmp_path / "no.gguf", like=DATA / "qwen2_q8_0_bias.gguf").code == "BCQ-E640"
     assert refused(two, tmp_path / "no.gguf", like=tmp_path / "none.gguf").code == "BCQ-E101"
     assert refused(two, tmp_path / "no.gguf", like=PEERS / "README.md").code == "BCQ-E211"
+    assert refused(two, tmp_path / "no.gguf", like=Path()).code == "BCQ-V508"
 
 
 def test_a_donor_may_be_a_split(converted: Folder, tmp_path: Path) -> None:

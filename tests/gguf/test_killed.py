@@ -1,4 +1,4 @@
-"""Conversions and restorations of a GGUF file, killed at random changes of the disk: no partial files, same bytes."""
+"""Convert, restore and export of a GGUF file, killed at random changes of the disk: no partial files, same bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 
 import bcqfmt
 from bcqfmt.converters.convert.restore import restore
+from pages.soak_figures import record
 from programs.verbs import ROOT, environment
 from sources.conversions import convert
 from sources.gguf_files import DATA
 
 SUPPORT = ROOT / "tests" / "support"
-KILLS = 100
+KILLS = 200
 SHARD = 20_000  # bytes: several shards
 
 
@@ -31,19 +32,24 @@ def ran(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.soak
-def test_killed_a_hundred_times_each(tmp_path: Path) -> None:
+def test_killed_two_hundred_times_each(tmp_path: Path) -> None:
     source, converted, restored = DATA / "q4_k_m.gguf", tmp_path / "plain", tmp_path / "restored"
     convert(source, converted, max_shard_size=SHARD)
     assert len(list(converted.glob("model-*.safetensors"))) > 3
     with bcqfmt.open(converted) as checkpoint:
         restore(checkpoint, restored)
+    exported = tmp_path / "exported.gguf"
+    to_gguf = ["--to", "gguf", "--like", source]
     asked = {
         "convert": (source, converted, ["--max-shard-size", SHARD, "--workers", "2"]),
         "restore": (converted, restored, []),
+        "export": (converted, exported, to_gguf),
     }
     unfinished = {}
     for verb, (origin, plain, options) in asked.items():
-        counted = ran("interrupted.py", 9, 0, verb, origin, tmp_path / "count" / verb, *options)
+        counted = ran("interrupted.py", 9, 0, verb, origin, tmp_path / "count" / f"{verb}.gguf", *options)
+        if verb == "export":
+            (tmp_path / "count" / "export.gguf").rename(exported)
         calls = counted.stderr.rpartition("calls ")[2].strip()
         found = json.loads(
             ran("killed_many.py", origin, plain, SHARD, calls, KILLS, verb, *options).stdout.splitlines()[-1]
@@ -51,4 +57,4 @@ def test_killed_a_hundred_times_each(tmp_path: Path) -> None:
         assert found["kills"] == KILLS
         unfinished[verb] = found["left_unfinished"]
         assert unfinished[verb] > KILLS // 3
-    sys.stdout.write(f"{KILLS} kills each, left unfinished: {unfinished}; all byte-identical afterwards\n")
+    record("sigkill_gguf", verbs=list(unfinished), kills_each=KILLS, left_unfinished=unfinished, byte_identical="all")

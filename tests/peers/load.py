@@ -59,7 +59,7 @@ def with_transformers(folder: Path) -> tuple[Any, Weights]:
     kind = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     config = json.loads((folder / "config.json").read_text())
     method = config.get("quantization_config", {}).get("quant_method")
-    more = {}
+    more: dict[str, Any] = {"device_map": "cpu"} if method else {}
     if method == "compressed-tensors":
         more["quantization_config"] = transformers.CompressedTensorsConfig(run_compressed=False)
     elif method:
@@ -68,7 +68,7 @@ def with_transformers(folder: Path) -> tuple[Any, Weights]:
         config["quantization_config"]["backend"] = "torch_awq" if method == "awq" else "torch"
         (copy / "config.json").write_text(json.dumps(config))
         folder = copy
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map="cpu", **{kind: "auto"}, **more)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **{kind: "auto"}, **more)
     return model, of_modules(model)
 
 
@@ -113,6 +113,8 @@ def logits(model: Any) -> torch.Tensor:
 
 def judge(folder: Path, dense: Path, reader: str) -> tuple[str, str]:
     """Verdict and detail for one folder."""
+    if reader == "llama.cpp":
+        return judge_gguf(folder / "model.gguf", dense)
     try:
         model, found = READERS[reader](folder)
     except BaseException as refusal:  # whatever a tool ends with is its answer
@@ -139,6 +141,44 @@ def judge(folder: Path, dense: Path, reader: str) -> tuple[str, str]:
     if different:
         return "rounded", f"{different} of {len(off)} tensors off by up to {off[worst]:.1e}; {say}"
     return ("equal" if apart < 0.02 else "rounded"), say
+
+
+def judge_gguf(path: Path, dense: Path) -> tuple[str, str]:
+    """The same for a file of llama.cpp: its values as gguf-py computes them, rows in any order (rotary embeddings).
+
+    llama.cpp rounds activations to 8 bits where weights have few: logits are those of a copy in F32.
+    """
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+    from programs import llama_cpp
+
+    try:
+        llama_cpp.Llama(path).text(TOKENS[0], 4)
+        plain = llama_cpp.Llama(llama_cpp.in_f32(path, path.with_name("f32.gguf")))
+        found = torch.from_numpy(llama_cpp.log_probabilities(plain, TOKENS[0]))
+    except Exception as refusal:  # noqa: BLE001 - whatever it ends with is its answer
+        return "refused", f"{type(refusal).__name__}: {str(refusal).strip()[:160]}"
+    held = [torch.from_numpy(numbers) for _, numbers in llama_cpp.values(path).values()]
+    wanted = dense_weights(dense)
+    rows = {
+        kind: {row for tensor in held for row in rows_of(tensor.to(kind))}
+        for kind in {t.dtype for t in wanted.values()}
+    }
+    off = [name for name, tensor in wanted.items() if not rows_of(tensor) <= rows[tensor.dtype]]
+    model, _ = with_transformers(dense)
+    apart = distance(found, logits(model.float())[0, -1].log_softmax(-1)[: len(found)])
+    say = f"logits off by {apart:.1e}"
+    if off:
+        return (
+            "wrong" if apart > 0.05 else "rounded",
+            f"{len(off)} tensors are not in the file, '{off[0]}' the first; {say}",
+        )
+    return ("equal" if apart < 0.02 else "wrong"), say
+
+
+def rows_of(tensor: torch.Tensor) -> set[bytes]:
+    """The bytes of every row."""
+    plain = tensor.reshape(-1, tensor.shape[-1]).contiguous()
+    return {row.tobytes() for row in plain.view(torch.uint8).numpy()}
 
 
 def inside(matrix: torch.Tensor, found: Weights) -> bool:

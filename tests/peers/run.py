@@ -1,7 +1,8 @@
 """``make peers``: one export of every kind into every reader of its layout; writes docs/peers.md and docs/peers.json.
 
-Environments: one folder each under --environments, made with the pins in READERS unless they are there. Weights are
-compared bit for bit with the dense export of the checkpoint, logits with those of transformers on it (``load.py``).
+Environments: one folder each under --environments, made with the pins in READERS unless they are there; llama.cpp runs
+in the one of this project. Weights are compared bit for bit with the dense export of the checkpoint, logits with those
+of transformers on it (``load.py``).
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ import numpy as np
 import safetensors.numpy
 
 import bcqfmt
+from bcqfmt.container.files import SourceFile
+from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.export import export
+from bcqfmt.converters.export.gguf import export_gguf
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "data" / "peers"
 TOKENIZER = SOURCES / "gptqmodel-gptq_v2-4b-g64-asym-desc_act" / "source"
+DONOR = ROOT / "tests" / "data" / "gguf" / "q4_0.gguf"  # of a tokenizer that llama.cpp knows
 PAGE = ROOT / "docs" / "peers.md"
-LAYOUTS = ("dense", "compressed-tensors", "gptq", "awq")
+LAYOUTS = ("dense", "compressed-tensors", "gptq", "awq", "gguf")
 _PATH = re.compile(r"(/[\w.+-]+){2,}")
 CELLS = PAGE.with_suffix(".json")
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
@@ -61,6 +67,7 @@ READERS = (
         "AutoAWQ", "autoawq", "autoawq", ("awq",),
         ("torch==2.13.0", "transformers==4.51.3", "accelerate", "zstandard", "datasets", "autoawq==0.2.9"),
     ),
+    Reader("llama.cpp", "", "llama.cpp", ("gguf",), ("xllamacpp==2026.10.11549",)),
 )  # fmt: skip
 
 
@@ -168,18 +175,32 @@ def exports(work: Path, kinds: list[Kind]) -> Iterator[dict[str, str]]:
                     "dense": str(place / "dense"),
                 }
                 try:
-                    done = export(checkpoint, place / layout, layout)
+                    told = exported(checkpoint, place / layout, layout)
                 except bcqfmt.BcqError as refusal:
                     yield {**row, "refusal": refusal.finding.found}
                 else:
-                    for name in ("tokenizer.json", "tokenizer_config.json"):  # GPTQModel loads no model without
-                        if not (place / layout / name).exists():
-                            shutil.copy(TOKENIZER / name, place / layout / name)
-                    yield {**row, "format": done.format, "notes": "; ".join(done.notes)}
+                    yield {**row, **told}
+
+
+def exported(checkpoint: bcqfmt.Checkpoint, place: Path, layout: str) -> dict[str, str]:
+    """Write an export, with a tokenizer if the checkpoint has none that the reader knows; its format and notes."""
+    if layout == "gguf":
+        for name, content in tokenizer_files(read_gguf(SourceFile(DONOR))).items():
+            (checkpoint.path / name).write_bytes(content)
+        place.mkdir()
+        written = export_gguf(checkpoint, place / "model.gguf")
+        return {"format": layout, "notes": "; ".join(written.notes)}
+    done = export(checkpoint, place, layout)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # GPTQModel loads no model without
+        if not (place / name).exists():
+            shutil.copy(TOKENIZER / name, place / name)
+    return {"format": done.format, "notes": "; ".join(done.notes)}
 
 
 def environment(reader: Reader, folder: Path) -> Path | str:
     """The Python of a reader's environment, made if it is not there; or why there is none."""
+    if not reader.environment:
+        return Path(sys.executable)
     python = folder / reader.environment / "bin" / "python"
     needs = next(r.needs for r in READERS if r.environment == reader.environment and r.needs)
     if not python.exists():
@@ -217,7 +238,10 @@ def page(found: dict[str, dict[str, str]]) -> str:
     """The matrix and what stands behind its words; ``found``: results by export, layout and reader."""
     columns = [(layout, reader.title) for layout in LAYOUTS for reader in READERS if layout in reader.layouts]
     pins = dict(need.split("==") for reader in READERS for need in reader.needs if "==" in need)
-    versions = [f"{name} {pins[name]}" for name in ("compressed-tensors", "gptqmodel", "optimum", "autoawq", "torch")]
+    versions = [
+        f"{name} {pins[name]}"
+        for name in ("compressed-tensors", "gptqmodel", "optimum", "autoawq", "xllamacpp", "torch")
+    ]
     lines = [
         f"Run with transformers 5.22.2 (AutoAWQ: 4.51.3), {', '.join(versions)}, on {platform.machine()}.", "",
         "| checkpoint | " + " | ".join(f"{layout}: {title}" for layout, title in columns) + " |",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -346,3 +348,19 @@ def test_malformed_statistics(finished: Path, model: Path, tmp_path: Path) -> No
     open_stats(bad)
     bad.write_bytes(finished.read_bytes()[:-5])
     refused("BCQ-V116", lambda: open_stats(bad))
+
+
+def test_what_transformers_cannot_read_is_told(
+    model: Path, text: Path, tmp_path: Path, bcqfmt: Callable[..., Result]
+) -> None:
+    """Its own errors are of any kind: a list of quantization_config gives an AttributeError."""
+    folder = shutil.copytree(model, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": [1]}))
+    made = bcqfmt("calibrate", folder, "--text", text, "--out", tmp_path / "s", "--context", "8")
+    assert (made.exit_code, "BCQ-E601" in made.stderr) == (5, True), made.stderr
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    made = bcqfmt("calibrate", folder, "--text", text, "--out", tmp_path / "s", "--context", "8")
+    assert (made.exit_code, "BCQ-V508" in made.stderr) == (3, True), made.stderr
+    assert not (tmp_path / "s").exists()

@@ -63,6 +63,9 @@ def prepare(vector: dict[str, Any], tmp_path: Path) -> Path:
             os.mkfifo(target / what)
         elif action == "mkdir":
             (target / what).mkdir()
+        elif action == "repeat":
+            path, piece = target / what["path"], what["text"].encode()
+            path.write_bytes(path.read_bytes().replace(piece, piece * what["count"]))
         elif action == "append_spaces":
             with (target / what["path"]).open("ab") as stream:
                 stream.write(b" " * what["count"])

@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import bcqfmt
 from bcqfmt import BcqError
 from fuzz.folder_mutations import mutate_folder
@@ -79,3 +81,21 @@ def test_both_accept_the_same_folders(tmp_path: Path) -> None:
     assert "" in met
     assert len(met) > 15
     assert same >= 0.95 * FOLDERS
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "first"),
+    [
+        ("config.json", "BCQ-V511", "BCQ-V511"),
+        ("bcq_manifest.json", "BCQ-V602", "BCQ-V602"),
+        ("bcq_source/source.json", "BCQ-V701", "BCQ-V605"),  # of another size than the manifest says
+    ],
+)
+def test_too_many_values_in_a_text(tmp_path: Path, name: str, rule: str, first: str) -> None:
+    """Refused before it is parsed: neither reader says that the text is no JSON at all."""
+    folder = shutil.copytree(samples.VECTORS / "valid" / "folder-provenance", tmp_path / "model")
+    (folder / name).write_bytes(b'{"a":"' + b",[{" * 666_667)
+    found, codes = judged(folder)
+    assert (found, rule in codes) == (first, True)
+    details = [finding.found for finding in bcqfmt.validate(folder, deep=True).errors if finding.code == rule]
+    assert any("2000002 of the characters" in detail for detail in details)

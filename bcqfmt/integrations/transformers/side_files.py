@@ -10,7 +10,7 @@ from pathlib import Path
 from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, file_list
 from bcqfmt.checkpoint.manifest import Manifest, parse_manifest, relative_path
 from bcqfmt.checkpoint.reader import open as open_checkpoint
-from bcqfmt.container.files import cannot_list, read_small
+from bcqfmt.container.files import cannot_list, read_json
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.limits import MAX_JSON_FILE_BYTES
 from bcqfmt.weight.weight import BcqWeight
@@ -89,7 +89,7 @@ def _manifest(folder: Path) -> Manifest | None:
     """The manifest, if nothing is wrong with it."""
     faults: list[Finding] = []
     try:
-        found = parse_manifest(read_small(folder / MANIFEST, MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602"), faults.append)
+        found = parse_manifest(read_json(folder / MANIFEST, MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602"), faults.append)
     except (BcqError, OSError):
         return None
     return None if faults else found

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, output_path
-from bcqfmt.container.files import SourceFile
+from bcqfmt.container.files import SourceFile, real_path
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
 from bcqfmt.errors import BcqError, error, escape
@@ -135,8 +135,14 @@ def _check_arguments(folder: Path, target: Path, overwrite: bool) -> Path:
         raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder")
     target = output_path(target)
     if target.suffix != ".gguf":
-        raise error("BCQ-E302", str(target), found="a name without .gguf", expected="the name of a file, NAME.gguf")
-    if folder.resolve() in target.resolve().parents:
+        raise error(
+            "BCQ-E302",
+            str(target),
+            found="a name without .gguf",
+            expected="the name of a file",
+            hint=f"call it {target.name}.gguf",
+        )
+    if real_path(folder) in real_path(target).parents:
         raise error("BCQ-E402", str(target), found="it lies inside the BCQ folder", expected="a file elsewhere")
     if not target.parent.is_dir():
         raise error("BCQ-E402", str(target), found="its folder does not exist", expected="an existing folder")

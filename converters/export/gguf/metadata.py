@@ -62,7 +62,7 @@ def metadata_of(checkpoint: Checkpoint, like: Path | None) -> Metadata:
 
 def _donor(path: Path) -> Metadata:
     """A whole file, or a file of a split with the others next to it."""
-    files = read_files(split_names(path.name), lambda name: SourceFile(path.with_name(name), name), map)
+    files = read_files(split_names(path.name), lambda name: SourceFile(path.parent / name, name), map)
     header, donated = files[0].gguf, {}
     for source, each, _ in files:
         for info in each.tensors.values():

@@ -55,6 +55,11 @@ def apply(steps: Iterable[Any], folder: Path) -> None:
             os.mkfifo(folder / what)
         elif action == "mkdir":
             (folder / what).mkdir()
+        elif action == "repeat":
+            text = (folder / what["path"]).read_bytes()
+            (folder / what["path"]).write_bytes(
+                text.replace(what["text"].encode(), what["text"].encode() * what["count"])
+            )
         else:
             assert action == "append_spaces", action
             with (folder / what["path"]).open("ab") as f:

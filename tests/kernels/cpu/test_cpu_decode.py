@@ -93,6 +93,7 @@ def test_float32_arithmetic_where_it_gives_the_same_bits(q: int) -> None:
     for weight, fast in (
         (float_weight("affine", q, HALVES, zeros, 128), True),
         (float_weight("affine", q, SINGLES, zeros, 240), True),
+        (float_weight("affine", q, HALVES, zeros, 4192), True),  # 131 words: more than are copied together
         (float_weight("offset", q, HALVES[:6], HALVES, 192), True),
         (float_weight("offset", q, SINGLES[-3:], SINGLES[-3:], 128), False),  # products are rounded
         (float_weight("offset", q, HALVES, SINGLES[:1], 128), False),  # the sum is rounded in binary64 already

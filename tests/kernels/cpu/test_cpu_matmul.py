@@ -168,6 +168,27 @@ def test_any_weight_has_a_way(pair: tuple[BcqWeight, Any]) -> None:
     assert np.linalg.norm(found - reference.product(weight, x[0], **which)) <= 2e-6 * (np.linalg.norm(terms) or 1)
 
 
+EXTRAS = [("table", 32, {}), ("short table", 16, {"outliers": "add", "perm": True})]
+
+
+@pytest.mark.parametrize(("encoding", "g", "extras"), EXTRAS)
+def test_tables_of_small_numbers_are_looked_up(encoding: str, g: int, extras: dict[str, Any]) -> None:
+    for batch, (rows, columns) in enumerate(SHAPES, 1):
+        weight = ks.weight(encoding, 4, rows, columns, g, seed=batch, **extras)
+        matrix, x = cpu.prepare(weight), ks.vectors(batch, columns)
+        assert matrix.path(batch) == ("planes" if cpu.target() == "neon" else "values")
+        assert_close(matrix.matmul(x), weight, x)
+
+
+@pytest.mark.parametrize("levels", [[0, 1, 2, 300], [-128, 1, 2, 3], [5, -6], list(range(32))])
+def test_tables_that_bytes_do_not_hold_are_decoded(levels: list[int]) -> None:
+    rng, scale = np.random.default_rng(0), np.full((5, 2), 0.5, np.float16)
+    weight = BcqWeight.from_table(rng.integers(0, len(levels), (5, 64)), scale, levels, group_size=32)
+    matrix, x = cpu.prepare(weight), ks.vectors(2, 64)
+    assert "has a table" in matrix.obstacle
+    assert_close(matrix.matmul(x), weight, x)
+
+
 @pytest.mark.parametrize("g", [12, 33, 40])
 def test_groups_that_tables_cannot_take_are_named_and_decoded(g: int) -> None:
     weight = ks.weight("affine", 4, 7, 200, g)

@@ -53,10 +53,11 @@ def main() -> None:
     source, plain, size, calls, turns, verb, *options = sys.argv[1:]
     case = Case(Path(source), tree(Path(plain)), int(size), verb)
     rng, kills, unfinished = random.Random(0), 0, 0
+    name = "bcq.gguf" if "gguf" in options else "bcq"
     with tempfile.TemporaryDirectory() as scratch:
-        run(case, Path(scratch) / "warm", options)  # loads and compiles; the threads of it are gone afterwards
+        run(case, Path(scratch) / "warm" / name, options)  # loads and compiles; the threads of it are gone afterwards
         while kills < int(turns):
-            target = Path(scratch) / str(kills) / "bcq"
+            target = Path(scratch) / str(kills) / name
             target.parent.mkdir()
             if run_and_die(case, target, rng.randint(1, int(calls)), options) == signal.SIGKILL:
                 kills += 1

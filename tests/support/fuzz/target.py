@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import resource
 import sys
@@ -97,6 +98,11 @@ class Executions:
             self.codes.update(codes)
             self.accepted += accepted(codes)
         spent = time.process_time() - start
+        if spent > TIME_LIMIT:  # once more: the first time something may have been loaded or compiled
+            start = time.process_time()
+            with contextlib.suppress(Exception):
+                self._run(data)
+            spent = time.process_time() - start
         self.slowest = max(self.slowest, spent)
         if spent > TIME_LIMIT:
             self._note("slower than 1 s", data)

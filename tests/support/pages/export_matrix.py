@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from bcqfmt.container.gguf.types import TYPES
-from bcqfmt.converters.export import TARGETS
+from bcqfmt.converters.export import TARGETS, export
 from bcqfmt.converters.export.awq import to_awq
 from bcqfmt.converters.export.compressed_tensors import to_compressed
 from bcqfmt.converters.export.gguf.choice import choose
@@ -64,7 +66,20 @@ def table() -> str:
     for row, weight, own in rows():
         cells = [_layout(weight, layout) for layout in LAYOUTS]
         lines.append(f"| {' | '.join([row, *cells, _gguf(weight, own)])} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _to_hqq()]) + "\n"
+
+
+def _to_hqq() -> str:
+    """Why the table has no column for HQQ, in the words of the exporter."""
+    nowhere: Any = SimpleNamespace(path=ROOT)  # the layout is looked at first
+    try:
+        export(nowhere, ROOT, "hqq")
+    except BcqError as fault:
+        said = f"{fault.code}, {fault.finding.found}; expected {fault.finding.expected} or gguf"
+    return (
+        f"To HQQ: impossible from every row ({said}). Its own files are pickles, which run code when they are loaded, "
+        "and the folders that transformers writes are read only."
+    )
 
 
 def rows() -> list[tuple[str, BcqWeight, str]]:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ FUZZING = ("<!-- fuzzing: begin -->", "<!-- fuzzing: end -->")
 RUNS = {
     "sigkill": ("SIGKILL at random moments of a conversion into 20 shards, then resumed", "all byte-identical"),
     "sigkill_others": ("SIGKILL at random moments of quantize, restore and export", "all byte-identical afterwards"),
+    "sigkill_gguf": (
+        "SIGKILL at random moments of convert, restore and export of GGUF",
+        "all byte-identical afterwards",
+    ),
     "signals": ("SIGINT and SIGTERM at random moments, then resumed", "exit 130 or 143, ended within 2 s"),
     "enospc": ("disk full: a tmpfs of growing size, a page at a time", "exit 7 or 9, or complete"),
     "os_faults": ("EIO, ENOSPC, EDQUOT, short reads and writes, EINTR, failing fsync: at every call", "0 wrong bytes"),
@@ -83,6 +88,33 @@ def fuzz_table(entry: dict[str, Any]) -> str:
         numbers = [found["executions"], found["per_second_and_core"], found["accepted"], found["findings"]]
         lines.append(f"| {found['what']} | " + " | ".join(f"{number:,}" for number in numbers) + " |")
     return "\n".join(lines) + "\n"
+
+
+def fuzz_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs as one: what they did is added up, of what they reached the most is taken."""
+    targets: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for name, figures in run["targets"].items():
+            total = targets.setdefault(name, {})
+            for key, value in figures.items():
+                if key in ("executions", "accepted", "compared", "cpu_s"):
+                    total[key] = total.get(key, 0) + value
+                elif key in ("findings", "codes_seen"):
+                    total[key] = _joined(total.get(key), value)
+                elif key in total and isinstance(value, int | float):
+                    total[key] = max(total[key], value)
+                else:
+                    total[key] = value
+            total["per_second_and_core"] = round(total["executions"] / max(1, total["cpu_s"]))
+    added = {key: sum(run[key] for run in runs) for key in ("seconds", "executions")}
+    return {"runs": len(runs), "jobs": max(run["jobs"] for run in runs), **added, "targets": targets}
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Findings are counted together, codes are taken once."""
+    if isinstance(other, dict):
+        return dict(Counter(one or {}) + Counter(other))
+    return sorted({*(one or ()), *other})
 
 
 def fuzz_figures(found: dict[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,9 @@ def _apply(folder: Path, action: str, what: Any) -> None:
         os.mkfifo(folder / what)
     elif action == "mkdir":
         (folder / what).mkdir()
+    elif action == "repeat":
+        path, piece = folder / what["path"], what["text"].encode()
+        path.write_bytes(path.read_bytes().replace(piece, piece * what["count"]))
     elif action == "append_spaces":
         with (folder / what["path"]).open("ab") as file:
             file.write(b" " * what["count"])

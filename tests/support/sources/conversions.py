@@ -21,10 +21,10 @@ GPTQ |= {"checkpoint_format": "gptq_v2", "meta": {"quantizer": ["gptqmodel:7.6.0
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """path -> SHA-256 of every file below a folder."""
+    """path -> SHA-256 of every file below a folder; of a file itself with the path ``.``."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
+        for path in [folder, *sorted(folder.rglob("*"))]
         if path.is_file()
     }
 

@@ -7,7 +7,7 @@ from maker.build import tensor
 from maker.catalogue import Invalid
 from maker.folder import INDEX, MANIFEST, Files, Folder, Shard, pretty
 from maker.valid.affine import worked_example
-from maker.valid.folders import SHARDS, norm, sharded, single
+from maker.valid.folders import SHARDS, crowded, norm, sharded, single
 
 EXTRA = "extra.weight"
 
@@ -56,6 +56,7 @@ def renamed(name: str) -> Folder:
 def shard_rules() -> list[Invalid]:
     """V501 to V506: the index and its files."""
     plain = {"wrong": "type"}
+    crowd, steps = crowded(2_000_001)
     text = pretty(sharded().index()).lstrip()
     both = single()
     both.side = {INDEX: pretty(both.index())}
@@ -71,6 +72,7 @@ def shard_rules() -> list[Invalid]:
     ghost = {"ghost.weight": "model-00003-of-00003.safetensors"}
     return [
         Invalid("V501", "not-json", "the index is cut", replaced(INDEX, b'{"metadata": {', sharded())),
+        Invalid("V501", "too-many-items", "2,000,001 of the characters , [ {", crowd, setup=steps),
         Invalid("V501", "array", "the index is an array", replaced(INDEX, b"[]\n", sharded())),
         Invalid("V501", "duplicate-key", "a key twice", replaced(INDEX, b'{"metadata": {}, ' + text[1:], sharded())),
         Invalid("V501", "no-metadata", "no metadata", reindexed(lambda i: i.pop("metadata"))),

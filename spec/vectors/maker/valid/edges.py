@@ -7,7 +7,7 @@ from maker.folder import INDEX, Files, Folder, Shard
 from maker.weights import Outliers, Weight
 
 from .affine import worked_example
-from .folders import SHARDS, sharded, single
+from .folders import SHARDS, crowded, sharded, single
 from .structures import tile_segments
 
 
@@ -83,7 +83,7 @@ def many_features() -> Folder:
 
 
 def folders() -> list[Valid]:
-    """White space before JSON, and config.json of exactly 16,000,000 bytes."""
+    """White space before JSON, config.json of exactly 16,000,000 bytes, an index with 2,000,000 values and names."""
 
     def spaced(files: Files) -> None:
         files["config.json"] = b" \t\r\n" + files["config.json"]
@@ -99,8 +99,10 @@ def folders() -> list[Valid]:
     content["config.json"] = text
     long.content = content
     long.setup = [{"append_spaces": {"path": "config.json", "count": 16_000_000 - len(text)}}]
+    crowd = whole("folder-index-2000000", "an index with 2,000,000 of the characters , [ {", sharded())
+    crowd.content, crowd.setup = crowded(2_000_000)
     several = "features, and a weight with widths, in the last file only"
-    return [loose, long, whole("folder-features", several, many_features())]
+    return [loose, long, crowd, whole("folder-features", several, many_features())]
 
 
 def vectors() -> list[Valid]:

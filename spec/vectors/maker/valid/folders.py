@@ -33,6 +33,23 @@ def sharded() -> Folder:
     return Folder({SHARDS[0]: Shard([worked_example(), binary], norm()), SHARDS[1]: Shard([plain, twin])})
 
 
+def crowded(items: int) -> tuple[Files, list[Any]]:
+    """A folder of which the index has so many of the characters , [ {, and the step that makes them of a small one."""
+    folder, piece = sharded(), ",[{"
+    index = folder.index()
+    index["metadata"].update(many=piece, some="")
+    lacking = items - sum(map(pretty(index).count, b",[{"))
+    index["metadata"]["some"] = "," * (lacking % 3)
+    text, count = pretty(index), lacking // 3 + 1
+
+    def tamper(files: Files) -> None:
+        files[INDEX] = text.replace(piece.encode(), piece.encode() * count)
+
+    content = folder.build(tamper)
+    content[INDEX] = text
+    return content, [{"repeat": {"path": INDEX, "text": piece, "count": count}}]
+
+
 def source_files() -> Files:
     """A source checkpoint: a configuration, a nested text, one safetensors file."""
     tensors = {
