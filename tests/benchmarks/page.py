@@ -54,9 +54,9 @@ _GGUF = f"""\
 
 A conversion reads a file four times (scales for the header, blocks, to compare, to hash), its scales twice more where
 those in progress exceed 64 MiB; it hashes twice, packs, rebuilds, compares, writes. Per MB a Neoverse-N1 core takes
-1.3 ms for two digests, 0.4 to 0.6 for reads and comparison, 0.3 to 1.0 for writing: 2.0 to 2.9 ms without packing, so two cores
-make at most 690 to 1000 MB/s, 0.4 to 0.6 of the copy on an idle machine. Packing takes 0.3 ms, rebuilding 0.4, scales
-0.05 to 0.2.
+1.3 ms for two digests, 0.4 to 0.6 for reads and comparison, 0.3 to 1.0 for writing: 2.0 to 2.9 ms without packing, so
+two cores make at most 690 to 1000 MB/s, 0.4 to 0.6 of the copy on an idle machine. Packing takes 0.3 ms, rebuilding
+0.4, scales 0.05 to 0.2.
 
 About fifteen other processes shared the two cores in this run. A copy then waits less than a conversion: ratios of wall
 times are lower than on an idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too:
