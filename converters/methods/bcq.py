@@ -55,7 +55,7 @@ class BcqSettings:
     rounding: str = setting(
         "nearest", "`gptq`: errors compensated with the Hessian of the inputs", choices=("nearest", "gptq")
     )
-    turns: int = setting(3, f"{TURNS}; with rounding = gptq", low=0, high=100)
+    turns: int = setting(1, f"{TURNS}; with rounding = gptq", low=0, high=100)
     dampening: float = setting(0.01, f"{DAMPENING}, for rounding = gptq", low=0.0, high=1.0)
 
 

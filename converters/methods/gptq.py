@@ -52,7 +52,7 @@ class GptqSettings:
     static_groups: bool = setting(
         True, "scales from the weights as they were; with act_order groups stay runs of columns, and no perm is stored"
     )
-    turns: int = setting(3, f"{TURNS}; with static_groups", low=0, high=100)
+    turns: int = setting(1, f"{TURNS}; with static_groups", low=0, high=100)
     dampening: float = setting(0.01, DAMPENING, low=0.0, high=1.0)
     scale_dtype: str = setting("source", SCALE_DTYPE, choices=("source", "F16", "BF16", "F32"))
 

@@ -35,8 +35,8 @@ Digits = tuple[Any, Any, Any]
 def digits(x: Any, pieces: int, centre: int) -> Digits:
     """x (batch, chunks * 128) float32 as the loop reads it, in memory of this thread's own.
 
-    For every chunk, vector and piece of a word (``pieces``: groups in it): four times eight vectors of bytes, zero for
-    columns of other pieces; -``centre`` times the sums of the upper and the lower 16 bits; four factors, four sums.
+    For every chunk, vector and piece of a word (``pieces``: groups in it): three times eight vectors of bytes, zero for
+    columns of other pieces; -``centre`` times the sums of the upper 16 and the lower 8 bits; four factors, four sums.
     """
     batch, columns = x.shape
     count = batch * columns // CHUNK * pieces
@@ -66,10 +66,10 @@ def _digit_kernel() -> Any:
                 largest = max(largest, abs(x[vector, j]))
                 nothing += np.float32(0) * x[vector, j]
             finite = nothing == np.float32(0)
-            # |x| * 2^up is less than 127 * (2^24 + 2^16 + 2^8 + 1), the largest number of four signed bytes.
+            # |x| * 2^up is less than 127 * (2^16 + 2^8 + 1), the largest number of three signed bytes.
             # For the tiniest x it is less, so that factors are not rounded to zero.
             exponent: Any = (np.float64(largest * 1.005).view(np.int64) >> 52 & 2047) - 1022
-            up: Any = min(31 - exponent, 131) if finite else np.int64(0)
+            up: Any = min(23 - exponent, 123) if finite else np.int64(0)
             scale = np.int64((up + 1023) << 52).view(np.float64)
             for n in range(pieces):
                 at = chunk * pieces + n
@@ -79,18 +79,17 @@ def _digit_kernel() -> Any:
                     value = x[vector, first + j] if finite else np.float32(0)
                     total += float(value)
                     whole = np.int32(math.floor(value * scale + 0.5))
-                    raised = whole + np.int32(0x808080)  # so that no byte is borrowed from
-                    upper = (raised >> np.int32(16)) - np.int32(128)
-                    high, low = high + upper, low + (whole - (upper << np.int32(16)))
-                    signed = raised ^ np.int32(0x808080)
-                    place = at * np.uint64(512) + j % _8 * np.uint64(16) + lane * _4 + j // _8
-                    made[place] = np.int8(signed >> np.int32(24))
-                    made[place + np.uint64(128)] = np.int8(signed >> np.int32(16))
-                    made[place + np.uint64(256)] = np.int8(signed >> np.int32(8))
-                    made[place + np.uint64(384)] = np.int8(signed)
+                    raised = whole + np.int32(0x8080)  # so that no byte is borrowed from
+                    upper = (raised >> np.int32(8)) - np.int32(128)
+                    high, low = high + upper, low + (whole - (upper << np.int32(8)))
+                    signed = raised ^ np.int32(0x8080)
+                    place = at * np.uint64(384) + j % _8 * np.uint64(16) + lane * _4 + j // _8
+                    made[place] = np.int8(signed >> np.int32(16))
+                    made[place + np.uint64(128)] = np.int8(signed >> np.int32(8))
+                    made[place + np.uint64(256)] = np.int8(signed)
                 starts[at * _8 + lane] = -centre * high
                 starts[at * _8 + _4 + lane] = -centre * low
-                factors[at * _8 + lane] = np.int64((16 - up + 1023) << 52).view(np.float64) if finite else np.nan
+                factors[at * _8 + lane] = np.int64((8 - up + 1023) << 52).view(np.float64) if finite else np.nan
                 factors[at * _8 + _4 + lane] = total
 
     return compiled(

@@ -1,7 +1,7 @@
 """Products by dot products of bytes, straight from the canonical planes: two rows, 128 columns of them at a time.
 
-x becomes whole numbers of 32 bits times a power of two for every 32 columns: exactly, but for numbers below 1/128 of
-the largest of the 32. Each is split into four signed bytes. Sixteen bytes of every plane, 128 columns of a row, become
+x becomes whole numbers of 24 bits times a power of two for every 32 columns: rounded as float32 rounds the largest of
+the 32. Each is split into three signed bytes. Sixteen bytes of every plane, 128 columns of a row, become
 sixteen codes in each of eight vectors; vector k has the columns 8j + k. A dot product adds four neighbouring bytes, so
 lane w of its result belongs to word w of the four, and after eight vectors it is the exact sum of the word's 32
 columns. The numbers of the groups then weigh these sums in float32. The dot product is the only operation here that
@@ -23,7 +23,7 @@ __all__ = ["CHUNK", "DIGITS", "WORDS", "codes", "load_sums", "multiply", "store_
 
 
 CHUNK = 32 * WORDS  # columns
-DIGITS = 4  # bytes of a number of x
+DIGITS = 3  # bytes of a number of x
 _BYTES, _INTS, _FLOATS = (ir.VectorType(kind, n) for kind, n in ((ir.IntType(8), 16), (Emit.i32, 4), (Emit.f32, 4)))
 _FUSE = ("contract",)
 _Codes, _Sums = vector_type("Codes", _BYTES), vector_type("Sums", _FLOATS)
@@ -127,7 +127,7 @@ def _select(emit: _DotEmit, mask: int, a: Any, b: Any) -> Any:
 
 
 def _sums_of_words(emit: _DotEmit, rows: list[list[Any]], x: Any, at: Any, starts: list[Any], small: bool) -> Any:
-    """By row: sums of codes times the upper 16 bits of x at ``x[at]``, and times the lower ones; both 32 bits, by word.
+    """By row: sums of codes times the upper 16 bits of x at ``x[at]``, and times the lower 8; both 32 bits, by word.
 
     ``starts`` is added. ``small``: codes have at most four bits.
     """
@@ -135,24 +135,23 @@ def _sums_of_words(emit: _DotEmit, rows: list[list[Any]], x: Any, at: Any, start
     shorts = ir.VectorType(ir.IntType(16), 16)
     direct = has_dot_products()
     sums: list[Any] = [[ir.Constant(_INTS, None)] * 2 for _ in rows]
-    for digit in range(2):
+    for parts in ((0,), (0, 1)):  # the first byte of the upper part; then, 8 bits below, its second and the lower part
+        if len(parts) == 2:
+            sums = [[builder.add(builder.shl(upper, eight), starts[0]), starts[1]] for upper, _ in sums]
         near: list[Any] = [[ir.Constant(shorts, None)] * 2 for _ in rows]
-        for k, half in itertools.product(range(8), range(2)):
-            bytes_ = emit.vector(x, at, ((2 * half + digit) * 8 + k) * 16, _BYTES)
-            for r, codes in enumerate(rows):  # four independent chains of additions
+        for k, part in itertools.product(range(8), parts):
+            digit = part + len(parts) - 1
+            bytes_ = emit.vector(x, at, (digit * 8 + k) * 16, _BYTES)
+            for r, codes in enumerate(rows):  # independent chains of additions
                 if direct:
-                    given = [sums[r][half], codes[k], bytes_]
-                    sums[r][half] = emit.call("llvm.aarch64.neon.sdot.v4i32.v16i8", _INTS, given)
+                    given = [sums[r][part], codes[k], bytes_]
+                    sums[r][part] = emit.call("llvm.aarch64.neon.sdot.v4i32.v16i8", _INTS, given)
                     continue
                 product = builder.mul(builder.sext(codes[k], shorts), builder.sext(bytes_, shorts))
-                near[r][half] = builder.add(near[r][half], product)
+                near[r][part] = builder.add(near[r][part], product)
                 if k == 7 or not small:  # eight products of at most 15 * 128 fit 16 bits
-                    sums[r][half] = builder.add(sums[r][half], _in_fours(emit, near[r][half]))
-                    near[r][half] = ir.Constant(shorts, None)
-        if digit == 0:
-            sums = [
-                [builder.add(builder.shl(one, eight), s) for one, s in zip(row, starts, strict=True)] for row in sums
-            ]
+                    sums[r][part] = builder.add(sums[r][part], _in_fours(emit, near[r][part]))
+                    near[r][part] = ir.Constant(shorts, None)
     return sums
 
 
@@ -169,7 +168,7 @@ def _multiply(
 ) -> Any:  # fmt: skip
     """totals (one for each of two rows) + scale * (starts + codes * x).
 
-    ``first``, ``second``: the codes of the rows. ``piece``: which 4 * 8 * 16 bytes of x, 2 * 4 sums in ``starts`` and
+    ``first``, ``second``: the codes of the rows. ``piece``: which 3 * 8 * 16 bytes of x, 2 * 4 sums in ``starts`` and
     factor and sum of x, 4 each, in ``factors``. Scales of the first row from ``numbers[at]``, ``per`` (a literal) of
     them, of the second ``gap`` later. ``bits`` (a literal) of a code.
     """
@@ -181,7 +180,7 @@ def _multiply(
         )
         begin = [emit.vector(4, at_start, half * WORDS, _INTS) for half in range(2)]
         factor = emit.vector(5, at_factor, 0, _FLOATS)
-        below, made = ir.Constant(_FLOATS, [2.0**-16] * WORDS), []
+        below, made = ir.Constant(_FLOATS, [2.0**-8] * WORDS), []
         found = _sums_of_words(emit, [emit.unpack(1), emit.unpack(2)], 3, at_x, begin, bits.literal_value <= 4)
         for total, sums in zip(emit.unpack(0), found, strict=True):
             high, low = (builder.sitofp(one, _FLOATS) for one in sums)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable
 from types import CodeType
@@ -22,10 +23,11 @@ static = range
 
 def unrolled(function: Callable[..., None]) -> Callable[..., None]:
     """``function`` with every ``static`` loop written out; its constants become globals of the new function."""
-    scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    tree, used = _parsed(function.__code__)
-    module = ast.fix_missing_locations(_Writer(scope, used).written(tree, {}))
-    exec(compile(module, f"<{function.__name__}, unrolled>", "exec"), scope)
+    code = function.__code__
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    scope = {**function.__globals__, **dict(zip(code.co_freevars, cells, strict=True))}
+    tree, used = _parsed(code)
+    exec(compile(_Writer(scope, used).written(tree, {}), f"<{function.__name__}, unrolled>", "exec"), scope)
     made: Callable[..., None] = scope[function.__name__]
     return made
 
@@ -33,7 +35,8 @@ def unrolled(function: Callable[..., None]) -> Callable[..., None]:
 @functools.cache
 def _parsed(code: CodeType) -> tuple[ast.Module, dict[ast.AST, set[str]]]:
     """A function without decorators and annotations, and the names below every node; not to be changed."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]  # inspect.getsource looks into all modules
+    tree = ast.parse(textwrap.dedent("".join(inspect.getblock(lines))))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
@@ -88,5 +91,5 @@ class _Writer:
         return found
 
     def _bound(self, bound: ast.expr) -> int:
-        found: int = eval(compile(ast.fix_missing_locations(ast.Expression(bound)), "<bound>", "eval"), self._scope)
+        found: int = eval(compile(ast.Expression(bound), "<bound>", "eval"), self._scope)
         return found

@@ -84,19 +84,30 @@ def rem_u32(a: int, b: int) -> int:
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
+# One number and its pattern, in the same bytes: several times as fast as views of scalars.
+_SINGLE, _HALF = np.zeros(1, np.float32), np.zeros(1, np.float16)
+_SINGLE_BITS, _HALF_BITS = _SINGLE.view(np.uint32), _HALF.view(np.uint16)
+with np.errstate(invalid="ignore"):  # signalling NaNs
+    _OF_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
 def f32_bits(x: Any) -> int:
     """The pattern of a binary32."""
-    return int(np.float32(x).view(np.uint32))
+    _SINGLE[0] = x
+    return int(_SINGLE_BITS[0])
 
 
 def bits_f32(word: int) -> np.float32:
     """The binary32 of a pattern."""
-    return np.uint32(u32(word)).view(np.float32)
+    _SINGLE_BITS[0] = int(word) & MASK
+    found: np.float32 = _SINGLE[0]
+    return found
 
 
 def lo_f16(word: int) -> np.float32:
     """The F16 in the low half."""
-    return np.float32(np.uint16(int(word) & 0xFFFF).view(np.float16))
+    found: np.float32 = _OF_HALF[int(word) & 0xFFFF]
+    return found
 
 
 def hi_f16(word: int) -> np.float32:
@@ -117,9 +128,22 @@ def hi_bf16(word: int) -> np.float32:
 f16_to_f32, bf16_to_f32 = lo_f16, lo_bf16
 
 
+def f16_values(patterns: Array) -> Array:
+    """The numbers of F16 patterns (uint16), in binary64."""
+    return patterns.view(np.float16).astype(np.float64)
+
+
+def bf16_values(patterns: Array) -> Array:
+    """The numbers of BF16 patterns (uint16), in binary64."""
+    return (patterns.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
 def f64_to_f16(x: Any) -> int:
     """Correctly rounded; a NaN gives 0x7fff."""
-    return 0x7FFF if x != x else int(np.float64(x).astype(np.float16).view(np.uint16))
+    if x != x:
+        return 0x7FFF
+    _HALF[0] = x
+    return int(_HALF_BITS[0])
 
 
 def f64_to_f32(x: Any) -> np.float32:
@@ -273,41 +297,33 @@ _GROUP = np.arange(32) // 4
 _MEMBER = np.arange(32) % 4
 
 
-def mma_s8_warp(a: Array, b: Array, c: Array) -> Array:
-    """m16n8k32 of signed bytes: words a (32, 4), b (32, 2), accumulators c (32, 4) int32 -> (32, 4) int32."""
-    left = np.zeros((16, 32), np.int64)
-    right = np.zeros((32, 8), np.int64)
-    for i in range(4):
-        for register in range(4):
-            rows, columns = _GROUP + 8 * (register & 1), 4 * _MEMBER + i + 16 * (register >> 1)
-            left[rows, columns] = _bytes(a[:, register], i)
-        for register in range(2):
-            right[4 * _MEMBER + i + 16 * register, _GROUP] = _bytes(b[:, register], i)
-    return (_accumulators(left @ right) + c).astype(np.int64).astype(np.int32)
+def mma_s8_warp(a: Array, b: Array, c: Array, kind: Any = np.int8) -> Array:
+    """m16n8k32 of bytes, a's of that kind, b's signed: words a (32, 4), b (32, 2), c (32, 4) int32 -> (32, 4) int32."""
+    left, right = _matrices(a, b, kind, np.int8)
+    return (_accumulators(left @ right) + c).astype(np.int64).astype(np.int32)  # sums below 2^53: exact in binary64
 
 
-def mma_f16_warp(a: Array, b: Array, c: Array, convert: Any = lo_f16) -> Array:
+def mma_f16_warp(a: Array, b: Array, c: Array, widen: Any = f16_values) -> Array:
     """m16n8k16 of F16 (or BF16) pairs: a (32, 4), b (32, 2) words, c (32, 4) float32 -> (32, 4) float32.
 
     The device adds in an order and a precision of its own: equal up to the last bits, not bit by bit.
     """
-    left = np.zeros((16, 16))
-    right = np.zeros((16, 8))
-    for i in range(2):
-        for register in range(4):
-            rows, columns = _GROUP + 8 * (register & 1), 2 * _MEMBER + i + 8 * (register >> 1)
-            left[rows, columns] = [convert(int(w) >> (16 * i) & 0xFFFF) for w in a[:, register]]
-        for register in range(2):
-            right[2 * _MEMBER + i + 8 * register, _GROUP] = [
-                convert(int(w) >> (16 * i) & 0xFFFF) for w in b[:, register]
-            ]
+    left, right = (widen(half) for half in _matrices(a, b, np.uint16, np.uint16))
     return (_accumulators(left @ right) + c).astype(np.float32)
+
+
+def _matrices(a: Array, b: Array, a_kind: Any, b_kind: Any) -> tuple[Array, Array]:
+    """Row pieces and column pieces of a warp, elements of these kinds in words, as two matrices.
+
+    Word r of lane 4g + m: row g + 8 (r mod 2), elements 4 (or 2) m and following of half r / 2; b has no second rows.
+    """
+    rows = np.ascontiguousarray(a, np.uint32).view(a_kind).reshape(8, 4, 2, 2, -1)
+    columns = np.ascontiguousarray(b, np.uint32).view(b_kind).reshape(8, 4, 2, -1)
+    left = rows.transpose(3, 0, 2, 1, 4).reshape(16, -1)
+    right = columns.transpose(0, 2, 1, 3).reshape(8, -1)
+    return (left, right.T) if a_kind is np.uint16 else (left.astype(np.float64), right.T.astype(np.float64))
 
 
 def _accumulators(product: Array) -> Array:
     """A 16 x 8 matrix as the four accumulators of every lane."""
     return np.stack([product[_GROUP + 8 * (i >> 1), 2 * _MEMBER + (i & 1)] for i in range(4)], axis=1)
-
-
-def _bytes(words: Array, i: int) -> Array:
-    return (words.astype(np.uint32) >> np.uint32(8 * i)).astype(np.uint8).view(np.int8).astype(np.int64)

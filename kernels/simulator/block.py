@@ -7,6 +7,7 @@ not all threads reach is an error instead of a hang. :func:`install` puts it in 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Pointer", "exchange", "install", "pause", "shared_slot", "slot_of", "together", "wake"]
+__all__ = ["Cuda", "Pointer", "exchange", "install", "pause", "shared_slot", "slot_of", "together", "wake"]
 
 WARP = 32
 _RESULT = -1  # key of the result that the lanes of a warp share
@@ -264,11 +265,22 @@ def _slots() -> list[Any]:
     return slots
 
 
+class Cuda:
+    """``numba.cuda`` as kernels see it: inside a launch that of the launch, outside the module.
+
+    Numba would replace the module in the globals of every device function, at every call.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_numba("kernel")._get_kernel_context() or importlib.import_module("numba.cuda"), name)
+
+
 def install() -> None:
     """Replace Numba's block manager."""
     _numba("kernel").BlockManager = Block
 
 
+@functools.cache
 def _numba(name: str) -> Any:
     """A module of Numba's simulator."""
     return importlib.import_module(f"numba.cuda.simulator.{name}")

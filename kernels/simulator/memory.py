@@ -5,6 +5,7 @@ Accesses outside of an array, or not aligned as the instruction needs them, rais
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -164,18 +165,13 @@ def transpose(word: Any) -> int:
 
 def mma_s8(*operands: Any) -> tuple[int, ...]:
     """The four sums of the calling lane."""
-    mine = multiplied(operands, np.int64, arithmetic.mma_s8_warp)
-    return tuple(int(v) for v in mine)
+    return tuple(multiplied(operands, np.int64, arithmetic.mma_s8_warp).tolist())
 
 
 def mma_u8(*operands: Any) -> tuple[int, ...]:
-    """The four sums of the calling lane: twice the upper seven bits, once the lowest."""
-
-    def whole(a: Any, b: Any, sums: Any) -> Any:
-        upper = arithmetic.mma_s8_warp(a >> 1 & 0x7F7F7F7F, b, 0 * sums)
-        return 2 * upper + arithmetic.mma_s8_warp(a & 0x01010101, b, sums)
-
-    return tuple(int(v) for v in multiplied(operands, np.int64, whole))
+    """The four sums of the calling lane."""
+    unsigned = functools.partial(arithmetic.mma_s8_warp, kind=np.uint8)
+    return tuple(multiplied(operands, np.int64, unsigned).tolist())
 
 
 def mma_f16(*operands: Any) -> tuple[Any, ...]:
@@ -185,7 +181,8 @@ def mma_f16(*operands: Any) -> tuple[Any, ...]:
 
 def mma_bf16(*operands: Any) -> tuple[Any, ...]:
     """The four sums of the calling lane."""
-    return tuple(multiplied(operands, np.float32, lambda a, b, c: arithmetic.mma_f16_warp(a, b, c, arithmetic.lo_bf16)))
+    widen = arithmetic.bf16_values
+    return tuple(multiplied(operands, np.float32, lambda a, b, c: arithmetic.mma_f16_warp(a, b, c, widen)))
 
 
 def mma_b1(*operands: Any) -> tuple[int, ...]:
@@ -203,11 +200,10 @@ def _sums(operands: Any, words: int) -> tuple[int, ...]:
         given = np.array([[int(word) & 0xFFFFFFFF for word in lane] for lane in lanes], np.uint32)
         rows = given[:, :words].reshape(8, 4, words // 2, 2).transpose(3, 0, 1, 2).reshape(16, -1)
         columns = given[:, words:].reshape(8, -1)
-        return np.bitwise_count(rows[:, None] & columns[None]).sum(-1, dtype=np.int64)
+        sums = np.bitwise_count(rows[:, None] & columns[None]).sum(-1, dtype=np.int64)
+        return sums.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4).tolist()  # those of every lane
 
-    sums = together(operands, whole)
-    row, column = lane_id() // 4, 2 * (lane_id() % 4)
-    return tuple(int(sums[row + 8 * (i // 2), column + i % 2]) for i in range(4))
+    return tuple(together(operands, whole)[lane_id()])
 
 
 def multiplied(operands: Any, kind: Any, compute: Any) -> Any:
@@ -232,7 +228,7 @@ def ldmatrix_x4(address: int) -> Words:
 
 def wgmma(vectors: int, kind: str) -> Any:
     """As `ptx.asm.multiply_group`; the sums are there at once."""
-    widen = arithmetic.lo_bf16 if kind == "bf16" else arithmetic.lo_f16
+    widen = arithmetic.bf16_values if kind == "bf16" else arithmetic.f16_values
 
     def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, step: int) -> None:
         lane = current()
@@ -245,16 +241,10 @@ def wgmma(vectors: int, kind: str) -> Any:
                 for v in range(vectors)
                 for half in range(2)
             ]
-            values = [widen(int(v)) for piece in pieces for v in piece]
-            found["x"] = np.array(values, np.float64).reshape(vectors, 16)
-            words = [found[128 * group + i] for i in range(128)]
-            w = np.zeros((64, 16))
-            for i, held in enumerate(words):
-                row, column = i // 32 * 16 + i % 32 // 4, 2 * (i % 4)
-                for p, word in enumerate(held):
-                    at = column + p // 2 * 8
-                    w[row + p % 2 * 8, at : at + 2] = widen(int(word) & 0xFFFF), widen(int(word) >> 16)
-            found["y"] = w @ found["x"].T
+            found["x"] = widen(np.concatenate(pieces)).reshape(vectors, 16)
+            words = [[arithmetic.u32(word) for word in found[128 * group + i]] for i in range(128)]
+            halves = np.array(words, np.uint32).view(np.uint16).reshape(4, 8, 4, 2, 2, 2)  # warp, row, m, k, row + 8
+            found["y"] = widen(halves.transpose(0, 4, 1, 3, 2, 5).reshape(64, 16)) @ found["x"].T
         row, column = lane.thread_id % 128 // 32 * 16 + lane.thread_id % 32 // 4, 2 * (lane.thread_id % 4)
         for k in range(vectors // 8):
             for i in range(4):

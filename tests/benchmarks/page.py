@@ -52,15 +52,15 @@ _GGUF = f"""\
 - **Decoding.** `kernels.cpu`, bit for bit the normative decoder, from planes to F32; gguf-py from blocks to F32. One
   thread each, in turn, processor time; the values must have the same bits.
 
-A conversion reads a file four times (scales for the header, blocks, to compare, to hash), and its scales once more
-where those of a shard exceed 64 MiB; it hashes twice, packs, rebuilds, compares and writes. Two digests take 1.3 ms of
-a Neoverse-N1 core per MB, reads and comparison 0.8, writing 0.3 to 1.0: 2.4 to 3.1 ms without packing, so that two
-cores make at most 650 to 830 MB/s, 0.4 to 0.5 of the copy on an idle machine. Packing takes 0.3 to 0.4 ms, rebuilding
-0.4 to 0.7. GPTQ's conversion takes 3.9 ms in all.
+A conversion reads a file four times (scales for the header, blocks, to compare, to hash), its scales twice more where
+those in progress exceed 64 MiB; it hashes twice, packs, rebuilds, compares, writes. Per MB a Neoverse-N1 core takes
+1.3 ms for two digests, 0.4 to 0.6 for reads and comparison, 0.3 to 1.0 for writing: 2.0 to 2.9 ms without packing, so
+two cores make at most 690 to 1000 MB/s, 0.4 to 0.6 of the copy on an idle machine. Packing takes 0.3 ms, rebuilding
+0.4, scales 0.05 to 0.2.
 
 About fifteen other processes shared the two cores in this run. A copy then waits less than a conversion: ratios of wall
 times are lower than on an idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too:
-filling the result takes 0.2 ns a value, gguf-py 1.9, this decoder 1.0.
+filling the result takes 0.2 ns a value, gguf-py 1.9, this decoder 1.0 (0.7 since that run).
 """
 
 _SCALING = """\

@@ -41,7 +41,7 @@ def test_generated_page(name: str, generator: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_tables_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = script("kernel_tables.py", monkeypatch).TABLES
+    tables = script("gpu/kernel_tables.py", monkeypatch).TABLES
     assert sum(map(len, tables.values())) > 8
     for name, makers in tables.items():
         page = (PAGES / f"{name}.md").read_text(encoding="utf-8")

@@ -103,22 +103,6 @@ def calls(twenty: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
     return int(done.stderr.rpartition("calls ")[2])
 
 
-def killed(case: Case, folder: Path, at: int) -> bool:
-    """Kill, look, resume; whether there was something left to do."""
-    folder.mkdir()
-    done, _ = interrupted(case, folder / "bcq", signal.SIGKILL, at)
-    assert done.returncode in (-signal.SIGKILL, 0), done.stderr
-    unfinished = not (folder / "bcq").exists()
-    case.check_names(folder / "bcq")
-    case.finish(folder / "bcq")
-    shutil.rmtree(folder)
-    return unfinished
-
-
-def test_killed_once(twenty: Case, calls: int, tmp_path: Path) -> None:
-    assert killed(twenty, tmp_path / "a", calls // 2)
-
-
 @pytest.mark.soak
 def test_killed_two_hundred_times(twenty: Case, calls: int) -> None:
     """Each in a process of its own, forked from one that has loaded everything: what is killed is the program."""

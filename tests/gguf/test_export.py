@@ -383,6 +383,8 @@ def test_what_cannot_be_written_asks_for_a_donor(converted: Folder, tmp_path: Pa
     assert "model_type gemma9" in changed("config.json", {**config, "model_type": "gemma9"}).finding.found
     assert "rms_norm_eps" in changed("config.json", {**config, "rms_norm_eps": None}).finding.found
     assert "gelu" in changed("config.json", {**config, "hidden_act": "gelu"}).finding.found
+    untied = {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": False}
+    assert "a head of its own" in changed("config.json", {**config, **untied}).finding.found
     rope = {"rope_type": "longrope", "factor": 2.0}
     assert "longrope" in changed("config.json", {**config, "rope_parameters": rope}).finding.found
     changed("config.json", {**config, "num_attention_heads": 2**40})

@@ -77,14 +77,14 @@ def test_integer_tensor_cores() -> None:
 def test_float_tensor_cores() -> None:
     rng = np.random.default_rng(0)
     c = np.ones((32, 4), np.float32)
-    for convert, kind, which in ((arithmetic.lo_f16, np.float16, 0), (arithmetic.lo_bf16, None, 1)):
+    for widen, kind, which in ((arithmetic.f16_values, np.float16, 0), (arithmetic.bf16_values, None, 1)):
         numbers = rng.normal(size=(32, 12)).astype(np.float32)
         bits = numbers.astype(kind).view(np.uint16) if kind else (numbers.view(np.uint32) >> 16).astype(np.uint16)
         words = np.ascontiguousarray(bits).view(np.uint32)
         a, b = np.ascontiguousarray(words[:, :4]), np.ascontiguousarray(words[:, 4:])
         results = [to_gpu(np.zeros((32, 4), np.float32)) for _ in range(2)]
         sim_ptx.mma_float.launch((1,), 32, to_gpu(a), to_gpu(b), to_gpu(c), *results)
-        expected = arithmetic.mma_f16_warp(a, b, c, convert)
+        expected = arithmetic.mma_f16_warp(a, b, c, widen)
         assert np.allclose(results[which].cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

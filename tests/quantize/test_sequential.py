@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import bcqfmt
 from bcqfmt.cli.main import cli
+from bcqfmt.cli.verbs.quantize import command
 from bcqfmt.converters.quantize.calibration import calibrate
 from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
@@ -130,10 +131,11 @@ def test_what_is_in_no_layer_is_refused_or_needs_no_statistics(model: Path, text
 
 def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path) -> None:
     words = ["quantize", model, tmp_path / "bcq", "--method", "gptq", "--bits", 2, "--group-size", 16, "--text", text]
-    words += ["--rows", ROWS, "--context", SEQ, "--device", "cpu"]
+    words += ["--rows", ROWS, "--context", SEQ, "--token-weights", "none", "--device", "cpu"]
     made = CliRunner().invoke(cli, [str(word) for word in words])
     assert made.exit_code == 0, made.output
     assert digests(tmp_path / "bcq") == digests(finished)
+    assert next(one for one in command.params if one.name == "token_weights").default == "loss"
     refused = CliRunner().invoke(cli, [str(word) for word in [*words, "--stats", text]])
     assert refused.exit_code == 2
     assert "choose one" in refused.output

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--weighting",
     type=click.Choice(["none", "tokens", "loss"]),
-    default="none",
+    default="tokens",
     show_default=True,
     help="What a token counts in x x^T: the same; 1/|x|^2; by the gradient of the loss.",
 )

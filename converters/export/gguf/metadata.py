@@ -33,8 +33,11 @@ __all__ = ["Metadata", "metadata_of"]
 
 _PLACES: Final = ("split.", "general.alignment")  # of the data in the file that they are from
 _TYPES: Final = ("general.file_type", "general.quantization_version", "quantize.imatrix.")  # of its tensors
-_MODELS: Final = {"mistral": "llama", "mixtral": "llama"} | {model: kind for kind, (model, _) in CLASSES.items()}
-_TESTED: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+_MODELS: Final = {"mistral": "llama", "mixtral": "llama", "gemma": "gemma"} | {
+    model: kind for kind, (model, _) in CLASSES.items()
+}
+_GELU: Final = "gelu_pytorch_tanh"
+_TESTED: Final = dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "phi3"), "silu") | {"gemma": _GELU}
 _FLOATS: Final = ("attention.layer_norm_rms_epsilon", "rope.freq_base")
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps")
 _FREQUENCIES: Final = "rope_freqs.weight"
@@ -142,8 +145,11 @@ def _model_pairs(config: Mapping[str, Any], name: str) -> list[bytes]:
     model = config.get("model_type")
     if model not in _TESTED:
         raise Unwritable(f"model_type {model}", f"one of {', '.join(_TESTED)}")
-    if config.get("hidden_act", "silu") != "silu":
-        raise Unwritable(f"hidden_act {config['hidden_act']}", "silu")
+    act = config.get("hidden_activation") or config.get("hidden_act", _TESTED[model])
+    if act != _TESTED[model]:
+        raise Unwritable(f"hidden_act {act}", _TESTED[model])
+    if model == "gemma" and not config.get("tie_word_embeddings", True):
+        raise Unwritable("a head of its own", "the embedding as the head, as llama.cpp takes it for gemma")
     kind = _MODELS[model]
     values = {**config, **_rope(config)}
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
@@ -162,7 +168,7 @@ def _model_pairs(config: Mapping[str, Any], name: str) -> list[bytes]:
         if type(value) in (int, float):
             found.append(pair(f"{kind}.{key}", "f32" if key in _FLOATS else "u32", value))
     found.append(pair(f"{kind}.attention.value_length", "u32", head))
-    found.append(pair(f"{kind}.rope.dimension_count", "u32", head))
+    found.append(pair(f"{kind}.rope.dimension_count", "u32", int(head * values.get("partial_rotary_factor", 1))))
     found.append(pair(f"{kind}.vocab_size", "u32", int(values.get("vocab_size", 0))))
     return found + _scaling(kind, _rope(config))
 

@@ -74,7 +74,7 @@ def _measure(rows: list[Row], asked: argparse.Namespace, results: Results) -> in
     model = make_folder(asked.work / "model", asked.work / "downloads", asked.find_links)
     failed = 0
     with ThreadPoolExecutor(asked.jobs) as pool:
-        shop = Workshop(model, asked.work, asked.calibration, asked.device, asked.workers)
+        shop = Workshop(model, asked.work, asked.calibration, asked.device, asked.workers, asked.peers)
         waiting = {pool.submit(shop.prepare, row): row for row in sorted(rows, key=lambda row: row.aside)}
         bench = Bench(model, asked.text, asked.windows, asked.device, asked.threads)
         for future in as_completed(waiting):
@@ -107,6 +107,9 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--skip", action="store_true", help="measure nothing; judge and write what there is")
     parser.add_argument("--find-links", type=Path, help="take the wheels from this folder instead of downloading")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model runs")
+    parser.add_argument(
+        "--peers", type=Path, default=Path(sys.executable), help="the Python with llmcompressor, auto-round"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="rows prepared at a time")
     parser.add_argument("--workers", type=int, default=1, help="threads of each `bcqfmt quantize`")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of torch on the CPU")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smollm2_rows import BITS, ROWS, Row, Verdict, judged
-from smollm2_text import ATOM, HOW, ORDERINGS, ORIGIN, READING, REASON
+from smollm2_text import ATOM, DRAFT, DRAFT_END, HOW, ORDERINGS, ORIGIN, READING, REASON
 
 __all__ = ["page", "write_page"]
 
@@ -26,23 +26,21 @@ PAPER = {  # Atom, table 4: Llama-7B, perplexity on WikiText-2
 # a line of the first table: name of its rows, with the bits in the place of {}
 LINES = {
     "rtn, groups of 128": "rtn-{}-g128",
-    "rtn, groups of 128, clipping search": "rtn-{}-g128-clip",
     "rtn, groups of 32": "rtn-{}-g32",
-    "gptq, groups of 128": "gptq-{}-g128",
-    "gptq, groups of 128, act order": "gptq-{}-g128-order",
+    "gptq as published, groups of 128": "gptq-{}-g128",
+    "gptq as published, groups of 128, act order": "gptq-{}-g128-order",
+    "llm-compressor, GPTQ, groups of 64": "gptq-{}-g64-peer",
     "bcq, groups of 128": "bcq-{}-g128",
     "bcq, groups of 128, weighted": "bcq-{}-g128-weighted",
     "bcq, groups of 32": "bcq-{}-g32",
     "bcq, groups of 32, weighted": "bcq-{}-g32-weighted",
-    "rtn, groups of 128, values in FP16": "rtn-{}-g128-no-v",
-    "gptq, groups of 128, values in FP16": "gptq-{}-g128-no-v",
-    "bcq, groups of 128, values in FP16": "bcq-{}-g128-no-v",
 }
 COMMAND = "python tests/benchmarks/models/smollm2.py --work work --text test.txt --calibration valid.txt"
 
 
 def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dict[str, Any]) -> None:
-    """Both files, into the folder ``target``."""
+    """Both files, into the folder ``target``; figures of the draft stay what they are."""
+    before = json.loads((target / "quality.json").read_text(encoding="utf-8"))
     record = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": _command(conditions),
@@ -52,6 +50,7 @@ def write_page(target: Path, results: dict[str, dict[str, Any]], conditions: dic
         "rows": [_row(row, results[row.name]) for row in ROWS if row.name in results],
         "not_run": [row.name for row in ROWS if row.name not in results],
         "orderings": [_as_dict(verdict) for verdict in judged(results)],
+        "draft": before.get("draft", []),
     }
     text = re.sub(
         r"\[\s+([-\d.,\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(record, indent=1)
@@ -99,6 +98,7 @@ def page(record: dict[str, Any]) -> str:
         f"{part} of {conditions['context']} tokens, {tokens:,} predicted tokens.",
         "",
         *(*_weights(rows), "", READING),
+        *_draft(record.get("draft", [])),
         *("## 4-bit activations: Atom", "", ATOM, *_ladder(rows), ""),
         *_not_run(record["not_run"]),
         *("## What was expected", "", *_orderings(record["orderings"]), "", REASON),
@@ -131,6 +131,25 @@ def _number(perplexity: float) -> str:
     return f"{perplexity:.2f}" if perplexity < 1e4 else f"{perplexity:.1e}"
 
 
+def _draft(rows: list[dict[str, Any]]) -> list[str]:
+    """Objectives, tried outside the product."""
+    if not rows:
+        return []
+    lines = [
+        "## Which tokens count, and layer by layer",
+        "",
+        DRAFT,
+        "| bits | objective | held-out | test |",
+        "|---" * 4 + "|",
+    ]
+    for row in rows:
+        if row["turns"] != 1 or row["tokens"].endswith("not capped"):
+            continue  # tried, and in the decision
+        words = f"{row['inputs']}, tokens {row['tokens']}, search by {row['search']}" + ", trained" * row["trained"]
+        lines.append(f"| {row['bits']} | {words} | {row['held']:.2f} | {row['test']:.2f} |")
+    return [*lines, "", DRAFT_END]
+
+
 def _ladder(rows: dict[str, Any]) -> list[str]:
     lines = ["| W4A4 | bits per weight | perplexity | Llama-7B, paper |", "|---|---|---|---|"]
     for name, paper in PAPER.items():
@@ -143,7 +162,7 @@ def _ladder(rows: dict[str, Any]) -> list[str]:
 def _not_run(names: list[str]) -> list[str]:
     if not names:
         return []
-    return ["Not run: " + ", ".join(row.text for row in ROWS if row.name in names) + ".", ""]
+    return [f"Not measured yet: {len(names)} rows of the script, `not_run` in the JSON.", ""]
 
 
 def _orderings(orderings: list[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What comes before a row is run: calibration, `bcqfmt quantize`, `bcqfmt export --to dense`, sizes."""
+"""What comes before a row is run: calibration, `bcqfmt quantize` (or a peer and `bcqfmt convert`), export, sizes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smollm2_rows import CALIBRATION, Row
+
+import bcqfmt
 
 __all__ = ["CommandFailed", "Prepared", "Workshop", "linears"]
 
@@ -32,9 +34,10 @@ class Prepared(NamedTuple):
 class Workshop:
     """Prepares rows of one model, several at a time; every command is a process of its own."""
 
-    def __init__(self, model: Path, work: Path, calibration: Path, device: str, workers: int) -> None:
+    def __init__(self, model: Path, work: Path, calibration: Path, device: str, workers: int, peers: Path) -> None:
+        """``peers``: the Python that has the other tools."""
         self.model, self.work = model, work
-        self._calibration, self._device, self._workers = calibration, device, workers
+        self._calibration, self._device, self._workers, self._peers = calibration, device, workers, peers
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -42,15 +45,20 @@ class Workshop:
         """Folders that rows share, and the statistics, are made once."""
         if not row.options:
             return Prepared(self.model, None, sizes_of(row, self.model, None), {})
-        stats: list[object] = []
-        if row.stats:
-            stats = ["--stats", self._stats()]
+        inputs: list[object] = []
+        if row.layers:
+            inputs = ["--text", self._calibration, "--token-weights", row.weighting, "--device", self._device]
+            inputs += ["-n", CALIBRATION["rows"], "--context", CALIBRATION["seq"]]
+        elif row.stats:
+            inputs = ["--stats", self._stats(row.weighting)]
         folder = self.work / (row.folder or row.name)
         start = time.perf_counter()
         with self._lock(folder.name):
-            if not folder.is_dir():
+            if row.peer and not folder.is_dir():
+                self._other_tool(row, folder)
+            elif not folder.is_dir():
                 workers = ["--workers", self._workers]
-                _bcqfmt("quantize", self.model, folder, *row.options, *stats, *workers, "--overwrite")
+                _bcqfmt("quantize", self.model, folder, *row.options, *inputs, *workers, "--overwrite")
         made = time.perf_counter()
         values = self.work / f"{row.name}-dense"
         _bcqfmt("export", folder, values, "--to", "dense", "--overwrite")
@@ -62,12 +70,20 @@ class Workshop:
         if ready.values != self.model:
             shutil.rmtree(ready.values)
 
-    def _stats(self) -> Path:
-        stats = self.work / "stats.safetensors"
+    def _other_tool(self, row: Row, folder: Path) -> None:
+        """Its checkpoint, converted."""
+        theirs = folder.with_name(f"{folder.name}-source")
+        script = Path(__file__).with_name("smollm2_peers.py")
+        words = ["--tool", row.peer, "--device", self._device, *row.options]
+        _run([self._peers, script, self.model, self._calibration, theirs, *words])
+        _bcqfmt("convert", theirs, folder, "--overwrite")
+
+    def _stats(self, weighting: str) -> Path:
+        stats = self.work / f"stats-{weighting}.safetensors"
         with self._lock(stats.name):
             if not stats.is_file():
                 options = ["-n", CALIBRATION["rows"], "--context", CALIBRATION["seq"], "--seed", CALIBRATION["seed"]]
-                where = ["--device", self._device, "--out", stats]
+                where = ["--device", self._device, "--weighting", weighting, "--out", stats]
                 _bcqfmt("calibrate", self.model, "--text", self._calibration, *options, *where)
         return stats
 
@@ -97,6 +113,10 @@ def sizes_of(row: Row, model: Path, folder: Path | None) -> dict[str, Any]:
     shapes = _shapes(model)
     size = sum(rows * columns for rows, columns in shapes.values())
     rest = (model / "model.safetensors").stat().st_size - 2 * size
+    if folder is not None and row.peer:
+        stored = sum(weight.nbytes for _, weight in bcqfmt.open(folder).weights())
+        files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return {"bits": 8 * stored / size, "linear_bytes": stored, "bytes": files}
     if folder is not None and row.atom != "outliers":
         record = read_record(folder)
         assert record is not None
@@ -119,7 +139,11 @@ def sizes_of(row: Row, model: Path, folder: Path | None) -> dict[str, Any]:
 
 def _bcqfmt(*words: object) -> None:
     """A verb of the command line; its last words are shown if it fails."""
-    command = [sys.executable, "-m", "bcqfmt", *map(str, words)]
+    _run([sys.executable, "-m", "bcqfmt", *words])
+
+
+def _run(words: list[object]) -> None:
+    command = [str(word) for word in words]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     made = subprocess.run(command, check=False, capture_output=True, text=True, env=quiet)
     if made.returncode:

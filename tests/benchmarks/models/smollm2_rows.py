@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["CALIBRATION", "CONTEXT", "ORDERINGS", "ROWS", "Ordering", "Row", "Verdict", "judged"]
@@ -15,13 +15,16 @@ CALIBRATION = {"rows": 128, "seq": 512, "seed": 0}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``options``: of `bcqfmt quantize`; empty: nothing is quantized. ``atom``: what happens in the forward pass."""
+    """``options``: of `bcqfmt quantize`, or of a peer (`smollm2_peers.py`); empty: nothing is quantized."""
 
     name: str
     text: str
     options: tuple[str, ...] = ()
-    atom: str = ""  # rows, outliers, all, kv: see smollm2_atom
+    atom: str = ""  # what happens in the forward pass: rows, outliers, all, kv, see smollm2_atom
     folder: str = ""  # a folder that rows share
+    layers: bool = False  # layer by layer: quantize --text
+    weighting: str = "none"  # what tokens count, of statistics or of --text
+    peer: str = ""  # gptq, awq or autoround: a tool of smollm2_peers
 
     @property
     def aside(self) -> bool:
@@ -47,6 +50,22 @@ def _uniform(method: str, bits: int, group: int, mark: str = "", words: str = ""
     return Row(f"{method}-{bits}-g{group}{mark}", text, _options(method, bits=bits, group_size=group, **given))
 
 
+def _by_layer(method: str, bits: int, group: int, weighting: str = "loss", mark: str = "", **given: object) -> Row:
+    row = _uniform(method, bits, group, f"{mark}-seq-{weighting}", "layer by layer", **given)
+    return replace(row, layers=True, weighting=weighting)
+
+
+def _counted(row: Row, weighting: str) -> Row:
+    """The same with statistics in which tokens count differently."""
+    return replace(row, name=f"{row.name}-{weighting}", text=f"{row.text}, tokens by {weighting}", weighting=weighting)
+
+
+def _peer(tool: str, bits: int, group: int, *words: str) -> Row:
+    name = f"{tool}{''.join(words)}-{bits}-g{group}-peer"
+    options = ("--bits", str(bits), "--group-size", str(group), *words)
+    return Row(name, f"{TOOLS[tool]}, {bits} bit, groups of {group}", options, peer=tool)
+
+
 def _without_values(method: str, bits: int, **given: object) -> Row:
     """The projections of the values stay FP16."""
     return _uniform(method, bits, 128, "-no-v", "values in FP16", exclude="v_proj", **given)
@@ -63,6 +82,7 @@ _ROUNDED = {**_CLIPPED, "rounding": "gptq"}
 
 _PUBLISHED = {"clip": "none", "no_static_groups": ""}  # gptq as the paper has it
 
+TOOLS = {"gptq": "llm-compressor, GPTQ", "awq": "llm-compressor, AWQ", "autoround": "AutoRound"}
 BITS = (4, 3, 2)
 ROWS: tuple[Row, ...] = (
     Row("fp16", "FP16"),
@@ -70,6 +90,15 @@ ROWS: tuple[Row, ...] = (
     *(_uniform("gptq", bits, 128, **_PUBLISHED, no_act_order="") for bits in BITS),
     *(_uniform("gptq", bits, 128, "-order", "act_order", **_PUBLISHED) for bits in BITS),
     *(_uniform("gptq", bits, 128, "-fitted", "scales for the output") for bits in BITS),
+    *(_counted(_uniform("gptq", bits, 128, "-fitted", "scales for the output"), "tokens") for bits in BITS),
+    *(_by_layer("gptq", bits, 128) for bits in BITS),
+    _by_layer("gptq", 2, 64),
+    _by_layer("gptq", 4, 32),
+    *(_by_layer("bcq", bits, 128, mark="-gptq", rounding="gptq") for bits in BITS),
+    _by_layer("bcq", 2, 64, mark="-gptq", rounding="gptq"),
+    *(_peer("gptq", bits, 64) for bits in BITS),
+    *(_peer("awq", bits, 64) for bits in BITS),
+    *(_peer("autoround", bits, 128) for bits in BITS),
     *(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq") for bits in BITS),
     *(_uniform("bcq", bits, 128) for bits in BITS),
     *(_uniform("bcq", bits, 32) for bits in BITS),

@@ -98,7 +98,8 @@ def test_exact_logits_follow_the_implementation_of_experts(
     near = logits(later)
     later.set_experts_implementation(way)
     assert torch.equal(logits(later), near)  # the kernels take one expert after the other, whatever is set
-    for model in (asked, later, copy.deepcopy(later), pickle.loads(pickle.dumps(later))):
+    copies = [copy.deepcopy(later), pickle.loads(pickle.dumps(later))] if (kind, original) == CASES[0] else []
+    for model in (asked, later, *copies):
         set_mode(model, exact=True)
         assert torch.equal(logits(model), logits(dense))
 

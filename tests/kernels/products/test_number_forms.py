@@ -67,10 +67,11 @@ def test_products_on_the_processor(form: str) -> None:
     matrix = cpu.prepare(weight)
     for dtype in ("float16", "float32", "float64"):
         assert matrix.dequantize(dtype).tobytes() == weight.dequantize(dtype).tobytes()
-    assert ("table" in matrix.obstacle) == (form in TABLES)
+    assert not matrix.obstacle or form in TABLES  # small tables are looked up where the processor can
+    assert matrix.obstacle or form not in ("wide table", "table and outliers")
     for batch in (1, 3):
         x = ks.vectors(batch, weight.spec.columns)
-        assert matrix.path(batch) == ("values" if form in TABLES else "planes")
+        assert matrix.path(batch) == ("values" if matrix.obstacle else "planes")
         assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
         linear = BcqLinear.from_weight(weight)
         assert reference.relative_error(linear(torch.from_numpy(x)).numpy(), reference.product(weight, x)) < 2e-6

@@ -38,11 +38,12 @@ def test_every_encoding(encoding: str, q: int, batch: int, rows: int, columns: i
 def test_every_column_meets_its_own_scale(encoding: str, g: int) -> None:
     """One column of x at a time: what comes out is that column of the weight."""
     weight = ks.weight(encoding, 3, 16, 264, g)
-    places = [0, 7, 8, 13, 31, 32, 127, 128, 200, 263]
+    places = [0, 7, 8, 31, 32, 127, 128, 263]
     x = np.zeros((len(places), 264), np.float16)
     x[range(len(places)), places] = 1
-    for begin in range(0, len(places), 2):
-        part = x[begin : begin + 2]
+    step = g // 4  # vectors that a launch takes
+    for begin in range(0, len(places), step):
+        part = x[begin : begin + step]
         found = simulate(sim_bits.whole_bytes, weight, part, "F16").value
         assert np.allclose(found, reference.product(weight, part), rtol=1e-6, atol=1e-6)
 

@@ -28,6 +28,8 @@ _KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),  # q, k, v have a bias
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 16}),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": 4096}),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM, {}),  # q, k, v in one matrix, gate and up too
+    "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
     "mixtral": (
         transformers.MixtralConfig, transformers.MixtralForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2},

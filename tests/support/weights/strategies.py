@@ -67,7 +67,10 @@ class Source:
         """Numbers of any type that scales have."""
         if dtype in FLOATS:
             return self.floats(dtype, *shape)
-        low, top = (0, 255 if dtype == "E8M0" else 0x7E) if self.style != "plain" else (119, 126)
+        if self.style == "plain":  # up to 0.5
+            low, top = (119, 126) if dtype == "E8M0" else (41, 48)
+        else:
+            low, top = (0, 255) if dtype == "E8M0" else (0, 0x7E)
         ends = (low, low + 1, low + 7, top)
         one = self.random
         found = [one.choice(ends) if one.random() < 0.2 else one.randint(low, top) for _ in range(_count(shape))]

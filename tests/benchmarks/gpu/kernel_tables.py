@@ -1,6 +1,6 @@
 """Tables of docs/benchmarks/kernels*.md from the JSON that `bcqfmt bench kernels` writes; a test compares them.
 
-python tests/benchmarks/kernel_tables.py        # prints every table under the name of its page
+python tests/benchmarks/gpu/kernel_tables.py        # prints every table under the name of its page
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 Row = dict[str, Any]
 
 

@@ -1,6 +1,6 @@
 """Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, beside cuBLAS in float16.
 
-    python tests/benchmarks/many_vectors.py --out docs/benchmarks/gemm.json
+    python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
 run. "sm_80" is the engine that every GPU since Ampere has, timed on this GPU.
