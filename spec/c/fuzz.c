@@ -19,6 +19,7 @@
 
 #ifndef BCQ_LIBFUZZER
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <time.h>
 #endif
 
@@ -336,6 +337,7 @@ int main(int argc, char **argv)
     unsigned long runs = argc > 5 ? strtoul(argv[1], NULL, 10) : 0, i;
     time_t end = time(NULL) + (argc > 5 ? atoi(argv[2]) : 0);
     uint8_t *current = argc > 5 ? shared_with(argv[4]) : NULL, *data = current + 8;
+    const struct itimerval longest = {{0, 0}, {60, 0}}; /* of its own time: an input on which it works for ever */
     FILE *compare = argc > 5 ? open_in(argv[4], "compare", "wb") : NULL;
     unsigned rules = 0, seeds, new_ones = 0;
     int k;
@@ -352,7 +354,7 @@ int main(int argc, char **argv)
         uint64_t size = one->size;
         int code;
         if (i % 256 == 0)
-            alarm(60); /* an input on which it works for ever */
+            setitimer(ITIMER_VIRTUAL, &longest, NULL);
         memcpy(data, one->data, one->size);
         if (i >= seeds) /* the first ones as they are */
             size = mutate(data, one->size, LARGEST, other->data, other->size);
