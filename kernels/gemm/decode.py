@@ -17,7 +17,6 @@ __all__ = ["Decoder", "decoder"]
 _AND_OR, _FLIP = 0xEA, 0xA6  # a & b | c, ~a & b ^ c
 _START_BF16 = 0x43004300  # 128, twice
 _ONE_BF16 = 0x3F803F80
-_SIXTEENTH = 0x2C002C00  # 1/16 in float16, twice
 _SIGNS = 0x80008000
 
 
