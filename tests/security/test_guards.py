@@ -44,7 +44,7 @@ GUARDS = {
         attacks.only_pickles, ((checkpoint._nothing, "if shown:", "if False:"),)
     ),
     "pickles are not handed on": Guard(
-        attacks.pickles_beside_the_model, ((checkpoint._foreign, "name.endswith(FOREIGN)", "False"),)
+        attacks.pickles_beside_the_model, ((checkpoint.foreign_files, "name.endswith(FOREIGN)", "False"),)
     ),
     "code is not fetched": Guard(
         attacks.code_on_the_hub, ((hub_repo.needed, "ignore_patterns=list(SKIP)", "ignore_patterns=[]"),)
