@@ -115,9 +115,9 @@ columns (256 sums, in memory) need half as many look-ups; the best such product 
 (`python tests/benchmarks/models/tables_of_eight.py`, both in turn, 2 and 4 bits, both shapes).
 
 On an ARM processor (Neoverse-N1, 2 cores, `chrt -r 20 python tests/benchmarks/cpu_kernels.py --quick`; all samples in
-{download}`cpu_kernels_arm.json`), 4096 x 4096, one weight again and again: one vector 2.02x torch fp32 at 2 bits, 1.70x
-at 4 bits (the goal of 2x is missed), 0.60x for bcq with 4 planes; 8 vectors 2.49x, 2.46x and 0.70x. In plain
-instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 0.88x, 0.80x and 0.23x: the goal of 1x is missed.
+{download}`cpu_kernels_arm.json`), 4096 x 4096, one weight again and again: one vector 2.03x torch fp32 at 2 bits, 1.64x
+at 4 bits (the goal of 2x is missed), 0.61x for bcq with 4 planes; 8 vectors 3.15x, 2.89x and 0.85x. In plain
+instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 1.15x, 1.02x and 0.29x, where the goal is 1x.
 torch has no fast bf16 there.
 """
 
