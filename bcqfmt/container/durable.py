@@ -8,6 +8,7 @@ import fnmatch
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -146,17 +147,26 @@ def folder_in_progress(target: Path, *, overwrite: bool, like: str) -> Iterator[
         raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
     refuse_other_things(target, like)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
-    with reported(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.mkdir(work)
     try:
+        with reported(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.mkdir(work)
         yield work
         with reported(target):
             refuse_other_things(target, like)  # it may have appeared meanwhile
             _take_name(work, target)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        _remove(work)
         raise
+
+
+def _remove(folder: Path) -> None:
+    """A folder with all that it holds; again while a thread that has not seen the interrupt yet puts a file into it."""
+    for _ in range(40):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            break
+        time.sleep(0.05)
 
 
 def output_path(path: str | Path) -> Path:

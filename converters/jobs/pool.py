@@ -72,7 +72,7 @@ class Gate:
 
 
 def run_all(
-    jobs: Sequence[Callable[[], None]], workers: int, stop: threading.Event, patience: float | None = 1.0
+    jobs: Sequence[Callable[[], None]], workers: int, stop: threading.Event, patience: float | None = 5.0
 ) -> None:
     """Run the jobs in order, ``workers`` at a time; the first real failure is raised here and stops the others.
 
