@@ -23,9 +23,13 @@ __all__ = ["HELD", "bcq", "load_bcq", "table"]
 
 HELD = 10  # words of the tables of two rows, and their biases
 _FLIP, _CHOOSE = 0x6A, 0xCA  # a & b ^ c, a ? b : c
-_TOPS = 0x80808080
+_TOPS = 0x80808080  # the highest bit of every byte
+_SIGNS = 0x80008000  # the signs of two numbers; as numbers, twice minus zero
 _ONE = {"F16": 0x3C003C00, "BF16": 0x3F803F80}
-_MINUS = 0x80008000
+# selectors of a permute of words a and b
+_LOWER, _UPPER = 0x5410, 0x7632  # the lower halves of both; the upper halves
+_FIRST, _SECOND = 0x5140, 0x7362  # bytes 0 and 1 of a, each followed by that of b; bytes 2 and 3
+_TOP_BYTES = 0xBA98  # 255 for every byte of a with its highest bit set, else 0
 
 
 def load_bcq(layout: GemmLayout) -> Any:
@@ -34,21 +38,20 @@ def load_bcq(layout: GemmLayout) -> Any:
     Of 4 bits the first plane is a plus, and the bias follows; of fewer the bias is in the sums.
     """
     q, (fma, one) = layout.bits, _arithmetic(layout)
-    count, base = q + 1, 0 if q == 4 else q
-    first = 1 if q == 4 else 0
-    third = q > 2
+    count, third = q + 1, q > 2
+    base, first = (0, 1) if q == 4 else (q, 0)  # where sums begin, and the first scale that is added or taken off
 
     def load(held: Any, numbers: Any, lane: Any) -> None:
         row = ptx.u32(numbers + (lane >> 2) * 8)
         n = cuda.local.array(count, types.uint32)  # number i of row r in the lower half, of row r + 8 in the upper
         for i in static((count + 1) // 2):
             low, high = ptx.lds64(row, ptx.u32(i * 64))
-            n[2 * i] = ptx.prmt(low, high, ptx.u32(0x5410))
+            n[2 * i] = ptx.prmt(low, high, ptx.u32(_LOWER))
             if 2 * i + 1 < count:
-                n[2 * i + 1] = ptx.prmt(low, high, ptx.u32(0x7632))
+                n[2 * i + 1] = ptx.prmt(low, high, ptx.u32(_UPPER))
         v = cuda.local.array(8, types.uint32)
         scale, start = ptx.u32(n[first]), ptx.u32(n[base])
-        minus, plus = ptx.u32(one ^ 0x80008000), ptx.u32(one)
+        minus, plus = ptx.u32(one ^ _SIGNS), ptx.u32(one)
         upper, lower = fma(scale, plus, start), fma(scale, minus, start)
         if third:
             both = fma(ptx.u32(n[first + 1]), plus, ptx.u32(n[first + 2]))
@@ -63,12 +66,12 @@ def load_bcq(layout: GemmLayout) -> Any:
                 v[2 * k + 1], v[2 * k] = fma(ptx.u32(n[1]), plus, half), fma(ptx.u32(n[1]), minus, half)
                 v[4 + 2 * k + 1], v[4 + 2 * k] = ptx.u32(0), ptx.u32(0)
         for k in static(2):
-            pick = ptx.u32(0x7362 if k else 0x5140)
+            pick = ptx.u32(_SECOND if k else _FIRST)
             for i in static(2):
                 one_pair = ptx.prmt(ptx.u32(v[4 * i]), ptx.u32(v[4 * i + 1]), pick)
                 next_pair = ptx.prmt(ptx.u32(v[4 * i + 2]), ptx.u32(v[4 * i + 3]), pick)
-                held[4 * k + i] = ptx.prmt(one_pair, next_pair, ptx.u32(0x5410))
-                held[4 * k + 2 + i] = ptx.prmt(one_pair, next_pair, ptx.u32(0x7632))
+                held[4 * k + i] = ptx.prmt(one_pair, next_pair, ptx.u32(_LOWER))
+                held[4 * k + 2 + i] = ptx.prmt(one_pair, next_pair, ptx.u32(_UPPER))
             bias = ptx.u32(n[q])
             held[8 + k] = ptx.prmt(bias, bias, ptx.u32(0x3232 if k else 0x1010))
 
@@ -90,8 +93,8 @@ def bcq(layout: GemmLayout) -> Any:
                 if signed:
                     top = ptx.u32(tops[w] << 4) if k else ptx.u32(tops[w])
                     high = ptx.lop3(top, ptx.u32(_TOPS), high, _FLIP)
-                a[4 * w + k] = ptx.prmt(low, high, ptx.u32(0x5140))
-                a[4 * w + 2 + k] = ptx.prmt(low, high, ptx.u32(0x7362))
+                a[4 * w + k] = ptx.prmt(low, high, ptx.u32(_FIRST))
+                a[4 * w + 2 + k] = ptx.prmt(low, high, ptx.u32(_SECOND))
                 if signed:
                     bias = ptx.u32(held[8 + k])
                     a[4 * w + k] = fma(ptx.u32(a[4 * w + k]), ptx.u32(one), bias)
@@ -119,7 +122,7 @@ def table(layout: GemmLayout, load: Any) -> Any:
             for k in static(2):
                 pick = ptx.u32(chosen[w] >> 16) if k else ptx.u32(chosen[w])
                 top = ptx.u32(tops[w] << 4) if k else ptx.u32(tops[w])
-                second = ptx.prmt(top, top, ptx.u32(0xBA98))  # 255 where the top bit is set
+                second = ptx.prmt(top, top, ptx.u32(_TOP_BYTES))
                 high = ptx.prmt(ptx.u32(h0), ptx.u32(h1), pick)
                 high = ptx.lop3(second, ptx.prmt(ptx.u32(h2), ptx.u32(h3), pick), high, _CHOOSE)
                 low = ptx.u32(0)
@@ -127,8 +130,8 @@ def table(layout: GemmLayout, load: Any) -> Any:
                     low = ptx.prmt(ptx.u32(l0), ptx.u32(l1), pick)
                     low = ptx.lop3(second, ptx.prmt(ptx.u32(l2), ptx.u32(l3), pick), low, _CHOOSE)
                 scale = ptx.u32(held[k])
-                a[4 * w + k] = fma(ptx.prmt(low, high, ptx.u32(0x5140)), scale, ptx.u32(_MINUS))
-                a[4 * w + 2 + k] = fma(ptx.prmt(low, high, ptx.u32(0x7362)), scale, ptx.u32(_MINUS))
+                a[4 * w + k] = fma(ptx.prmt(low, high, ptx.u32(_FIRST)), scale, ptx.u32(_SIGNS))
+                a[4 * w + 2 + k] = fma(ptx.prmt(low, high, ptx.u32(_SECOND)), scale, ptx.u32(_SIGNS))
 
     return inlined(unrolled(decode))
 

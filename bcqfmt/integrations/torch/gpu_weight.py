@@ -1,10 +1,10 @@
 """Weights whose parts are on a GPU, rearranged there with torch for the kernels, not on the host.
 
 `dequantize` reads the planes of a BCQ file as they are stored, without a copy; the fast product gets a rearranged copy
-(`kernels.bits.layout`), of which the planes can be had again where the stored ones were freed. This takes seconds for
-a large model, where the host takes minutes. Weights with a perm,
-outliers, tables, floating-point zeros or scales that are made of codes or bytes, and weights whose content fails a
-check here, go through the host, which checks them in full and reports errors.
+(`kernels.bits.layout`), from which planes are made again where the stored ones were freed. This takes seconds for a
+large model, where the host takes minutes. Weights with a perm, outliers, tables, floating-point zeros or scales made of
+codes or bytes, and weights whose content fails a check here, go through the host, which checks them in full and reports
+errors.
 """
 
 from __future__ import annotations
