@@ -168,21 +168,24 @@ def _launch(operand: GemmOperand, shapes: Sequence[GemmShape], x: Any, y: Any, a
     total, step = addend, 0
     for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
         target = y if k == len(shapes) - 1 else device.empty_like(x, (len(x), rows), "F32")
-        tiles = -(-rows // shape.rows), -(-len(x) // shape.vectors)
-        units = tiles[0] * tiles[1] * shape.steps
-        grid = min(shape.blocks * device.processors(operand.gpu), units)
+        row_tiles = -(-rows // shape.rows)
+        tiles = row_tiles * -(-len(x) // shape.vectors)
+        grid = min(shape.blocks * device.processors(operand.gpu), tiles * shape.steps)
+        # what blocks share is more than a tile for each: few blocks have parts of the same one
+        waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.engine == "wgmma" else 0
+        units = (tiles - waves * grid) * shape.steps
         if (units + 1) * grid > LIMIT or len(x) * max(operand.shape) > LIMIT:
             raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
         own, partials = operand.tickets, segment.row_scale
         if units % grid or units // grid % shape.steps:
-            if tiles[0] * tiles[1] > TICKETS:
+            if units // shape.steps > TICKETS:
                 raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
-            own = tickets(operand.tickets, tiles[0] * tiles[1])
+            own = tickets(operand.tickets, units // shape.steps)
             partials = device.empty_like(x, (2 * grid * shape.partial_words,), "F32")
         gemm_kernel(shape).launch(
             (grid,), shape.threads, segment.codes, segment.numbers, segment.row_scale, taken,
             segment.row_scale if total is None else total, target, partials, own,
-            rows, -(-rows // 64), columns, segment.start, len(x), units, tiles[1], step,
+            rows, -(-rows // 64), columns, segment.start, len(x), units, row_tiles, step, waves,
             shared=shape.shared_bytes, early=operand.settled and shape.engine == "wgmma",
         )  # fmt: skip
         total, step = target, rows

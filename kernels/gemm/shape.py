@@ -8,20 +8,21 @@ from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["TILES", "GemmShape", "gemm_shape"]
+__all__ = ["COPYING", "TILES", "GemmShape", "gemm_shape"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (8, 16, 32, 64)}  # vectors of a tile
+REGISTERS, COPYING = 65536, 40  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE, _SMALLEST = 1 << 26, 1 << 24  # elements of a matrix
 
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """A block of threads has ``groups`` x 128 threads, each 128 with 64 rows, and ``vectors`` vectors.
+    """A block of threads multiplies ``vectors`` vectors with ``groups`` x 128 threads, each 128 with 64 rows.
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
-    (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage of ``depth`` blocks of columns is
-    multiplied while ``stages`` - 2 are on the way.
+    (sm_90a), which has 128 threads more that copy, ``x_warps`` of their warps x, or "mma" (sm_80). ``blocks``:
+    on a processor at the same time. A stage has ``depth`` blocks of columns.
     """
 
     layout: GemmLayout
@@ -34,11 +35,22 @@ class GemmShape:
     stages: int = 4
     blocks: int = 1
     added: bool = False
+    x_warps: int = 1
+
+    @property
+    def members(self) -> int:
+        """Threads of a block that multiply."""
+        return 128 * self.groups
 
     @property
     def threads(self) -> int:
         """Of a block."""
-        return 128 * self.groups
+        return self.members + (128 if self.engine == "wgmma" else 0)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies, if each that copies has ``COPYING``."""
+        return (REGISTERS // self.blocks - 128 * COPYING) // self.members // 8 * 8
 
     @property
     def rows(self) -> int:
@@ -78,9 +90,14 @@ class GemmShape:
         return -(-used // 1024) * 1024
 
     @property
+    def barriers_at(self) -> int:
+        """Where two barriers of every stage are, and then a word for the block."""
+        return self.stages * self.stage_bytes
+
+    @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: all stages, a word for the block, and what is lost before the first 1024."""
-        return self.stages * self.stage_bytes + 1024 + 16
+        """Dynamic shared memory: all stages, barriers, and what is lost before the first 1024."""
+        return self.barriers_at + 16 * self.stages + 1024 + 16
 
     @property
     def partial_words(self) -> int:

@@ -9,7 +9,8 @@ A *word* is a uint32; pointers are kernel arguments (`runtime.launch`), indices 
 casts                       u32 i32 u64 f32 f64; every sum of words needs u32(...) around it: Numba
                             computes in 64 bits, the simulator in Python integers
 bits                        prmt(a, b, selector) lop3(a, b, c, table) funnel_right(low, high, shift);
-                            `table` is a constant
+                            `table` is a constant; here(word): the same word, and what is computed from it is
+                            computed after this place, not before a loop, where it would take registers
 words as numbers            min_u32 max_u32 (Numba's min and max of signed and unsigned numbers go through
                             floating point) div_u32 rem_u32 (Numba divides in 64 bits)
 patterns                    f32_bits bits_f32
@@ -48,7 +49,8 @@ tensor cores                mma_s8 mma_u8 (unsigned A): m16n8k32, mma_f16 mma_bf
                             128 x 8 bits, and + popcount, sums from 0; mma_b1_wide(a0..a3, b0, b1): 16 x 256
 tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, address, step): four warps, x in shared
                             memory (`asm.multiply_group`); wgmma_fence before the first, wgmma_commit after the
-                            last, wgmma_wait(n) before sums are read; fence_async() after copies of x
+                            last, wgmma_wait(n) before sums are read; fence_async() after copies of x;
+                            more_registers(n) fewer_registers(n): what each thread of four warps has from here on
 sums of a tile              zero_sums scale_sums save_sums load_sums add_rows store_sums (`sums`)
 ==========================  ================================================================================
 

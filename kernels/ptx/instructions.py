@@ -23,6 +23,7 @@ u32, i32, f32, f64, u64 = U32, I32, F32, F64, U64  # a Numba type is a cast
 # bits
 prmt = asm("prmt.b32 $0, $1, $2, $3;", U32, U32, U32, U32)
 lop3 = asm("lop3.b32 $0, $1, $2, $3, {0};", U32, U32, U32, U32, literals=1)
+here = asm("mov.b32 $0, $1;", U32, U32, effects="memory")
 funnel_right = asm("shf.r.wrap.b32 $0, $1, $2, $3;", U32, U32, U32, U32)
 min_u32 = asm("min.u32 $0, $1, $2;", U32, U32, U32)
 max_u32 = asm("max.u32 $0, $1, $2;", U32, U32, U32)
@@ -145,4 +146,6 @@ wgmma = multiply_group
 wgmma_fence = asm("wgmma.fence.sync.aligned;", NONE, effects="memory")
 wgmma_commit = asm("wgmma.commit_group.sync.aligned;", NONE, effects="memory")
 wgmma_wait = asm("wgmma.wait_group.sync.aligned {0};", NONE, effects="memory", literals=1)
+more_registers = asm("setmaxnreg.inc.sync.aligned.u32 {0};", NONE, effects="barrier", literals=1)
+fewer_registers = asm("setmaxnreg.dec.sync.aligned.u32 {0};", NONE, effects="barrier", literals=1)
 fence_async = asm("fence.proxy.async.shared::cta;", NONE, effects="memory")

@@ -77,11 +77,13 @@ def load_sums(count: int) -> Function:
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
         body = ir.InlineAsm(kind, text, "=f,=f,=f,=f,l,~{memory}", side_effect=True)
         pieces = list(_pieces(context, builder, count, kinds, values))
-        found = [builder.call(body, [builder.ptrtoint(place, ir.IntType(64))]) for _, place in pieces]
-        for i, four in enumerate(found):
-            for k in range(4):
-                place = places[4 * i + k]
-                builder.store(builder.fadd(builder.load(place), builder.extract_value(four, k)), place)
+        for first in range(0, len(pieces), 8):  # more at a time would take too many registers
+            chosen = pieces[first : first + 8]
+            found = [builder.call(body, [builder.ptrtoint(place, ir.IntType(64))]) for _, place in chosen]
+            for (i, _), four in zip(chosen, found, strict=True):
+                for k in range(4):
+                    place = places[4 * i + k]
+                    builder.store(builder.fadd(builder.load(place), builder.extract_value(four, k)), place)
 
     return _each(count, (None, U32, U32), "load sums", make)
 

@@ -44,6 +44,11 @@ def prmt(a: int, b: int, selector: int) -> int:
     return result
 
 
+def here(word: Any) -> int:
+    """The same word."""
+    return u32(word)
+
+
 def lop3(a: int, b: int, c: int, table: int) -> int:
     """Any function of three bits, bit by bit: bit ``4a + 2b + c`` of the table."""
     result = 0

@@ -1,6 +1,7 @@
 """Barriers in shared memory, bulk copies that complete them, and barriers of some warps, as the simulator runs them.
 
-A barrier has 8 bytes: its phase, and the bytes or arrivals that still have to come before the phase ends.
+A barrier has 8 bytes, which hold its phase (8 bits), how many arrivals end one (12), how many of them are still to come
+(12) and how many bytes of copies (32). A phase ends when neither arrivals nor bytes are to come.
 """
 
 from __future__ import annotations
@@ -13,17 +14,29 @@ from .block import current, named_barrier, pause, slot_of, wake
 
 
 def _state(barrier: int) -> Any:
-    return slot_of(barrier, 8).view(np.uint32)  # phase; bytes still to come, or arrivals: wanted << 16 | to come
+    return slot_of(barrier, 8).view(np.uint32)
 
 
-def _next_phase(barrier: int) -> None:
-    _state(barrier)[0] += np.uint32(1)
-    wake(current().block, barrier)
+def _phase(barrier: int) -> int:
+    return int(_state(barrier)[0]) & 0xFF
+
+
+def _come(barrier: int, arrivals: int, size: int) -> None:
+    """So many arrivals and bytes have come; those that are expected count as negative."""
+    state = _state(barrier)
+    word, left = int(state[0]), int(state[1].view(np.int32)) - size
+    phase, wanted, due = word & 0xFF, word >> 8 & 0xFFF, (word >> 20) - arrivals
+    if due < 0 or left < 0:
+        raise IndexError(f"a barrier of {wanted} arrivals: {-due} arrivals or {-left} bytes too many")
+    over = not due and not left
+    state[:] = (phase + over) & 0xFF | wanted << 8 | (wanted if over else due) << 20, left
+    if over:
+        wake(current().block, barrier)
 
 
 def mbarrier_init(barrier: int) -> None:
-    """Phase 0, nothing expected."""
-    _state(barrier)[:] = 0
+    """Phase 0, one arrival wanted: that of :func:`mbarrier_expect`."""
+    mbarrier_init_arrivals(barrier, 1)
 
 
 def mbarrier_fence() -> None:
@@ -31,8 +44,9 @@ def mbarrier_fence() -> None:
 
 
 def mbarrier_expect(barrier: int, size: int) -> None:
-    """That many bytes end the phase."""
-    _state(barrier)[1] += np.uint32(size)
+    """An arrival; that many bytes more end the phase."""
+    _come(barrier, 0, -size)
+    _come(barrier, 1, 0)
 
 
 def bulk_copy(pointer: Any, index: Any, address: int, size: int, barrier: int) -> None:
@@ -43,32 +57,23 @@ def bulk_copy(pointer: Any, index: Any, address: int, size: int, barrier: int) -
         raise IndexError(f"a copy of {size} bytes from {start} of {pointer.bytes.size} to {address:#x}")
     for at in range(0, size, 16):
         slot_of(address + at, 16)[:] = found[at : at + 16]
-    state = _state(barrier)
-    if state[1] < size:
-        raise IndexError(f"{size} bytes where {state[1]} are expected")
-    state[1] -= np.uint32(size)
-    if not state[1]:
-        _next_phase(barrier)
+    _come(barrier, 0, size)
 
 
 def mbarrier_wait(barrier: int, parity: int) -> None:
     """Until the phase of that parity is over; a phase that never ends is an error."""
-    while int(_state(barrier)[0]) % 2 == parity:
+    while _phase(barrier) % 2 == parity:
         pause(current(), barrier)
 
 
 def mbarrier_init_arrivals(barrier: int, count: int) -> None:
-    """Phase 0, no arrivals."""
-    _state(barrier)[:] = 0, count << 16 | count
+    """Phase 0, ``count`` arrivals wanted."""
+    _state(barrier)[:] = count << 8 | count << 20, 0
 
 
 def mbarrier_arrive(barrier: int) -> None:
-    """One more arrival; the last one ends the phase."""
-    state = _state(barrier)
-    state[1] -= np.uint32(1)
-    if not state[1] & 0xFFFF:
-        state[1] |= state[1] >> 16
-        _next_phase(barrier)
+    """One more arrival."""
+    _come(barrier, 1, 0)
 
 
 def wait_previous_kernel() -> None:

@@ -265,5 +265,13 @@ def wgmma_wait(pending: int) -> None:
     """Products are immediate here."""
 
 
+def more_registers(count: int) -> None:
+    """There are always enough here."""
+
+
+def fewer_registers(count: int) -> None:
+    """No effect, as above."""
+
+
 def fence_async() -> None:
     """Copies are visible immediately."""

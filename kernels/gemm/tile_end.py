@@ -1,0 +1,90 @@
+"""The end of a tile: where several blocks of threads share it, the last one adds up their parts; then y is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
+
+from .layout import SIDE
+from .shape import GemmShape
+
+__all__ = ["tile_end"]
+
+
+def tile_end(shape: GemmShape) -> Any:
+    """A device function for the threads that have the sums of a tile; they are zeros afterwards.
+
+    ``part``: the tile among the ``total`` / steps shared ones, of which the block has the units ``begin`` to ``end``.
+    ``entire``: not 0 where the block has all of it. ``said``: the address of a word of shared memory.
+    """
+    n, groups, steps, members, out, added = (
+        shape.vectors, shape.groups, shape.steps, shape.members, shape.out, shape.added,
+    )  # fmt: skip
+    count_of = n // 2
+    quarter, everyone = count_of // 4, members == shape.threads
+    zero_sums, scale_sums, add_rows = ptx.zero_sums(count_of), ptx.scale_sums(count_of), ptx.add_rows(count_of)
+    save_sums, load_sums, store_sums = ptx.save_sums(count_of), ptx.load_sums(count_of), ptx.store_sums(count_of, out)
+
+    def all_members() -> None:
+        if everyone:
+            ptx.sync_block()
+        else:
+            ptx.sync_warps(ptx.u32(1), ptx.u32(members))
+
+    sync = inlined(all_members)
+
+    def write(
+        sums: Any, row_scale: Any, addend: Any, y: Any, rows: Any, count: Any, row_tiles: Any, addend_step: Any,
+        tile: Any, thread: Any,
+    ) -> None:  # fmt: skip
+        lane = ptx.u32(thread & 31)
+        row = ptx.u32(ptx.rem_u32(tile, row_tiles) * (groups * SIDE) + (thread >> 5) * 16 + (lane >> 2))
+        vector = ptx.u32(ptx.div_u32(tile, row_tiles) * n + (lane & 3) * 2)
+        inside = ptx.u32(1 if row < rows else 0)
+        inside8 = ptx.u32(1 if ptx.u32(row + 8) < rows else 0)
+        left = ptx.u32(count - vector) if vector < count else ptx.u32(0)
+        most = ptx.u32(rows - 1)
+        scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 8), most)])
+        if added:
+            at = ptx.u32(vector * addend_step + row)
+            add_rows(sums, addend, at, addend_step, left, inside, inside8)
+        store_sums(sums, y, ptx.u32(vector * rows + row), rows, left, inside, inside8)
+
+    written = inlined(write)
+
+    def finish(
+        sums: Any, row_scale: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any, count: Any, total: Any,
+        row_tiles: Any, addend_step: Any, tile: Any, part: Any, entire: Any, begin: Any, end: Any, said: Any,
+        thread: Any,
+    ) -> None:  # fmt: skip
+        block, grid = ptx.u32(cuda.blockIdx.x), ptx.u32(cuda.gridDim.x)
+        thread, rows, addend_step = ptx.here(thread), ptx.here(rows), ptx.here(addend_step)
+        begin_tile = ptx.u32(part * steps)
+        end_tile = ptx.u32(begin_tile + steps)
+        if entire > 0 or (begin_tile >= begin and end_tile <= end):
+            written(sums, row_scale, addend, y, rows, count, row_tiles, addend_step, tile, thread)
+        else:  # other blocks have the rest of it
+            first_block = ptx.div_u32(ptx.u32((begin_tile + 1) * grid - 1), total)
+            last_block = ptx.div_u32(ptx.u32(end_tile * grid - 1), total)
+            slot = ptx.u32(2 * block + (0 if begin_tile < begin else 1))
+            save_sums(sums, partials, ptx.u32(slot * quarter * members + thread), ptx.u32(members))
+            cuda.threadfence()
+            sync()
+            if thread == 0:
+                ptx.sts32(said, ptx.u32(0), ptx.atomic_inc(tickets, part, ptx.u32(last_block - first_block)))
+            sync()
+            if ptx.lds32(said, ptx.u32(0)) == last_block - first_block:
+                cuda.threadfence()
+                whole = cuda.local.array(count_of, types.float32)  # another array: fewer registers than the same
+                zero_sums(whole)
+                other = first_block
+                while other <= last_block:
+                    slot = ptx.u32(2 * other + (1 if other == first_block else 0))
+                    load_sums(whole, partials, ptx.u32(slot * quarter * members + thread), ptx.u32(members))
+                    other = ptx.u32(other + 1)
+                written(whole, row_scale, addend, y, rows, count, row_tiles, addend_step, tile, thread)
+        zero_sums(sums)
+
+    return inlined(finish)
