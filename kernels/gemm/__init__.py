@@ -7,7 +7,7 @@ faster for a few vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bcqfmt.errors import error
@@ -166,8 +166,10 @@ def _launch(operand: GemmOperand, shapes: Sequence[GemmShape], x: Any, y: Any, a
     rows, columns = operand.shape
     taken = x if operand.perm is None else device.columns(x, operand.perm)
     total, step = addend, 0
-    for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
+    for k, (segment, wanted) in enumerate(zip(operand.segments, shapes, strict=True)):
         target = y if k == len(shapes) - 1 else device.empty_like(x, (len(x), rows), "F32")
+        misaligned = wanted.paired and device.describe(target).address % 8
+        shape = replace(wanted, paired=False) if misaligned else wanted
         row_tiles = -(-rows // shape.rows)
         tiles = row_tiles * -(-len(x) // shape.vectors)
         grid = min(shape.blocks * device.processors(operand.gpu), tiles * shape.steps)

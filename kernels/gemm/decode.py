@@ -52,7 +52,7 @@ def _nothing() -> Any:
 
 
 def _numbers(layout: GemmLayout) -> Any:
-    """A scale and what is added or taken off, each for rows r and r + 8."""
+    """A scale and what is added or taken off, each for rows 2 r and 2 r + 1."""
     flipped = _SIGNS if layout.number == "BF16" else 0  # a zero is added with its sign changed
 
     def load(held: Any, numbers: Any, lane: Any) -> None:

@@ -1,11 +1,12 @@
 """Codes in the order in which tensor cores take them as numbers, and the numbers that turn codes into values.
 
 A segment is cut into *blocks* of 64 rows and 64 columns, the share of four warps: 32 codes a thread, eight for each of
-four 16 x 16 matrices (rows r and r + 8, columns 2 t, 2 t + 1 and the same + 8, for lane 4 r + t). A code is cut into
+four 16 x 16 matrices (rows 2 r and 2 r + 1, which the tensor cores call r and r + 8, so that a thread has neighbours
+of y; columns 2 t, 2 t + 1 and the same + 8, for lane 4 r + t). A code is cut into
 *fields* of 8, 4, 3, 2 or 1 bits, so that 5 bits take 5 bits of memory::
 
     codes    [row block][column block][warp][field][lane][words of the field]
-    numbers  [row block][set][warp][place][word][row r of 8][r, r + 8]
+    numbers  [row block][set][warp][place][word][row r of 8][2 r, 2 r + 1]
 
 A word of a field holds pairs: code i of the lower half and of the upper half are neighbouring columns. Of 3 bits, three
 words hold five pairs each, and the bits that are left, one of each half, are the last pair. Where values are looked up

@@ -2,8 +2,8 @@
 
 A permute takes four bytes out of eight, chosen by the nibbles of a selector: one gives the low bytes of four numbers,
 one their high bytes, and two bring these together. The codes are stored as such selectors (`layout`): eight of a word,
-four of row r, then four of row r + 8. Of 4 bits the fourth cannot choose. In bcq weights its plane is the sign of the
-others, which are then chosen as if it were a plus; for other tables it chooses between two halves.
+four of row 2 r, then four of row 2 r + 1. Of 4 bits the fourth cannot choose. In bcq weights its plane is the sign of
+the others, which are then chosen as if it were a plus; for other tables it chooses between two halves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOP_BYTES = 0xBA98  # 255 for every byte of a with its highest bit set, else 0
 
 
 def load_bcq(layout: GemmLayout) -> Any:
-    """The sums of a row's scales for every index, as low bytes (2 words) and high bytes (2), for rows r and r + 8.
+    """The sums of a row's scales for every index, as low bytes (2 words) and high bytes (2), for rows 2 r and 2 r + 1.
 
     Of 4 bits the first plane is a plus, and the bias follows; of fewer the bias is in the sums.
     """
@@ -43,7 +43,7 @@ def load_bcq(layout: GemmLayout) -> Any:
 
     def load(held: Any, numbers: Any, lane: Any) -> None:
         row = ptx.u32(numbers + (lane >> 2) * 8)
-        n = cuda.local.array(count, types.uint32)  # number i of row r in the lower half, of row r + 8 in the upper
+        n = cuda.local.array(count, types.uint32)  # number i of row 2 r in the lower half, of row 2 r + 1 in the upper
         for i in static((count + 1) // 2):
             low, high = ptx.lds64(row, ptx.u32(i * 64))
             n[2 * i] = ptx.prmt(low, high, ptx.u32(_LOWER))

@@ -38,8 +38,8 @@ def _codes(layout: GemmLayout, planes: Tensor) -> Tensor:
     codes = planes.new_zeros(tiles * SIDE, 2 * blocks, 32)
     for plane in full:
         codes = codes * 2 + (plane[:, :, None] >> places & 1)
-    # rows: tile, warp, r or r + 8, r; columns: block, matrix, t or t + 8, t, neighbour
-    parts = codes.reshape(tiles, 4, 2, 8, blocks, 4, 2, 4, 2).permute(0, 4, 1, 3, 7, 5, 6, 2, 8)
+    # rows: tile, warp, r, first or second; columns: block, matrix, t or t + 8, t, neighbour
+    parts = codes.reshape(tiles, 4, 8, 2, blocks, 4, 2, 4, 2).permute(0, 4, 1, 2, 7, 5, 6, 3, 8)
     return parts.reshape(tiles, blocks, 128, 16, 2)
 
 
@@ -65,7 +65,7 @@ def _selectors(layout: GemmLayout, planes: Tensor) -> Tensor:
     """The same for codes that choose a value."""
     parts, q = _codes(layout, planes), layout.bits
     tiles, blocks = parts.shape[:2]
-    # words of eight: row r or r + 8, columns t or t + 8, neighbour
+    # words of eight: row 2 r or 2 r + 1, columns t or t + 8, neighbour
     codes = parts.reshape(tiles, blocks, 128, 4, 2, 2, 2).transpose(4, 5).reshape(tiles, blocks, 128, 4, 8)
     top = codes >> 3 & 1
     if layout.formula == "bcq" and q == 4:
@@ -117,10 +117,10 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     tiles = -(-rows // SIDE)
     full = second.new_zeros(len(numbers), tiles * SIDE, layout.sets * layout.places)
     full[:, :rows, :groups] = torch.stack(numbers)[:, :, : full.shape[2]]
-    pairs = full.to(_KINDS[layout.number]).reshape(-1, 2, tiles, 4, 2, 8, layout.sets, layout.places)
+    pairs = full.to(_KINDS[layout.number]).reshape(-1, 2, tiles, 4, 8, 2, layout.sets, layout.places)
     scale = unit.new_zeros(tiles * SIDE)
     scale[:rows] = unit[:, 0]
-    return pairs.permute(2, 6, 3, 7, 0, 5, 4, 1).reshape(-1).view(torch.int32), scale.float()
+    return pairs.permute(2, 6, 3, 7, 0, 4, 5, 1).reshape(-1).view(torch.int32), scale.float()
 
 
 def finite(words: Tensor, number: str) -> bool:

@@ -22,7 +22,8 @@ class GemmShape:
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
     (sm_90a), which has 128 threads more that copy, ``x_warps`` of their warps x, or "mma" (sm_80). ``blocks``:
-    on a processor at the same time. A stage has ``depth`` blocks of columns.
+    on a processor at the same time. A stage has ``depth`` blocks of columns. ``paired``: y has an even number of rows,
+    and two of its numbers can be stored at once.
     """
 
     layout: GemmLayout
@@ -36,6 +37,7 @@ class GemmShape:
     blocks: int = 1
     added: bool = False
     x_warps: int = 1
+    paired: bool = False
 
     @property
     def members(self) -> int:
@@ -120,7 +122,7 @@ def gemm_shape(
     kinds = [(4, 4 if vectors == 8 else 3)] * long + [(2, 4), (2, 3), (1, 4), (1, 3)]  # depth, stages
     choices = [(blocks, *stage) for blocks in range(blocks, 0, -1) for stage in kinds]
     for blocks, depth, stages in choices:
-        made = GemmShape(layout, vectors, kind, out, engine, groups, depth, stages, blocks, added)
+        made = GemmShape(layout, vectors, kind, out, engine, groups, depth, stages, blocks, added, paired=rows % 2 == 0)
         if blocks * made.shared_bytes <= limit:
             break
     return made

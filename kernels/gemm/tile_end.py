@@ -25,7 +25,11 @@ def tile_end(shape: GemmShape) -> Any:
     count_of = n // 2
     quarter, everyone = count_of // 4, members == shape.threads
     zero_sums, scale_sums, add_rows = ptx.zero_sums(count_of), ptx.scale_sums(count_of), ptx.add_rows(count_of)
-    save_sums, load_sums, store_sums = ptx.save_sums(count_of), ptx.load_sums(count_of), ptx.store_sums(count_of, out)
+    save_sums, load_sums, store_sums = (
+        ptx.save_sums(count_of),
+        ptx.load_sums(count_of),
+        ptx.store_sums(count_of, out, shape.paired),
+    )
 
     def all_members() -> None:
         if everyone:
@@ -40,17 +44,17 @@ def tile_end(shape: GemmShape) -> Any:
         tile: Any, thread: Any,
     ) -> None:  # fmt: skip
         lane = ptx.u32(thread & 31)
-        row = ptx.u32(ptx.rem_u32(tile, row_tiles) * (groups * SIDE) + (thread >> 5) * 16 + (lane >> 2))
+        row = ptx.u32(ptx.rem_u32(tile, row_tiles) * (groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
         vector = ptx.u32(ptx.div_u32(tile, row_tiles) * n + (lane & 3) * 2)
         inside = ptx.u32(1 if row < rows else 0)
-        inside8 = ptx.u32(1 if ptx.u32(row + 8) < rows else 0)
+        next_inside = ptx.u32(1 if ptx.u32(row + 1) < rows else 0)
         left = ptx.u32(count - vector) if vector < count else ptx.u32(0)
         most = ptx.u32(rows - 1)
-        scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 8), most)])
+        scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 1), most)])
         if added:
             at = ptx.u32(vector * addend_step + row)
-            add_rows(sums, addend, at, addend_step, left, inside, inside8)
-        store_sums(sums, y, ptx.u32(vector * rows + row), rows, left, inside, inside8)
+            add_rows(sums, addend, at, addend_step, left, inside, next_inside)
+        store_sums(sums, y, ptx.u32(vector * rows + row), rows, left, inside, next_inside)
 
     written = inlined(write)
 

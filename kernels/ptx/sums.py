@@ -1,6 +1,6 @@
 """Sums of a tile in a local array, taken all at once: what would be thousands of lines for Numba if it were unrolled.
 
-A thread of a product on tensor cores has, for every 8 vectors k, four sums: ``sums[4 k + 2 h + j]`` of row ``8 h`` and
+A thread of a product on tensor cores has, for every 8 vectors k, four sums: ``sums[4 k + 2 h + j]`` of row ``h`` and
 vector ``8 k + j`` of its own. All functions take the array first; `simulator.sums` has the same in Python.
 """
 
@@ -47,7 +47,7 @@ def zero_sums(count: int) -> Function:
 
 
 def scale_sums(count: int) -> Function:
-    """``f(sums, scale, scale8)``: times the scale of their row."""
+    """``f(sums, scale, next_scale)``: times the scale of their row."""
 
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
         for i, place in enumerate(places):
@@ -99,9 +99,9 @@ def _pieces(context: Any, builder: Any, count: int, kinds: Any, values: Any) -> 
 
 
 def add_rows(count: int) -> Function:
-    """``f(sums, pointer, place, step, left, inside, inside8)``: plus float32 ``pointer[place + step (8 k + j) + 8 h]``.
+    """``f(sums, pointer, place, step, left, inside, next_inside)``: plus ``pointer[place + step (8 k + j) + h]``.
 
-    Only for vectors before ``left`` and for rows whose ``inside`` (h 0) or ``inside8`` is not 0.
+    Float32; only for vectors before ``left`` and for rows whose ``inside`` (h 0) or ``next_inside`` is not 0.
     """
 
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
@@ -112,25 +112,40 @@ def add_rows(count: int) -> Function:
     return _each(count, (None, U32, U32, U32, U32, U32), "add rows", make)
 
 
-def store_sums(count: int, out: int) -> Function:
-    """``f(sums, pointer, place, step, left, inside, inside8)``: to ``pointer[place + step (8 k + j) + 8 h]``.
+def store_sums(count: int, out: int, paired: bool) -> Function:
+    """``f(sums, pointer, place, step, left, inside, next_inside)``: to ``pointer[place + step (8 k + j) + h]``.
 
-    Which ones: as in :func:`add_rows`. ``out``: the type, 0 float32, 1 float16, 2 bfloat16; rounded once.
+    Which ones: as in :func:`add_rows`. ``out``: the type, 0 float32, 1 float16, 2 bfloat16; rounded once. ``paired``:
+    both rows at once; places and steps are even, and if one row is inside, so is the other.
     """
     half = ir.IntType(16)
     text = {1: "cvt.rn.f16.f32 $0, $1;", 2: "cvt.rn.bf16.f32 $0, $1;"}.get(out, "")
     narrow = ir.InlineAsm(ir.FunctionType(half, [_SINGLE]), text, "=h,f")
+    kind = half if out else _SINGLE
 
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
-        for i, place in _wanted(context, builder, count, kinds, values, half if out else _SINGLE):
-            value = builder.load(places[i])
-            builder.store(builder.call(narrow, [value]) if out else value, place)
+        def value(i: int) -> Any:
+            found = builder.load(places[i])
+            return builder.call(narrow, [found]) if out else found
 
-    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out}", make)
+        for i, place in _wanted(context, builder, count, kinds, values, kind, paired):
+            if paired:
+                vector = ir.VectorType(kind, 2)
+                both = ir.Constant(vector, ir.Undefined)
+                for h in range(2):
+                    both = builder.insert_element(both, value(i + 2 * h), ir.Constant(_WORD, h))
+                builder.store(both, builder.bitcast(place, ir.PointerType(vector, 1)), align=4 if out else 8)
+            else:
+                builder.store(value(i), place)
+
+    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out} {paired}", make)
 
 
-def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kind: Any) -> Any:
-    """(number of a sum, its place in a matrix), each inside a branch that is taken where it exists."""
+def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kind: Any, paired: bool = False) -> Any:
+    """(number of a sum, its place in a matrix), each inside a branch that is taken where it exists.
+
+    ``paired``: only of the first row.
+    """
     base, (first, step, left, *inside) = address(context, builder, kinds[0], values[0]), values[1:]
     size = ir.Constant(ir.IntType(64), 2 if kind == ir.IntType(16) else 4)
     zero = ir.Constant(_WORD, 0)
@@ -139,8 +154,8 @@ def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kin
         for j in range(2):
             vector = ir.Constant(_WORD, 8 * k + j)
             exists = builder.icmp_unsigned("<", vector, left)
-            for h in range(2):
+            for h in range(1 if paired else 2):
                 with builder.if_then(builder.and_(exists, rows[h])):
-                    at = builder.add(builder.add(first, builder.mul(step, vector)), ir.Constant(_WORD, 8 * h))
+                    at = builder.add(builder.add(first, builder.mul(step, vector)), ir.Constant(_WORD, h))
                     place = builder.add(base, builder.mul(builder.zext(at, ir.IntType(64)), size))
                     yield 4 * k + 2 * h + j, builder.inttoptr(place, ir.PointerType(kind, 1))

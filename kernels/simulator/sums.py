@@ -21,7 +21,7 @@ def zero_sums(count: int) -> Any:
 
 
 def scale_sums(count: int) -> Any:
-    """``f(sums, scale, scale8)``."""
+    """``f(sums, scale, next_scale)``."""
 
     def scale(sums: Any, low: Any, high: Any) -> None:
         for i in range(count):
@@ -51,7 +51,7 @@ def load_sums(count: int) -> Any:
 
 
 def add_rows(count: int) -> Any:
-    """``f(sums, pointer, place, step, left, inside, inside8)``."""
+    """``f(sums, pointer, place, step, left, inside, next_inside)``."""
 
     def add(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
         for i, at in _wanted(count, place, step, left, inside):
@@ -60,11 +60,13 @@ def add_rows(count: int) -> Any:
     return add
 
 
-def store_sums(count: int, out: int) -> Any:
-    """``f(sums, pointer, place, step, left, inside, inside8)``."""
+def store_sums(count: int, out: int, paired: bool) -> Any:
+    """``f(sums, pointer, place, step, left, inside, next_inside)``."""
     narrow: Any = (np.float32, arithmetic.f32_to_f16, arithmetic.f32_to_bf16)[out]
 
     def store(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
+        if paired and (place % 2 or step % 2 or inside[0] != inside[1]):
+            raise IndexError(f"pairs at {place} in steps of {step}")
         for i, at in _wanted(count, place, step, left, inside):
             pointer[at] = narrow(sums[i])
 
@@ -75,4 +77,4 @@ def _wanted(count: int, place: int, step: int, left: int, inside: tuple[int, ...
     for i in range(count):
         k, h, j = i // 4, i >> 1 & 1, i & 1
         if 8 * k + j < left and inside[h]:
-            yield i, place + step * (8 * k + j) + 8 * h
+            yield i, place + step * (8 * k + j) + h

@@ -196,6 +196,14 @@ def test_copies() -> None:
     assert counter[0] == 23
 
 
+def test_a_phase_ends_with_the_last_arrival_and_the_last_byte() -> None:
+    words = np.arange(1, 17, dtype=np.uint32)
+    found = simulate(sim_ptx.run, "arrivals", words, np.zeros(64, np.uint32))[1].reshape(2, 32)
+    for phase in range(2):
+        assert found[phase, :8].tolist() == words[8 * phase :][:8].tolist()
+        assert found[phase, 9:11].tolist() == [phase + 1] * 2
+
+
 @pytest.mark.parametrize("name", sorted(sim_ptx.PURE))
 def test_instructions_inside_a_kernel(name: str) -> None:
     rng = np.random.default_rng(len(name))

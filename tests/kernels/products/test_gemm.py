@@ -24,6 +24,7 @@ CASES = [
     ("affine", 3, 64, 136, 32, "F16", 3, {"depth": 2}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
+    ("affine", 2, 290, 64, 64, "F16", 1, {"engine": "wgmma", "stages": 4}),  # tiles of a block alone, then shared ones
     ("affine", 4, 64, 512, 128, "F16", 2, {"engine": "wgmma", "depth": 4}),
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
@@ -73,7 +74,7 @@ def test_where_every_code_lies(q: int) -> None:
     words = pack_codes(layout, torch.from_numpy(planes)).numpy().view(np.uint32).reshape(3, 4, 4, -1)
     for row, column in zip(rng.integers(0, 130, 300), rng.integers(0, 200, 300), strict=True):
         r, c = row % 64, column % 64
-        lane, pair, half = r % 8 * 4 + c % 8 // 2, c // 16 * 4 + c % 16 // 8 * 2 + r % 16 // 8, c % 2
+        lane, pair, half = r % 16 // 2 * 4 + c % 8 // 2, c // 16 * 4 + c % 16 // 8 * 2 + r % 2, c % 2
         share = words[row // 64, column // 64, r // 16]
         found, start = 0, 0
         for field in layout.fields:
@@ -98,8 +99,8 @@ def test_where_every_selector_lies(formula: str, q: int) -> None:
     layout = GemmLayout(q, 64, 64, formula, "F16", table=tuple(range(16)) if formula == "table" else ())
     words = pack_codes(layout, torch.from_numpy(planes)).numpy().view(np.uint32).reshape(2, 4, 32, q)[0]
     for row, column in np.ndindex(64, 64):
-        own = [int(word) for word in words[row // 16, row % 8 * 4 + column % 8 // 2]]
-        i, upper = column // 16, row % 16 // 8
+        own = [int(word) for word in words[row // 16, row % 16 // 2 * 4 + column % 8 // 2]]
+        i, upper = column // 16, row % 2
         j = column % 16 // 8 * 2 + column % 2
         n = 4 * upper + j
         if q == 2:

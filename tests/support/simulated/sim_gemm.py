@@ -24,7 +24,7 @@ def product(
     shapes = [
         GemmShape(
             segment.layout, vectors, KINDS[kind], KINDS[result] if k == last else 0, engine, groups, depth, stages,
-            added=k > 0 or addend is not None,
+            added=k > 0 or addend is not None, paired=weight.spec.out % 2 == 0,
         )
         for k, segment in enumerate(placed.segments)
     ]  # fmt: skip

@@ -117,6 +117,31 @@ def exchanges(words: Any, y: Any) -> None:
     y[576 + t] = m3
 
 
+@kernel("u32* words, u32* y", threads=64)
+def arrivals(words: Any, y: Any) -> None:
+    """Two phases of a barrier that wants three arrivals and 32 bytes: what warp 1 finds after each, y (2, 32)."""
+    room = cuda.shared.array(64, types.uint32)
+    t, lane = ptx.u32(cuda.threadIdx.x), ptx.lane_id()
+    base = ptx.shared_address(room)
+    bar = ptx.u32(base + 128)
+    if t == 0:
+        ptx.mbarrier_init_arrivals(bar, ptx.u32(3))
+        ptx.mbarrier_fence()
+    ptx.sync_block()
+    for phase in range(2):
+        if t == 0:
+            ptx.mbarrier_expect(bar, ptx.u32(32))
+            ptx.bulk_copy(words, ptx.u32(2 * phase + 1), ptx.u32(base + 16), ptx.u32(16), bar)
+            ptx.bulk_copy(words, ptx.u32(2 * phase), base, ptx.u32(16), bar)
+        elif t < 3:
+            ptx.sts32(base, ptx.u32(32 + 4 * t), ptx.u32(phase + 1))
+            ptx.mbarrier_arrive(bar)
+        elif t >= 32:
+            ptx.mbarrier_wait(bar, ptx.u32(phase))
+            y[32 * phase + lane] = ptx.lds32(base, ptx.u32(lane * 4)) if lane < 11 else ptx.u32(0)
+        ptx.sync_block()
+
+
 @kernel("u32* words, u32* y, u32* counter", threads=64)
 def copies(words: Any, y: Any, counter: Any) -> None:
     """64 threads copy 1024 bytes in every way: y (4, 256) and a counter that wraps."""
