@@ -23,7 +23,7 @@ def tile_end(shape: GemmShape) -> Any:
         shape.vectors, shape.groups, shape.steps, shape.members, shape.out, shape.added,
     )  # fmt: skip
     count_of = n // 2
-    quarter, everyone = count_of // 4, members == shape.threads
+    quarter, several, everyone = count_of // 4, ptx.at_once(count_of), members == shape.threads
     zero_sums, scale_sums, add_rows = ptx.zero_sums(count_of), ptx.scale_sums(count_of), ptx.add_rows(count_of)
     save_sums, load_sums, store_sums = (
         ptx.save_sums(count_of),
@@ -83,11 +83,14 @@ def tile_end(shape: GemmShape) -> Any:
                 cuda.threadfence()
                 whole = cuda.local.array(count_of, types.float32)  # another array: fewer registers than the same
                 zero_sums(whole)
-                other = first_block
-                while other <= last_block:
-                    slot = ptx.u32(2 * other + (1 if other == first_block else 0))
-                    load_sums(whole, partials, ptx.u32(slot * quarter * members + thread), ptx.u32(members))
-                    other = ptx.u32(other + 1)
+                # the first block's part is in its second place, all others' in their first
+                place, left = ptx.u32((2 * first_block + 1) * (quarter * members) + thread), ptx.u32(1)
+                load_sums(whole, partials, place, ptx.u32(members), ptx.u32(0), left)
+                place, left = ptx.u32(place + quarter * members), ptx.u32(last_block - first_block)
+                while left > 0:
+                    load_sums(whole, partials, place, ptx.u32(members), ptx.u32(2 * quarter * members), left)
+                    place = ptx.u32(place + several * (2 * quarter * members))
+                    left = ptx.u32(left - ptx.min_u32(left, ptx.u32(several)))
                 written(whole, row_scale, addend, y, rows, count, row_tiles, addend_step, tile, thread)
         zero_sums(sums)
 

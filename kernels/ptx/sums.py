@@ -11,9 +11,15 @@ from typing import Any
 
 from .asm import F32, NONE, U32, Function, address, intrinsic_of, ir
 
-__all__ = ["add_rows", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+__all__ = ["add_rows", "at_once", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
 _SINGLE, _WORD = ir.FloatType(), ir.IntType(32)
+_LOADED = 8  # loads of 16 bytes that are on the way at once: more would take too many registers
+
+
+def at_once(count: int) -> int:
+    """Of how many blocks :func:`load_sums` takes ``count`` sums of a thread."""
+    return max(1, 4 * _LOADED // count)
 
 
 def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[..., Any]) -> Function:
@@ -70,22 +76,33 @@ def save_sums(count: int) -> Function:
 
 
 def load_sums(count: int) -> Function:
-    """``f(sums, pointer, index, step)``: what :func:`save_sums` of any block saved is added."""
+    """``f(sums, pointer, index, step, further, left)``: what :func:`save_sums` of ``left`` blocks saved is added.
+
+    The first one's at the 16 bytes ``index``, ``index + step``, ..., the next one's ``further`` after these. As many as
+    :func:`at_once` says, or all that are left.
+    """
     kind = ir.FunctionType(ir.LiteralStructType([_SINGLE] * 4), [ir.IntType(64)])
-    text = "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];"
+    text, zero = "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];", ir.Constant(_SINGLE, 0.0)
 
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
         body = ir.InlineAsm(kind, text, "=f,=f,=f,=f,l,~{memory}", side_effect=True)
-        pieces = list(_pieces(context, builder, count, kinds, values))
-        for first in range(0, len(pieces), 8):  # more at a time would take too many registers
-            chosen = pieces[first : first + 8]
-            found = [builder.call(body, [builder.ptrtoint(place, ir.IntType(64))]) for _, place in chosen]
-            for (i, _), four in zip(chosen, found, strict=True):
+        pointer, index, step, further, left = values
+        wanted = []
+        for m in range(at_once(count)):
+            there = builder.icmp_unsigned("<", ir.Constant(_WORD, m), left)
+            own = builder.add(index, builder.mul(further, ir.Constant(_WORD, m)))
+            own = builder.select(there, own, index) if m else index
+            wanted += [(*piece, there) for piece in _pieces(context, builder, count, kinds, [pointer, own, step])]
+        for first in range(0, len(wanted), _LOADED):
+            chosen = wanted[first : first + _LOADED]
+            found = [builder.call(body, [builder.ptrtoint(place, ir.IntType(64))]) for _, place, _ in chosen]
+            for (i, _, there), four in zip(chosen, found, strict=True):
                 for k in range(4):
                     place = places[4 * i + k]
-                    builder.store(builder.fadd(builder.load(place), builder.extract_value(four, k)), place)
+                    more = builder.select(there, builder.extract_value(four, k), zero)
+                    builder.store(builder.fadd(builder.load(place), more), place)
 
-    return _each(count, (None, U32, U32), "load sums", make)
+    return _each(count, (None, U32, U32, U32, U32), "load sums", make)
 
 
 def _pieces(context: Any, builder: Any, count: int, kinds: Any, values: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import arithmetic
 
-__all__ = ["add_rows", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+__all__ = ["add_rows", "at_once", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
 
 def zero_sums(count: int) -> Any:
@@ -40,12 +40,18 @@ def save_sums(count: int) -> Any:
     return save
 
 
-def load_sums(count: int) -> Any:
-    """``f(sums, pointer, index, step)``."""
+def at_once(count: int) -> int:
+    """Of how many blocks."""
+    return max(1, 32 // count)
 
-    def load(sums: Any, pointer: Any, index: int, step: int) -> None:
-        for i in range(count):
-            sums[i] = np.float32(sums[i] + pointer[4 * (index + i // 4 * step) + i % 4])
+
+def load_sums(count: int) -> Any:
+    """``f(sums, pointer, index, step, further, left)``."""
+
+    def load(sums: Any, pointer: Any, index: int, step: int, further: int, left: int) -> None:
+        for m in range(min(left, at_once(count))):
+            for i in range(count):
+                sums[i] = np.float32(sums[i] + pointer[4 * (index + m * further + i // 4 * step) + i % 4])
 
     return load
 
