@@ -18,12 +18,13 @@ _LARGE, _SMALLEST = 1 << 26, 1 << 24  # elements of a matrix
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """A block of threads multiplies ``vectors`` vectors with ``groups`` x 128 threads, each 128 with 64 rows.
+    """A block of threads multiplies ``vectors`` vectors with ``groups`` x 128 threads, each group with 64 rows.
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
     (sm_90a), which has 128 threads more that copy, ``x_warps`` of their warps x, or "mma" (sm_80). ``blocks``:
     on a processor at the same time. A stage has ``depth`` blocks of columns. ``paired``: y has an even number of rows,
-    and two of its numbers can be stored at once.
+    and two of its numbers can be stored at once. ``slices``: groups with the same rows, each with a part of the
+    columns of a stage.
     """
 
     layout: GemmLayout
@@ -38,26 +39,37 @@ class GemmShape:
     added: bool = False
     x_warps: int = 1
     paired: bool = False
+    slices: int = 1
 
     @property
-    def members(self) -> int:
+    def multiplying(self) -> int:
         """Threads of a block that multiply."""
         return 128 * self.groups
 
     @property
+    def members(self) -> int:
+        """Those of the first slice, which write y."""
+        return self.multiplying // self.slices
+
+    @property
     def threads(self) -> int:
         """Of a block."""
-        return self.members + (128 if self.engine == "wgmma" else 0)
+        return self.multiplying + (128 if self.engine == "wgmma" else 0)
 
     @property
     def registers(self) -> int:
         """Of a thread that multiplies, if each that copies has ``COPYING``."""
-        return (REGISTERS // self.blocks - 128 * COPYING) // self.members // 8 * 8
+        return (REGISTERS // self.blocks - 128 * COPYING) // self.multiplying // 8 * 8
+
+    @property
+    def row_groups(self) -> int:
+        """Row blocks of a tile."""
+        return self.groups // self.slices
 
     @property
     def rows(self) -> int:
         """Of a tile."""
-        return SIDE * self.groups
+        return SIDE * self.row_groups
 
     @property
     def x_bytes(self) -> int:
@@ -77,7 +89,7 @@ class GemmShape:
     @property
     def numbers_at(self) -> int:
         """Where the numbers of a stage are."""
-        return self.codes_at + self.depth * self.groups * self.layout.code_bytes
+        return self.codes_at + self.depth * self.row_groups * self.layout.code_bytes
 
     @property
     def sets(self) -> int:
@@ -88,18 +100,18 @@ class GemmShape:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
-        used = self.numbers_at + self.sets * self.groups * self.layout.set_bytes
+        used = self.numbers_at + self.sets * self.row_groups * self.layout.set_bytes
         return -(-used // 1024) * 1024
 
     @property
     def barriers_at(self) -> int:
-        """Where two barriers of every stage are, and then a word for the block."""
+        """Where two barriers of every stage are, then a word for the block and the sums of other slices."""
         return self.stages * self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: all stages, barriers, and what is lost before the first 1024."""
-        return self.barriers_at + 16 * self.stages + 1024 + 16
+        return self.barriers_at + 16 * self.stages + 1024 + 16 + 4 * (self.slices - 1) * self.partial_words
 
     @property
     def partial_words(self) -> int:

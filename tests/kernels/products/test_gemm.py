@@ -25,7 +25,7 @@ CASES = [
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
     ("affine", 2, 290, 64, 64, "F16", 1, {"engine": "wgmma", "stages": 4}),  # tiles of a block alone, then shared ones
-    ("affine", 4, 64, 512, 128, "F16", 2, {"engine": "wgmma", "depth": 4}),
+    ("affine", 4, 64, 512, 128, "F16", 2, {"engine": "wgmma", "groups": 2, "depth": 4, "slices": 2}),
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
