@@ -1,6 +1,6 @@
 """The product with the tensor cores of sm_90a: warps that copy, and warps that decode and multiply.
 
-One thread starts bulk copies of codes and numbers. A few warps copy x, whose 16-byte pieces have to change places. All
+Four warps copy x, whose 16-byte pieces have to change places, and one thread of them starts bulk copies of weights. All
 other warps, four for every 64 rows, or for a slice of their columns, turn codes into numbers and start the tensor
 cores, which read x from shared memory and multiply while the next codes are turned into numbers. Two barriers for every
 stage: *filled*, at which the thread, its bytes and the warps of x arrive, and *free*, at which the multiplying warps
@@ -41,7 +41,7 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     registers, copying = min(240, shape.registers), COPYING
     wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
     zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
-    copy_weight, copy_x, advance = _weight_copier(shape), _x_copier(shape), _next_unit(shape)
+    copy, advance = _copier(shape), _next_unit(shape)
 
     @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape), specific=True)
     @unrolled
@@ -74,18 +74,10 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
         ptx.sync_block()
         if warp >= multiplying:
             ptx.fewer_registers(copying)
-            if warp == multiplying:
-                if lane == 0:
-                    copy_weight(
-                        codes, numbers, base, filled, last, units, tile, step, entire, shared_tile, shared_step,
-                        row_tiles, row_blocks,
-                    )  # fmt: skip
-            elif warp <= multiplying + x_warps:
-                ptx.wait_previous_kernel()
-                ptx.launch_next_kernel()
-                copy_x(
-                    x, base, filled, last, units, tile, step, entire, shared_tile, shared_step, row_tiles, columns,
-                    start, count, ptx.u32(thread - all_members - 32), lane,
+            if warp < multiplying + x_warps:
+                copy(
+                    codes, numbers, x, base, filled, last, units, tile, step, entire, shared_tile, shared_step,
+                    row_tiles, row_blocks, columns, start, count, ptx.u32(thread - all_members), lane,
                 )  # fmt: skip
         else:
             ptx.more_registers(registers)
@@ -184,55 +176,76 @@ def _next_unit(shape: GemmShape) -> Any:
 
 
 def _weight_copier(shape: GemmShape) -> Any:
-    """A device function for one thread: codes and numbers of all units; of rows after the last, those of the last."""
+    """A device function for one thread: codes and numbers of a unit; of rows after the last, those of the last."""
     layout, groups, depth = shape.layout, shape.row_groups, shape.depth
-    stage_bytes, codes_at, numbers_at, sets = shape.stage_bytes, shape.codes_at, shape.numbers_at, shape.sets
-    sharing, code_bytes, set_bytes, advance = layout.sharing, layout.code_bytes, layout.set_bytes, _next_unit(shape)
-    per_set, row_codes, row_sets = depth // sets, layout.blocks * code_bytes // 16, layout.sets * set_bytes // 16
+    codes_at, numbers_at, sets, sharing = shape.codes_at, shape.numbers_at, shape.sets, layout.sharing
+    code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
+    row_codes, row_sets = layout.blocks * code_bytes // 16, layout.sets * set_bytes // 16
     copies = 1 if sharing % depth == 0 or depth % sharing == 0 else sets  # sets that are not neighbours
     copied = sets // copies * set_bytes
     expected = groups * (depth * code_bytes + sets * set_bytes)
 
     def copy(
-        codes: Any, numbers: Any, base: Any, filled: Any, last: Any, units: Any, tile: Any, step: Any, entire: Any,
-        shared_tile: Any, shared_step: Any, row_tiles: Any, row_blocks: Any,
+        codes: Any, numbers: Any, place: Any, bar: Any, tile: Any, step: Any, row_tiles: Any, row_blocks: Any
     ) -> None:  # fmt: skip
-        place, bar, parity, unit = base, filled, ptx.u32(1), ptx.u32(0)
-        while unit < units:
-            ptx.mbarrier_wait(ptx.u32(bar + 8), parity)
-            ptx.mbarrier_expect(bar, ptx.u32(expected))
-            first = ptx.u32(ptx.rem_u32(tile, row_tiles) * groups)
-            for g in static(groups):
-                row_block = ptx.min_u32(ptx.u32(first + g), ptx.u32(row_blocks - 1))
-                index = ptx.u32(row_block * row_codes + step * (depth * code_bytes // 16))
-                target = ptx.u32(place + (codes_at + g * depth * code_bytes))
-                ptx.bulk_copy(codes, index, target, ptx.u32(depth * code_bytes), bar)
-                for d in static(copies):
-                    chosen = ptx.u32(ptx.u32(step * depth + d * per_set) // sharing)
-                    index = ptx.u32(row_block * row_sets + chosen * (set_bytes // 16))
-                    target = ptx.u32(place + (numbers_at + (g * sets + d) * set_bytes))
-                    ptx.bulk_copy(numbers, index, target, ptx.u32(copied), bar)
-            if bar == last:
-                place, bar, parity = base, filled, ptx.u32(parity ^ 1)
-            else:
-                place, bar = ptx.u32(place + stage_bytes), ptx.u32(bar + 16)
-            unit = ptx.u32(unit + 1)
-            tile, step, entire = advance(tile, step, entire, shared_tile, shared_step)
+        ptx.mbarrier_expect(bar, ptx.u32(expected))
+        first = ptx.u32(ptx.rem_u32(tile, row_tiles) * groups)
+        for g in static(groups):
+            row_block = ptx.min_u32(ptx.u32(first + g), ptx.u32(row_blocks - 1))
+            index = ptx.u32(row_block * row_codes + step * (depth * code_bytes // 16))
+            target = ptx.u32(place + (codes_at + g * depth * code_bytes))
+            ptx.bulk_copy(codes, index, target, ptx.u32(depth * code_bytes), bar)
+            for d in static(copies):
+                chosen = ptx.u32(ptx.u32(step * depth + d * per_set) // sharing)
+                index = ptx.u32(row_block * row_sets + chosen * (set_bytes // 16))
+                target = ptx.u32(place + (numbers_at + (g * sets + d) * set_bytes))
+                ptx.bulk_copy(numbers, index, target, ptx.u32(copied), bar)
 
     return inlined(unrolled(copy))
 
 
 def _x_copier(shape: GemmShape) -> Any:
-    """A device function for the warps of x, ``mine`` the number of a thread of these.
+    """A device function for all threads of the warps of x: 64 ``depth`` columns of the vectors of a unit.
 
-    64 ``depth`` columns of all vectors of a unit, zeros after the last column. What was copied is announced
-    when copies of the next units are on the way.
+    Zeros after the last column.
     """
-    layout, n, depth, stages, stage_bytes = shape.layout, shape.vectors, shape.depth, shape.stages, shape.stage_bytes
-    threads, x_bytes, width, advance = 32 * shape.x_warps, shape.x_bytes, layout.width, _next_unit(shape)
-    ragged, later = width != layout.blocks * SIDE, max(1, stages - 3)
-    rows = threads // 8  # vectors that all threads take at a time
-    turns = min(8, n // rows)  # written out
+    layout, n, depth, x_bytes = shape.layout, shape.vectors, shape.depth, shape.x_bytes
+    width, ragged = layout.width, layout.width != layout.blocks * SIDE
+    rows = 4 * shape.x_warps  # vectors that all threads take at a time, 8 or 16
+    turns = next(turns for turns in range(8, 0, -1) if n // rows % turns == 0)  # written out
+
+    def copy(
+        x: Any, place: Any, index: Any, step: Any, per_row: Any, limit: Any, at: Any, piece: Any
+    ) -> None:  # fmt: skip
+        further = ptx.u32(rows * per_row)
+        for d in static(depth):
+            own, size, v = ptx.u32(index + d * 8), ptx.u32(16), ptx.u32(0)
+            if ragged and ptx.u32((step * depth + d) * SIDE + piece * 8) >= width:
+                own, further, size = ptx.u32(0), ptx.u32(0), ptx.u32(0)
+            to = ptx.u32(place + d * x_bytes)
+            while ptx.u32(v + turns * rows) <= limit:
+                for j in static(turns):
+                    ptx.cp_async16(x, own, ptx.u32(to + j * rows * 128), size)
+                    own = ptx.u32(own + further)
+                v, to = ptx.u32(v + turns * rows), ptx.u32(to + turns * rows * 128)
+            # vectors that do not exist: what is in memory is multiplied, and the results are not stored
+            while ptx.u32(v + at) < limit:
+                ptx.cp_async16(x, own, to, size)
+                own, v, to = ptx.u32(own + further), ptx.u32(v + rows), ptx.u32(to + rows * 128)
+
+    return inlined(unrolled(copy))
+
+
+def _copier(shape: GemmShape) -> Any:
+    """A device function for the warps that copy, ``mine`` the number of a thread of these.
+
+    The first one starts the copies of weights, those of the first stages before the previous kernel has ended. Copies
+    of x are announced when those of the next units are on the way.
+    """
+    n, depth, stages, stage_bytes, advance = (
+        shape.vectors, shape.depth, shape.stages, shape.stage_bytes, _next_unit(shape),
+    )  # fmt: skip
+    copy_weight, copy_x, later = _weight_copier(shape), _x_copier(shape), max(1, stages - 3)
 
     def announce(bar: Any, filled: Any, last: Any, lane: Any) -> Any:
         ptx.fence_async()
@@ -244,33 +257,34 @@ def _x_copier(shape: GemmShape) -> Any:
     told = inlined(announce)
 
     def copy(
-        x: Any, base: Any, filled: Any, last: Any, units: Any, tile: Any, step: Any, entire: Any, shared_tile: Any,
-        shared_step: Any, row_tiles: Any, columns: Any, start: Any, count: Any, mine: Any, lane: Any,
+        codes: Any, numbers: Any, x: Any, base: Any, filled: Any, last: Any, units: Any, tile: Any, step: Any,
+        entire: Any, shared_tile: Any, shared_step: Any, row_tiles: Any, row_blocks: Any, columns: Any, start: Any,
+        count: Any, mine: Any, lane: Any,
     ) -> None:  # fmt: skip
+        place, bar, unit = base, filled, ptx.u32(0)
+        if mine == 0:
+            t, s, e = tile, step, entire
+            while unit < units and unit < stages:
+                copy_weight(codes, numbers, place, bar, t, s, row_tiles, row_blocks)
+                place, bar, unit = ptx.u32(place + stage_bytes), ptx.u32(bar + 16), ptx.u32(unit + 1)
+                t, s, e = advance(t, s, e, shared_tile, shared_step)
+        ptx.syncwarp()
+        ptx.wait_previous_kernel()
+        ptx.launch_next_kernel()
         place, bar, parity, unit, done = base, filled, ptx.u32(1), ptx.u32(0), filled
         per_row, at, piece = ptx.u32(columns >> 3), ptx.u32(mine >> 3), ptx.u32(mine & 7)
         x_first = ptx.u32(at * per_row + (start >> 3) + piece)
-        # pieces of vectors v and v + 4 lie four places apart
-        even = ptx.u32(at * 128 + ((piece ^ (at & 7)) << 4))
-        odd = ptx.u32(at * 128 + ((piece ^ (at & 7) ^ 4) << 4))
+        x_target = ptx.u32(at * 128 + ((piece ^ (at & 7)) << 4))
         while unit < units:
-            ptx.mbarrier_wait(ptx.u32(bar + 8), parity)
+            if unit >= stages:
+                ptx.mbarrier_wait(ptx.u32(bar + 8), parity)
+                if mine == 0:
+                    copy_weight(codes, numbers, place, bar, tile, step, row_tiles, row_blocks)
+                ptx.syncwarp()
             first = ptx.u32(ptx.div_u32(tile, row_tiles) * n)
             limit = ptx.min_u32(ptx.u32(count - first), ptx.u32(n))
-            for d in static(depth):
-                index, target, size = ptx.u32(first * per_row + x_first), ptx.u32(place + d * x_bytes), ptx.u32(16)
-                index = ptx.u32(index + (step * depth + d) * 8)
-                if ragged and ptx.u32((step * depth + d) * SIDE + piece * 8) >= width:
-                    size = ptx.u32(0)
-                v = ptx.u32(0)
-                while v < limit:  # of others, what is in memory is multiplied, and the results are not stored
-                    for j in static(turns):
-                        if ptx.u32(v + at + j * rows) < limit:
-                            own = ptx.u32(index + j * rows * per_row) if size > 0 else ptx.u32(0)
-                            to = ptx.u32(target + (odd if j * rows & 4 else even) + j * rows * 128)
-                            ptx.cp_async16(x, own, to, size)
-                    v, index = ptx.u32(v + turns * rows), ptx.u32(index + turns * rows * per_row)
-                    target = ptx.u32(target + turns * rows * 128)
+            index = ptx.u32(first * per_row + x_first + step * (depth * 8))
+            copy_x(x, ptx.u32(place + x_target), index, step, per_row, limit, at, piece)
             ptx.cp_async_commit()
             if unit >= later:
                 ptx.cp_async_wait(later)
@@ -287,4 +301,4 @@ def _x_copier(shape: GemmShape) -> Any:
             done = told(done, filled, last, lane)
             rest = ptx.u32(rest - 1)
 
-    return inlined(unrolled(copy))
+    return inlined(copy)

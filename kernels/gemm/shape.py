@@ -21,10 +21,9 @@ class GemmShape:
     """A block of threads multiplies ``vectors`` vectors with ``groups`` x 128 threads, each group with 64 rows.
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
-    (sm_90a), which has 128 threads more that copy, ``x_warps`` of their warps x, or "mma" (sm_80). ``blocks``:
-    on a processor at the same time. A stage has ``depth`` blocks of columns. ``paired``: y has an even number of rows,
-    and two of its numbers can be stored at once. ``slices``: groups with the same rows, each with a part of the
-    columns of a stage.
+    (sm_90a), which has 128 threads more, for copies, or "mma" (sm_80). ``blocks``: on a processor at the same time. A
+    stage has ``depth`` blocks of columns. ``paired``: y has an even number of rows, and two numbers of it are stored at
+    once. ``slices``: groups with the same rows, each with a part of the columns of a stage.
     """
 
     layout: GemmLayout
@@ -37,7 +36,6 @@ class GemmShape:
     stages: int = 4
     blocks: int = 1
     added: bool = False
-    x_warps: int = 1
     paired: bool = False
     slices: int = 1
 
@@ -60,6 +58,11 @@ class GemmShape:
     def registers(self) -> int:
         """Of a thread that multiplies, if each that copies has ``COPYING``."""
         return (REGISTERS // self.blocks - 128 * COPYING) // self.multiplying // 8 * 8
+
+    @property
+    def x_warps(self) -> int:
+        """Warps that copy x: more would have nothing to do with eight vectors."""
+        return min(4, self.vectors // 4)
 
     @property
     def row_groups(self) -> int:
