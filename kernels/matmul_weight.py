@@ -37,12 +37,12 @@ CROSSOVER = {
     (True, "elements"): _LONGER,
 }
 PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
-# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST faster than dequantize + matmul;
+# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
 GEMM_LEAST = {"affine": 5, "bcq": 9}
 GEMM_LEAST_REORDERED = 13
-GEMM_MOST = 256
-MOST = GEMM_MOST + 1  # of all limits: for more vectors the path is the same
+GEMM_MOST = {"wgmma": 512, "mma": 256}
+MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 # Look-ups are faster for fewer vectors than this: float32; weights decoded element by element; at most 2 planes.
 LOOK_UP = (8, 4, 2)
 
@@ -168,9 +168,13 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
-    if least <= vectors <= GEMM_MOST and weight.gemm(dtype) is not None:
-        return "gemm"
-    return found
+    many = weight.gemm(dtype) if least <= vectors < MOST else None
+    return "gemm" if many is not None and vectors <= _gemm_most(many) else found
+
+
+def _gemm_most(many: gemm_of.GemmOperand) -> int:
+    """Up to how many vectors it is faster than to dequantize."""
+    return GEMM_MOST["mma" if many.gpu is None else gemm_of.engine_of(many.gpu)]
 
 
 def _gemm_least(weight: MatmulWeight) -> int:
@@ -204,7 +208,8 @@ def _product(weight: MatmulWeight, vectors: int, dtype: str, path: str, added: b
     if path == "gemm" and (many := weight.gemm(dtype)) is not None:
         start = partial(gemm_of.multiply, many) if vectors else None
         array = many.segments[0].codes
-        return Product(path, array, device.place_of(array), GEMM_MOST, partial(gemm_of.multiply, many), start)
+        most = _gemm_most(many)
+        return Product(path, array, device.place_of(array), most, partial(gemm_of.multiply, many), start)
     if path == "bits" and weight.bits is not None and (step := weight.at_once(dtype)):
         fast, array = weight.bits, weight.bits.segments[0].planes
         if single and vectors in bits_of.USUAL and vectors <= bits_of.fused_limit(fast, dtype, dtype):

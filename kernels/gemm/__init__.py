@@ -174,7 +174,7 @@ def _launch(operand: GemmOperand, shapes: Sequence[GemmShape], x: Any, y: Any, a
         tiles = row_tiles * -(-len(x) // shape.vectors)
         grid = min(shape.blocks * device.processors(operand.gpu), tiles * shape.steps)
         # what blocks share is more than a tile for each: few blocks have parts of the same one
-        waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.engine == "wgmma" else 0
+        waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.roles else 0
         units = (tiles - waves * grid) * shape.steps
         if (units + 1) * grid > LIMIT or len(x) * max(operand.shape) > LIMIT:
             raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")

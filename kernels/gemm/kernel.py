@@ -7,8 +7,9 @@ number, then scaled and shifted. Values of bcq weights and tables are looked up 
 more than four or short groups, the sign of each plane's scale is flipped by its bit, and the scales are added.
 
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
-are in the same bank. Two engines: ``mma`` (sm_80 and later), where all threads copy and multiply, is here; ``wgmma``
-(sm_90a), whose tensor cores read x from shared memory themselves, is in `roles`.
+are in the same bank. The two engines differ in one function: ``wgmma`` (sm_90a) reads x from shared memory itself, and
+multiplies while the next codes are turned into numbers; ``mma`` (sm_80 and later) loads it into registers. Here all
+threads copy and multiply; with many vectors ``wgmma`` is faster if some threads only copy (`roles`).
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.
@@ -27,7 +28,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .decode import decoder
 from .layout import SIDE, GemmLayout
 from .roles import roles_kernel
-from .shape import GemmShape
+from .shape import GemmShape, gemm_shape
 from .tile_end import tile_end
 
 __all__ = ["compile_cases", "gemm_kernel"]
@@ -39,20 +40,19 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
 
     Arrays: codes, numbers and row_scale as in `layout`; x [count, columns]; addend float32, row ``v * addend_step`` for
     vector v; y [count, rows]; partials [2 blocks][numbers of a tile]; tickets, zeros, a word for every shared tile.
-    Tiles are numbered along the rows. ``waves``: tiles that every block has alone, the first ones; ``total``: steps of
-    all others.
+    Tiles are numbered along the rows. ``waves``: tiles that every block has alone, the first ones, only with roles;
+    ``total``: steps of all others.
     """
     declared = (
         f"u32* codes, u32* numbers, f32* row_scale, u16* x, f32* addend, {'f32' if shape.out == 0 else 'u16'}* y, "
         "f32* partials, u32* tickets, u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
         "u32 row_tiles, u32 addend_step, u32 waves"
     )
-    return (roles_kernel if shape.engine == "wgmma" else _kernel_for_all)(shape, declared)
+    return (roles_kernel if shape.roles else _kernel_without_roles)(shape, declared)
 
 
-def _kernel_for_all(shape: GemmShape, declared: str) -> Kernel:
-    """The engine "mma"; it takes no ``waves``."""
-    layout, n = shape.layout, shape.vectors
+def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
+    layout, n, engine = shape.layout, shape.vectors, shape.engine
     groups, depth, stages, threads = shape.groups, shape.depth, shape.stages, shape.threads
     steps, stage_bytes, sums_count, width = shape.steps, shape.stage_bytes, shape.vectors // 2, layout.width
     codes_at, numbers_at, x_bytes, own_sets = shape.codes_at, shape.numbers_at, shape.x_bytes, shape.sets
@@ -61,9 +61,9 @@ def _kernel_for_all(shape: GemmShape, declared: str) -> Kernel:
     code_pieces, set_pieces, x_pieces = code_bytes // 16, set_bytes // 16, n * 8
     blocks, sharing, sets = layout.blocks, layout.sharing, layout.sets
     warp_codes, warp_sets = depth * code_bytes, own_sets * set_bytes
-    ahead, pending = stages - 2, stages - 3
+    ahead, pending, running = stages - 2, stages - 3, min(1, depth - 1)
     per_set = depth // own_sets
-    pieces = depth * x_pieces
+    own, pieces = engine == "wgmma", depth * x_pieces
     x_steps, ragged = -(-pieces // threads), width != blocks * SIDE
     (held_words, load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
     zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
@@ -105,7 +105,7 @@ def _kernel_for_all(shape: GemmShape, declared: str) -> Kernel:
 
     fetch_weight, fetch_x = inlined(unrolled(load_weight)), inlined(unrolled(load_x))
 
-    @kernel(declared, threads=threads, blocks=shape.blocks, variant=repr(shape))
+    @kernel(declared, threads=threads, blocks=shape.blocks, variant=repr(shape), specific=own)
     @unrolled
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
@@ -136,6 +136,8 @@ def _kernel_for_all(shape: GemmShape, declared: str) -> Kernel:
         while unit < end:
             if waiting == 0:
                 ptx.cp_async_wait(pending)
+                if own:
+                    ptx.fence_async()
                 ptx.sync_block()
             fetched = ptx.u32(unit + ahead - waiting)
             if fetched < end:
@@ -150,6 +152,9 @@ def _kernel_for_all(shape: GemmShape, declared: str) -> Kernel:
                     x_at = ptx.u32(first * per_row + x_first + next_step * (8 * depth))
                     left = ptx.u32(count - first - at) if ptx.u32(first + at) < count else ptx.u32(0)
                 fetch_weight(codes, numbers, code_at, set_at, next_step, size, target, warp, lane)
+                if own and fetched == begin:
+                    ptx.wait_previous_kernel()
+                    ptx.launch_next_kernel()
                 fetch_x(x, x_at, left, per_row, next_step, ptx.u32(target + x_target), thread)
                 code_at, x_at = ptx.u32(code_at + depth * 4 * code_pieces), ptx.u32(x_at + 8 * depth)
                 next_step = ptx.u32(next_step + 1)
@@ -167,17 +172,25 @@ def _kernel_for_all(shape: GemmShape, declared: str) -> Kernel:
                 numbers_of_d = ptx.u32(numbers_of + d // per_set * set_bytes)
                 if d % per_set == 0:
                     load_numbers(held, numbers_of_d, lane)
+                if own:
+                    ptx.wgmma_wait(running)  # the fragment before the last one is free
                 codes_of = ptx.u32(place + codes_at + warp * warp_codes + d * code_bytes)
                 decode(a, codes_of, numbers_of_d, lane, held)
+                if own:
+                    ptx.wgmma_fence()
                 x_of = ptx.u32(place + d * x_bytes)
                 for k in static(4):
                     multiply(
                         sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]), ptx.u32(a[4 * k + 3]),
                         x_of, k, lane,
                     )  # fmt: skip
+                if own:
+                    ptx.wgmma_commit()
             place = base if place == last else ptx.u32(place + stage_bytes)
             unit = ptx.u32(unit + 1)
             if unit == ptx.u32((tile + 1) * steps) or unit == end:
+                if own:
+                    ptx.wgmma_wait(0)
                 finish(
                     sums, row_scale, addend, y, partials, tickets, rows, count, total, row_tiles, addend_step, tile,
                     tile, ptx.u32(0), begin, end, ptx.u32(base + stages * stage_bytes), thread,
@@ -213,7 +226,14 @@ def _multiplier(shape: GemmShape) -> Any:
         for i in static(4):
             sums[i] = d[i]
 
-    return inlined(unrolled(by_warp_of_eight if n == 8 else by_warp))
+    if shape.engine == "mma":
+        return inlined(unrolled(by_warp_of_eight if n == 8 else by_warp))
+    wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
+
+    def by_group(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, k: Any, lane: Any) -> None:
+        wgmma(sums, a0, a1, a2, a3, address, k)
+
+    return inlined(by_group)
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
@@ -221,11 +241,12 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     four, three = GemmLayout(4, 4096, 128, "affine", "F16"), GemmLayout(3, 4096, 64, "affine", "BF16", True)
     table = GemmLayout(4, 4096, 32, "table", "F16", table=tuple(float(i * i - 100) for i in range(16)))
     shapes = [
-        GemmShape(four, 128, 1, 1, "wgmma"),
-        GemmShape(GemmLayout(4, 4096, 128, "bcq", "F16"), 32, 1, 0, "wgmma", groups=2, depth=4, stages=3, blocks=2),
-        GemmShape(GemmLayout(5, 4096, 128, "bcq", "F16"), 16, 1, 0, "wgmma", groups=2, blocks=2),
+        gemm_shape(four, 16, 28672, 1, 1, "wgmma"),
+        gemm_shape(four, 128, 28672, 1, 1, "wgmma"),
+        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 64, 28672, 1, 0, "wgmma"),
+        gemm_shape(GemmLayout(5, 4096, 128, "bcq", "F16"), 32, 28672, 1, 0, "wgmma"),
         GemmShape(table, 32, 1, 1, "mma", groups=2, blocks=2),
-        GemmShape(four, 32, 1, 1, "mma", groups=2, blocks=2),
+        GemmShape(four, 32, 1, 1, "mma", groups=2, blocks=2, paired=True),
         GemmShape(three, 8, 2, 2, "mma", groups=2, blocks=2, added=True),
     ]
     return {"gemm_kernel": [(shape,) for shape in shapes]}

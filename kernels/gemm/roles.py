@@ -1,16 +1,14 @@
 """The product with the tensor cores of sm_90a: warps that copy, and warps that decode and multiply.
 
 Four warps copy x, whose 16-byte pieces have to change places, and one thread of them starts bulk copies of weights. All
-other warps, four for every 64 rows, or for a slice of their columns, turn codes into numbers and start the tensor
-cores, which read x from shared memory and multiply while the next codes are turned into numbers. Two barriers for every
-stage: *filled*, at which the thread, its bytes and the warps of x arrive, and *free*, at which the multiplying warps
-do. Nothing else waits, so the warps of different rows are soon at different places, and the tensor cores always have
-work.
+other warps, four for every 64 rows, turn codes into numbers and start the tensor cores, which read x from shared memory
+and multiply while the next codes are turned into numbers. Two barriers for every stage: *filled*, at which the thread,
+its bytes and the four warps arrive, and *free*, at which the multiplying warps do. Nothing else waits, so the warps of
+different rows are soon at different places, and the tensor cores always have work.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from bcqfmt.kernels import ptx
@@ -27,16 +25,14 @@ __all__ = ["roles_kernel"]
 
 
 def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
-    """The kernel of `kernel.gemm_kernel` for the engine "wgmma"."""
+    """The kernel of `kernel.gemm_kernel` for shapes with roles, of 16 vectors and more."""
     layout, n, depth, stages, sums_count = shape.layout, shape.vectors, shape.depth, shape.stages, shape.vectors // 2
-    steps, stage_bytes, all_members, x_bytes = shape.steps, shape.stage_bytes, shape.multiplying, shape.x_bytes
+    steps, stage_bytes, members, x_bytes = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes
     codes_at, numbers_at, barriers_at = shape.codes_at, shape.numbers_at, shape.barriers_at
-    own_sets, x_warps, multiplying, row_groups = shape.sets, shape.x_warps, 4 * shape.groups, shape.row_groups
-    own, join_slices = depth // shape.slices, _slice_joiner(shape)
+    own_sets, multiplying = shape.sets, 4 * shape.groups
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
     warp_codes, warp_set = code_bytes // 4, set_bytes // 4
-    load_every = math.gcd(own, per_set)
-    running = min(1, own - 1)  # products that go on when a stage is free
+    running = min(1, depth - 1)  # products that go on when the next numbers are made
     held_words, load_numbers, decode = decoder(layout)
     registers, copying = min(240, shape.registers), COPYING
     wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
@@ -55,7 +51,7 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
         thread, lane = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31)
         # so the compiler knows that a warp does not diverge where roles do, and lets products overlap
         warp = ptx.shfl_u32(ptx.u32(cuda.threadIdx.x >> 5), ptx.u32(0))
-        group, part = ptx.u32((warp >> 2) % row_groups), ptx.u32((warp >> 2) // row_groups)
+        group = ptx.u32(warp >> 2)
         block, grid = ptx.u32(cuda.blockIdx.x), ptx.u32(cuda.gridDim.x)
         # the units of the block: those of whole tiles, then a part of those that all blocks share
         begin = ptx.div_u32(ptx.u32(total * block), grid)
@@ -66,19 +62,18 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
         tile, step, entire = block if waves > 0 else shared_tile, ptx.u32(0) if waves > 0 else shared_step, waves
         filled = ptx.u32(base + barriers_at)
         last = ptx.u32(filled + (stages - 1) * 16)
-        if thread == all_members:
+        if thread == members:
             for i in static(stages):
-                ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16), ptx.u32(1 + x_warps))
+                ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16), ptx.u32(5))
                 ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16 + 8), ptx.u32(multiplying))
             ptx.mbarrier_fence()
         ptx.sync_block()
         if warp >= multiplying:
             ptx.fewer_registers(copying)
-            if warp < multiplying + x_warps:
-                copy(
-                    codes, numbers, x, base, filled, last, units, tile, step, entire, shared_tile, shared_step,
-                    row_tiles, row_blocks, columns, start, count, ptx.u32(thread - all_members), lane,
-                )  # fmt: skip
+            copy(
+                codes, numbers, x, base, filled, last, units, tile, step, entire, shared_tile, shared_step, row_tiles,
+                row_blocks, columns, start, count, ptx.u32(thread - members), lane,
+            )  # fmt: skip
         else:
             ptx.more_registers(registers)
             ptx.wait_previous_kernel()
@@ -90,18 +85,17 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
                 numbers_of = ptx.u32(place + numbers_at + group * (own_sets * set_bytes) + (warp & 3) * warp_set)
                 codes_of = ptx.u32(place + codes_at + group * (depth * code_bytes) + (warp & 3) * warp_codes)
                 held = cuda.local.array(held_words, types.uint32)
-                for d in static(own):
+                for d in static(depth):
                     a = cuda.local.array(16, types.uint32)
-                    column = ptx.u32(part * own + d)
-                    own_numbers = ptx.u32(numbers_of + column // per_set * set_bytes)
-                    if d % load_every == 0:
+                    own_numbers = ptx.u32(numbers_of + d // per_set * set_bytes)
+                    if d % per_set == 0:
                         load_numbers(held, own_numbers, lane)
                     ptx.wgmma_wait(running)  # the fragment before the last one is free
                     if d == running and before != 0 and lane == 0:
                         ptx.mbarrier_arrive(before)
-                    decode(a, ptx.u32(codes_of + column * code_bytes), own_numbers, lane, held)
+                    decode(a, ptx.u32(codes_of + d * code_bytes), own_numbers, lane, held)
                     ptx.wgmma_fence()
-                    x_of = ptx.u32(place + column * x_bytes)
+                    x_of = ptx.u32(place + d * x_bytes)
                     for k in static(4):
                         wgmma(
                             sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]),
@@ -116,44 +110,13 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
                 unit = ptx.u32(unit + 1)
                 if ptx.u32(step + 1) == steps or unit == units:
                     ptx.wgmma_wait(0)
-                    join_slices(sums, ptx.u32(filled + (stages * 16 + 16)), thread, part)
-                    if part == 0:
-                        finish(
-                            sums, row_scale, addend, y, partials, tickets, rows, count, total, row_tiles, addend_step,
-                            tile, ptx.u32(tile - whole), entire, begin, end, ptx.u32(filled + stages * 16), thread,
-                        )  # fmt: skip
+                    finish(
+                        sums, row_scale, addend, y, partials, tickets, rows, count, total, row_tiles, addend_step,
+                        tile, ptx.u32(tile - whole), entire, begin, end, ptx.u32(filled + stages * 16), thread,
+                    )  # fmt: skip
                 tile, step, entire = advance(tile, step, entire, shared_tile, shared_step)
 
     return gemm
-
-
-def _slice_joiner(shape: GemmShape) -> Any:
-    """A device function: the sums of all slices are added to those of the first; the others' are zeros."""
-    slices, quarter, members, everyone = shape.slices, shape.vectors // 8, shape.members, shape.multiplying
-    zero_sums, others = ptx.zero_sums(shape.vectors // 2), (shape.slices - 1) * quarter
-
-    def join(sums: Any, room: Any, thread: Any, part: Any) -> None:
-        kept = ptx.u32(room + thread % members * 16)
-        ptx.sync_warps(ptx.u32(2), ptx.u32(everyone))  # the first has added the sums of the tile before
-        if part > 0:
-            from_here = ptx.u32(kept + (part - 1) * (quarter * members * 16))
-            for i in static(quarter):
-                ptx.sts128_f32(
-                    from_here, ptx.u32(i * members * 16), sums[4 * i], sums[4 * i + 1], sums[4 * i + 2],
-                    sums[4 * i + 3],
-                )  # fmt: skip
-            zero_sums(sums)
-        ptx.sync_warps(ptx.u32(2), ptx.u32(everyone))
-        if part == 0:
-            for i in static(others):
-                four = ptx.lds128_f32(kept, ptx.u32(i * members * 16))
-                for k in static(4):
-                    sums[i % quarter * 4 + k] = ptx.f32(sums[i % quarter * 4 + k] + four[k])
-
-    def nothing(sums: Any, room: Any, thread: Any, part: Any) -> None:
-        return
-
-    return inlined(unrolled(join)) if slices > 1 else inlined(nothing)
 
 
 def _next_unit(shape: GemmShape) -> Any:
@@ -177,7 +140,7 @@ def _next_unit(shape: GemmShape) -> Any:
 
 def _weight_copier(shape: GemmShape) -> Any:
     """A device function for one thread: codes and numbers of a unit; of rows after the last, those of the last."""
-    layout, groups, depth = shape.layout, shape.row_groups, shape.depth
+    layout, groups, depth = shape.layout, shape.groups, shape.depth
     codes_at, numbers_at, sets, sharing = shape.codes_at, shape.numbers_at, shape.sets, layout.sharing
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
     row_codes, row_sets = layout.blocks * code_bytes // 16, layout.sets * set_bytes // 16
@@ -211,8 +174,7 @@ def _x_copier(shape: GemmShape) -> Any:
     """
     layout, n, depth, x_bytes = shape.layout, shape.vectors, shape.depth, shape.x_bytes
     width, ragged = layout.width, layout.width != layout.blocks * SIDE
-    rows = 4 * shape.x_warps  # vectors that all threads take at a time, 8 or 16
-    turns = next(turns for turns in range(8, 0, -1) if n // rows % turns == 0)  # written out
+    rows, turns = 16, min(8, n // 16)  # vectors that all threads take at a time; how often, written out
 
     def copy(
         x: Any, place: Any, index: Any, step: Any, per_row: Any, limit: Any, at: Any, piece: Any

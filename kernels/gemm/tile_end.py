@@ -20,7 +20,7 @@ def tile_end(shape: GemmShape) -> Any:
     ``entire``: not 0 where the block has all of it. ``said``: the address of a word of shared memory.
     """
     n, groups, steps, members, out, added = (
-        shape.vectors, shape.row_groups, shape.steps, shape.members, shape.out, shape.added,
+        shape.vectors, shape.groups, shape.steps, shape.members, shape.out, shape.added,
     )  # fmt: skip
     count_of = n // 2
     quarter, several, everyone = count_of // 4, ptx.at_once(count_of), members == shape.threads

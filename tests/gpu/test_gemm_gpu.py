@@ -39,7 +39,7 @@ def test_products(encoding: str, q: int, rows: int, columns: int, g: int, kind: 
     assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS[kind]
 
 
-@pytest.mark.parametrize("count", [5, 13, 64, 129, 256])
+@pytest.mark.parametrize("count", [5, 13, 64, 129, 512])
 def test_as_matmul_chooses_it(count: int) -> None:
     """Segments, reordered columns, outliers; several dimensions; an addend."""
     weight = ks.mixed(1000, 3072, 1024, outliers="add")
@@ -80,3 +80,16 @@ def test_same_values_as_a_dense_copy_where_nothing_is_rounded_twice() -> None:
     x = rng.integers(-3, 4, (40, 512)).astype(np.float16)
     found = gemm(gemm_operand(operand(weight), "F16"), to_gpu(x)).float().cpu().numpy()
     assert np.array_equal(found, x.astype(np.float32) @ ((codes - 8) * 0.25).T.astype(np.float32))
+
+
+def test_more_tiles_than_processors() -> None:
+    """Every block has tiles alone, and then parts of shared ones; y with an odd number of rows, and not aligned."""
+    weight = ks.weight("affine", 4, 15001, 1024, 128, seed=1)
+    x = ks.vectors(512, 1024, "F16")
+    placed, on_gpu = gemm_operand(operand(weight), "F16"), to_gpu(x)
+    found = twice((512, 15001), on_gpu.dtype, lambda out: gemm(placed, on_gpu, out=out))
+    assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS["F16"]
+    even = gemm_operand(operand(ks.weight("affine", 4, 512, 1024, 128)), "F16")
+    room = torch.zeros(40 * 512 + 1, dtype=torch.float16, device="cuda")
+    shifted = gemm(even, on_gpu[:40], out=room[1:].view(40, 512))
+    assert torch.equal(shifted, gemm(even, on_gpu[:40]))

@@ -36,7 +36,7 @@ TABLE: dict[str, list[tuple[Any, ...]]] = {
     "atom.activations.activation_kernel": [("F16", True, True), ("BF16", False, True), ("F32", True, False)],
 }  # fmt: skip
 # not factories of kernels of their own: they pass on what a factory makes, or declare any kernel
-OTHERS = ("bits.kernel_of",)
+OTHERS = ("bits.kernel_of", "gemm.roles.roles_kernel")
 # kernels that need more than sm_80: bulk copies
 LEAST = dict.fromkeys(
     ("bits.binary_kernel", "bits.integer_kernel", "bits.short_kernel", "mixed.kernel", "atom.held_kernel"), 90

@@ -18,20 +18,22 @@ from simulated import sim_gemm
 from simulated.cuda_sim import simulate
 
 LIMITS = {"F16": 6e-4, "BF16": 4e-3}
+ROLES = {"engine": "wgmma", "vectors": 16, "roles": True}
 # encoding, q, rows, columns, group size, dtype of x, vectors, options
 CASES = [
     ("affine", 4, 70, 200, 64, "F16", 9, {"engine": "wgmma", "depth": 2}),
+    ("affine", 4, 70, 200, 64, "F16", 18, {**ROLES, "depth": 2}),
     ("affine", 3, 64, 136, 32, "F16", 3, {"depth": 2}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
-    ("affine", 2, 290, 64, 64, "F16", 1, {"engine": "wgmma", "stages": 4}),  # tiles of a block alone, then shared ones
-    ("affine", 4, 64, 512, 128, "F16", 2, {"engine": "wgmma", "groups": 2, "depth": 4, "slices": 2}),
+    ("affine", 2, 290, 64, 64, "F16", 1, {**ROLES, "stages": 4}),  # tiles of a block alone, then shared ones
+    ("affine", 4, 64, 512, 128, "F16", 2, {**ROLES, "depth": 4}),
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
     ("bcq", 3, 64, 200, 128, "F16", 11, {"vectors": 16, "depth": 2}),
     ("bcq", 4, 130, 64, 32, "BF16", 2, {"engine": "wgmma", "groups": 2}),
-    ("bcq", 2, 64, 128, 64, "BF16", 2, {"engine": "wgmma"}),
+    ("bcq", 2, 130, 128, 64, "BF16", 2, {**ROLES, "groups": 2}),
     ("bcq", 4, 64, 200, 64, "F16", 2, {}),
     ("bcq", 5, 64, 64, 64, "F16", 2, {}),
     ("table", 4, 64, 136, 32, "F16", 3, {"engine": "wgmma", "depth": 2}),
