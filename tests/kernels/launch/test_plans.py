@@ -171,7 +171,7 @@ def test_other_numbers_of_vectors_are_padded(
     """No kernel is compiled for three vectors, or five: four or eight are multiplied, and the results are those asked
     for. The product itself is the reference's here.
     """
-    monkeypatch.setattr(matmul_weight, "GEMM_MOST", 0)
+    monkeypatch.setattr(matmul_weight, "GEMM_MOST", {"wgmma": 0, "mma": 0})
     found, asked = placed(WEIGHT), list[int]()
     assert found.bits is not None
     x = torch.from_numpy(np.random.default_rng(count).normal(size=(count, 256))).to(dtype)
@@ -191,7 +191,7 @@ def test_other_numbers_of_vectors_are_padded(
 
 
 def test_only_usual_numbers_are_one_launch(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_weight, "GEMM_MOST", 0)
+    monkeypatch.setattr(matmul_weight, "GEMM_MOST", {"wgmma": 0, "mma": 0})
     found = placed(WEIGHT)
     assert [n for n in range(1, 24) if found.product(n, "F16").start is not None] == list(bits.USUAL)
 
