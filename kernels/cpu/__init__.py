@@ -159,7 +159,7 @@ class CpuMatrix:
         looked = bool(s.table.size)
         centre = 0 if s.by_plane or s.bits in (1, 8) or looked else 1 << (s.bits - 1)  # 8 bits: done when they are read
         digits = dot_loops.digits(self._inputs(x, s, chunks * WORDS), s.pieces, centre)
-        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, looked)
+        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, s.words % WORDS == 0, looked)
         counter, span = np.zeros(1, np.uint64), max(1, s.span // WORDS) if s.groups > 1 else chunks
         given = (counter, run * LANES, s.planes, self.shape[0], s.words, span, *digits, s.numbers, y, more)
 

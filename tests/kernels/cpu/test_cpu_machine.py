@@ -196,7 +196,7 @@ def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
 
 
 def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:
-    source = "from bcqfmt.kernels.cpu.dot_loops import row_kernel; row_kernel(1, 1, True, 1, True)\n"
+    source = "from bcqfmt.kernels.cpu.dot_loops import row_kernel; row_kernel(1, 1, True, 1, True, True)\n"
     source += "from bcqfmt.kernels.cpu.decode import decode_kernel; decode_kernel('F32')"
     for _ in range(2):
         run(source, NUMBA_CACHE_DIR=str(tmp_path))
