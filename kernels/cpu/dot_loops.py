@@ -144,8 +144,8 @@ def row_kernel(
                                     held[(_8 + k) * _4 + w] = planes[place] if there else np.uint32(0)
                         if c % _4 == _0:
                             for k in range(each_):  # the line that these rows' successors begin at
-                                prefetch(planes, at + k * plane + _2 * words)
-                                prefetch(planes, at + k * plane + _3 * words)
+                                prefetch(planes, at + k * plane + _2 * words, 3)
+                                prefetch(planes, at + k * plane + _3 * words, 3)
                         first = codes(planes, at, plane, held, _0, short, each, table, by_table)
                         second = codes(planes, at + one * words, plane, held, _8 * _4, short, each, table, by_table)
                         for b in range(batch):
