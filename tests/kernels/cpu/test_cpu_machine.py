@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bcqfmt.compiled import threads
 from bcqfmt.compiled.threads import together
 from bcqfmt.kernels import cpu
 from products import kernel_samples as ks
@@ -186,6 +187,26 @@ def test_a_fault_in_one_thread_reaches_the_caller() -> None:
 
     with pytest.raises(ZeroDivisionError, match="in a thread"):
         together(work, 2)
+
+
+def test_threads_that_are_busy_are_not_waited_for() -> None:
+    count, release = max(1, threads._State.size), threading.Event()  # as many as other tests have started
+    inside = threading.Barrier(count + 2)
+    done: list[int] = []
+
+    def block(which: int) -> None:
+        inside.wait(30)
+        if which:
+            release.wait(30)
+
+    blocker = threading.Thread(target=together, args=(block, count + 1))
+    blocker.start()
+    inside.wait(30)
+    together(done.append, 2)
+    release.set()
+    blocker.join()
+    together(lambda _: None, count + 1)
+    assert done == [0]
 
 
 def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
