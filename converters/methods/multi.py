@@ -61,7 +61,8 @@ class Multi(MethodBase[MultiSettings]):
     With ``nested = seed`` the first ``lowest_bits`` planes and their scale set are what `bcq` gives for that many bits,
     bit for bit. Every plane above is found by itself (``loops.multi``), then together with those before it
     (``loops.multi_joint``). There errors are weighted so that the first precision above the seed loses at most 3 % to
-    those above it: a plane more brings errors down to about a quarter, so with weights 1 and 4 both would count the same.
+    those above it. A plane more brings errors down to about a quarter, so with weights 1 and 4 both would count the
+    same.
 
     With ``nested = joint`` no bits are fixed: the sum over precisions of the errors, each divided by that of planes
     made for it alone, is minimised over all planes and scales, beginning with those and with the planes above.
