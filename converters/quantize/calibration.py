@@ -112,6 +112,19 @@ class _Model:
         self.module.eval()
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
 
+    def load(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:
+        """Weights of a module from the checkpoint, in float32; ``prefix``: what their names begin with."""
+        if self.whole:
+            module.to(device)
+            return
+        tied = self.module.all_tied_weights_keys
+        for name in module.state_dict():
+            known = prefix + name
+            stored = source.tensors[known if known in source.tensors else tied[known]]
+            _place(module, name, stored.to_torch().to(device, torch.float32))
+        for name, buffer in module.named_buffers():
+            _place(module, name, buffer.to(device))
+
     def _can_stream(self, source: SourceCheckpoint) -> bool:
         """Whether every tensor is in the checkpoint under its name, and every other buffer can be made."""
         buffers = dict(self.module.named_non_persistent_buffers())
@@ -276,17 +289,7 @@ class Runner:
             self.model.module(input_ids=tokens[None].to(self.device), use_cache=False)
 
     def _load(self, module: torch.nn.Module, prefix: str) -> None:
-        """Weights of a module from the checkpoint, in float32; decoder layers are not part of the model any more."""
-        if self.model.whole:
-            module.to(self.device)
-            return
-        tied = self.model.module.all_tied_weights_keys
-        for name in module.state_dict():
-            known = prefix + name
-            stored = self.source.tensors[known if known in self.source.tensors else tied[known]]
-            _place(module, name, stored.to_torch().to(self.device, torch.float32))
-        for name, buffer in module.named_buffers():
-            _place(module, name, buffer.to(self.device))
+        self.model.load(self.source, module, prefix, self.device)
 
     def unload(self, module: torch.nn.Module) -> None:
         """Forget the weights of a module."""

@@ -51,17 +51,25 @@ class CalibrationText(NamedTuple):
 
 
 class TextOptions(NamedTuple):
-    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`."""
+    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`.
+
+    ``train``: passes over the text that train scales when all blocks are quantized.
+    """
 
     text: CalibrationText
     rows: int = 128
     seq: int = 512
     device: str = "auto"
     weighting: str = "none"
+    train: int = 0
+
+    def blocks(self) -> dict[str, Any]:
+        """What decides the blocks."""
+        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
 
     def recorded(self) -> dict[str, Any]:
         """What decides the result."""
-        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
+        return {**self.blocks(), "train_scales": self.train}
 
 
 def read_text(path: Path) -> CalibrationText:

@@ -53,7 +53,7 @@ class Blocks:
         """``folder``: where inputs of layers are kept, so that an interrupted run can go on."""
         model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
         device = device_of(given.device)
-        plan = {"model": fingerprint(source), **given.recorded(), "device": device.type}
+        plan = {"model": fingerprint(source), **given.blocks(), "device": device.type}
         self.source, self.say, self._weighting = source, say, given.weighting
         self._tokens = tokens.size
         self.work = CalibrationWork(folder, plan)
