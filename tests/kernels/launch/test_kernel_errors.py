@@ -38,23 +38,34 @@ def test_wrong_indices_on_the_device_are_never_followed(which: str) -> None:
     assert simulate(sim_errors.hostile_dense, which).shape == (6, 64)
 
 
-def _no_gpu(code: str) -> str:
+_REQUIRE = """from bcqfmt.kernels.runtime import device
+try:
+    device.require_cuda()
+except Exception as fault:
+    print(fault, '|', fault.hint)
+"""
+
+
+def _no_gpu(code: str, simulated: str = "0") -> str:
     """The output of a program that sees no GPU."""
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"} | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": simulated, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     return done.stdout + done.stderr
 
 
 def test_no_gpu() -> None:
-    said = _no_gpu(
-        "from bcqfmt.kernels.runtime import device\n"
-        "try:\n    device.require_cuda()\n"
-        "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
-    )
+    said = _no_gpu(_REQUIRE)
     assert said.startswith("BCQ-E551: no usable GPU: ")
     assert said.count("\n") == 1
     assert "use the CPU kernels" in said
     assert "Traceback" not in said
+
+
+def test_a_gpu_that_numba_only_simulates_is_none() -> None:
+    said = _no_gpu(_REQUIRE, simulated="1")
+    assert said.startswith("BCQ-E551: no usable GPU: ")
+    assert "unset NUMBA_ENABLE_CUDASIM" in said
+    assert said.count("\n") == 1
 
 
 def test_no_gpu_comes_before_anything_about_arguments() -> None:
