@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -150,10 +151,10 @@ class CalibrationWork:
             for row in rows:
                 output.write(np.ascontiguousarray(row, np.float32).data.cast("B"))
 
-    def rows_of(self, stage: int, count: int, shape: tuple[int, int], kind: str = "hidden") -> Iterator[Row]:
-        """What enters a layer, row by row, each float32 ``[seq, hidden]``."""
+    def rows_of(self, stage: int, count: int, shape: tuple[int, ...], kind: str = "hidden") -> Iterator[Row]:
+        """What enters a layer in ``count`` pieces, each float32 of that shape: some rows ``[rows, seq, hidden]``."""
         source = SourceFile(self.rows_file(stage, kind))
-        size = shape[0] * shape[1] * 4
+        size = math.prod(shape) * 4
         if source.size != count * size:
             raise error(
                 "BCQ-E401", str(self.folder), found=f"{source.path.name} of another size", expected="--overwrite"
