@@ -87,11 +87,7 @@ rows of its own.
   conjugate gradients on all groups at once, bisection in the sorted sums. It has no bias, so the goal is for `bcq`
   without one, which has two starting points. With a bias `bcq` searches more and has four. All use every core. torch
   runs once, `bcq` before and after it.
-- **multi.** Mean squared error at p planes over that of `bcq` with p planes of its own, and without a bias also over
-  that of the published algorithm. The first two planes are those of 2-bit `bcq`, bit for bit, which limits what the
-  others can reach. For three planes the limit is known: all third planes that can be optimal are tried, about a million
-  per group, each with least-squares scales. With a bias and groups of 128 even the best is above 1.15 times `bcq`, so
-  that goal cannot be met with these first planes. [Nested planes](nested.md) has more weights and a bound for four.
+- **multi.** By default, without a joint search for all precisions. What nesting costs: [Nested planes](nested.md).
 """
 
 _CPU = """\
