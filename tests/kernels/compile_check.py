@@ -27,7 +27,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 # module.factory -> arguments of the variants to compile
 TABLE: dict[str, list[tuple[Any, ...]]] = {
     "lut.kernel.gemv": [
-        (4, 8, 1, 1, True, False), (2, 8, 8, 2, True, True), (8, 8, 2, 0, False, False), (3, 4, 4, 1, True, False),
+        (4, 1, 1, True, False), (2, 8, 2, True, True), (8, 2, 0, False, False), (3, 4, 1, True, False),
     ],
     "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
     "atom.attention_kernel.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
