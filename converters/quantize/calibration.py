@@ -112,7 +112,7 @@ class _Model:
             raise
         except Exception as fault:  # loaders raise anything on bad files
             raise _unusable(source, "transformers cannot run this model", fault) from fault
-        self.module.eval()
+        self.module.eval().requires_grad_(False)
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
 
     def load(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:

@@ -9,6 +9,7 @@ layer and the predictions of a few rows. Imported on demand only: it needs torch
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +51,6 @@ def train_scales(
     model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
     device = device_of(given.device)
     model.load(source, model.module, "", device)
-    model.module.requires_grad_(False)
     for layer in model.layers:
         _run_again_on_the_way_back(layer)
     found = dict(linears(source, model.module, ""))
@@ -166,7 +166,7 @@ class _Numbers:
             [self.numbers[: self._scales].to(kinds[0]).float(), self.numbers[self._scales :].to(kinds[-1]).float()]
         )
         each = [number[:, :, None] * basis for number, basis in zip(stored, self._bases(), strict=True)]
-        made = sum(each[1:], each[0]).flatten(1)[:, : self._columns]
+        made = functools.reduce(torch.add, each).flatten(1)[:, : self._columns]
         return made if self._order is None else made[:, self._order.argsort()]
 
     def gradient(self, by_value: Tensor) -> Tensor:
