@@ -9,7 +9,6 @@ layer and the predictions of a few rows. Imported on demand only: it needs torch
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -165,9 +164,11 @@ class _Numbers:
         stored = torch.cat(
             [self.numbers[: self._scales].to(kinds[0]).float(), self.numbers[self._scales :].to(kinds[-1]).float()]
         )
-        each = [number[:, :, None] * basis for number, basis in zip(stored, self._bases(), strict=True)]
-        made = functools.reduce(torch.add, each).flatten(1)[:, : self._columns]
-        return made if self._order is None else made[:, self._order.argsort()]
+        made = torch.zeros(self._codes.shape, device=stored.device)
+        for number, basis in zip(stored, self._bases(), strict=True):
+            made += number[:, :, None] * basis
+        values = made.flatten(1)[:, : self._columns]
+        return values if self._order is None else values[:, self._order.argsort()]
 
     def gradient(self, by_value: Tensor) -> Tensor:
         """``[k, out, G]``, of one ``[out, in]``."""
