@@ -30,7 +30,7 @@ from .matrix import checked, groups_of, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["Bcq", "BcqSettings", "Numbers", "Solved", "new_numbers", "solve", "sorted_blocks"]
+__all__ = ["Bcq", "BcqSettings", "Numbers", "Solved", "new_numbers", "solve", "weighted_blocks"]
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -126,6 +126,10 @@ class Numbers:
         for i in range(len(self.alpha)):
             self.alpha[i, rows] = round_to(found[:, :, i], stored[0])
         self.z[rows] = round_to(found[:, :, -1], stored[1])
+
+    def rows(self, which: npt.NDArray[np.intp]) -> Numbers:
+        """A copy of some rows, in the same layout: loops need not be compiled again."""
+        return Numbers(np.ascontiguousarray(self.alpha[:, which]), self.z[which])
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ def new_numbers(planes: int, rows: int, groups: int, stored: tuple[str, str]) ->
     )
 
 
-def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tuple[slice, F32]]:
+def _sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tuple[slice, F32]]:
     """Rows ``first..stop`` in blocks that fit the cache, each with the numbers of every group in rising order."""
     columns = weight.shape[1]
     whole = columns // size * size
@@ -255,12 +259,12 @@ def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tup
         yield rows, ordered
 
 
-def _weighted_blocks(
+def weighted_blocks(
     weight: F32, importance: F64 | None, size: int, first: int, stop: int
 ) -> Iterator[tuple[slice, F32, F64]]:
     """The same with the importance of every sorted number, ``[0, 0]`` if there is none."""
     if importance is None:
-        for rows, ordered in sorted_blocks(weight, size, first, stop):
+        for rows, ordered in _sorted_blocks(weight, size, first, stop):
             yield rows, ordered, np.empty((0, 0))
         return
     columns = weight.shape[1]
@@ -293,7 +297,7 @@ def _solved(
 
     def work(first: int, stop: int) -> None:
         scratch = new_work(size, bits)
-        for block, ordered, weights in _weighted_blocks(weight, importance, size, first, stop):
+        for block, ordered, weights in weighted_blocks(weight, importance, size, first, stop):
             found = np.empty((len(ordered), groups, bits + 1))
             own, other = np.empty((len(ordered), groups)), np.empty((len(ordered), groups))
             origin = np.empty((len(ordered), groups), np.uint8)
