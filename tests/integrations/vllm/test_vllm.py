@@ -199,7 +199,7 @@ def test_pieces_that_are_alike_are_one_product(config: Any, world: SimpleNamespa
             ]
             assert torch.equal(layer.quant_method.dequantize_weight(layer).float(), torch.cat(dense))
             wanted = torch.nn.functional.linear(x, torch.cat(dense), bias)
-            assert torch.allclose(layer.quant_method.apply(layer, x, bias), wanted, rtol=1e-3, atol=1e-2)
+            assert (layer.quant_method.apply(layer, x, bias) - wanted).abs().max() < 2e-3 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
