@@ -182,9 +182,13 @@ def test_queries_keys_and_values(config: Any, world: SimpleNamespace, ranks: int
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_pieces_that_are_alike_are_one_product(config: Any, world: SimpleNamespace, ranks: int) -> None:
     x, bias = inputs(2, 128), inputs(64 // ranks)
+
+    def signs(rows: int, seed: int = 0) -> BcqWeight:
+        return ks.weight("bcq", 3, rows, 128, 32, seed=seed)
+
     for number, (q, k, v) in {
-        1: (plain(32), plain(16, seed=2), plain(16, seed=3)),
-        2: (plain(32), ks.weight("bcq", 3, 16, 128, 32), ks.weight("bcq", 3, 16, 128, 32, seed=2)),
+        1: (signs(32), signs(16, 2), signs(16, 4)),
+        2: (plain(32), signs(16, 2), signs(16, 4)),
         3: (rich(32), rich(16, seed=2), plain(16, seed=3)),  # reordered columns stay apart
     }.items():
         weights = {"a.q_proj": q, "a.k_proj": k, "a.v_proj": v}
