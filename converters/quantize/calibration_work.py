@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,17 +57,25 @@ class CalibrationText(NamedTuple):
 
 
 class TextOptions(NamedTuple):
-    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`."""
+    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`.
+
+    ``train``: passes over the text that train scales when all blocks are quantized.
+    """
 
     text: CalibrationText
     rows: int = 128
     seq: int = 512
     device: str = "auto"
     weighting: str = "none"
+    train: int = 0
+
+    def blocks(self) -> dict[str, Any]:
+        """What decides the blocks."""
+        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
 
     def recorded(self) -> dict[str, Any]:
         """What decides the result."""
-        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
+        return {**self.blocks(), "train_scales": self.train}
 
 
 def read_text(path: Path) -> CalibrationText:
@@ -153,10 +162,10 @@ class CalibrationWork:
             output.write(digest.digest())
         self._sound.add(self.rows_file(stage, kind))
 
-    def rows_of(self, stage: int, count: int, shape: tuple[int, int], kind: str = "hidden") -> Iterator[Row]:
-        """What enters a layer, row by row, each float32 ``[seq, hidden]``."""
+    def rows_of(self, stage: int, count: int, shape: tuple[int, ...], kind: str = "hidden") -> Iterator[Row]:
+        """What enters a layer in ``count`` pieces, each float32 of that shape: some rows ``[rows, seq, hidden]``."""
         source = SourceFile(self.rows_file(stage, kind))
-        size = shape[0] * shape[1] * 4
+        size = math.prod(shape) * 4
         if source.size != count * size + _DIGEST:
             raise self._changed(source.path, "of another size")
         if source.path not in self._sound:

@@ -31,20 +31,15 @@ from .columns import TOGETHER, column_integers, order_loader
 from .epilogue import epilogue_warp
 from .layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 from .ring import producer_warp
-from .shape import SHAPES, MixedShape
+from .shape import MixedShape
 from .units import code_words, four_bit_group, four_words, two_bit_group, two_words
 
-__all__ = ["compile_cases", "mixed_gemv_kernel"]
+__all__ = ["mixed_gemv_kernel"]
 
 _ARGUMENTS = (
     "u32* units, u32* perm, {x}* x, u32* indptr, u32* entries, {y}* y, u32 rows, u32 tiles, u32 columns, u32 twos, "
     "u32 fours, u32 count, u32 room"
 )
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What ``make kernels-check`` compiles; bulk copies need sm_90."""
-    return {"mixed_gemv_kernel": [(shape,) for shape in SHAPES]}
 
 
 @functools.cache

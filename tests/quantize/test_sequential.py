@@ -91,7 +91,7 @@ def test_the_model_is_nearer_than_with_dense_statistics(finished: Path, apart: P
 def test_the_record_names_text_and_weighting(finished: Path, text: Path) -> None:
     record = read_record(finished)
     assert record is not None
-    expected = {"text": read_text(text).sha256, "rows": ROWS, "seq": SEQ, "weighting": "none"}
+    expected = {"text": read_text(text).sha256, "rows": ROWS, "seq": SEQ, "weighting": "none", "train_scales": 0}
     assert record.text == expected
     assert "24 rows of 16 tokens, layer by layer" in (finished / "README.md").read_text()
     assert not list(finished.parent.glob("*.partial"))

@@ -58,6 +58,14 @@ _WORST = 10  # weights that the table on the screen shows
     show_default=True,
     help="What a token of --text counts: see `calibrate --weighting`.",
 )
+@click.option(
+    "--train-scales",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    metavar="PASSES",
+    help="Passes over --text that train scales on the dense model's predictions: gptq, bcq, rtn.",
+)
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Source bytes per output file.")
@@ -162,8 +170,11 @@ def _preset(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) -> TextOptions | None:
     """What --text and its options say; they leave ``asked``."""
-    rows, seq, device, weighting = (asked.pop(key) for key in ("rows", "seq", "device", "token_weights"))
+    keys = ("rows", "seq", "device", "token_weights", "train_scales")
+    rows, seq, device, weighting, train = (asked.pop(key) for key in keys)
     if text is None:
+        if train:
+            raise usage_error("--train-scales needs a text to train on: --text FILE.")
         return None
     if stats is not None:
         raise usage_error("--stats are of the dense model, --text makes them layer by layer: choose one.")
@@ -174,7 +185,7 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
     except ImportError as fault:
         found = f"{fault.name or 'torch'} is not installed"
         raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
-    return TextOptions(read_text(text), rows, seq, device, weighting)
+    return TextOptions(read_text(text), rows, seq, device, weighting, train)
 
 
 def _planned(

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
+from bcqfmt.bench import CYCLED, replayed
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.mixed.layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
 from .outliers import for_all_shares, random_outliers
-from .timing import CYCLED, Row, early_and_alone, replayed
+from .timing import Row, early_and_alone
 
 __all__ = ["mixed_products", "random_weight"]
 

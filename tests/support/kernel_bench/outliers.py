@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bcqfmt.bench import CYCLED, relative_error, replayed
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels.bits.layout import BitLayout
 from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
@@ -18,7 +19,7 @@ from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
 from .peers import cublas
-from .timing import CYCLED, Row, early_and_alone, relative_error, replayed
+from .timing import Row, early_and_alone
 from .weights import copies, random_vectors, random_weight
 
 __all__ = ["for_all_shares", "random_outliers", "with_outliers"]
