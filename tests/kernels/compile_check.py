@@ -130,7 +130,7 @@ def _bits() -> dict[str, list[tuple[Any, ...]]]:
     mixed = [
         MixedShape(1, 1, 1, 4, 6, 3, 3),
         MixedShape(1, 1, 1, 0, 8, 2, 4),
-        MixedShape(1, 1, 1, 4, 8, 2, 1, overlap=False),
+        MixedShape(1, 1, 1, 4, 8, 2, 1),
         MixedShape(2, 2, 0, 8, 8, 1, 3),
         MixedShape(2, 0, 0, 8, 8, 1, 2),
     ]
