@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight
-from bcqfmt.kernels.matmul import dense_copy, matmul, path_of
+from bcqfmt.kernels.matmul import matmul, path_of
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
 
 __all__ = ["CYCLED", "Row", "bandwidth", "measured", "relative_error", "replayed"]
@@ -54,7 +54,7 @@ def measured(
             count = max(2, min(32, CYCLED * 8 // (rows * columns * bits) + 1))
             made = [_random_weight(encoding, bits, rows, columns) for _ in range(count)]
             weights = [weight for weight, _ in made]
-            dense = dense_copy(weights[0], "F16")
+            dense = weights[0].values("F16")
             nbytes = sum(part.nbytes for part in made[0][1].values())
             for batch in vectors:
                 x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)

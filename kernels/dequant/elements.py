@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import rounding
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .rows import THREADS
-from .values import code_value, rounding
+from .values import code_value
 
 __all__ = ["Elements", "elements"]
 

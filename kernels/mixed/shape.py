@@ -17,8 +17,7 @@ class MixedShape(NamedTuple):
 
     ``kind`` and ``out``: 0 float32, 1 float16, 2 bfloat16. ``outliers``: bytes of an entry, 0 without outliers, 4 with
     float16 values, 8 with float32 ones. ``slices`` warps share a tile, ``sides`` tiles are handled side by side, each
-    warp multiplies a unit at a time. Each of ``stages`` buffers of a tile holds a unit for each of its warps. Without
-    ``overlap`` there is one, and no copy is in flight while its units are multiplied.
+    warp multiplies a unit at a time. Each of ``stages`` buffers of a tile holds a unit for each of its warps.
     """
 
     batch: int
@@ -28,7 +27,6 @@ class MixedShape(NamedTuple):
     slices: int = 8
     sides: int = 2
     stages: int = 4
-    overlap: bool = True
 
     @property
     def warps(self) -> int:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.converters.methods.bcq import Bcq
+from bcqfmt.converters.methods.bcq import Bcq, Compensation, PlaneNumbers
+from bcqfmt.converters.methods.compensated import missed
 from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.hessian import importance_of
-from bcqfmt.converters.methods.multi import Multi
+from bcqfmt.converters.methods.multi import Multi, nested_fitted
 from bcqfmt.errors import BcqError
 from methods.method_samples import as_dtype, calibration, group_errors, job, matrices, matrix
 
@@ -114,9 +115,81 @@ def test_errors_count_by_the_inputs_where_asked_for(nested: str):
     assert caught.value.code == "BCQ-E623"
 
 
+def output_errors(weight: Any, made: Any, hessian: Any) -> list[float]:
+    """tr(E H E^T) at 2, 3 and 4 planes."""
+    missing = [weight - made.dequantize("float32", planes=p).astype(np.float64) for p in (2, 3, 4)]
+    return [float((one @ hessian * one).sum()) for one in missing]
+
+
+@pytest.mark.parametrize("nested", ["seed", "joint"])
+def test_compensated_errors_are_smaller_in_the_layers_output(nested: str):
+    weight, stats = matrix(16, 256), calibration(256, tokens=96)
+    common = {"nested": nested, "group_size": 64}
+    made, plain = (
+        joint(weight, stats=stats, **common, **given) for given in ({"rounding": "gptq"}, {"weighting": "activations"})
+    )
+    errors = [output_errors(weight, one, stats.hessian) for one in (made, plain)]
+    assert errors[0] == sorted(errors[0], reverse=True)
+    assert errors[0][0] < 0.9 * errors[1][0]
+    if nested == "joint":
+        assert (np.array(errors[0]) < 0.95 * np.array(errors[1])).all()
+        return
+    alone = Bcq.build({"bits": 2, "group_size": 64, "rounding": "gptq"}).quantize(job(weight, stats=stats)).weight
+    assert made.planes(2)[0].tobytes() == alone.planes()[0].tobytes()
+    assert made.dequantize(planes=2).tobytes() == alone.dequantize().tobytes()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_without_compensation_a_code_is_the_best_for_all_precisions(seed: int, held: bool):
+    """With a diagonal Hessian columns do not touch each other: every code of every number is tried here."""
+    drawn = np.random.default_rng(seed)
+    weight = drawn.normal(size=(3, 24)).astype(np.float32)
+    layer = Compensation(np.diag(drawn.uniform(0.5, 2.0, 24)), drawn.permutation(24), np.eye(24), np.ones(24))
+    numbers = [PlaneNumbers(drawn.normal(size=(3, 3, p + 1)), 8, p, ("F32", "F32")) for p in (2, 3)]
+    weights = np.array([1.0, drawn.uniform(0.1, 4.0)])
+    fixed = drawn.integers(0, 2, (3, 24)).astype(np.uint8) if held else None
+    nearest = np.zeros((3, 24), np.uint8)
+    found = nested_fitted(weight, layer, numbers, weights, 0, nearest, fixed)
+    for row, column in np.ndindex(weight.shape):
+        costs = []
+        for code in range(8):
+            cost = 0.0
+            for one, share in zip(numbers, weights, strict=True):
+                p, own = one.planes, one.numbers[row, column // 8]
+                signs = [1.0 if code >> (3 - 1 - i) & 1 else -1.0 for i in range(p)]
+                cost += share * (weight[row, column] - np.dot(own[:p], signs) - own[p]) ** 2
+            costs.append(cost if fixed is None or code >> 2 == fixed[row, column] else np.inf)
+        assert costs[found[row, column]] == pytest.approx(min(costs), rel=1e-9, abs=1e-12)
+
+
+def test_no_row_has_more_output_error_than_with_the_nearest_codes():
+    weight, stats = matrix(8, 96, "heavy"), calibration(96, tokens=16)
+    layer = Compensation.of(job(weight, stats=stats), 0.01, "")
+    drawn = np.random.default_rng(0)
+    numbers = [PlaneNumbers(np.abs(drawn.normal(size=(8, 3, p + 1))) / 50, 32, p, ("F16", "F16")) for p in (2, 3)]
+    nearest = drawn.integers(0, 8, weight.shape).astype(np.uint8)
+
+    def errors(codes: Any, held: Any) -> Any:
+        total = np.zeros(8)
+        for one in held:
+            missing = missed(weight, one, codes >> np.uint8(3 - one.planes))
+            total += (missing @ layer.hessian * missing).sum(axis=1)
+        return total
+
+    before = errors(nearest, numbers)
+    for turns in (0, 2):
+        own = [one.rows(slice(None)) for one in numbers]
+        after = errors(nested_fitted(weight, layer, own, np.ones(2), turns, nearest, None, 2), own)
+        assert (after <= before * (1 + 1e-9)).all()
+        before = after
+
+
 def test_threads_do_not_matter():
-    weight = matrix(37, 200, "heavy")
-    assert len({joint(weight, threads=threads, bits=3, group_size=48).digest() for threads in (1, 2, 64)}) == 1
+    weight, stats = matrix(37, 200, "heavy"), calibration(200)
+    for rounding in ("nearest", "gptq"):
+        given = {"bits": 3, "group_size": 48, "rounding": rounding}
+        assert len({joint(weight, stats=stats, threads=threads, **given).digest() for threads in (1, 2, 64)}) == 1
 
 
 @pytest.mark.parametrize("value", [0.0, 0.3, -0.3])

@@ -43,6 +43,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.argument("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option("--method", metavar="METHOD", help="rtn, bcq, multi, mixed24, atom or gptq.")
+@click.option("--preset", metavar="NAME", help="A method with settings, chosen by size: see below.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the method, by its name.")
 @click.option("--rules", type=click.Path(path_type=Path), metavar="FILE", help="Rule file (TOML): who gets what.")
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
@@ -100,6 +101,7 @@ def command(
 
     \b
     Example:
+      bcqfmt quantize model/ model-bcq/ --preset 4bit --text corpus.txt
       bcqfmt quantize model/ model-bcq/ --method rtn --bits 4 --group-size 128
       bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --html report.html
       bcqfmt quantize model/ model-bcq/ --method gptq --text corpus.txt
@@ -107,6 +109,7 @@ def command(
     """
     settings = given_settings(asked, pairs)
     _check_usage(asked, rules)
+    settings = _preset(asked) | settings
     check_push_options(push, private, create_pr, whole=not asked["dry_run"])
     if html is not None:
         check_report_path(html, dst, asked["overwrite"], src)
@@ -147,8 +150,22 @@ def command(
 def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
     if asked["resume"] and asked["overwrite"]:
         raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
-    if asked["method"] is None and rules is None:
-        raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
+    if asked["method"] is not None and asked["preset"] is not None:
+        raise usage_error("--preset names a method as well: leave --method out; settings such as --bits may be added.")
+    if asked["method"] is None and asked["preset"] is None and rules is None:
+        raise usage_error("Say how: --preset 4bit, --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
+
+
+def _preset(asked: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the preset asked for, whose method goes to ``asked``; what is given explicitly wins over them."""
+    from bcqfmt.converters.quantize.presets import find_preset
+
+    name = asked.pop("preset")
+    if name is None:
+        return {}
+    preset = find_preset(name)
+    asked["method"] = preset.method
+    return dict(preset.settings)
 
 
 def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) -> TextOptions | None:

@@ -26,7 +26,7 @@ from torch.multiprocessing import reductions
 
 from bcqfmt.container.dtypes import logical_name
 from bcqfmt.errors import error
-from bcqfmt.kernels import cpu, dequant, matmul
+from bcqfmt.kernels import cpu, matmul
 
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
@@ -120,10 +120,10 @@ def release(
     ``counts``: all numbers of vectors of ``dtype`` that will be multiplied; each has been already, so that the layouts
     for them exist. ``exact``: values are decoded too.
     """
-    weight = gpu_operand(parts, spec, planes)
-    paths = {matmul.path_of(weight, count, logical_name(dtype)) for count in counts}
+    weight, kind = gpu_operand(parts, spec, planes), logical_name(dtype)
+    paths = {matmul.path_of(weight, count, kind) for count in counts}
     let_go = getattr(weight, "let_go", None)  # of a weight that was prepared on the host nothing is read any more
-    if let_go is not None and (exact or not let_go(paths)):
+    if let_go is not None and (exact or not let_go(paths, kind)):
         return list(parts)
     held = [torch.empty(1, dtype=part.dtype, device=part.device) for part in parts]
     key, state = _key(held, _on_gpu, spec, planes, 0)
@@ -215,9 +215,10 @@ def _linear_cuda(
         found = matmul.matmul(weight, plain.contiguous())
         return found
     kind = logical_name(x.dtype)
-    path = matmul.path_of(weight, x.numel() // x.shape[-1], kind)
-    if path == "dequantize":
-        return torch.nn.functional.linear(plain, matmul.dense_copy(weight, kind), bias.detach().to(x.dtype))
+    product = weight.product(x.numel() // x.shape[-1], kind)
+    path = product.path
+    if product.dense is not None:
+        return torch.nn.functional.linear(plain, product.dense(), bias.detach().to(x.dtype))
     if path in ("bits", "gemm"):
         found = matmul.matmul(weight, plain.contiguous(), addend=_cached((bias,), _addend, x.dtype, bias.data_ptr()))
         return found
@@ -235,7 +236,7 @@ def _addend(tensors: Sequence[Tensor], dtype: torch.dtype, place: int) -> Tensor
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = dequant.dequantize(gpu_operand(parts, spec, planes, index).exact, logical_name(dtype))
+    found: Tensor = gpu_operand(parts, spec, planes, index).values(logical_name(dtype))
     return found
 
 

@@ -306,6 +306,28 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "bits"  # and outliers by themselves
 
 
+def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "upload", lambda array, target: array)
+    monkeypatch.setattr(device, "tensor", _as_tensor)
+    monkeypatch.setattr(device, "settle", lambda array: None)
+    monkeypatch.setattr(device, "capability", lambda index: (9, 0))
+    weight, short = operand(ks.weight("affine", 4, 640, 512, 64)), operand(ks.weight("affine", 4, 2, 64, 8))
+    bytes_of = {}
+    for chosen in ("both", "one"):
+        monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", chosen)
+        placed = matmul.MatmulWeight(weight)
+        paths = [matmul.path_of(placed, n) for n in (1, 4, 16, 256, 257)]
+        assert paths == ["bits" if chosen == "both" else "gemm"] * 2 + ["gemm"] * 2 + ["dequantize"]
+        assert ("bits" in placed.__dict__) == (chosen == "both")
+        bytes_of[chosen] = placed.nbytes - 4 * 4096  # without tickets
+        assert matmul.path_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it
+        assert matmul.path_of(placed, 1, "F32") == "bits"
+    assert 0.48 < bytes_of["one"] / bytes_of["both"] < 0.52
+    monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", "two")
+    with pytest.raises(BcqError, match=r"BCQ-E302.*BCQFMT_GPU_LAYOUTS=two.*one or both"):
+        matmul.MatmulWeight(weight)
+
+
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
     monkeypatch.setattr(device, "tensor", _as_tensor)
