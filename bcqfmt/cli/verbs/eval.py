@@ -13,6 +13,7 @@ from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import check_model_options, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
+from bcqfmt.cli.sources import read_text
 from bcqfmt.errors import error, escape
 from bcqfmt.integrations.model_folder import check_folder
 
@@ -82,7 +83,7 @@ def command(
             context = longest
     if card:
         _write_card(model, "")  # a card without a place for it is found before the work, not after it
-    text = None if file is None else _read(file)
+    text = None if file is None else read_text(file)
     waiting("loading torch and transformers")
     from bcqfmt.integrations.transformers import run
 
@@ -172,7 +173,7 @@ def _write_card(bcq: Path, text: str) -> None:
     from bcqfmt.converters.jobs.model_card import with_perplexity
 
     place = bcq / "README.md"
-    now = _read(place) if place.exists() else ""
+    now = read_text(place) if place.exists() else ""
     made = with_perplexity(now, text)
     if made is None:
         found = "no model card with the table that convert and quantize write"
@@ -180,19 +181,3 @@ def _write_card(bcq: Path, text: str) -> None:
         raise error("BCQ-E302", str(place), found=found, expected="a line '| model files |'", hint=hint)
     if text:
         write_file(place, made.encode())
-
-
-def _read(file: Path) -> str:
-    wanted = "a UTF-8 text"
-    try:
-        return file.read_bytes().decode("utf-8")
-    except IsADirectoryError as fault:
-        raise error("BCQ-E302", str(file), found="a folder", expected=wanted, hint="name a file in it") from fault
-    except OSError as fault:
-        code = "BCQ-E101" if isinstance(fault, FileNotFoundError) else "BCQ-E102"
-        raise error(code, str(file), found=fault.strerror or str(fault), expected=wanted) from fault
-    except UnicodeDecodeError as fault:
-        hint = "write it as UTF-8: iconv -f LATIN1 -t UTF-8, if that is what it is in"
-        raise error(
-            "BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected=wanted, hint=hint
-        ) from fault
