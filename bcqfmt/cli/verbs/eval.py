@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from bcqfmt.integrations.transformers.tasks import Score, Tasks
 
 _FOLDER = click.Path(path_type=Path)
+_CONTEXT = 512  # tokens of a window, where nothing else is asked for
 
 
 @verb("eval")
 @click.argument("model", type=_FOLDER)
 @click.option("--text", "file", type=_FOLDER, metavar="FILE", help="UTF-8 text to predict.")
 @click.option("--reference", type=_FOLDER, metavar="FOLDER", help="With --text: compare with this model.")
-@click.option("--context", type=click.IntRange(2, 1 << 20), default=512, show_default=True, help="Tokens per window.")
+@click.option(
+    "--context", "asked", type=click.IntRange(2, 1 << 20), metavar="N",
+    help=f"Tokens per window; {_CONTEXT}, or what the model has positions for.",
+)  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
 @click.option("--card", is_flag=True, help="Write the perplexity into the model card, README.md.")
 @click.option("--tasks", metavar="NAMES", help="Tasks of the lm-evaluation-harness, separated by commas.")
@@ -41,7 +45,7 @@ def command(
     model: Path,
     file: Path | None,
     reference: Path | None,
-    context: int,
+    asked: int | None,
     max_tokens: int | None,
     card: bool,
     tasks: str | None,
@@ -70,9 +74,13 @@ def command(
     check_model_options(dense, options)
     if reference is not None:
         expect(reference, "bcq", "dense")
+    tokens, context = 0 if file is None else asked or 0, asked or _CONTEXT
     for folder in filter(None, (model, reference)):
-        tokens = 0 if file is None else context
-        check_folder(folder, device=options["device"], tokens=tokens, hint="--context sets the tokens of a window")
+        hint = "--context sets the tokens of a window"
+        longest = check_folder(folder, device=options["device"], tokens=tokens, hint=hint)
+        if longest is not None and 2 <= longest < context and file is not None:
+            render.say(f"windows of {longest} tokens: {escape(str(folder))} has positions for no more")
+            context = longest
     if card:
         _write_card(model, "")  # a card without a place for it is found before the work, not after it
     text = None if file is None else read_text(file)
