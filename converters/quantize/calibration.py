@@ -39,6 +39,7 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
+_KEPT = 1 << 30  # bytes of what enters a layer that a GPU keeps while the layer is worked on
 _TOKENS = 4096  # in a decoder layer at a time, unless a row has more
 
 
@@ -111,7 +112,7 @@ class _Model:
             raise
         except Exception as fault:  # loaders raise anything on bad files
             raise _unusable(source, "transformers cannot run this model", fault) from fault
-        self.module.eval()
+        self.module.eval().requires_grad_(False)
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
 
     def load(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:
@@ -158,6 +159,7 @@ class Runner:
         self.tokens = torch.from_numpy(tokens)
         most = max(1, _TOKENS // tokens.shape[1])
         self.step = next(rows for rows in range(most, 0, -1) if len(tokens) % rows == 0)
+        self._kept: dict[str, tuple[int, list[Tensor]]] = {}
         self.real = list(model.layers)
         self.recorders = [_Recorder(layer) for layer in self.real]
         for index, recorder in enumerate(self.recorders):
@@ -244,15 +246,23 @@ class Runner:
         self._load(self.real[stage], self.prefix(stage))
         return self.real[stage]
 
-    def rows(self, stage: int, kind: str = "hidden", step: int = 0) -> Iterator[Tensor]:
+    def rows(self, stage: int, kind: str = "hidden", step: int = 0, *, keep: bool = False) -> Iterator[Tensor]:
         """What enters a layer, some rows at a time, ``[rows, seq, hidden]`` on the device.
 
-        kind: see ``CalibrationWork``; step: how many rows.
+        kind: see ``CalibrationWork``; step: how many rows; keep: they will be asked for again, so a GPU keeps them.
         """
         step = step or self.step
         shape = (step, self.tokens.shape[1], self.width)
-        for rows in self.work.rows_of(stage, len(self.tokens) // step, shape, kind):
-            yield torch.from_numpy(rows).to(self.device)
+        read = (
+            torch.from_numpy(rows).to(self.device)
+            for rows in self.work.rows_of(stage, len(self.tokens) // step, shape, kind)
+        )
+        if not keep or self.device.type == "cpu" or 4 * self.tokens.numel() * self.width > _KEPT:
+            yield from read
+            return
+        if self._kept.get(kind, (-1, []))[0] != stage:
+            self._kept[kind] = stage, list(read)
+        yield from self._kept[kind][1]
 
     def apply(self, stage: int, hidden: Tensor, layer: torch.nn.Module | None = None) -> Tensor:
         """What a layer, or another in its place, gives, float32, as ``hidden``; BCQ-E622 where it is not finite."""

@@ -121,7 +121,7 @@ class Blocks:
         return linears(self.source, self.runner.real[stage], self.runner.prefix(stage))
 
     def _quantized_rows(self, stage: int) -> Iterator[Tensor]:
-        return self.runner.rows(stage, "quantized" if stage else "hidden")
+        return self.runner.rows(stage, "quantized" if stage else "hidden", keep=True)
 
     def _groups(self, stage: int) -> list[list[str]]:
         """Weights that read the same input, in the order in which the layer runs."""
@@ -151,17 +151,18 @@ class Blocks:
         """Sums over all rows at one input; the same for all weights that read it unless tokens count differently."""
         found: dict[str, _Sums] = {}
         own = wanted if self._weighting == "loss" else wanted[:1]
-        rows = zip(self._quantized_rows(stage), self.runner.rows(stage), strict=True)
+        rows = zip(self._quantized_rows(stage), self.runner.rows(stage, keep=True), strict=True)
         for number, (mine, theirs) in enumerate(rows):
             span = slice(number * len(mine), (number + 1) * len(mine))
             x = self._input(stage, None, pair[0], mine)
             other = self._input(stage, dense, pair[1], theirs)
+            squares = x.square().sum(0, dtype=torch.float64)
             apart = other - x if other.shape == x.shape else torch.zeros_like(x)
             for name in own:
                 given = counts[name][span] if name in counts else None
                 weights = token_counts(self._weighting, given, x, mine.shape[1])
                 weighted = x if weights is None else x * weights[:, None]
-                more = _Sums(x.double().square().sum(0), (x.T @ weighted).double(), (apart.T @ weighted).double())
+                more = _Sums(squares, (x.T @ weighted).double(), (apart.T @ weighted).double())
                 found[name] = _Sums(*map(torch.add, found[name], more)) if name in found else more
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 

@@ -50,7 +50,6 @@ def train_scales(
     model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
     device = device_of(given.device)
     model.load(source, model.module, "", device)
-    model.module.requires_grad_(False)
     for layer in model.layers:
         _run_again_on_the_way_back(layer)
     found = dict(linears(source, model.module, ""))
@@ -119,7 +118,9 @@ class _Numbers:
         (self._columns,) = weight.spec.widths
         count = weight.spec.groups(0)
         self._size = segment.group_size if count > 1 else self._columns
-        self._codes = torch.from_numpy(weight.codes()).to(device)
+        room = (0, count * self._size - self._columns)  # the last group may be short
+        codes = torch.nn.functional.pad(torch.from_numpy(weight.codes()), room)
+        self._codes = codes.view(-1, count, self._size).to(device)
         arrays = decode.load_rows(weight.spec, weight.parts(), 0, (0, weight.spec.out))
         self._zero: Tensor | None = None
         if segment.encoding == "affine":
@@ -165,32 +166,26 @@ class _Numbers:
         )
         made = torch.zeros(self._codes.shape, device=stored.device)
         for number, basis in zip(stored, self._bases(), strict=True):
-            made += self._spread(number) * basis
-        if self._order is not None:
-            made[:, self._order] = made.clone()
-        return made
+            made += number[:, :, None] * basis
+        values = made.flatten(1)[:, : self._columns]
+        return values if self._order is None else values[:, self._order.argsort()]
 
     def gradient(self, by_value: Tensor) -> Tensor:
         """``[k, out, G]``, of one ``[out, in]``."""
         stored = by_value if self._order is None else by_value[:, self._order]
-        out, count = self.first.shape[1:]
-        room = (0, count * self._size - self._columns)
-        sums = [torch.nn.functional.pad(stored * basis, room).view(out, count, -1).sum(2) for basis in self._bases()]
-        return torch.stack(sums)
+        room = (0, self._codes[0].numel() - self._columns)
+        groups = torch.nn.functional.pad(stored, room).view(self._codes.shape)
+        return torch.stack([(groups * basis).sum(2) for basis in self._bases()])
 
     def _bases(self) -> Iterator[Tensor]:
-        """By how much a value grows with every number, float32 ``[out, in]`` in the stored order of columns."""
+        """By how much a value grows with every number, float32 ``[out, G, size]`` in the stored order of columns."""
         if self._zero is not None:
-            yield self._codes - self._spread(self._zero)
+            yield self._codes - self._zero[:, :, None]
             return
         for plane in range(self._bits):
             yield (self._codes >> (self._bits - 1 - plane) & 1) * 2.0 - 1.0
         if len(self.first) > self._scales:
-            yield torch.ones((), device=self._codes.device)
-
-    def _spread(self, number: Tensor) -> Tensor:
-        """``[out, G]`` to every column of the group."""
-        return number.repeat_interleave(self._size, 1)[:, : self._columns]
+            yield torch.ones((1, 1, 1), device=self._codes.device)
 
     def _forward(self, x: Tensor) -> Tensor:
         bias: Tensor | None = self._layer.bias

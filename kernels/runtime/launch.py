@@ -90,7 +90,8 @@ class Kernel:
         """
         if len(arguments) != len(self.arguments):
             raise TypeError(f"{self.name} takes {len(self.arguments)} arguments, not {len(arguments)}")
-        device.require_cuda()
+        if not self._ready:
+            device.require_cuda()
         if min(grid) < 1:
             return
         if grid[0] > LIMIT or (len(grid) > 1 and max(grid[1:]) > 65535):
@@ -168,7 +169,7 @@ class Plans(dict[tuple[Any, ...], Any]):
 
 def _is_on(array: Any) -> bool:
     """Whether the array's device is the current one already."""
-    return bool(sys.modules["torch"].cuda.current_device() == (array.device.index or 0))
+    return bool(sys.modules["torch"]._C._cuda_getDevice() == (array.device.index or 0))
 
 
 def _on(array: Any) -> Any:

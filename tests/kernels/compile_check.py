@@ -103,7 +103,7 @@ def _atom() -> dict[str, list[tuple[Any, ...]]]:
 def _bits() -> dict[str, list[tuple[Any, ...]]]:
     """Both formulas, one and several vectors, all group sizes, reordered columns, outliers, most warps."""
     from bcqfmt.kernels.bits.layout import BitLayout
-    from bcqfmt.kernels.bits.shape import BitShape, ByteShape, short_shape_for
+    from bcqfmt.kernels.bits.shape import BitShape, ByteShape, Wanted, short_shape_for
     from bcqfmt.kernels.mixed.shape import MixedShape
     from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 
@@ -119,7 +119,7 @@ def _bits() -> dict[str, list[tuple[Any, ...]]]:
         ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
     ]
     short = [
-        short_shape_for(BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, reordered=more, added=more, needs=needs)
+        short_shape_for(Wanted(BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, more, more, needs=needs))
         for q, columns, g, formula, batch, more, needs in (
             (3, 4096, 8, "bcq", 1, False, NO_OUTLIERS),
             (3, 4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),

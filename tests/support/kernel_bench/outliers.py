@@ -13,7 +13,7 @@ import torch
 from bcqfmt.bench import CYCLED, relative_error, replayed
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
+from bcqfmt.kernels.bits.shape import AnyShape, BitShape, Wanted, product_shape
 from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, Entries, OutlierNeeds
 from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
@@ -63,7 +63,7 @@ def _layout(columns: int) -> BitLayout:
 
 def _shape(columns: int, batch: int, needs: OutlierNeeds) -> AnyShape | None:
     """How that many vectors are multiplied by one launch; None where they do not fit."""
-    return product_shape(_layout(columns), batch, 1, 1, reordered=False, added=False, needs=needs)
+    return product_shape(Wanted(_layout(columns), batch, 1, 1, needs=needs))
 
 
 def _product(

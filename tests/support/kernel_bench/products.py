@@ -19,7 +19,7 @@ from bcqfmt.bench import CYCLED, relative_error, replayed
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
+from bcqfmt.kernels.bits.shape import AnyShape, BitShape, Wanted, product_shape
 
 from .peers import Peer, cublas_of, published, tinygemm
 from .timing import Row, early_and_alone, energy
@@ -84,7 +84,7 @@ def _product(
     nbytes = int(rows * columns * q / 8 + rows * (columns // g) * numbers + 2 * batch * (rows + columns))
     count = max(2, min(60, CYCLED * 8 // (rows * columns * q) + 1))
     layout = _layout(q, columns, g, weight.formula)
-    shape = product_shape(layout, batch, 1, 1, reordered=False, added=False)
+    shape = product_shape(Wanted(layout, batch, 1, 1))
     if shape is None:
         found = _usual(weight, x, count, measure_energy)
     else:
