@@ -20,8 +20,8 @@ reach is known by branch and bound.
 _DETAILS = """\
 What stands out: groups of 32 of weights that come from Q4_1, which four planes and a bias can represent nearly exactly
 ([What quantization costs](quality.md)). With `--nested seed` they have several times the error of `bcq`, with
-`--nested joint` not. All linear layers of both models meet the goals of `--nested joint` in groups of every size. Laplace
-numbers in groups of 128 and 512, Student's in groups of 512 and SmolLM2's embedding in groups of 512 do not.
+`--nested joint` not. All linear layers of both models meet the goals of `--nested joint` in groups of every size.
+Laplace numbers in groups of 128 and 512, Student's in groups of 512 and SmolLM2's embedding in groups of 512 do not.
 Perplexities are in [decision 22](../decisions/0022-nested-planes.md).
 """
 
