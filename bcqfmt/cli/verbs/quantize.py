@@ -27,6 +27,7 @@ from bcqfmt.cli.reports import check_report_path, table, total_line, write_repor
 from bcqfmt.cli.sources import Source, find_source, keep_apart, read_stats
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import peak_memory
+from bcqfmt.version import pip_install
 from bcqfmt.weight.describe import spare_bits
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
         import bcqfmt.converters.quantize.sequential  # noqa: F401 - refused before anything is planned
     except ImportError as fault:
         found = f"{fault.name or 'torch'} is not installed"
-        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
+        raise error("BCQ-E306", found=found, hint=pip_install("transformers")) from fault
     return TextOptions(read_text(text), rows, seq, device, weighting, train)
 
 
