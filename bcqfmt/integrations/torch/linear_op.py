@@ -14,7 +14,6 @@ memory of a part is changed or freed. Both operators know the shape of their res
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -278,28 +277,34 @@ torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setu
 
 values: Any = torch.ops.bcqfmt.values.default
 _linear: Any = torch.ops.bcqfmt.linear.default
-_below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+_DIRECT = {"cpu": _linear_cpu, "cuda": _linear_cuda}
+_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 
 
 def linear(
     x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
 ) -> Tensor:
-    """``torch.ops.bcqfmt.linear``; where no gradient is asked for, it is called below torch's autograd.
+    """``torch.ops.bcqfmt.linear``; where nothing of torch watches, the function that it leads to.
 
-    Autograd of a Python operator takes longer than everything that is done here for a product on a GPU.
+    Calling an operator of Python takes as long as everything that is done here for a product on a GPU.
     Forward derivatives and the transforms of ``torch.func`` use the dense matrix, which torch can differentiate.
     """
     found: Tensor
-    if not torch.compiler.is_compiling() and _transformed():
+    if torch.compiler.is_compiling():
+        found = _linear(x, parts, spec, planes, index, bias)
+        return found
+    if _transformed():
         dense = values(parts, spec, planes, index, TORCH_DTYPES[spec_of(spec).dtype]).to(x.dtype)
         with dense_products(x.dtype):
             return torch.nn.functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _learning(x, parts, bias)):
-        found = _linear(x, parts, spec, planes, index, bias)
-    else:
-        with _below_autograd():
-            found = _linear(x, parts, spec, planes, index, bias)
+    direct = None if _watched(x) or (torch.is_grad_enabled() and _learning(x, parts, bias)) else _DIRECT
+    found = (_linear if direct is None else direct.get(x.device.type, _linear))(x, parts, spec, planes, index, bias)
     return found
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether operators may be seen by others: fake and other special tensors, modes, tracing."""
+    return type(x) is not Tensor or _modes is None or _modes() > 0 or torch._C._get_tracing_state() is not None
 
 
 def _learning(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> bool:

@@ -166,6 +166,7 @@ class BcqLinearMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
             delattr(layer, inlet)
         held: Any = layer
         held.bcq = nn.ModuleList(_stacked([loading.pieces[piece] for piece in sorted(loading.pieces)]))
+        loading.pieces.clear()  # vLLM keeps the inlets, whose loaders lead here
         held.bcq_padding = sum(loading.sizes) - loading.rows
         # others look here for the device of a layer: MLA, LoRA
         empty = torch.empty(0, dtype=loading.dtype, device=loading.device)

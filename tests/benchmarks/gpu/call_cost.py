@@ -80,7 +80,7 @@ def measure(weight: bcqfmt.BcqWeight, vectors: int, calls: int, *, released: boo
 
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch)
-        patch.setattr(linear_op, "_linear", linear_op._linear_cuda)
+        patch.setitem(linear_op._DIRECT, "cpu", linear_op._linear_cuda)
         patch.setattr(torch.Tensor, "__matmul__", lambda *_: y)
         patch.setattr(torch.nn.functional, "linear", lambda *_: y)
         run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,6 +250,26 @@ def test_parts_that_no_product_reads_are_freed(
     assert freed == [all_freed] * len(freed)
     assert [y.tobytes() for y in before] == [y.tobytes() for y in after]
     assert np.array_equal(dense, weight.dequantize().astype(np.float32))
+
+
+def test_pieces_that_became_one_are_freed(config: Any, world: SimpleNamespace, monkeypatch: Any) -> None:
+    """Even where vLLM keeps the parameters that a checkpoint was loaded into."""
+    weights = {one: ks.weight("bcq", 3, 32 if one == "q" else 16, 128, 32, seed=2 * n) for n, one in enumerate("qkv")}
+    config.specs = {f"a.{one}_proj": weight.spec for one, weight in weights.items()}
+    layer = Rank(world.modules).qkv(config, "a.qkv_proj", 4, 2, 8, 128)
+    inlets, made = list(layer.parameters()), []
+    whole = BcqLinear.from_weight
+
+    def watched(weight: BcqWeight) -> BcqLinear:
+        piece = whole(weight)
+        made.append(weakref.ref(piece))
+        return piece
+
+    monkeypatch.setattr(BcqLinear, "from_weight", watched)
+    fill(layer, [weight.to_torch() for weight in weights.values()], "qkv")
+    assert len(layer.bcq) == 1
+    assert [piece() for piece in made] == [None] * 3
+    assert inlets
 
 
 def test_one_layout_takes_every_number_of_vectors() -> None:
