@@ -39,7 +39,7 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
-_KEPT = 1 << 30  # bytes of what enters a layer that a GPU keeps while the layer is worked on
+_KEPT = 1 << 29  # bytes of what enters a layer that are kept in memory while the layer is worked on
 _TOKENS = 4096  # in a decoder layer at a time, unless a row has more
 
 
@@ -249,7 +249,7 @@ class Runner:
     def rows(self, stage: int, kind: str = "hidden", step: int = 0, *, keep: bool = False) -> Iterator[Tensor]:
         """What enters a layer, some rows at a time, ``[rows, seq, hidden]`` on the device.
 
-        kind: see ``CalibrationWork``; step: how many rows; keep: they will be asked for again, so a GPU keeps them.
+        kind: see ``CalibrationWork``; step: how many rows; keep: they will be asked for again.
         """
         step = step or self.step
         shape = (step, self.tokens.shape[1], self.width)
@@ -257,7 +257,7 @@ class Runner:
             torch.from_numpy(rows).to(self.device)
             for rows in self.work.rows_of(stage, len(self.tokens) // step, shape, kind)
         )
-        if not keep or self.device.type == "cpu" or 4 * self.tokens.numel() * self.width > _KEPT:
+        if not keep or 4 * self.tokens.numel() * self.width > _KEPT:
             yield from read
             return
         if self._kept.get(kind, (-1, []))[0] != stage:
