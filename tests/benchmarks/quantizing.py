@@ -146,10 +146,10 @@ def _compilation() -> list[Result]:
     return results
 
 
-def _mse(weight: Any, made: Any, planes: int | None = None) -> float:
+def _mse(weight: Any, made: Any) -> float:
     from bcqfmt.converters.methods.errors import decoded_square_sums
 
-    return decoded_square_sums(weight, made, planes)[1] / weight.size
+    return decoded_square_sums(weight, made)[1] / weight.size
 
 
 def main() -> int:
