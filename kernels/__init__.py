@@ -2,8 +2,8 @@
 
 Installed as `bcqfmt.kernels`. What a weight means is defined by the normative decoder in `weight.decode`; every kernel
 is measured against it. Code here works on weights in memory, never on files, and never imports `bcqfmt.converters`.
-Importing the package is cheap: functions and modules are imported at their first use, and Numba, a GPU or the simulator
-is needed only when something is launched.
+Importing the package is cheap: functions and modules are imported at their first use, and Numba and a GPU are
+needed only when something is launched.
 
 ::
 
@@ -26,7 +26,6 @@ is needed only when something is launched.
 `operands`            a checked weight as arrays, ``operand(weight)``, and those arrays on a device
 `ptx`                 instructions that Numba lacks
 `runtime`             how kernels are declared, compiled, cached, checked and launched; where arrays live
-`simulator`           the same kernels without a GPU
 ====================  ===============================================================================================
 """
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.errors import error
-from bcqfmt.kernels.dequant import dequantize
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS
 
 from .matmul_weight import BATCH_LIMIT, MatmulWeight, Product, path_of
 
-__all__ = ["BATCH_LIMIT", "MatmulWeight", "dense_copy", "matmul", "path_of"]
+__all__ = ["BATCH_LIMIT", "MatmulWeight", "matmul", "path_of"]
 
 
 def matmul(
@@ -42,26 +41,20 @@ def matmul(
         y = device.empty_like(x, (*found.shape[:-1], rows))
         product.start(x, y, addend)
         return y
+    if product.dense is not None:
+        if not here:
+            check_same_device(x=x, weight=product.array)
+        return x @ product.dense().T
     if count == 0:
         return device.empty_like(x, (*found.shape[:-1], rows), result)
     return _in_parts(weight, product, x.reshape(-1, columns), addend, result).reshape(*found.shape[:-1], rows)
 
 
-def dense_copy(weight: MatmulWeight, dtype: str) -> Any:
-    """The dense matrix (out, in) for products of many vectors of ``dtype``.
-
-    Values of 16-bit types are rounded to the logical dtype first, as in a dense copy that is loaded in this type.
-    """
-    return dequantize(weight.exact, dtype, twice=dtype != "F32")
-
-
 def _in_parts(weight: MatmulWeight, product: Product, x: Any, addend: Any, result: str) -> Any:
     """The product of x (count, in), at most ``product.step`` vectors in one launch."""
-    if product.multiply is None:
-        check_same_device(x=x, weight=product.array)
-        return x @ dense_copy(weight, device.describe(x).dtype).T
     check_array("x", x, tuple(KINDS), (None, None), 2)
     check_same_device(x=x, weight=product.array)
+    assert product.multiply is not None
     y = device.empty_like(x, (len(x), weight.operand.shape[0]), result)
     for start in range(0, len(x), product.step):
         product.multiply(x[start : start + product.step], y[start : start + product.step], addend)

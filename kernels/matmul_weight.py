@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from bcqfmt.kernels import gemm as gemm_of
 from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bits.layout import layout_of
-from bcqfmt.kernels.dequant import by_element
+from bcqfmt.kernels.dequant import by_element, dequantize
 from bcqfmt.kernels.lut import BATCH_LIMIT
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.device import DeviceOperand, to_device
@@ -51,8 +53,9 @@ class Product(NamedTuple):
     """How a number of vectors of one dtype is multiplied.
 
     ``path``: "mixed", "bits", "gemm", "look-up" or "dequantize"; ``array``: a tensor of the weight in its layout, on
-    GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out); not for
-    "dequantize". ``start(x, y, addend)``: for all vectors, in any dimensions, where one launch per segment is enough.
+    GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out). ``start(x, y, addend)``:
+    for all vectors, in any dimensions, where one launch per segment is enough. ``dense()``: the matrix (out, in) that
+    "dequantize" multiplies with; then there is neither of them.
     """
 
     path: str
@@ -61,10 +64,22 @@ class Product(NamedTuple):
     step: int = BATCH_LIMIT
     multiply: Callable[[Any, Any, Any], None] | None = None
     start: Callable[[Any, Any, Any], None] | None = None
+    dense: Callable[[], Any] | None = None
+
+
+def one_layout() -> bool:
+    """Whether a weight is held in one layout only: ``BCQFMT_GPU_LAYOUTS`` is "one", by default "both"."""
+    chosen = os.environ.get("BCQFMT_GPU_LAYOUTS") or "both"
+    if chosen not in ("one", "both"):
+        raise error("BCQ-E302", found=f"BCQFMT_GPU_LAYOUTS={chosen}", expected="one or both")
+    return chosen == "one"
 
 
 class MatmulWeight:
-    """A weight on a device in the layouts of the kernels; each is uploaded when it is first used."""
+    """A weight on a device in the layouts of the kernels; each is uploaded when it is first used.
+
+    With ``BCQFMT_GPU_LAYOUTS=one`` there is no layout for a few vectors where `gemm` takes the weight: half the memory.
+    """
 
     def __init__(self, operand: Operand, target: Any = None, weight: BcqWeight | None = None) -> None:
         """``target``: torch's device, by default the current GPU. ``weight``: what the operand was made of; without it
@@ -76,6 +91,7 @@ class MatmulWeight:
         self._gemm: dict[str, gemm_of.GemmOperand | None] = {}
         self._paths: dict[tuple[int, str], str] = {}
         self._products: dict[tuple[int, str, str | None, bool], Product] = {}
+        self.one = one_layout()
 
     @cached_property
     def linear(self) -> bool:
@@ -131,6 +147,26 @@ class MatmulWeight:
         """For :func:`dequantize`."""
         return to_device(self.operand, "canonical", self._target)
 
+    def decoder(self, dtype: str) -> tuple[Any, Callable[[], Any]]:
+        """For products of many vectors: a tensor of the weight, and what makes its dense matrix (out, in) in ``dtype``.
+
+        Values of 16-bit types are rounded to the logical dtype first, as in a dense copy that is loaded in this type.
+        """
+        made = self.exact
+        return made.segments[0].planes, partial(dequantize, made, dtype, twice=dtype != "F32")
+
+    def values(self, dtype: str) -> Any:
+        """The matrix (out, in) in ``dtype``, the bits of the normative decoder."""
+        return dequantize(self.exact, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layouts that were made so far."""
+        made = [
+            found for found in self.__dict__.values() if dataclasses.is_dataclass(found) and found is not self.operand
+        ]
+        return sum({device.describe(array).address: array.nbytes for array in _arrays([made, self._gemm])}.values())
+
     @cached_property
     def _place(self) -> int | None:
         """The number of the GPU; None for the current one."""
@@ -165,7 +201,21 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     return weight.path(vectors, dtype)
 
 
+def _arrays(value: Any) -> Iterator[Any]:
+    """All arrays in dataclasses, lists, tuples and dicts."""
+    if dataclasses.is_dataclass(value):
+        for member in dataclasses.fields(value):
+            yield from _arrays(getattr(value, member.name))
+    elif isinstance(value, list | tuple | dict):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _arrays(member)
+    elif hasattr(value, "nbytes"):
+        yield value
+
+
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
+    if weight.one and weight.gemm(dtype) is not None:
+        return "gemm" if vectors <= GEMM_MOST else "dequantize"
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
     many = weight.gemm(dtype) if least <= vectors < MOST else None
@@ -221,8 +271,8 @@ def _product(weight: MatmulWeight, vectors: int, dtype: str, path: str, added: b
         if single and vectors <= step:
             start = partial(mixed_of.launch, both, mixed_of.plan_of(both, vectors, dtype, dtype))
         return Product(path, array, device.place_of(array), step, partial(mixed_of.multiply, both, dtype), start)
-    operand = weight.exact if path == "dequantize" else weight.look_up
-    array = operand.segments[0].planes
     if path == "dequantize":
-        return Product(path, array, device.place_of(array))
-    return Product("look-up", array, device.place_of(array), multiply=partial(lut.multiply, operand))
+        array, dense = weight.decoder(dtype)
+        return Product(path, array, device.place_of(array), dense=dense)
+    array = weight.look_up.segments[0].planes
+    return Product("look-up", array, device.place_of(array), multiply=partial(lut.multiply, weight.look_up))

@@ -19,15 +19,10 @@ from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["add_entries", "compile_cases", "csr_outliers", "csr_outliers_kernel"]
+__all__ = ["add_entries", "csr_outliers", "csr_outliers_kernel"]
 
 _TYPES = ("f32", "u16", "u16")
 _WARPS = 8
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What ``make kernels-check`` compiles."""
-    return {"csr_outliers_kernel": [(1, 1, 1), (0, 2, 0), (1, 0, 1, 4), (2, 0, 2, 8)]}
 
 
 @functools.cache

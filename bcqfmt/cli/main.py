@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bcqfmt.errors import BcqError, error, escape
-from bcqfmt.version import __version__
+from bcqfmt.version import __version__, pip_install
 
 from . import render
 from .command import CONTEXT, VERBS, Terminated, debug_option, verb_module
@@ -117,6 +117,10 @@ class _Outcome:
         except OSError as fault:
             return self.system(fault)
         except Exception as fault:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
+            missing = str(fault.name).partition(".")[0] if isinstance(fault, ModuleNotFoundError) else ""
+            if missing in ("torch", "transformers"):  # every verb that runs models needs both
+                hint = pip_install("transformers")
+                return self.fault(error("BCQ-E306", found=f"{missing} is not installed", hint=hint), 2)
             return self.fault(error("BCQ-E999", found=f"{type(fault).__name__}: {escape(str(fault))}"), 1)
         return code if isinstance(code, int) else 0
 

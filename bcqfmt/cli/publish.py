@@ -36,24 +36,18 @@ def hashing(stack: ExitStack, folder: Path) -> Callable[[int], None] | None:
     return bar(stack, total=total, unit="B", unit_scale=True, desc="checking")
 
 
-def publish(
-    folder: Path,
-    repo: str,
-    *,
-    private: bool = False,
-    create_pr: bool = False,
-    revision: str | None = None,
-    message: str | None = None,
-    overwrite: bool = False,
-) -> dict[str, Any]:
-    """Check and upload a folder; whatever stops it, the user is told the command that goes on."""
+def publish(folder: Path, repo: str, **options: Any) -> dict[str, Any]:
+    """Check and upload a folder; whatever stops it, the user is told the command that goes on.
+
+    ``options``: what `hub.push` and the verb `push` call alike, private to overwrite.
+    """
     from bcqfmt.converters import hub
     from bcqfmt.converters.jobs.model_card import with_name
 
     words: list[str | Path] = ["bcqfmt", "push", folder, repo]
-    words += ["--private"] * private + ["--create-pr"] * create_pr + ["--overwrite"] * overwrite
-    words += [] if revision is None else ["--revision", revision]
-    words += [] if message is None else ["--message", message]
+    for name, value in options.items():
+        if value:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
     again = command_line(*words)
     hub.split_hub_id(repo)  # a wrong name is told before anything is read
     render.say(f"checking {folder}: every rule and every digest, then uploading to {repo}")
@@ -62,11 +56,7 @@ def publish(
             done = hub.push(
                 folder,
                 repo,
-                private=private,
-                create_pr=create_pr,
-                revision=revision,
-                message=message,
-                overwrite=overwrite,
+                **options,
                 card=with_name,
                 progress=sys.stderr is not None and sys.stderr.isatty(),
                 hashed=hashing(stack, folder),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["Source", "find_source", "keep_apart", "read_stats"]
+__all__ = ["Source", "find_source", "keep_apart", "read_stats", "read_text"]
 
 
 class Source(NamedTuple):
@@ -90,6 +90,23 @@ def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
             hint = f"choose another place, {another_folder(source)} for example"
             raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere", hint=hint)
+
+
+def read_text(file: Path) -> str:
+    """A text that the user names; BCQ-E101, E102 or E302 when it cannot be read, or is not UTF-8."""
+    wanted = "a UTF-8 text"
+    try:
+        return file.read_bytes().decode("utf-8")
+    except IsADirectoryError as fault:
+        raise error("BCQ-E302", str(file), found="a folder", expected=wanted, hint="name a file in it") from fault
+    except OSError as fault:
+        code = "BCQ-E101" if isinstance(fault, FileNotFoundError) else "BCQ-E102"
+        raise error(code, str(file), found=fault.strerror or str(fault), expected=wanted) from fault
+    except UnicodeDecodeError as fault:
+        hint = "write it as UTF-8: iconv -f LATIN1 -t UTF-8, if that is what it is in"
+        raise error(
+            "BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected=wanted, hint=hint
+        ) from fault
 
 
 def _called(folder: Path) -> tuple[str, str]:

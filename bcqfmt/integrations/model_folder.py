@@ -15,8 +15,10 @@ from bcqfmt.kernels.runtime.device import require_cuda
 __all__ = ["check_folder", "check_length", "is_bcq", "longest_context"]
 
 
-def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: str = "") -> None:
+def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: str = "") -> int | None:
     """That it is a folder, that the device may be there, and that the model has positions for that many ``tokens``.
+
+    How many it has, where it says so.
 
     ``hint`` is shown where those are too many (BCQ-E302). BCQ-E306 or BCQ-E551 for a device that cannot be used.
     """
@@ -33,7 +35,9 @@ def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: st
         raise error("BCQ-E551", found="mps is the GPU of a Mac, and this is none", expected="cpu or cuda")
     refuse_pipes(folder)
     config = read_config(folder, lambda finding: None) or {}  # transformers says what is wrong with it
-    check_length(folder, longest_context(config), tokens, hint)
+    longest = longest_context(config)
+    check_length(folder, longest, tokens, hint)
+    return longest
 
 
 def check_length(folder: Path, longest: int | None, tokens: int, hint: str) -> None:

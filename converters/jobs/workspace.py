@@ -265,7 +265,7 @@ class Workspace:
                 _remove(path)
         for path in self.work.iterdir():
             if not path.name.endswith("lock"):
-                path.unlink()
+                _remove(path)
 
     def _intact(self, record: dict[str, Any]) -> bool:
         path = self.folder / record["file"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,10 @@ from .matrix import checked, groups_of, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["Bcq", "BcqSettings", "Numbers", "Solved", "new_numbers", "solve", "sorted_blocks"]
+__all__ = [
+    "Bcq", "BcqSettings", "Compensation", "Numbers", "PlaneNumbers", "Solved", "new_numbers", "solve",
+    "solve_compensated", "weighted_blocks",
+]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -90,19 +93,10 @@ class Bcq(MethodBase[BcqSettings]):
     def _compensated(self, job: Job, weight: F32) -> Quantized:
         """Levels for errors that later columns compensate, then fitted to the layer's output."""
         s = self._settings
-        hessian = damped(hessian_of(job, _WHY_HESSIAN), s.dampening, None, job.name)
-        order = largest_first(np.diagonal(hessian))
-        factor, costs = compensation_in(hessian, order, job.threads, job.name)
-        solved = solve(
-            job, weight, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype,
-            importance=costs / costs.mean(),
-        )  # fmt: skip
-        first = PlaneNumbers.of(solved, s.bias)
-        numbers = first.rows(slice(None))
-        codes, errors = fitted(weight, hessian, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads)
-        replace_worse(weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads)
-        numbers.sort(codes)
-        solved = replace(solved, codes=codes, numbers=numbers.as_stored())
+        layer = Compensation.of(job, s.dampening, _WHY_HESSIAN)
+        solved = solve_compensated(
+            job, weight, layer, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, turns=s.turns
+        )
         return Quantized(self._weight(job, solved), {"starts": solved.starts})
 
     def _weight(self, job: Job, solved: Solved) -> BcqWeight:
@@ -127,6 +121,10 @@ class Numbers:
             self.alpha[i, rows] = round_to(found[:, :, i], stored[0])
         self.z[rows] = round_to(found[:, :, -1], stored[1])
 
+    def rows(self, which: npt.NDArray[np.intp]) -> Numbers:
+        """A copy of some rows, in the same layout: loops need not be compiled again."""
+        return Numbers(np.ascontiguousarray(self.alpha[:, which]), self.z[which])
+
 
 @dataclass(frozen=True, slots=True)
 class Solved:
@@ -148,12 +146,11 @@ class PlaneNumbers:
         self.numbers, self.size, self.planes, self.stored_as = numbers, size, planes, stored
 
     @classmethod
-    def of(cls, solved: Solved, bias: bool) -> Self:
-        """Those that a search has found."""
-        found = solved.numbers
+    def of(cls, found: Numbers, size: int, stored: tuple[str, str], bias: bool) -> Self:
+        """Those that a search has found for groups of ``size``."""
         parts = [*found.alpha, *([found.z] if bias else [])]
         stacked = np.stack([float64_of(part) for part in parts], axis=2)
-        return cls(stacked, solved.group_size, len(found.alpha), solved.stored)
+        return cls(stacked, size, len(found.alpha), stored)
 
     def rows(self, which: Any) -> Self:
         """A copy of some rows."""
@@ -163,10 +160,14 @@ class PlaneNumbers:
         """Replace some rows."""
         self.numbers[which] = other.numbers
 
+    def levels(self) -> F64:
+        """What every code is worth, ``[out, groups, 2^planes]``."""
+        codes = np.arange(2**self.planes, dtype=np.uint8)[None]
+        return np.asarray(np.einsum("kc,rgk->rgc", self.basis(codes, 0)[:, 0], self.numbers))
+
     def rule(self) -> FixedLevels:
         """The sums of all signs, rising."""
-        codes = np.arange(2**self.planes, dtype=np.uint8)[None]
-        levels = np.einsum("kc,rgk->rgc", self.basis(codes, 0)[:, 0], self.numbers)
+        levels = self.levels()
         labels = np.argsort(levels, axis=2, kind="stable")
         return FixedLevels(np.take_along_axis(levels, labels, axis=2), labels.astype(np.uint8))
 
@@ -236,6 +237,38 @@ def solve(
     return solved
 
 
+class Compensation(NamedTuple):
+    """What rounding with compensated errors needs to know about a layer; see `hessian`."""
+
+    hessian: F64  # [in, in], damped
+    order: npt.NDArray[np.intp]  # the columns as they are rounded
+    factor: F64
+    costs: F64  # [in], of a squared error; the mean is 1
+
+    @classmethod
+    def of(cls, job: Job, dampening: float, why: str) -> Self:
+        """From the statistics of a job; ``why``: what they are needed for."""
+        hessian = damped(hessian_of(job, why), dampening, None, job.name)
+        order = largest_first(np.diagonal(hessian))
+        factor, costs = compensation_in(hessian, order, job.threads, job.name)
+        return cls(hessian, order, factor, costs / costs.mean())
+
+
+def solve_compensated(
+    job: Job, weight: F32, layer: Compensation, bits: int, group_size: int, *, bias: bool, rounds: int, dtype: str,
+    turns: int,
+) -> Solved:  # fmt: skip
+    """:func:`solve` for the layer's output: rounded with compensated errors; ``errors`` are those of the search."""
+    solved = solve(job, weight, bits, group_size, bias=bias, rounds=rounds, dtype=dtype, importance=layer.costs)
+    first = PlaneNumbers.of(solved.numbers, solved.group_size, solved.stored, bias)
+    numbers = first.rows(slice(None))
+    hessian = layer.hessian
+    codes, errors = fitted(weight, hessian, layer.factor, layer.order, numbers, 2**bits - 1, turns, threads=job.threads)
+    replace_worse(weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads)
+    numbers.sort(codes)
+    return replace(solved, codes=codes, numbers=numbers.as_stored())
+
+
 def new_numbers(planes: int, rows: int, groups: int, stored: tuple[str, str]) -> Numbers:
     """To be filled in."""
     return Numbers(
@@ -243,7 +276,7 @@ def new_numbers(planes: int, rows: int, groups: int, stored: tuple[str, str]) ->
     )
 
 
-def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tuple[slice, F32]]:
+def _sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tuple[slice, F32]]:
     """Rows ``first..stop`` in blocks that fit the cache, each with the numbers of every group in rising order."""
     columns = weight.shape[1]
     whole = columns // size * size
@@ -255,12 +288,12 @@ def sorted_blocks(weight: F32, size: int, first: int, stop: int) -> Iterator[tup
         yield rows, ordered
 
 
-def _weighted_blocks(
+def weighted_blocks(
     weight: F32, importance: F64 | None, size: int, first: int, stop: int
 ) -> Iterator[tuple[slice, F32, F64]]:
     """The same with the importance of every sorted number, ``[0, 0]`` if there is none."""
     if importance is None:
-        for rows, ordered in sorted_blocks(weight, size, first, stop):
+        for rows, ordered in _sorted_blocks(weight, size, first, stop):
             yield rows, ordered, np.empty((0, 0))
         return
     columns = weight.shape[1]
@@ -293,7 +326,7 @@ def _solved(
 
     def work(first: int, stop: int) -> None:
         scratch = new_work(size, bits)
-        for block, ordered, weights in _weighted_blocks(weight, importance, size, first, stop):
+        for block, ordered, weights in weighted_blocks(weight, importance, size, first, stop):
             found = np.empty((len(ordered), groups, bits + 1))
             own, other = np.empty((len(ordered), groups)), np.empty((len(ordered), groups))
             origin = np.empty((len(ordered), groups), np.uint8)

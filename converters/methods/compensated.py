@@ -23,8 +23,8 @@ from bcqfmt.compiled.threads import each_share
 from .loops.gptq import accumulate, round_columns, round_to_levels
 
 __all__ = [
-    "FixedGrid", "FixedLevels", "GroupNumbers", "GroupRule", "Rounded", "compensated_codes", "fitted", "missed",
-    "output_errors", "replace_worse",
+    "FixedGrid", "FixedLevels", "GroupNumbers", "GroupRule", "Rounded", "compensated_codes", "fit_numbers", "fitted",
+    "missed", "output_errors", "pull_of", "replace_worse", "rows_at_a_time",
 ]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
@@ -252,9 +252,7 @@ def fitted(
     made, total = np.empty((out, n), np.uint8), np.empty(out)
     groups = (np.arange(n) // numbers.size)[order]
     tops = np.full(-(-n // numbers.size), top)
-    step = max(_ELEMENTS // n, 64)
-    for first in range(0, out, step):
-        rows = slice(first, min(first + step, out))
+    for rows in rows_at_a_time(out, n):
         part, own = weight[rows], numbers.rows(rows)
 
         def rounded(trial: GroupNumbers, part: npt.NDArray[np.float32] = part) -> Codes:
@@ -264,12 +262,12 @@ def fitted(
             return codes
 
         codes = rounded(own)
-        pull, least = _pull(missed(part, own, codes), hessian, threads)
+        pull, least = pull_of(missed(part, own, codes), hessian, threads)
         trial, seen = own.rows(slice(None)), codes
         for _ in range(turns):
-            _fit(hessian, trial, seen, pull, threads)
+            fit_numbers(hessian, trial, seen, pull, threads)
             seen = rounded(trial)
-            pull, errors = _pull(missed(part, trial, seen), hessian, threads)
+            pull, errors = pull_of(missed(part, trial, seen), hessian, threads)
             better = errors < least
             if not better.any():
                 break
@@ -278,6 +276,13 @@ def fitted(
         made[rows], total[rows] = codes, least
         numbers.take(rows, own)
     return made, total
+
+
+def rows_at_a_time(out: int, columns: int) -> Iterator[slice]:
+    """Rows in chunks of about 32 MB for each float64 copy."""
+    step = max(_ELEMENTS // columns, 64)
+    for first in range(0, out, step):
+        yield slice(first, min(first + step, out))
 
 
 def replace_worse(
@@ -302,10 +307,10 @@ def replace_worse(
 
 def output_errors(error: F64, hessian: F64, threads: int = 1) -> F64:
     """e H e^T of every row of ``error`` ``[rows, in]``."""
-    return _pull(error, hessian, threads)[1]
+    return pull_of(error, hessian, threads)[1]
 
 
-def _pull(error: F64, hessian: F64, threads: int) -> tuple[F64, F64]:
+def pull_of(error: F64, hessian: F64, threads: int) -> tuple[F64, F64]:
     """e H ``[rows, in]`` and e H e^T ``[rows]`` of every row e."""
     made = _product(error, hessian, threads)
     return made, np.asarray((made * error).sum(axis=1))
@@ -321,7 +326,7 @@ def missed(weight: npt.NDArray[np.float32], numbers: GroupNumbers, codes: Codes)
     return left
 
 
-def _fit(hessian: F64, numbers: GroupNumbers, codes: Codes, pull: F64, threads: int) -> None:
+def fit_numbers(hessian: F64, numbers: GroupNumbers, codes: Codes, pull: F64, threads: int) -> None:
     """The numbers of every group in turn, those of the others fixed; where rounding undoes the gain, none change.
 
     ``pull``: e H of every row ``[rows, in]``; overwritten.

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.compiled.threads import each_share
+from bcqfmt.container.dtypes import float64_of
 from bcqfmt.errors import error
 
 from .assemble import bcq_weight
-from .bcq import F32, F64, Numbers, Solved, new_numbers, solve, sorted_blocks
+from .bcq import (
+    F32,
+    F64,
+    Compensation,
+    Numbers,
+    PlaneNumbers,
+    Solved,
+    new_numbers,
+    solve,
+    solve_compensated,
+    weighted_blocks,
+)  # fmt: skip
+from .compensated import fit_numbers, missed, pull_of, rows_at_a_time
+from .errors import decoded_square_sums
+from .gptq import DAMPENING, TURNS
+from .hessian import importance_of, stats_of
 from .loops.bcq_levels import new_work
+from .loops.gptq import accumulate, descend_nested, round_nested
 from .loops.multi import extend_rows
 from .loops.multi_joint import new_joint_work
 from .matrix import checked, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["Multi", "MultiSettings"]
+__all__ = ["Multi", "MultiSettings", "nested_fitted"]
 
-_NEXT = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-_NEAR = 1.485  # times the error of planes found for one precision; the goal is 1.5, and only a sample is measured
-_GROUPS, _PART = 512, 64  # the sample: at least this many groups, and one group in this many
+Codes = npt.NDArray[np.uint8]
+
+_NEXT = 1.0  # what squared errors of the second precision above the seed count, of the first 1; from there they double
+_GROUPS, _PART = 512, 64  # a sample: at least this many groups, and one group in this many
+_GOALS = (1.1, 1.1, 1.25)  # of the joint search, times the error of planes made for the lowest precision, the next ...
+_TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how far its error is above its goal
+_WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
+_WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
+_BLOCK = 128  # columns that take up earlier errors at once
+_HIGHER = 1.5  # a precision then counts this much more than the one below: errors of that one disturb it
+_PASSES = 2  # over all codes with the others fixed, before and after every fit of numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +58,39 @@ class MultiSettings:
     """What can be chosen."""
 
     bits: int = setting(4, "planes per weight, the highest precision", low=1, high=8)
-    lowest_bits: int = setting(2, "the lowest precision, whose planes are those of `bcq`", low=1, high=8)
+    lowest_bits: int = setting(2, "the lowest precision", low=1, high=8)
+    nested: str = setting(
+        "seed", "`seed`: the planes of the lowest precision are those of `bcq`; `joint`: all precisions share the loss",
+        choices=("seed", "joint"),
+    )  # fmt: skip
     group_size: int = setting(128, GROUP_SIZE, low=8, words={"row": ROW})
     bias: bool = setting(True, "a number z per group and precision, next to the plane scales")
     rounds: int = setting(15, "turns of refinement per precision at most", low=0, high=1000)
     starts: int = setting(16, "starts of the joint search for all precisions; 0: plane by plane only", low=0, high=1000)
     scale_dtype: str = setting("F16", "type of plane scales and biases", choices=("F16", "BF16", "F32"))
+    weighting: str = setting(
+        "none", "`activations`: errors count by the mean squared input of their column", choices=("none", "activations")
+    )
+    rounding: str = setting(
+        "nearest", "`gptq`: errors compensated with the Hessian of the inputs", choices=("nearest", "gptq")
+    )
+    turns: int = setting(1, f"{TURNS}; with rounding = gptq", low=0, high=100)
+    dampening: float = setting(0.01, f"{DAMPENING}, for rounding = gptq", low=0.0, high=1.0)
 
 
 class Multi(MethodBase[MultiSettings]):
-    """``multi``: the first ``lowest_bits`` planes and their scale set are what `bcq` gives for that many bits.
+    """``multi``: q planes, and scales of their own for every precision. No group's error grows with the precision.
 
-    They are equal bit for bit. No group's error grows with the precision. Every plane above is found by itself
-    (``loops.multi``), then together with those before it (``loops.multi_joint``). There the precision after the seed
-    gets the largest weight with which the error of the next one stays within ``_NEAR`` times that of planes found for
-    it alone (``_weights``).
+    With ``nested = seed`` the first ``lowest_bits`` planes and their scale set are what `bcq` gives for that many bits,
+    bit for bit. Every plane above is found by itself (``loops.multi``), then together with those before it
+    (``loops.multi_joint``). There errors are weighted so that the first precision above the seed loses at most 3 % to
+    those above it. A plane more brings errors down to about a quarter, so with weights 1 and 4 both would count the
+    same.
+
+    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`); single groups may then get worse.
+
+    With ``nested = joint`` no bits are fixed: the sum over precisions of the errors, each divided by that of planes
+    made for it alone, is minimised over all planes and scales, beginning with those and with the planes above.
     """
 
     name = "multi"
@@ -62,71 +105,229 @@ class Multi(MethodBase[MultiSettings]):
             )
         super().__init__(settings)
 
+    def needs_stats(self) -> str | None:
+        """Only for weighting and compensated rounding."""
+        if self._settings.rounding == "gptq":
+            return f"multi with {_WHY_HESSIAN}."
+        return None if self._settings.weighting == "none" else f"multi with {_WHY}."
+
     def quantize(self, job: Job) -> Quantized:
-        """A bcq weight with a scale set for each precision from the seed on; notes: the mean squared error of each."""
+        """A bcq weight with a scale set for each precision; notes: the mean squared error of each."""
         weight, s = checked(job), self._settings
-        seed = solve(job, weight, s.lowest_bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
-        codes, precisions, errors = self._extended(job, weight, seed, self._weights(job, weight, seed))
+        layer = Compensation.of(job, s.dampening, _WHY_HESSIAN) if s.rounding == "gptq" else None
+        codes, precisions, size = self._found(job, weight, layer)
         sets = {s.lowest_bits + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
         alpha, z = sets.pop(s.bits)
-        size = stored_size(s.group_size, seed.group_size)
-        made = bcq_weight(codes, alpha, z, group_size=size, dtype=job.dtype, scale_sets=sets, threads=job.threads)
-        mse = {str(s.lowest_bits + i): float(sums) / weight.size for i, sums in enumerate(errors.sum(axis=0))}
+        made = bcq_weight(
+            codes, alpha, z, group_size=stored_size(s.group_size, size), dtype=job.dtype, scale_sets=sets,
+            threads=job.threads,
+        )  # fmt: skip
+        mse = {str(p): decoded_square_sums(weight, made, p)[1] / weight.size for p in range(s.lowest_bits, s.bits + 1)}
         return Quantized(made, {"mse_by_precision": mse})
 
-    def _weights(self, job: Job, weight: F32, seed: Solved) -> F64:
-        """What squared errors count, ``[precisions]`` above the seed: 1 for the first, then one of ``_NEXT``.
+    def _found(self, job: Job, weight: F32, layer: Compensation | None) -> tuple[Codes, list[Numbers], int]:
+        """Codes, the numbers of each precision, the group size."""
+        s, importance = self._settings, None
+        if layer is not None:
+            importance = layer.costs
+        elif s.weighting == "activations":
+            importance = importance_of(stats_of(job, _WHY))
+        if s.nested == "joint":
+            alone = [self._alone(job, weight, p, importance) for p in range(s.lowest_bits, s.bits + 1)]
+            seed, fixed = alone[0], None
+            weights = self._shared(job, weight, alone, importance)
+            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone)
+        else:
+            seed = self._alone(job, weight, s.lowest_bits, importance, layer)
+            fixed = seed.codes
+            weights = np.array([_NEXT * 2.0 ** (t - 1) if t else 1.0 for t in range(s.bits - s.lowest_bits)])
+            codes, numbers, _ = self._extended(job, weight, seed, weights, importance)
+        if layer is not None and weights.any():
+            free = 0 if fixed is None else 1  # the numbers of the seed stay
+            planes = [PlaneNumbers.of(one, seed.group_size, seed.stored, s.bias) for one in numbers[free:]]
+            weights = weights[weights > 0.0]
+            weights = weights * _HIGHER ** np.arange(weights.size)
+            codes = nested_fitted(weight, layer, planes, weights, s.turns, codes, fixed, job.threads)
+            numbers = [*numbers[:free], *(one.as_stored() for one in planes)]
+        return codes, numbers, seed.group_size
 
-        It is the least with which some rows stay within ``_NEAR`` at the second, or the last. A plane more brings
-        errors down to about a quarter, so with 4 both count the same. From there on weights double.
-        """
+    def _alone(
+        self, job: Job, weight: F32, bits: int, importance: F64 | None, layer: Compensation | None = None
+    ) -> Solved:
+        """Planes made for one precision; with ``layer`` their errors are compensated."""
         s = self._settings
-        chosen = _NEXT[0]
-        if s.bits > s.lowest_bits + 1 and s.starts:
-            groups = seed.numbers.z.shape[1]
-            count = max(_GROUPS, weight.shape[0] * groups // _PART) // groups + 1
-            rows = np.unique(np.linspace(0, weight.shape[0] - 1, count).astype(np.intp))
-            some = weight[rows]
-            alpha = np.ascontiguousarray(seed.numbers.alpha[:, rows])  # another layout would compile the loops again
-            start = replace(seed, numbers=Numbers(alpha, seed.numbers.z[rows]))
-            alone = solve(job, some, s.lowest_bits + 2, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype)
-            limit = _NEAR * float(alone.errors.sum())
+        if layer is not None:
+            return solve_compensated(
+                job, weight, layer, bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, turns=s.turns
+            )
+        return solve(
+            job, weight, bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, importance=importance
+        )
 
-            def near(weight_of_next: float) -> bool:
-                _, _, errors = self._extended(job, some, start, self._rising(weight_of_next))
-                return float(errors[:, 2].sum()) <= limit
+    def _shared(self, job: Job, weight: F32, alone: list[Solved], importance: F64 | None) -> F64:
+        """What squared errors count in the joint search, ``[bits]``: 0 below the lowest precision.
 
-            chosen = _NEXT[bisect_left(_NEXT[:-1], True, key=near)]
-        return self._rising(chosen)
+        Of some tried on a sample those with which the error furthest above its goal is the least above it.
+        """
+        rows = _sample(alone[0])
+        some = [replace(one, numbers=one.numbers.rows(rows), errors=one.errors[rows]) for one in alone]
+        own = np.array([float(one.errors.sum()) for one in some])
+        weights, best = np.zeros(self._settings.bits), (np.inf, np.zeros(0))
+        goals = own * np.array([_GOALS[min(i, 2)] for i in range(own.size)])
+        goals = np.maximum(goals, max(1e-9 * goals[0], np.finfo(np.float64).tiny))
+        shares = np.where(np.arange(own.size) < 2, 1.0, 0.5)
+        for _ in range(_TRIES if self._settings.starts else 1):
+            weights[-own.size :] = shares * (goals[0] / goals)
+            errors = self._extended(job, weight[rows], some[0], weights, importance, some[1:] or some)[2].sum(axis=0)
+            worst = float((errors / goals).max())
+            best = min(best, (worst, weights.copy()), key=lambda pair: pair[0])
+            shares = shares * (errors / goals / worst) ** _STEP if worst else shares
+            shares = np.maximum(shares / shares.max(), 1e-3)
+        return best[1]
 
-    def _rising(self, weight_of_next: float) -> F64:
-        more = self._settings.bits - self._settings.lowest_bits
-        return np.array([weight_of_next * 2.0 ** (t - 1) if t else 1.0 for t in range(more)])
+    def _extended(
+        self, job: Job, weight: F32, seed: Solved, weights: F64, importance: F64 | None = None,
+        given: Sequence[Solved] = (),
+    ) -> tuple[Codes, list[Numbers], F64]:  # fmt: skip
+        """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``.
 
-    def _extended(self, job: Job, weight: F32, seed: Solved, weights: F64) -> tuple[Any, list[Numbers], F64]:
-        """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``."""
+        ``given``: planes from which a search for all bits begins too; without any, those of the seed stay.
+        """
         s, size, (rows, groups) = self._settings, seed.group_size, seed.numbers.z.shape
         more = s.bits - s.lowest_bits
-        precisions = [new_numbers(s.lowest_bits + i, rows, groups, seed.stored) for i in range(1, more + 1)]
+        first = 1 - bool(given)  # of the precisions whose numbers are found here
+        found_here = [new_numbers(s.lowest_bits + i, rows, groups, seed.stored) for i in range(first, more + 1)]
         errors = np.empty((rows, more + 1))
         codes = np.empty(weight.shape, np.uint8)
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
+        starts = np.stack([_scales(one, s.bits) for one in given], axis=2) if given else np.empty((rows, groups, 0, 1))
 
-        def work(first: int, stop: int) -> None:
-            scratch, joint = new_work(size, s.bits), new_joint_work(s.lowest_bits, s.bits, weights)
-            for block, ordered in sorted_blocks(weight, size, first, stop):
+        def work(begin: int, stop: int) -> None:
+            scratch = new_work(size, s.bits)
+            fixed = new_joint_work(s.lowest_bits, s.bits, weights[-more:] if more else np.empty(0))
+            free = new_joint_work(0, s.bits, weights)
+            for block, ordered, own_weights in weighted_blocks(weight, importance, size, begin, stop):
                 found = np.zeros((len(ordered), groups, more + 1, s.bits + 1))
-                for i in range(s.lowest_bits):
-                    found[:, :, 0, i] = seed.numbers.alpha[i, block]
-                found[:, :, 0, s.bits] = seed.numbers.z[block]
+                found[:, :, 0] = _scales(seed, s.bits)[block]
                 own = np.zeros((len(ordered), groups, more + 1))
                 extend_rows(
-                    weight[block], ordered, size, s.rounds, s.bias, s.starts, kinds, s.lowest_bits, codes[block], found,
-                    own, scratch, joint,
+                    weight[block], ordered, own_weights, size, s.rounds, s.bias, s.starts, kinds, s.lowest_bits,
+                    starts[block], codes[block], found, own, scratch, fixed, free,
                 )  # fmt: skip
-                for i, one in enumerate(precisions, 1):
+                for i, one in enumerate(found_here, first):
                     one.fill(job, block, found[:, :, i], seed.stored)
                 errors[block] = own.sum(axis=1)
 
         each_share(work, rows, 1, job.threads)
-        return codes, [seed.numbers, *precisions], errors
+        return codes, found_here if given else [seed.numbers, *found_here], errors
+
+
+def _sample(solved: Solved) -> npt.NDArray[np.intp]:
+    """Some rows, evenly spread."""
+    rows, groups = solved.numbers.z.shape
+    count = max(_GROUPS, rows * groups // _PART) // groups + 1
+    return np.unique(np.linspace(0, rows - 1, count).astype(np.intp))
+
+
+def _scales(solved: Solved, planes: int) -> F64:
+    """Float64 ``[out, G, planes + 1]``: plane scales, each missing one half of the one before it, then z."""
+    alpha, z = solved.numbers.alpha, solved.numbers.z
+    made = np.empty((*z.shape, planes + 1))
+    for i in range(planes):
+        made[:, :, i] = float64_of(alpha[i]) if i < len(alpha) else 0.5 * made[:, :, i - 1]
+    made[:, :, planes] = float64_of(z)
+    return made
+
+
+def nested_fitted(
+    weight: F32, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, turns: int, nearest: Codes,
+    fixed: Codes | None, threads: int = 1,
+) -> Codes:  # fmt: skip
+    """``compensated.fitted`` for several precisions: codes ``[out, in]`` of the highest; ``numbers`` get what belongs.
+
+    A code is chosen for the weighted sum of the output errors of all precisions: first column by column, the errors of
+    every precision compensated by later columns, then for all others as they stand. weights: ``[precisions]``. nearest:
+    other codes, for rows that have less output error with them. fixed: the first bits of codes, which stay, or None.
+    """
+    made, q = np.empty(weight.shape, np.uint8), numbers[-1].planes
+    for rows in rows_at_a_time(*weight.shape):
+        part, own = weight[rows], [one.rows(rows) for one in numbers]
+        kept = None if fixed is None else fixed[rows]
+        codes = _nested_codes(part, layer, own, weights, kept, threads)
+        if kept is None:  # else the nearest have other first bits
+            errors = [_pulls(part, own, one, layer.hessian, threads)[2] @ weights for one in (codes, nearest[rows])]
+            codes = np.where((errors[0] <= errors[1])[:, None], codes, nearest[rows])
+        for turn in range(turns + 1):
+            missing, pulls, _ = _pulls(part, own, codes, layer.hessian, threads)
+            _descend(codes, layer, own, weights, kept, missing, pulls, threads)
+            for one, pull in zip(own, pulls, strict=True):
+                if turn < turns:
+                    fit_numbers(layer.hessian, one, codes >> np.uint8(q - one.planes), pull, threads)
+        made[rows] = codes
+        for one, other in zip(numbers, own, strict=True):
+            one.take(rows, other)
+    return made
+
+
+def _pulls(weight: F32, numbers: list[PlaneNumbers], codes: Codes, hessian: F64, threads: int) -> tuple[F64, F64, F64]:
+    """What every precision misses, e, and e H, ``[precisions, rows, in]``; e H e^T, ``[rows, precisions]``."""
+    q = numbers[-1].planes
+    lacks = np.stack([missed(weight, one, codes >> np.uint8(q - one.planes)) for one in numbers])
+    found = [pull_of(one, hessian, threads) for one in lacks]
+    return lacks, np.stack([one for one, _ in found]), np.stack([errors for _, errors in found], axis=1)
+
+
+def _descend(
+    codes: Codes, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, fixed: Codes | None, missing: F64,
+    pulls: F64, threads: int,
+) -> None:  # fmt: skip
+    """Every code in turn the best for all others as they are, twice; all arrays in place."""
+    first = np.empty((0, 0), np.uint8) if fixed is None else fixed
+    which, levels = np.arange(codes.shape[1]) // numbers[0].size, _levels(numbers)
+
+    def share(row: int, stop: int) -> None:
+        for _ in range(_PASSES):
+            descend_nested(
+                layer.hessian, levels, weights, first, _free(numbers), which, codes, missing, pulls, row, stop
+            )
+
+    each_share(share, codes.shape[0], 8, threads)
+
+
+def _levels(numbers: list[PlaneNumbers]) -> F64:
+    """What the codes of the highest precision are worth at every one, ``[precisions, rows, groups, codes]``."""
+    q = numbers[-1].planes
+    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers])
+
+
+def _free(numbers: list[PlaneNumbers]) -> int:
+    """Bits below those of a seed, whose precision is not among the numbers."""
+    return numbers[-1].planes - numbers[0].planes + 1
+
+
+def _nested_codes(
+    weight: F32, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, fixed: Codes | None, threads: int
+) -> Codes:
+    """Codes ``[rows, in]``, rounded column by column, errors of every precision compensated by later columns."""
+    (rows, n), size = weight.shape, numbers[0].size
+    back = layer.order[::-1]  # as the factor has them: rounding runs from the last column to the first
+    given, which = weight[:, back].astype(np.float64), np.ascontiguousarray(back // size)
+    levels, free = _levels(numbers), _free(numbers)
+    first = np.empty((0, 0), np.uint8) if fixed is None else np.ascontiguousarray(fixed[:, back])
+    missing, codes = np.zeros((len(numbers), rows, n)), np.empty((rows, n), np.uint8)
+    for high in range(n, 0, -_BLOCK):
+        low = max(high - _BLOCK, 0)
+        target = np.repeat(given[None, :, low:high], len(numbers), axis=0)
+
+        def share(row: int, stop: int, low: int = low, high: int = high, target: F64 = target) -> None:
+            count, depth, width = stop - row, n - high, high - low
+            for own, left in zip(target, missing, strict=True):
+                accumulate(own, row, 0, left, row, high, layer.factor, high, low, count, depth, width, -1.0)
+            round_nested(
+                target, low, high, layer.factor, levels, weights, first, free, which, codes, missing, row, stop
+            )
+
+        each_share(share, rows, 8, threads)
+    made = np.empty_like(codes)
+    made[:, back] = codes
+    return made

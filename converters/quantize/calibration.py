@@ -39,6 +39,9 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
+_KEPT = 1 << 29  # bytes of what enters a layer that are kept in memory while the layer is worked on
+_TOKENS = 4096  # in a decoder layer at a time, unless a row has more
+
 
 def calibrate(
     source: SourceCheckpoint, text: CalibrationText, target: Path, *, rows: int = 128, seq: int = 512, seed: int = 0,
@@ -109,8 +112,21 @@ class _Model:
             raise
         except Exception as fault:  # loaders raise anything on bad files
             raise _unusable(source, "transformers cannot run this model", fault) from fault
-        self.module.eval()
+        self.module.eval().requires_grad_(False)
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
+
+    def load(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:
+        """Weights of a module from the checkpoint, in float32; ``prefix``: what their names begin with."""
+        if self.whole:
+            module.to(device)
+            return
+        tied = self.module.all_tied_weights_keys
+        for name in module.state_dict():
+            known = prefix + name
+            stored = source.tensors[known if known in source.tensors else tied[known]]
+            _place(module, name, stored.to_torch().to(device, torch.float32))
+        for name, buffer in module.named_buffers():
+            _place(module, name, buffer.to(device))
 
     def _can_stream(self, source: SourceCheckpoint) -> bool:
         """Whether every tensor is in the checkpoint under its name, and every other buffer can be made."""
@@ -141,6 +157,9 @@ class Runner:
         self.source, self.model, self.work, self.device = source, model, work, device
         self.weighting = weighting
         self.tokens = torch.from_numpy(tokens)
+        most = max(1, _TOKENS // tokens.shape[1])
+        self.step = next(rows for rows in range(most, 0, -1) if len(tokens) % rows == 0)
+        self._kept: dict[str, tuple[int, list[Tensor]]] = {}
         self.real = list(model.layers)
         self.recorders = [_Recorder(layer) for layer in self.real]
         for index, recorder in enumerate(self.recorders):
@@ -154,9 +173,9 @@ class Runner:
         inputs = self._inputs(layer, self.prefix(stage), stage)
 
         def run() -> Iterator[npt.NDArray[np.float32]]:
-            for row in self.rows(stage):
-                yield self.apply(stage, row).cpu().numpy()
-                inputs.row_done()
+            for rows in self.rows(stage):
+                yield self.apply(stage, rows).cpu().numpy()
+                inputs.rows_done(len(rows))
 
         self.work.rows_into(stage + 1, run())
         self.work.finish(stage, *inputs.results())
@@ -166,9 +185,9 @@ class Runner:
         """All linear layers outside the decoder layers: the model's own forward, with what its layers gave."""
         self._load(self.model.module, "")
         inputs = self._inputs(self.model.module, "", stage)
-        for tokens, row in zip(self.tokens, self.rows(stage), strict=True):
+        for tokens, row in zip(self.tokens, self.rows(stage, step=1), strict=True):
             self._logits(tokens, row)
-            inputs.row_done()
+            inputs.rows_done(1)
         self.work.finish(stage, *inputs.results())
 
     def weigh(self, say: Callable[[str], None]) -> None:
@@ -192,22 +211,23 @@ class Runner:
         head = stage == len(self.real)
         module, prefix = (self.model.module, "") if head else (self.real[stage], self.prefix(stage))
         self._load(module, prefix)
-        found = Gradients(self.source, module, prefix, self.tokens.shape[1])
+        step = 1 if head else self.step  # predictions take far more room than what enters a layer
+        found = Gradients(self.source, module, prefix, (step, self.tokens.shape[1]))
         above = None if head else self.rows(stage + 1, "gradient")
 
         def run() -> Iterator[npt.NDArray[np.float32]]:
-            for tokens, row in zip(self.tokens, self.rows(stage), strict=True):
-                hidden = row.requires_grad_()
+            for tokens, rows in zip(self.tokens[::step], self.rows(stage, step=step), strict=True):
+                hidden = rows.requires_grad_()
                 with torch.enable_grad():
                     if above is None:
                         logits = self._logits(tokens, hidden)[0, :-1].float()
                         made = torch.nn.functional.cross_entropy(logits, tokens[1:].to(self.device), reduction="sum")
                     else:
                         made = self.apply(stage, hidden)
-                made.backward(None if above is None else next(above)[0])  # type: ignore[no-untyped-call]
-                found.row_done()
+                made.backward(None if above is None else next(above))  # type: ignore[no-untyped-call]
+                found.rows_done()
                 assert hidden.grad is not None
-                yield hidden.grad[0].cpu().numpy()
+                yield hidden.grad.cpu().numpy()
 
         self.work.rows_into(stage, run(), "gradient")
         self.work.finish_weights(stage, found.results())
@@ -215,7 +235,7 @@ class Runner:
 
     def _inputs(self, module: torch.nn.Module, prefix: str, stage: int) -> Inputs:
         weights = self.work.read_weights(stage) if self.weighting == "loss" else {}
-        return Inputs(self.source, module, prefix, self.device, self.weighting, weights)
+        return Inputs(self.source, module, prefix, self.device, self.weighting, weights, self.tokens.shape[1])
 
     def prefix(self, stage: int) -> str:
         """What the names of a layer's tensors begin with."""
@@ -226,20 +246,32 @@ class Runner:
         self._load(self.real[stage], self.prefix(stage))
         return self.real[stage]
 
-    def rows(self, stage: int, kind: str = "hidden") -> Iterator[Tensor]:
-        """What enters a layer, row by row, ``[1, seq, hidden]`` on the device; kind: see ``CalibrationWork``."""
-        shape = (self.tokens.shape[1], self.width)
-        for row in self.work.rows_of(stage, len(self.tokens), shape, kind):
-            yield torch.from_numpy(row).to(self.device)[None]
+    def rows(self, stage: int, kind: str = "hidden", step: int = 0, *, keep: bool = False) -> Iterator[Tensor]:
+        """What enters a layer, some rows at a time, ``[rows, seq, hidden]`` on the device.
+
+        kind: see ``CalibrationWork``; step: how many rows; keep: they will be asked for again.
+        """
+        step = step or self.step
+        shape = (step, self.tokens.shape[1], self.width)
+        read = (
+            torch.from_numpy(rows).to(self.device)
+            for rows in self.work.rows_of(stage, len(self.tokens) // step, shape, kind)
+        )
+        if not keep or 4 * self.tokens.numel() * self.width > _KEPT:
+            yield from read
+            return
+        if self._kept.get(kind, (-1, []))[0] != stage:
+            self._kept[kind] = stage, list(read)
+        yield from self._kept[kind][1]
 
     def apply(self, stage: int, hidden: Tensor, layer: torch.nn.Module | None = None) -> Tensor:
-        """What a layer, or another in its place, gives, float32 ``[seq, hidden]``; BCQ-E622 where it is not finite."""
+        """What a layer, or another in its place, gives, float32, as ``hidden``; BCQ-E622 where it is not finite."""
         record = self.recorders[stage]
         made = (layer or self.real[stage])(hidden, *record.positional, **record.named)
         made = made[0] if isinstance(made, tuple) else made
         if not torch.isfinite(made).all():
             raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
-        result: Tensor = made[0].float()
+        result: Tensor = made.float()
         return result
 
     def _logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -253,40 +285,33 @@ class Runner:
         """How the model calls each layer, what a layer gives back, and what enters the first."""
         self._load(self.model.module, "")
         self.recorders[0].stops = True
-        self._forward(self.tokens[0])
+        first_rows = self.tokens[: self.step]
+        self._forward(first_rows)
         self._load(self.real[0], f"{self.model.prefix}.0.")
         first = self.recorders[0]
         as_tuple = isinstance(self.real[0](first.entered, *first.positional, **first.named), tuple)
         self.unload(self.real[0])
         for recorder in self.recorders:
             recorder.as_tuple, recorder.stops = as_tuple, recorder is self.recorders[-1]
-        self._forward(self.tokens[0])
+        self._forward(first_rows)
         if not self.work.done(0) and not self.work.rows_file(0).exists():
 
             def embedded() -> Iterator[npt.NDArray[np.float32]]:
-                for tokens in self.tokens:
+                for tokens in torch.split(self.tokens, self.step):
                     self._forward(tokens)
-                    yield self.recorders[0].entered[0].float().cpu().numpy()
+                    yield self.recorders[0].entered.float().cpu().numpy()
 
             self.work.rows_into(0, embedded())
+        for recorder in self.recorders:
+            recorder.records = False  # calls with other numbers of rows follow
         self.unload(self.model.module)
 
     def _forward(self, tokens: Tensor) -> None:
         with contextlib.suppress(_Reached):
-            self.model.module(input_ids=tokens[None].to(self.device), use_cache=False)
+            self.model.module(input_ids=tokens.to(self.device), use_cache=False)
 
     def _load(self, module: torch.nn.Module, prefix: str) -> None:
-        """Weights of a module from the checkpoint, in float32; decoder layers are not part of the model any more."""
-        if self.model.whole:
-            module.to(self.device)
-            return
-        tied = self.model.module.all_tied_weights_keys
-        for name in module.state_dict():
-            known = prefix + name
-            stored = self.source.tensors[known if known in self.source.tensors else tied[known]]
-            _place(module, name, stored.to_torch().to(self.device, torch.float32))
-        for name, buffer in module.named_buffers():
-            _place(module, name, buffer.to(self.device))
+        self.model.load(self.source, module, prefix, self.device)
 
     def unload(self, module: torch.nn.Module) -> None:
         """Forget the weights of a module."""
@@ -306,10 +331,12 @@ class _Recorder(torch.nn.Module):
         self.entered = torch.empty(0)
         self.result: Tensor | None = None
         self.stops = self.as_tuple = False
+        self.records = True
 
     def forward(self, hidden: Tensor, *positional: Any, **named: Any) -> Tensor | tuple[Tensor]:
         """Record the call; return the input or the result of all layers, or stop."""
-        self.entered, self.positional, self.named = hidden, positional, named
+        if self.records:
+            self.entered, self.positional, self.named = hidden, positional, named
         if self.stops:
             raise _Reached
         result = hidden if self.result is None else self.result

@@ -10,6 +10,9 @@ OUT.partial/weights-00003.safetensors  what every token counts for each weight o
 OUT.partial/quantized-00003.bin        what enters layer 3 when those before it are quantized (`quantize --text`)
 OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so its being there means it is done
 
+Every .bin file ends in the SHA-256 of what is before it, weights-*.safetensors has that of its tensors in its metadata:
+what changed on the disk while a run was interrupted is refused.
+
 Nothing here needs torch, so a wrong text or target is refused before torch is loaded.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +45,8 @@ __all__ = ["CalibrationText", "CalibrationWork", "TextOptions", "check_target", 
 
 Row = npt.NDArray[np.float32]
 
+_DIGEST = 32  # bytes of a SHA-256
+
 
 class CalibrationText(NamedTuple):
     """A text and the SHA-256 of its bytes."""
@@ -51,17 +57,25 @@ class CalibrationText(NamedTuple):
 
 
 class TextOptions(NamedTuple):
-    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`."""
+    """A text for quantizing block by block: ``rows`` pieces of ``seq`` tokens; weighting: see `calibration`.
+
+    ``train``: passes over the text that train scales when all blocks are quantized.
+    """
 
     text: CalibrationText
     rows: int = 128
     seq: int = 512
     device: str = "auto"
     weighting: str = "none"
+    train: int = 0
+
+    def blocks(self) -> dict[str, Any]:
+        """What decides the blocks."""
+        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
 
     def recorded(self) -> dict[str, Any]:
         """What decides the result."""
-        return {"text": self.text.sha256, "rows": self.rows, "seq": self.seq, "weighting": self.weighting}
+        return {**self.blocks(), "train_scales": self.train}
 
 
 def read_text(path: Path) -> CalibrationText:
@@ -111,6 +125,7 @@ class CalibrationWork:
         self.folder = self.target.with_name(f"{self.target.name}.partial")
         self.plan = dict(plan)
         self._lock = -1
+        self._sound: set[Path] = set()  # files that this process wrote or has checked
         check_target(target, overwrite=overwrite)
         if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
@@ -138,25 +153,35 @@ class CalibrationWork:
 
     def rows_into(self, stage: int, rows: Iterator[Row], kind: str = "hidden") -> None:
         """Write what enters a layer, row by row; the file appears when all are written."""
+        digest = hashlib.sha256()
         with OutputFile(self.rows_file(stage, kind)) as output:
             for row in rows:
-                output.write(np.ascontiguousarray(row, np.float32).data.cast("B"))
+                raw = np.ascontiguousarray(row, np.float32).data.cast("B")
+                digest.update(raw)
+                output.write(raw)
+            output.write(digest.digest())
+        self._sound.add(self.rows_file(stage, kind))
 
-    def rows_of(self, stage: int, count: int, shape: tuple[int, int], kind: str = "hidden") -> Iterator[Row]:
-        """What enters a layer, row by row, each float32 ``[seq, hidden]``."""
+    def rows_of(self, stage: int, count: int, shape: tuple[int, ...], kind: str = "hidden") -> Iterator[Row]:
+        """What enters a layer in ``count`` pieces, each float32 of that shape: some rows ``[rows, seq, hidden]``."""
         source = SourceFile(self.rows_file(stage, kind))
-        size = shape[0] * shape[1] * 4
-        if source.size != count * size:
-            raise error(
-                "BCQ-E401", str(self.folder), found=f"{source.path.name} of another size", expected="--overwrite"
-            )
+        size = math.prod(shape) * 4
+        if source.size != count * size + _DIGEST:
+            raise self._changed(source.path, "of another size")
+        if source.path not in self._sound:
+            digest = hashlib.sha256()
+            for index in range(count):
+                digest.update(source.read(index * size, size).data)
+            if digest.digest() != source.read(count * size, _DIGEST).tobytes():
+                raise self._changed(source.path, "changed since it was written")
+            self._sound.add(source.path)
         for index in range(count):
             yield source.read(index * size, size).view(np.float32).reshape(shape)
 
     def finish_weights(self, stage: int, weights: Mapping[str, Row]) -> None:
         """Write what tokens count in a layer; the gradient that came from the layer above is no longer needed."""
         tensors = {name: StoredTensor.from_array(name, array) for name, array in weights.items()}
-        write_tensors(self.weights(stage), tensors, {})
+        write_tensors(self.weights(stage), tensors, {"sha256": _digest(weights)})
         with contextlib.suppress(FileNotFoundError):
             self.rows_file(stage + 1, "gradient").unlink()
 
@@ -164,7 +189,10 @@ class CalibrationWork:
         """Weight name -> float32 ``[rows, seq]``."""
         source = SourceFile(self.weights(stage))
         header = require_header(source)
-        return {name: StoredTensor.in_file(name, header, source).array() for name in header.tensors}
+        found = {name: StoredTensor.in_file(name, header, source).array() for name in header.tensors}
+        if header.metadata.get("sha256") != _digest(found):
+            raise self._changed(source.path, "changed since it was written")
+        return found
 
     def finish(self, stage: int, tensors: Mapping[str, StoredTensor], inputs: Mapping[str, list[str]]) -> None:
         """Write a layer's statistics; what entered it is no longer needed."""
@@ -200,6 +228,15 @@ class CalibrationWork:
         if isinstance(value, BcqError) and value.code == "BCQ-E622":  # it would end there again
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _changed(self, path: Path, how: str) -> BcqError:
+        return error(
+            "BCQ-E401",
+            str(self.folder),
+            found=f"{path.name} {how}",
+            expected="what an unfinished run wrote",
+            hint="start anew with --overwrite",
+        )
+
     def _layer(self, stage: int) -> Path:
         return self.folder / f"layer-{stage:05d}.safetensors"
 
@@ -220,3 +257,10 @@ class CalibrationWork:
                 expected="the same ones",
                 hint="start anew with --overwrite",
             )
+
+
+def _digest(tensors: Mapping[str, Row]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(np.ascontiguousarray(tensors[name], np.float32).data.cast("B"))
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,21 +32,22 @@ def linears(source: SourceCheckpoint, module: torch.nn.Module, prefix: str) -> I
             yield known, child
 
 
-def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tensor) -> Tensor | None:
-    """What every token counts, ``[tokens]``, for an input ``[tokens, in]``; None: all the same.
+def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tensor, seq: int) -> Tensor | None:
+    """What every token counts, ``[tokens]``, for an input ``[tokens, in]`` of rows of ``seq``; None: all the same.
 
-    ``given``: the weights by loss, where there are any.
+    ``given``: the weights by loss, ``[rows, seq]``, where there are any. Parts of rows (experts) count as one.
     """
     if weighting == "none" or not len(x):
         return None
-    power = x.square().sum(1)
+    power = x.square().sum(1).reshape((-1, seq) if len(x) % seq == 0 else (1, -1))
     if weighting == "tokens":
-        return power.mean() / power.clamp_min(power.mean() * 1e-6)
+        mean = power.mean(1, keepdim=True)
+        return (mean / torch.maximum(power, mean * 1e-6)).flatten()
     if given is None:
         return None
     counts = torch.from_numpy(given.copy()).to(x.device)
     size = counts * power
-    return counts * (MOST * size.mean() / size.clamp_min(1e-30)).clamp_max(1.0)
+    return (counts * (MOST * size.mean(1, keepdim=True) / size.clamp_min(1e-30)).clamp_max(1.0)).flatten()
 
 
 class Gradients:
@@ -54,14 +56,17 @@ class Gradients:
     A layer that sees other tokens than those of the text (an expert) has none.
     """
 
-    def __init__(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, seq: int) -> None:
-        self._seq = seq
+    def __init__(
+        self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, shape: tuple[int, int]
+    ) -> None:  # fmt: skip
+        """``shape``: rows that are run at a time, and their tokens."""
+        self._shape = shape
         self._now: dict[str, Tensor] = {}
         self._rows: dict[str, list[Tensor]] = {}
         self._hooks = [child.register_forward_hook(self._hook(name)) for name, child in linears(source, module, prefix)]
 
-    def row_done(self) -> None:
-        """Keep what this row gave."""
+    def rows_done(self) -> None:
+        """Keep what these rows gave."""
         for name, value in self._now.items():
             self._rows.setdefault(name, []).append(value)
         self._now = {}
@@ -71,16 +76,16 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
         most = max(map(len, self._rows.values()), default=0)
-        found = {name: torch.stack(rows).double() for name, rows in self._rows.items() if len(rows) == most}
+        found = {name: torch.cat(rows).double() for name, rows in self._rows.items() if len(rows) == most}
         made = {name: value / value.mean() for name, value in found.items() if value.sum() > 0}
         return {name: value.float().cpu().numpy() for name, value in made.items()}
 
     def _hook(self, name: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Tensor], None]:
         def keep(gradient: Tensor) -> None:
-            self._now[name] = gradient.reshape(self._seq, -1).float().square().mean(1)
+            self._now[name] = gradient.reshape(*self._shape, -1).float().square().mean(2)
 
         def look(module: torch.nn.Module, given: tuple[Any, ...], made: Tensor) -> None:
-            if made.requires_grad and made.numel() == self._seq * made.shape[-1]:
+            if made.requires_grad and made.numel() == math.prod(self._shape) * made.shape[-1]:
                 made.register_hook(keep)  # type: ignore[no-untyped-call]
 
         return look
@@ -94,22 +99,23 @@ class Inputs:
 
     def __init__(
         self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device, weighting: str,
-        weights: Weights,
+        weights: Weights, seq: int,
     ) -> None:  # fmt: skip
+        self._seq = seq
         self._device, self._weighting, self._weights = device, weighting, weights
         self._row = 0
         self._squares: dict[str, Tensor] = {}
         self._products: dict[str, Tensor] = {}
         self._shared: dict[str, list[str]] = {}
         self._leader: dict[str, str] = {}
-        self._seen: list[tuple[Tensor, str]] = []  # inputs of this row: they stay alive, so no two share an address
+        self._seen: list[tuple[Tensor, str]] = []  # inputs of these rows: they stay alive, so no two share an address
         for name, child in linears(source, module, prefix):
             child.register_forward_pre_hook(self._hook(name))
 
-    def row_done(self) -> None:
-        """Forget the tensors of a row."""
+    def rows_done(self, count: int) -> None:
+        """Forget the tensors of some rows."""
         self._seen.clear()
-        self._row += 1
+        self._row += count
 
     def results(self) -> tuple[dict[str, StoredTensor], dict[str, list[str]]]:
         """Tensors by name, and for each input the weights that read it."""
@@ -146,8 +152,9 @@ class Inputs:
         return look
 
     def _counts(self, weight: str, x: Tensor) -> Tensor | None:
-        given = self._weights[weight][self._row] if weight in self._weights else None
-        return token_counts(self._weighting, given, x)
+        rows = slice(self._row, self._row + len(x) // self._seq)
+        given = self._weights[weight][rows] if weight in self._weights else None
+        return token_counts(self._weighting, given, x, self._seq)
 
     def _add(self, sums: dict[str, Tensor], weight: str, more: Tensor) -> None:
         if weight not in sums:

@@ -14,13 +14,15 @@ from bcqfmt.converters.jobs.source_files import hash_source
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.errors import error
+from bcqfmt.errors import error, escape
 
 from .choice import Choice
 from .dense import check_finite
 from .stats import StatsFile
 
-__all__ = ["LazyStats", "check_covered", "check_source", "check_stats"]
+__all__ = ["LazyStats", "check_covered", "check_source", "check_stats", "check_trained"]
+
+TRAINED = ("gptq", "rtn", "bcq")  # methods whose scales are free numbers, for --train-scales
 
 
 class LazyStats(InputStats):
@@ -80,6 +82,17 @@ def check_covered(source: SourceCheckpoint, choice: Choice, seen: Container[str]
         if reason is not None and name not in seen:
             found = f"it is no linear layer of a decoder layer; {reason.rstrip('.')}"
             raise error("BCQ-E623", source.home[name], name, found, "--exclude it, or another method by --rules")
+
+
+def check_trained(source: SourceCheckpoint, choice: Choice) -> None:
+    """BCQ-E302 for a weight whose method has no numbers that could be trained."""
+    for name in choice.weights:
+        method = choice.method_of(name).name
+        if method not in TRAINED:
+            found = f"--train-scales with method {escape(method)}"
+            raise error(
+                "BCQ-E302", source.home[name], name, found, " or ".join(TRAINED), "choose one of these, or leave it out"
+            )
 
 
 def check_source(

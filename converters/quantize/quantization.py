@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,11 +39,11 @@ from bcqfmt.weight.weight import BcqWeight
 from .calibration_work import TextOptions
 from .choice import Choice, choose
 from .dense import judge, refuse_quantized
-from .preflight import LazyStats, check_covered, check_source, check_stats
+from .preflight import LazyStats, check_covered, check_source, check_stats, check_trained
 from .record import closing_files, same_record
 from .rules import RuleFile
 from .stats import StatsFile
-from .weight import Finished, Measured, quantize_tensor, read_spool, write_spool
+from .weight import Finished, Measured, measured_again, quantize_tensor, read_spool, write_spool
 
 __all__ = ["Quantization", "QuantizeOptions"]
 
@@ -95,7 +95,10 @@ class Quantization:
         )
         if options.text is None:
             check_stats(source, self.choice, options.stats, data=not options.headers_only)
+        elif options.text.train:
+            check_trained(source, self.choice)
         self._ready: dict[str, Finished] = {}
+        self._opened: list[SourceFile] = []
         self.modules = {name: self._module(name) for name in self.choice.weights}
         self.plan: Plan = make_plan(
             source,
@@ -185,26 +188,53 @@ class Quantization:
         run_all(jobs, self.options.workers, self._stop)
 
     def _blocks(self, space: Workspace, given: TextOptions, say: Callable[[str], None]) -> None:
-        """All weights of decoder layers, layer by layer; batches then only collect them."""
+        """All weights of decoder layers, layer by layer, then trained; batches only collect them."""
+        done = space.done("blocks", self.plan) or self._layers(space, given, say)
+        for stage in range(done["count"]):
+            self._take(space, _block(stage))
+        if given.train:
+            if space.done("trained", self.plan) is None:
+                from .training import train_scales
+
+                made = train_scales(self.source, given, {name: one.weight for name, one in self._ready.items()}, say)
+                self._spool(space, "trained", [self._trained(weight) for weight in made.values()])
+            self._take(space, "trained")
+
+    def _layers(self, space: Workspace, given: TextOptions, say: Callable[[str], None]) -> dict[str, Any]:
+        """The weights of every decoder layer in a spool file; how many layers there are."""
         from .sequential import Blocks
 
-        opened: list[SourceFile] = []
         with Blocks(self.source, given, space.work / "text", say) as blocks:
             layers = blocks.names()
             check_covered(self.source, self.choice, {name for names in layers for name in names})
             for stage, names in enumerate(layers):
-                chosen, key = [name for name in names if name in self.modules], f"block-{stage:06d}"
-                record = space.done(key, self.plan)
-                if record is None:
-                    made = blocks.quantize(stage, chosen, self._one)
-                    written = write_spool(space.work / f"{key}.safetensors", made, self._stop.check)
-                    notes = {one.weight.name: one.record() for one in made}
-                    file = f"{WORK}/{key}.safetensors"
-                    record = space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
-                source, held = read_spool(space.folder / record["file"])
-                opened.append(source)  # closed with the process: batches read from it
-                self._ready |= {name: Finished(weight, record["notes"][name]) for name, weight in held.items()}
-                blocks.advance(stage, {name: weight.dequantize("float32") for name, weight in held.items()})
+                chosen = [name for name in names if name in self.modules]
+                if space.done(_block(stage), self.plan) is None:
+                    self._spool(space, _block(stage), blocks.quantize(stage, chosen, self._one))
+                if stage + 1 < len(layers):
+                    held = self._take(space, _block(stage))
+                    blocks.advance(stage, {name: weight.dequantize("float32") for name, weight in held.items()})
+        return space.finish("blocks", self.plan, {"count": len(layers)})
+
+    def _spool(self, space: Workspace, key: str, made: Sequence[Measured | Finished]) -> None:
+        """Write weights down, and that they are done."""
+        written = write_spool(space.work / f"{key}.safetensors", made, self._stop.check)
+        notes = {one.weight.name: one.record() for one in made}
+        file = f"{WORK}/{key}.safetensors"
+        space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
+
+    def _take(self, space: Workspace, key: str) -> dict[str, BcqWeight]:
+        """The weights of a spool file, which batches will find; the file is closed with the process."""
+        record = space.done(key, self.plan)
+        assert record is not None  # it was finished in this run, or found complete
+        source, held = read_spool(space.folder / record["file"])
+        self._opened.append(source)
+        self._ready |= {name: Finished(weight, record["notes"][name]) for name, weight in held.items()}
+        return held
+
+    def _trained(self, weight: BcqWeight) -> Finished:
+        tensor, before = self.modules[weight.name].tensors["weight"], self._ready[weight.name].recorded
+        return Finished(weight, {**before, **measured_again(tensor, weight, self.options.workers)})
 
     def _one(self, name: str, stats: InputStats, target: npt.NDArray[np.float32]) -> Measured:
         self._stop.check()
@@ -227,12 +257,7 @@ class Quantization:
     def _batch(self, space: Workspace, work: _ShardWork, key: str, tick: Tick, shard_done: ShardDone) -> None:
         names = work.batches[key]
         if space.done(key, self.plan) is None:
-            made = [self._quantized(name) for name in names]
-            written = write_spool(space.work / f"{key}.safetensors", made, self._stop.check)
-            notes = {one.weight.name: one.record() for one in made}
-            file = f"{WORK}/{key}.safetensors"
-            space.finish(key, self.plan, {"file": file, **written._asdict(), "notes": notes})
-            del made
+            self._spool(space, key, [self._quantized(name) for name in names])
         tick(sum(self.modules[name].nbytes for name in names))
         if work.one_less():
             self._shard(space, work, tick, shard_done)
@@ -296,6 +321,11 @@ class _ShardWork:
         with self._lock:
             self._left -= 1
             return self._left == 0
+
+
+def _block(stage: int) -> str:
+    """The step of a decoder layer."""
+    return f"block-{stage:06d}"
 
 
 def _matrix(module: Module) -> int:

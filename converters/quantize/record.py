@@ -3,7 +3,8 @@
     {"version": "1.0",
      "recipes": [{"method": "rtn", "settings": {...}}, ...],
      "stats": null or the SHA-256 of the calibration statistics,
-     "text": null or, quantized layer by layer, {"text": SHA-256, "rows": n, "seq": n, "weighting": "none"},
+     "text": null or, quantized layer by layer, {"text": SHA-256, "rows": n, "seq": n, "weighting": "none",
+              "train_scales": passes of training},
      "weights": {name: {"recipe": 0, "shape": [...], "bytes": n, "bits_per_weight": b, "mse": x, "relative": x,
                         "sqnr_db": x, "power": x, "noise": x, "notes": {...}}},
      "dense": {name: reason}}
@@ -78,7 +79,9 @@ def closing_files(
         seen = f"{rows} rows of {tokens}; SHA-256 of the statistics `{plan.options['stats']}`"
     elif made.text is not None:
         tokens = f"{made.text['seq']} tokens{_COUNTED[made.text['weighting']]}"
-        seen = f"{made.text['rows']} rows of {tokens}, layer by layer; SHA-256 of the text `{made.text['text']}`"
+        trained = f", scales trained in {made.text['train_scales']} passes" if made.text["train_scales"] else ""
+        digest = f"SHA-256 of the text `{made.text['text']}`"
+        seen = f"{made.text['rows']} rows of {tokens}, layer by layer{trained}; {digest}"
     return {RECORD: text.encode("ascii")}, quantized(used, made.sums().figures()["relative"], seen)
 
 

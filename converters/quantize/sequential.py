@@ -3,8 +3,8 @@
 A decoder layer is held twice, as the source has it and with the weights quantized so far. Its linear layers are taken
 input by input, in the order in which the layer runs. Over all rows of text two sums are taken: H = sum x' x'^T, x' the
 input that the quantized part makes, and C = sum (x - x') x'^T, x the input in the dense model. What is quantized, with
-H as its statistics, is W + W C (H + lambda I)^-1: of all matrices it makes of x' what is nearest to W x. Two rows of
-text, two layers and the sums of one input are in memory. Imported on demand only: it needs torch and transformers.
+H as its statistics, is W + W C (H + lambda I)^-1: of all matrices it makes of x' what is nearest to W x. Some
+rows of text, two layers and the sums of one input are in memory. Imported on demand only: torch and transformers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Blocks:
         """``folder``: where inputs of layers are kept, so that an interrupted run can go on."""
         model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
         device = device_of(given.device)
-        plan = {"model": fingerprint(source), **given.recorded(), "device": device.type}
+        plan = {"model": fingerprint(source), **given.blocks(), "device": device.type}
         self.source, self.say, self._weighting = source, say, given.weighting
         self._tokens = tokens.size
         self.work = CalibrationWork(folder, plan)
@@ -121,7 +121,7 @@ class Blocks:
         return linears(self.source, self.runner.real[stage], self.runner.prefix(stage))
 
     def _quantized_rows(self, stage: int) -> Iterator[Tensor]:
-        return self.runner.rows(stage, "quantized" if stage else "hidden")
+        return self.runner.rows(stage, "quantized" if stage else "hidden", keep=True)
 
     def _groups(self, stage: int) -> list[list[str]]:
         """Weights that read the same input, in the order in which the layer runs."""
@@ -151,16 +151,18 @@ class Blocks:
         """Sums over all rows at one input; the same for all weights that read it unless tokens count differently."""
         found: dict[str, _Sums] = {}
         own = wanted if self._weighting == "loss" else wanted[:1]
-        rows = zip(self._quantized_rows(stage), self.runner.rows(stage), strict=True)
+        rows = zip(self._quantized_rows(stage), self.runner.rows(stage, keep=True), strict=True)
         for number, (mine, theirs) in enumerate(rows):
+            span = slice(number * len(mine), (number + 1) * len(mine))
             x = self._input(stage, None, pair[0], mine)
             other = self._input(stage, dense, pair[1], theirs)
+            squares = x.square().sum(0, dtype=torch.float64)
             apart = other - x if other.shape == x.shape else torch.zeros_like(x)
             for name in own:
-                given = counts[name][number] if name in counts else None
-                weights = token_counts(self._weighting, given, x)
+                given = counts[name][span] if name in counts else None
+                weights = token_counts(self._weighting, given, x, mine.shape[1])
                 weighted = x if weights is None else x * weights[:, None]
-                more = _Sums(x.double().square().sum(0), (x.T @ weighted).double(), (apart.T @ weighted).double())
+                more = _Sums(squares, (x.T @ weighted).double(), (apart.T @ weighted).double())
                 found[name] = _Sums(*map(torch.add, found[name], more)) if name in found else more
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 

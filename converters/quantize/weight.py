@@ -29,7 +29,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .dense import read_matrix
 
-__all__ = ["Finished", "Measured", "finite", "quantize_tensor", "read_spool", "write_spool"]
+__all__ = ["Finished", "Measured", "finite", "measured_again", "quantize_tensor", "read_spool", "write_spool"]
 
 
 class Measured(NamedTuple):
@@ -41,12 +41,11 @@ class Measured(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """What is recorded about it (JSON values); ten digits, which do not depend on how sums are taken."""
-        numbers = {**self.sums.figures(), "power": self.sums.power, "noise": self.sums.noise}
         found = {
             "shape": list(self.weight.shape),
             "bytes": self.weight.nbytes,
             "bits_per_weight": self.weight.bits_per_weight,
-            **{key: None if value is None else float(f"{value:.10g}") for key, value in numbers.items()},
+            **_recorded(self.sums),
         }
         return {**found, "notes": finite(self.notes)} if self.notes else found
 
@@ -94,6 +93,12 @@ def quantize_tensor(
     return Measured(BcqWeight(tensor.name, weight.spec, weight.parts()), note, sums)
 
 
+def measured_again(tensor: StoredTensor, weight: BcqWeight, threads: int = 1) -> dict[str, float | None]:
+    """What is recorded about the error of a weight, of a matrix whose numbers have changed."""
+    matrix = read_matrix(tensor)
+    return _recorded(Sums(*square_sums(matrix, weight, threads), matrix.size))
+
+
 def write_spool(
     path: Path, made: Sequence[Measured | Finished], tick: Callable[[int], None] | None = None
 ) -> FileRecord:
@@ -110,6 +115,11 @@ def read_spool(path: Path) -> tuple[SourceFile, dict[str, BcqWeight]]:
     file = read_model_file(source, refuse)
     assert file is not None  # refuse has raised otherwise
     return source, {name: BcqWeight(name, spec, file.parts(name)) for name, spec in file.specs.items()}
+
+
+def _recorded(sums: Sums) -> dict[str, float | None]:
+    numbers = {**sums.figures(), "power": sums.power, "noise": sums.noise}
+    return {key: None if value is None else float(f"{value:.10g}") for key, value in numbers.items()}
 
 
 def finite(value: Any) -> Any:

@@ -18,15 +18,13 @@ from bcqfmt.container.stored_tensor import StoredTensor
 
 from .gguf_names import architecture
 
-__all__ = ["CLASSES", "NUMBERS", "config_of"]
+__all__ = ["CLASSES", "LARGEST", "NUMBERS", "config_of"]
 
 CLASSES: Final = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
-}
-_MORE: Final = {  # that only the way in knows
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
@@ -48,7 +46,7 @@ NUMBERS: Final = {
 }
 _MAX_FACTORS = 1 << 12
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_LARGEST: Final = {"gemma2": 46, "gemma3": 62}  # layers of the models of 27 billion, which scale queries otherwise
+LARGEST: Final = {"gemma2": 46, "gemma3": 62}  # layers of the models of 27 billion, which scale queries otherwise
 _IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
@@ -60,8 +58,7 @@ def config_of(
     ``shapes`` of all tensors by their names in GGUF; ``tensors``: those that have no name in Hugging Face are read.
     """
     kind = architecture(header)
-    classes = {**CLASSES, **_MORE}
-    if kind not in classes or "token_embd.weight" not in shapes:
+    if kind not in CLASSES or "token_embd.weight" not in shapes:
         return {}
     found: dict[str, Any] = {}
     for key, name in NUMBERS.items():
@@ -72,7 +69,7 @@ def config_of(
         return {}
     found.setdefault("num_key_value_heads", found["num_attention_heads"])
     found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
-    model, name = classes[kind]
+    model, name = CLASSES[kind]
     if found.get("num_local_experts"):
         model, name = ("mixtral", "MixtralForCausalLM") if kind == "llama" else (model, name)
     found |= {"architectures": [name], "model_type": model, "hidden_act": "silu"}
@@ -113,7 +110,7 @@ def _particular(header: GgufHeader, kind: str, found: Mapping[str, Any]) -> dict
     more: dict[str, Any] = {"hidden_act": act, "hidden_activation": act}
     if kind != "gemma":
         each = found["hidden_size"] // found["num_attention_heads"]
-        more["query_pre_attn_scalar"] = each if found["num_hidden_layers"] == _LARGEST[kind] else found["head_dim"]
+        more["query_pre_attn_scalar"] = each if found["num_hidden_layers"] == LARGEST[kind] else found["head_dim"]
     for key in ("attn_logit_softcapping", "final_logit_softcapping") if kind == "gemma2" else ():
         more[key] = number(header.get(f"{kind}.{key}"))
     return more

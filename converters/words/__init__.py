@@ -12,10 +12,10 @@ layout                        codes                                    planes, i
 ============================  =======================================  =====================================
 GPTQ weights                  ``stream_rows``                          ``gptq``
 GPTQ zero points              ``stream_columns`` (gives [G, N])
-gptq_p                        ``planar_rows``, ``planar_columns``      ``planar``
+gptq_p, its zero points       ``planar_columns``                       ``planar``
 AWQ GEMM, zero points too     ``awq_gemm``                             ``awq``
 AWQ GEMV, zero points too     ``stream_columns``                       ``columns``
-AWQ GEMV-fast, llm-awq        ``gemv_fast``                            ``gemv_fast``
+AWQ GEMV-fast, llm-awq                                                 ``gemv_fast``
 compressed-tensors            ``stream_columns``, older ``slots``      ``columns``
 its zero points               ``stream_rows`` (gives [G, N])
 HQQ                           ``hqq``
@@ -36,15 +36,11 @@ from __future__ import annotations
 from .codes import (
     awq_gemm_to_codes,
     codes_to_awq_gemm,
-    codes_to_gemv_fast,
     codes_to_planar_columns,
-    codes_to_planar_rows,
     codes_to_slots,
     codes_to_stream_columns,
     codes_to_stream_rows,
-    gemv_fast_to_codes,
     planar_columns_to_codes,
-    planar_rows_to_codes,
     slots_to_codes,
     stream_columns_to_codes,
     stream_rows_to_codes,
@@ -73,22 +69,18 @@ __all__ = [
     "awq_gemm_to_codes",
     "awq_to_planes",
     "codes_to_awq_gemm",
-    "codes_to_gemv_fast",
     "codes_to_hqq",
     "codes_to_planar_columns",
-    "codes_to_planar_rows",
     "codes_to_planes",
     "codes_to_slots",
     "codes_to_stream_columns",
     "codes_to_stream_rows",
     "columns_to_planes",
     "field_to_planes",
-    "gemv_fast_to_codes",
     "gemv_fast_to_planes",
     "gptq_to_planes",
     "hqq_to_codes",
     "planar_columns_to_codes",
-    "planar_rows_to_codes",
     "planar_to_planes",
     "planes_to_anybcq",
     "planes_to_awq",

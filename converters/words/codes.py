@@ -1,9 +1,8 @@
-"""Words to codes ``uint8 [N, K]`` and back, a pair of functions for every layout (see `words`)."""
+"""Words to codes ``uint8 [N, K]`` and back, a pair of functions for a layout (see `words`)."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from . import bit_programs as programs
 from . import runs
@@ -14,8 +13,6 @@ from .arrays import (
     blocks_of,
     codes_in,
     cut,
-    gemv_fast_in,
-    gemv_fast_out,
     length,
     new_codes,
     padded,
@@ -26,10 +23,11 @@ from .bit_programs import Container
 from .buffers import new_array
 from .runs import Side
 
-__all__ = ["awq_gemm_to_codes", "codes_to_awq_gemm", "codes_to_gemv_fast", "codes_to_planar_columns"]
-__all__ += ["codes_to_planar_rows", "codes_to_slots", "codes_to_stream_columns", "codes_to_stream_rows"]
-__all__ += ["gemv_fast_to_codes", "planar_columns_to_codes", "planar_rows_to_codes", "slots_to_codes"]
-__all__ += ["stream_columns_to_codes", "stream_rows_to_codes"]
+__all__ = [
+    "awq_gemm_to_codes", "codes_to_awq_gemm", "codes_to_planar_columns", "codes_to_slots", "codes_to_stream_columns",
+    "codes_to_stream_rows", "planar_columns_to_codes", "slots_to_codes", "stream_columns_to_codes",
+    "stream_rows_to_codes",
+]  # fmt: skip
 
 
 def stream_rows_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
@@ -40,7 +38,11 @@ def stream_rows_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> C
 
 def codes_to_stream_rows(codes: Array, bits: int, threads: int = 1) -> Words:
     """The inverse of `stream_rows_to_codes`."""
-    return _to_rows(codes_in(codes), bits, programs.stream(bits), threads)
+    codes = codes_in(codes)
+    n, k = codes.shape
+    words = new_array((length(k, bits), n), np.uint32)
+    runs.run(runs.codes(padded(codes)), runs.rows(words, programs.stream(bits), blocks_of(k)), threads=threads)
+    return words
 
 
 def stream_columns_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
@@ -52,18 +54,6 @@ def stream_columns_to_codes(words: Array, bits: int, k: int, threads: int = 1) -
 def codes_to_stream_columns(codes: Array, bits: int, threads: int = 1) -> Words:
     """The inverse of `stream_columns_to_codes`."""
     return _to_columns(codes_in(codes), bits, programs.stream(bits), threads)
-
-
-def planar_rows_to_codes(words: Array, bits: int, k: int | None = None, threads: int = 1) -> Codes:
-    """gptq_p weights [K*bits/32, N], K a multiple of 32."""
-    k = whole_blocks(words, bits, 0, k)
-    words = words_in(words, length(k, bits), None)
-    return _unpacked(runs.rows(words, programs.planar(bits), blocks_of(k)), k, threads)
-
-
-def codes_to_planar_rows(codes: Array, bits: int, threads: int = 1) -> Words:
-    """The inverse of `planar_rows_to_codes`."""
-    return _to_rows(codes_in(codes, columns=32), bits, programs.planar(bits), threads)
 
 
 def planar_columns_to_codes(words: Array, bits: int, k: int | None = None, threads: int = 1) -> Codes:
@@ -113,33 +103,11 @@ def codes_to_awq_gemm(codes: Array, threads: int = 1) -> Words:
     return words
 
 
-def gemv_fast_to_codes(words: Array, threads: int = 1) -> Codes:
-    """AWQ GEMV-fast and llm-awq v2: int16 [N/4, K], K a multiple of 64."""
-    words = gemv_fast_in(words)
-    return _unpacked(runs.columns(words, programs.gemv_fast(), words.shape[1] // 4), 8 * words.shape[1], threads)
-
-
-def codes_to_gemv_fast(codes: Array, threads: int = 1) -> npt.NDArray[np.int16]:
-    """The inverse of `gemv_fast_to_codes`; N is a multiple of 4."""
-    codes = codes_in(codes, rows=4, columns=64)
-    n, k = codes.shape
-    words = new_array((n, k // 8), np.uint32)
-    runs.run(runs.codes(padded(codes)), runs.columns(words, programs.gemv_fast(), k // 32), threads=threads)
-    return gemv_fast_out(words)
-
-
 def _unpacked(source: Side, k: int, threads: int) -> Codes:
     """Codes [lanes, k] of a layout."""
     codes = new_codes(source.lanes, k)
     runs.run(source, runs.codes(codes), threads=threads)
     return cut(codes, k)
-
-
-def _to_rows(codes: Codes, bits: int, container: Container, threads: int) -> Words:
-    n, k = codes.shape
-    words = new_array((length(k, bits), n), np.uint32)
-    runs.run(runs.codes(padded(codes)), runs.rows(words, container, blocks_of(k)), threads=threads)
-    return words
 
 
 def _to_columns(codes: Codes, bits: int, container: Container, threads: int) -> Words:

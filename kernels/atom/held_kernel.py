@@ -19,20 +19,15 @@ from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .shape import HELD, Held
+from .shape import Held
 from .steps import UPPER, group_product, quad_writer
 
-__all__ = ["compile_cases", "w4a4_held_kernel"]
+__all__ = ["w4a4_held_kernel"]
 
 _ARGUMENTS = (
     "u32* words, f32* weight_scale, u32* codes, f32* scale, {y}* y, "
     "u32 groups, u32 rows, u32 out, u32 tiles, u32 tokens, u32 row_tiles"
 )
-
-
-def compile_cases() -> dict[str, list[tuple[Held, str]]]:
-    """What has to compile without spilling; bulk copies need sm_90."""
-    return {"w4a4_held_kernel": [*((shape, "F16") for shape in HELD.values()), (HELD[8], "F32")]}
 
 
 @functools.cache

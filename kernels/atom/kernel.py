@@ -17,25 +17,15 @@ from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .shape import LARGE, TILES, WIDE, Tile
+from .shape import Tile
 from .steps import UPPER, group_product, quad_writer
 
-__all__ = ["compile_cases", "w4a4_kernel"]
+__all__ = ["w4a4_kernel"]
 
 _ARGUMENTS = (
     "u32* words, f32* weight_scale, u32* codes, f32* scale, {y}* y, f32* partials, u32* tickets, "
     "u32 groups, u32 rows, u32 out, u32 tiles, u32 tokens"
 )
-
-
-def compile_cases() -> dict[str, list[tuple[Tile, str]]]:
-    """What has to compile without spilling."""
-    return {
-        "w4a4_kernel": [
-            *((tile, "F16") for tile in dict.fromkeys((*TILES.values(), *WIDE.values(), LARGE))),
-            (TILES[8], "F32"),
-        ]
-    }
 
 
 @functools.cache

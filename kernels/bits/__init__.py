@@ -18,7 +18,7 @@ from bcqfmt.kernels.runtime.launch import Kernel, Plans, Step
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 
 from .layout import BitLayout, layout_of, pack_numbers, pack_planes
-from .shape import BATCH, AnyShape, BitShape, ByteShape, ShortShape, at_once, product_shape
+from .shape import BATCH, AnyShape, BitShape, ByteShape, ShortShape, Wanted, at_once, product_shape
 
 __all__ = [
     "BATCH", "FUSED", "USUAL", "BitOperand", "BitSegment", "batch_limit", "bit_gemv", "bit_operand",
@@ -192,13 +192,11 @@ def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: 
     if key not in operand.plans:
         device.require_capability(9, 0, operand.gpu)
         precise, last = "F32" in (dtype, result), len(operand.segments) - 1
-        shapes = [
-            product_shape(
-                segment.layout, batch, KINDS[dtype], KINDS[result] if k == last else 0,
-                reordered=operand.perm is not None, added=added or k > 0, precise=precise, needs=operand.needs(k),
-            )
-            for k, segment in enumerate(operand.segments)
-        ]  # fmt: skip
+        reordered, shapes = operand.perm is not None, []
+        for k, segment in enumerate(operand.segments):
+            kinds = KINDS[dtype], KINDS[result] if k == last else 0
+            wanted = Wanted(segment.layout, batch, *kinds, reordered, added or k > 0, precise, operand.needs(k))
+            shapes.append(product_shape(wanted))
         if None in shapes:
             found = f"{operand.shape[1]} columns, {batch} vectors"
             raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")

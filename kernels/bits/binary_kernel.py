@@ -30,13 +30,13 @@ from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .layout import STEP_MASKS, BitLayout
+from .layout import STEP_MASKS
 from .outliers import outlier_warp
 from .prepare import bit_vectors
 from .ring import epilogue, producer_warp, stage_release, warp_roles
 from .shape import BitShape
 
-__all__ = ["bit_gemv_kernel", "compile_cases", "declared"]
+__all__ = ["bit_gemv_kernel", "declared"]
 
 
 def declared(kind: int, out: int) -> str:
@@ -215,13 +215,3 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
             tile = ptx.u32(tile + step)
 
     return bit_gemv
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """Both formulas, one and two vectors, reordered columns, outliers: what has to compile without spilling."""
-    shapes = [
-        BitShape(BitLayout(4, 4096, 128, "affine", "F16"), 1, 1, 1, 2, outliers=4),
-        BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2),
-        BitShape(BitLayout(3, 4096, 64, "affine", "F16"), 2, 2, 2, 2, reordered=True, added=True, tiles=1),
-    ]
-    return {"bit_gemv_kernel": [(shape,) for shape in shapes]}

@@ -24,13 +24,12 @@ from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .binary_kernel import declared
-from .layout import BitLayout
 from .outliers import outlier_warp
 from .prepare import byte_vectors
 from .ring import epilogue, producer_warp, stage_release, warp_roles
 from .shape import ByteShape
 
-__all__ = ["byte_gemv_kernel", "compile_cases"]
+__all__ = ["byte_gemv_kernel"]
 
 _ONE = np.float32(1 / 64)  # a bit counts 64
 _TWO = np.float32(1 / 32)
@@ -193,14 +192,3 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
             tile = ptx.u32(tile + step)
 
     return byte_gemv
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """Both formulas, four vectors and one with short groups, outliers: what has to compile without spilling."""
-    shapes = [
-        ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
-        ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
-        ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
-        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
-    ]
-    return {"byte_gemv_kernel": [(shape,) for shape in shapes]}

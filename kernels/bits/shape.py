@@ -16,8 +16,8 @@ from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 from .layout import BitLayout
 
 __all__ = [
-    "BATCH", "AnyShape", "BitShape", "ByteShape", "Ring", "ShortShape", "at_once", "bit_shape_for", "byte_shape_for",
-    "product_shape", "short_shape_for",
+    "BATCH", "AnyShape", "BitShape", "ByteShape", "Ring", "ShortShape", "Wanted", "at_once", "bit_shape_for",
+    "byte_shape_for", "product_shape", "short_shape_for",
 ]  # fmt: skip
 
 _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
@@ -30,6 +30,22 @@ _SHORT_CHOICES = (
     (8, 2, 4), (8, 2, 3), (4, 3, 3), (6, 2, 2), (8, 1, 2), (4, 2, 3), (4, 2, 2), (7, 1, 2), (6, 1, 2), (4, 1, 2),
     (3, 1, 2), (2, 1, 2),
 )  # fmt: skip
+
+
+class Wanted(NamedTuple):
+    """A product of one segment: ``batch`` vectors of ``kind``, a result of ``out`` (0 float32, 1 float16, 2 bfloat16).
+
+    ``added``: to an addend. ``precise``: as exact as float32, possible only with bits. ``needs``: of the outliers.
+    """
+
+    layout: BitLayout
+    batch: int
+    kind: int
+    out: int
+    reordered: bool = False
+    added: bool = False
+    precise: bool = False
+    needs: OutlierNeeds = NO_OUTLIERS
 
 
 class Ring(NamedTuple):
@@ -179,16 +195,13 @@ class BitShape(NamedTuple):
         return bool(most * (1 if layout.formula == "bcq" else 2**layout.bits - 1) >= 2**22)
 
 
-def bit_shape_for(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
-    needs: OutlierNeeds = NO_OUTLIERS,
-) -> BitShape | None:  # fmt: skip
+def bit_shape_for(wanted: Wanted) -> BitShape | None:
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory, or sums overflow.
 
     None as well for more than two vectors in groups of 16 columns, or one in groups of 8: each takes two or four passes
-    there, all unrolled, which is too much for the compiler. ``precise``: three parts of x instead of two, as good as
-    float32. ``needs``: of the outliers.
+    there, all unrolled, which is too much for the compiler. Precise products take three parts of x instead of two.
     """
+    layout, batch, kind, out, reordered, added, precise, needs = wanted
     parts = 3 if precise else 2
     if batch * layout.passes > 4:
         return None
@@ -261,27 +274,21 @@ class ByteShape(NamedTuple):
 Shape = TypeVar("Shape", bound=ByteShape)
 
 
-def byte_shape_for(
-    layout: BitLayout,
-    batch: int,
-    kind: int,
-    out: int,
-    *,
-    reordered: bool,
-    added: bool,
-    needs: OutlierNeeds = NO_OUTLIERS,
-) -> ByteShape | None:
+def byte_shape_for(wanted: Wanted) -> ByteShape | None:
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
 
     None as well for float32, whose 24 bits two bytes do not hold, and for groups of 8 and 16.
     """
-    if kind == 0 or layout.passes > 1 or not 1 <= batch <= BATCH:
+    if wanted.precise or wanted.kind == 0 or wanted.layout.passes > 1 or not 1 <= wanted.batch <= BATCH:
         return None
-    return _first_that_fits(ByteShape(layout, batch, kind, out, reordered, added), _BYTE_CHOICES, needs)
+    return _first_that_fits(ByteShape, wanted, _BYTE_CHOICES)
 
 
-def _first_that_fits(shape: Shape, choices: Sequence[tuple[int, int, int]], needs: OutlierNeeds) -> Shape | None:
-    """``shape`` with the first of these slices, tiles and stages with which all fits into shared memory."""
+def _first_that_fits(
+    kind: type[Shape], wanted: Wanted, choices: Sequence[tuple[int, int, int]]
+) -> Shape | None:  # fmt: skip
+    """The first of these slices, tiles and stages with which all fits into shared memory."""
+    shape, needs = kind(*wanted[:6]), wanted.needs
     for slices, tiles, stages in choices:
         warps = min(slices, shape.layout.chunks)
         found = shape._replace(slices=warps, tiles=tiles, stages=stages, outliers=needs.size)
@@ -321,56 +328,40 @@ class ShortShape(ByteShape):
         return -(-(self.sums_at + 2 * self.layout.chunks * self.sums_bytes) // 128) * 128
 
 
-def short_shape_for(
-    layout: BitLayout,
-    batch: int,
-    kind: int,
-    out: int,
-    *,
-    reordered: bool,
-    added: bool,
-    needs: OutlierNeeds = NO_OUTLIERS,
-) -> ShortShape | None:
+def short_shape_for(wanted: Wanted) -> ShortShape | None:
     """The shape for a product, as measured on an H200; None where x does not fit into shared memory.
 
     None as well for float32, whose 24 bits two bytes do not hold, for longer groups, and for more vectors than two in
     groups of 8 columns and four in groups of 16, for which there are not enough registers.
     """
-    if kind == 0 or layout.passes == 1 or batch < 1 or batch * layout.passes > 8:
+    layout, batch = wanted.layout, wanted.batch
+    if wanted.precise or wanted.kind == 0 or layout.passes == 1 or batch < 1 or batch * layout.passes > 8:
         return None
     few = layout.chunks <= _FEW
     most = 4 if few else 6 if batch > 2 else 8  # with more vectors, more would lack registers
-    side_by_side = 3 if few and batch == 1 and needs == NO_OUTLIERS else 2
-    shape = ShortShape(layout, batch, kind, out, reordered, added)
+    side_by_side = 3 if few and batch == 1 and wanted.needs == NO_OUTLIERS else 2
     choices = [choice for choice in _SHORT_CHOICES if choice[0] <= most and choice[1] <= side_by_side]
-    return _first_that_fits(shape, choices, needs)
+    return _first_that_fits(ShortShape, wanted, choices)
 
 
 AnyShape = BitShape | ByteShape
 
 
 @functools.cache
-def product_shape(
-    layout: BitLayout, batch: int, kind: int, out: int, *, reordered: bool, added: bool, precise: bool = False,
-    needs: OutlierNeeds = NO_OUTLIERS,
-) -> AnyShape | None:  # fmt: skip
+def product_shape(wanted: Wanted) -> AnyShape | None:
     """How up to eight vectors are multiplied: with bits of x, or with bytes where there are many or groups are short.
 
-    ``precise``: as exact as float32, possible only with bits. ``needs``: of the outliers. None where x does not fit, or
-    more than four vectors would have to be bits.
+    None where x does not fit, or more than four vectors would have to be bits.
     """
-    with_bytes: ByteShape | None = None
-    if not precise:
-        short = short_shape_for(layout, batch, kind, out, reordered=reordered, added=added, needs=needs)
-        if short is not None:
-            return short
-        with_bytes = byte_shape_for(layout, batch, kind, out, reordered=reordered, added=added, needs=needs)
-    if with_bytes is not None and (batch > 2 or layout.places == 4):
+    short = short_shape_for(wanted)
+    if short is not None:
+        return short
+    with_bytes = byte_shape_for(wanted)
+    if with_bytes is not None and (wanted.batch > 2 or wanted.layout.places == 4):
         return with_bytes
-    if batch > 4:
+    if wanted.batch > 4:
         return None
-    bits = bit_shape_for(layout, batch, kind, out, reordered=reordered, added=added, precise=precise, needs=needs)
-    return bits or with_bytes
+    return bit_shape_for(wanted) or with_bytes
 
 
 @functools.cache
@@ -381,15 +372,11 @@ def at_once(
 
     ``out``: the type of the result. Outliers go with the last segment.
     """
-    last = len(layouts) - 1
+    precise = 0 in (kind, out)
+    *others, last = layouts
     for batch in (8, 4, 2, 1):
-        found = (
-            product_shape(
-                layout, batch, kind, out, reordered=reordered, added=True, precise=0 in (kind, out),
-                needs=needs if k == last else NO_OUTLIERS,
-            )
-            for k, layout in enumerate(layouts)
-        )  # fmt: skip
-        if None not in found:
+        wanted = [Wanted(layout, batch, kind, out, reordered, True, precise) for layout in others]
+        wanted.append(Wanted(last, batch, kind, out, reordered, True, precise, needs))
+        if None not in map(product_shape, wanted):
             return batch
     return 0

@@ -25,19 +25,17 @@ import numpy as np
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import PATTERN, number_pairs
-from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .binary_kernel import declared
-from .layout import BitLayout
 from .outliers import outlier_warp
 from .prepare import short_vectors
 from .ring import epilogue, producer_warp, stage_release, warp_roles
-from .shape import ShortShape, short_shape_for
+from .shape import ShortShape
 
-__all__ = ["compile_cases", "short_gemv_kernel"]
+__all__ = ["short_gemv_kernel"]
 
 _HALF = np.float32(0.5)
 _WIDE = np.float32(256)
@@ -209,17 +207,3 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
             tile = ptx.u32(tile + step)
 
     return short_gemv
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """Both formulas, both group sizes, most warps, most vectors, outliers: what has to compile without spilling."""
-    shapes = [
-        short_shape_for(BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, reordered=more, added=more, needs=needs)
-        for q, columns, g, formula, batch, more, needs in (
-            (3, 4096, 8, "bcq", 1, False, NO_OUTLIERS),
-            (3, 4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),
-            (3, 8192, 16, "affine", 4, True, NO_OUTLIERS),
-            (2, 4096, 16, "bcq", 1, False, OutlierNeeds(4, 4096, 512)),
-        )
-    ]
-    return {"short_gemv_kernel": [(shape,) for shape in shapes]}

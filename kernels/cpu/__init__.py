@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class CpuMatrix:
         self.shape, self.dtype = operand.shape, operand.dtype
         self.obstacle = obstacle(operand, looks_up=target() == "neon")
         self._tables = target().startswith("avx")
+        self._loops: Any = import_module(".lut" if self._tables else ".dot_loops", __name__)  # numba is imported late
         self._segments = () if self.obstacle else plane_segments(operand, self._tables)
         self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
         self._perm = operand.perm
@@ -136,8 +138,7 @@ class CpuMatrix:
 
     def _table_product(self, x: Float, s: PlaneSegment, y: Float, run: int, more: bool) -> Callable[[int], None]:
         """What each thread does for a product by look-up tables; ``run``: tiles that it takes at a time."""
-        from . import lut
-
+        lut = self._loops
         batch = x.shape[0]
         tables = scratch("tables", (batch, s.words * lut.WORD_TABLES), np.float32)
         sums = scratch("sums", (batch, s.groups), np.float32)
@@ -153,13 +154,12 @@ class CpuMatrix:
 
     def _dot_product(self, x: Float, s: PlaneSegment, y: Float, run: int, more: bool) -> Callable[[int], None]:
         """What each thread does for a product by dot products."""
-        from . import dot_loops
-
+        dot_loops = self._loops
         batch, chunks = x.shape[0], -(-s.words // WORDS)
         looked = bool(s.table.size)
         centre = 0 if s.by_plane or s.bits in (1, 8) or looked else 1 << (s.bits - 1)  # 8 bits: done when they are read
         digits = dot_loops.digits(self._inputs(x, s, chunks * WORDS), s.pieces, centre)
-        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, looked)
+        kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, s.words % WORDS == 0, looked)
         counter, span = np.zeros(1, np.uint64), max(1, s.span // WORDS) if s.groups > 1 else chunks
         given = (counter, run * LANES, s.planes, self.shape[0], s.words, span, *digits, s.numbers, y, more)
 

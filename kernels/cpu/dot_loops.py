@@ -9,7 +9,6 @@ a slot is a group.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -45,15 +44,15 @@ def digits(x: Any, pieces: int, centre: int) -> Digits:
         scratch("starts", (count * 2 * WORDS,), np.int32),
         scratch("factors", (count * 2 * WORDS,), np.float32),
     )
-    _digit_kernel()(x, np.uint64(pieces), centre, *made)
+    _digit_kernel()(x, np.uint64(pieces), centre, scratch("wholes", (32,), np.int32), *made)
     return made
 
 
 @functools.cache
 def _digit_kernel() -> Any:
-    """``(x, pieces, centre, bytes, starts, factors)``, see `digits`."""
+    """``(x, pieces, centre, wholes, bytes, starts, factors)``, see `digits`; wholes: int32 (32)."""
 
-    def fill(x: Any, pieces: Any, centre: Any, made: Any, starts: Any, factors: Any) -> None:
+    def fill(x: Any, pieces: Any, centre: Any, wholes: Any, made: Any, starts: Any, factors: Any) -> None:
         if pieces > _1:
             made[:] = np.int8(0)
         width = np.uint64(32) // pieces
@@ -61,52 +60,55 @@ def _digit_kernel() -> Any:
         for number in range(batch * words):
             vector, word = number // words, number % words
             chunk, lane, first = word // _4 * batch + vector, word % _4, word * np.uint64(32)
-            largest = nothing = np.float32(0)
-            for j in range(first, first + np.uint64(32)):
-                largest = max(largest, abs(x[vector, j]))
-                nothing += np.float32(0) * x[vector, j]
-            finite = nothing == np.float32(0)
+            largest = np.int32(0)
+            for j in range(32):  # patterns without the sign are in the order of the numbers
+                pattern = np.float32(x[vector, first + np.uint64(j)]).view(np.int32)
+                largest = max(largest, np.int32(pattern & np.int32(0x7FFFFFFF)))
+            finite = largest < np.int32(0x7F800000)
             # |x| * 2^up is less than 127 * (2^16 + 2^8 + 1), the largest number of three signed bytes.
             # For the tiniest x it is less, so that factors are not rounded to zero.
-            exponent: Any = (np.float64(largest * 1.005).view(np.int64) >> 52 & 2047) - 1022
+            exponent: Any = (np.float64(np.int32(largest).view(np.float32) * 1.005).view(np.int64) >> 52 & 2047) - 1022
             up: Any = min(23 - exponent, 123) if finite else np.int64(0)
-            scale = np.int64((up + 1023) << 52).view(np.float64)
+            scale = np.float32(np.int64((up + 1023) << 52).view(np.float64))
+            for j in range(32):
+                value = x[vector, first + np.uint64(j)] if finite else np.float32(0)
+                wholes[j] = np.int32(np.rint(value * scale))
             for n in range(pieces):
                 at = chunk * pieces + n
-                total = 0.0
-                high = low = np.int32(0)
+                total = low = np.int32(0)
                 for j in range(n * width, n * width + width):
-                    value = x[vector, first + j] if finite else np.float32(0)
-                    total += float(value)
-                    whole = np.int32(math.floor(value * scale + 0.5))
+                    whole = wholes[j]
                     raised = whole + np.int32(0x8080)  # so that no byte is borrowed from
-                    upper = (raised >> np.int32(8)) - np.int32(128)
-                    high, low = high + upper, low + (whole - (upper << np.int32(8)))
                     signed = raised ^ np.int32(0x8080)
+                    total, low = total + whole, low + np.int32(np.int8(signed))
                     place = at * np.uint64(384) + j % _8 * np.uint64(16) + lane * _4 + j // _8
                     made[place] = np.int8(signed >> np.int32(16))
                     made[place + np.uint64(128)] = np.int8(signed >> np.int32(8))
                     made[place + np.uint64(256)] = np.int8(signed)
-                starts[at * _8 + lane] = -centre * high
+                starts[at * _8 + lane] = -centre * ((total - low) >> np.int32(8))
                 starts[at * _8 + _4 + lane] = -centre * low
-                factors[at * _8 + lane] = np.int64((8 - up + 1023) << 52).view(np.float64) if finite else np.nan
-                factors[at * _8 + _4 + lane] = total
+                factor = np.int64((1023 - up) << 52).view(np.float64)
+                factors[at * _8 + lane] = factor if finite else np.nan
+                factors[at * _8 + _4 + lane] = total * factor if finite else np.nan
 
     return compiled(
-        fill, types.void, types.Array(types.float32, 2, "C", readonly=True), _N, types.int32, types.int8[::1],
-        types.int32[::1], _FLOATS,
+        fill, types.void, types.Array(types.float32, 2, "C", readonly=True), _N, types.int32, types.int32[::1],
+        types.int8[::1], types.int32[::1], _FLOATS,
     )  # fmt: skip
 
 
 @functools.cache
-def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool, looked: bool = False) -> Any:
+def row_kernel(
+    bits: int, pieces: int, by_plane: bool, per: int, single: bool, whole: bool, looked: bool = False
+) -> Any:
     """The loop over rows for ``bits`` planes.
 
     ``pieces``: groups in a word, 1 (or less than one), 2 or 4; ``by_plane``: a scale for every plane; ``per``: see
-    above; ``single``: the batch is 1; ``looked``: codes stand for the bytes of a table. Arguments: counter uint64[1];
-    run, the rows that a thread takes at a time, even; planes uint32 (bits * rows * words); rows, words, span (chunks of
-    a group) uint64; the three arrays of `digits`; numbers float32; y (batch, rows) float32; more: add to y; held uint32
-    (2 * 8 * 4) and totals float32 (batch * 8) of the thread's own; table int8 (16, or none).
+    above; ``single``: the batch is 1; ``whole``: rows end with a whole chunk; ``looked``: codes stand for the bytes of
+    a table. Arguments: counter uint64[1]; run, the rows that a thread takes at a time, even; planes uint32 (bits * rows
+    * words); rows, words, span (chunks of a group) uint64; the three arrays of `digits`; numbers float32; y (batch,
+    rows) float32; more: add to y; held uint32 (2 * 8 * 4) and totals float32 (batch * 8) of the thread's own; table
+    int8 (16, or none).
     """
     stamp = stamp_of(intrinsics, lanes, dots)
     by_table, wide = int(looked), 8 if looked else (1 if by_plane else bits)
@@ -127,9 +129,10 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool, l
             for r in range(top, min(top + run, rows), _2):
                 one = _1 if r + _1 < rows else _0  # to the second row, if there is one
                 totals[:] = np.float32(0)
+                sums = load_sums(totals, _0)
                 group, left = _0, span
                 for c in range(chunks):
-                    short = c * _4 + _4 > words
+                    short = not whole and c * _4 + _4 > words
                     for i in range(sets_):
                         at = (i * rows + r) * words + c * _4
                         if short:  # nothing is read beyond the last word
@@ -141,12 +144,13 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool, l
                                     held[(_8 + k) * _4 + w] = planes[place] if there else np.uint32(0)
                         if c % _4 == _0:
                             for k in range(each_):  # the line that these rows' successors begin at
-                                prefetch(planes, at + k * plane + _2 * words)
-                                prefetch(planes, at + k * plane + _3 * words)
+                                prefetch(planes, at + k * plane + _2 * words, 3)
+                                prefetch(planes, at + k * plane + _3 * words, 3)
                         first = codes(planes, at, plane, held, _0, short, each, table, by_table)
                         second = codes(planes, at + one * words, plane, held, _8 * _4, short, each, table, by_table)
                         for b in range(batch):
-                            sums = load_sums(totals, b * _8)
+                            if not single:
+                                sums = load_sums(totals, b * _8)
                             for n in range(pieces_):
                                 slot = group if per == 1 else c * pieces_ + n
                                 piece = (c * batch + b) * pieces_ + n
@@ -159,10 +163,13 @@ def row_kernel(bits: int, pieces: int, by_plane: bool, per: int, single: bool, l
                                     sums, first, second, x, starts, factors, piece, numbers, number, gap * one,
                                     wide, per,
                                 )  # fmt: skip
-                            store_sums(totals, b * _8, sums)
+                            if not single:
+                                store_sums(totals, b * _8, sums)
                     left -= _1
                     if left == _0:
                         group, left = group + _1, span
+                if single:  # they were in registers until now
+                    store_sums(totals, _0, sums)
                 for b in range(batch):
                     for k in range(one + _1):
                         t = b * _8 + k * _4

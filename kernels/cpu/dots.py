@@ -127,32 +127,40 @@ def _select(emit: _DotEmit, mask: int, a: Any, b: Any) -> Any:
 
 
 def _sums_of_words(emit: _DotEmit, rows: list[list[Any]], x: Any, at: Any, starts: list[Any], small: bool) -> Any:
-    """By row: sums of codes times the upper 16 bits of x at ``x[at]``, and times the lower 8; both 32 bits, by word.
+    """By row: sums of codes times each of the three bytes of x at ``x[at]``, 32 bits, by word.
 
-    ``starts`` is added. ``small``: codes have at most four bits.
+    ``starts`` is added to those of the second and the third. ``small``: codes have at most four bits.
+    """
+    builder, shorts = emit.builder, ir.VectorType(ir.IntType(16), 16)
+    direct = has_dot_products()
+    sums: list[Any] = [[ir.Constant(_INTS, None), *starts] for _ in rows]
+    near: list[Any] = [[ir.Constant(shorts, None)] * DIGITS for _ in rows]
+    for k, digit in itertools.product(range(8), range(DIGITS)):
+        bytes_ = emit.vector(x, at, (digit * 8 + k) * 16, _BYTES)
+        for r, codes in enumerate(rows):  # independent chains of additions
+            if direct:
+                given = [sums[r][digit], codes[k], bytes_]
+                sums[r][digit] = emit.call("llvm.aarch64.neon.sdot.v4i32.v16i8", _INTS, given)
+                continue
+            product = builder.mul(builder.sext(codes[k], shorts), builder.sext(bytes_, shorts))
+            near[r][digit] = builder.add(near[r][digit], product)
+            if k == 7 or not small:  # eight products of at most 15 * 128 fit 16 bits
+                sums[r][digit] = builder.add(sums[r][digit], _in_fours(emit, near[r][digit]))
+                near[r][digit] = ir.Constant(shorts, None)
+    return sums
+
+
+def _joined(emit: _DotEmit, digits: list[Any], small: bool) -> Any:
+    """The sum of a word from those of its digits, as float32.
+
+    ``small``: codes are in -8..7, so that it fits 32 bits: 32 * 8 * 127 * (2^16 + 2^8 + 1) < 2^31.
     """
     builder, eight = emit.builder, ir.Constant(_INTS, [8] * WORDS)
-    shorts = ir.VectorType(ir.IntType(16), 16)
-    direct = has_dot_products()
-    sums: list[Any] = [[ir.Constant(_INTS, None)] * 2 for _ in rows]
-    for parts in ((0,), (0, 1)):  # the first byte of the upper part; then, 8 bits below, its second and the lower part
-        if len(parts) == 2:
-            sums = [[builder.add(builder.shl(upper, eight), starts[0]), starts[1]] for upper, _ in sums]
-        near: list[Any] = [[ir.Constant(shorts, None)] * 2 for _ in rows]
-        for k, part in itertools.product(range(8), parts):
-            digit = part + len(parts) - 1
-            bytes_ = emit.vector(x, at, (digit * 8 + k) * 16, _BYTES)
-            for r, codes in enumerate(rows):  # independent chains of additions
-                if direct:
-                    given = [sums[r][part], codes[k], bytes_]
-                    sums[r][part] = emit.call("llvm.aarch64.neon.sdot.v4i32.v16i8", _INTS, given)
-                    continue
-                product = builder.mul(builder.sext(codes[k], shorts), builder.sext(bytes_, shorts))
-                near[r][part] = builder.add(near[r][part], product)
-                if k == 7 or not small:  # eight products of at most 15 * 128 fit 16 bits
-                    sums[r][part] = builder.add(sums[r][part], _in_fours(emit, near[r][part]))
-                    near[r][part] = ir.Constant(shorts, None)
-    return sums
+    upper = builder.add(builder.shl(digits[0], eight), digits[1])
+    if small:
+        return builder.sitofp(builder.add(builder.shl(upper, eight), digits[2]), _FLOATS)
+    high, low = (builder.sitofp(one, _FLOATS) for one in (upper, digits[2]))
+    return emit.fma(high, ir.Constant(_FLOATS, [256.0] * WORDS), low)
 
 
 def _in_fours(emit: _DotEmit, shorts: Any) -> Any:
@@ -180,13 +188,11 @@ def _multiply(
         )
         begin = [emit.vector(4, at_start, half * WORDS, _INTS) for half in range(2)]
         factor = emit.vector(5, at_factor, 0, _FLOATS)
-        below, made = ir.Constant(_FLOATS, [2.0**-8] * WORDS), []
-        found = _sums_of_words(emit, [emit.unpack(1), emit.unpack(2)], 3, at_x, begin, bits.literal_value <= 4)
-        for total, sums in zip(emit.unpack(0), found, strict=True):
-            high, low = (builder.sitofp(one, _FLOATS) for one in sums)
-            whole = emit.fma(low, below, high)
-            scale = emit.numbers(7, scales, per.literal_value)
-            made.append(emit.fma(whole, builder.fmul(scale, factor), total))
+        made, small = [], bits.literal_value <= 4
+        found = _sums_of_words(emit, [emit.unpack(1), emit.unpack(2)], 3, at_x, begin, small)
+        for total, digits in zip(emit.unpack(0), found, strict=True):
+            whole = builder.fmul(_joined(emit, digits, small), factor)
+            made.append(emit.fma(whole, emit.numbers(7, scales, per.literal_value), total))
             scales = builder.add(scales, emit.values[9])
         return emit.pack(made)
 

@@ -110,19 +110,19 @@ def _above(emit: LaneEmit, codes: Any) -> Any:
     return emit.shuffle(a, b, list(range(LANES)))
 
 
-def _values(offset: Any, codes: Any, at: Any, scale: Any, zero: Any, group: Any, out: Any, to: Any) -> Any:
+def _values(offset: Any, codes: Any, at: Any, scale: Any, zero: Any, out: Any, to: Any) -> Any:
     """Sixteen values: ``scale * (code - zero)``, or ``scale * code + zero``, nothing fused."""
 
     def write(emit: LaneEmit) -> None:
         builder = emit.builder
         above = _above(emit, emit.load(emit.at(1, emit.values[2], _BYTES), align=1))
-        s, z = (emit.load(emit.at(n, emit.values[5], emit.f32)) for n in (3, 4))
+        s, z = emit.values[3:5]
         if offset.literal_value:
             code = builder.fsub(above, ir.Constant(emit.floats, [_ABOVE] * LANES))
             result = builder.fadd(builder.fmul(code, emit.splat(s)), emit.splat(z))
         else:
             result = builder.fmul(emit.splat(s), builder.fsub(above, emit.splat(builder.fadd(z, emit.f32(_ABOVE)))))
-        emit.store(result, emit.at(6, emit.values[7], emit.floats))
+        emit.store(result, emit.at(5, emit.values[6], emit.floats))
 
     return None, write
 
@@ -168,8 +168,13 @@ def float_kernel(bits: int, offset: bool) -> Any:
                 j, number, to = _0, r * groups, o * columns + start
                 while j < width:  # not a range with steps: its length would be a division for every group
                     end = min(j + size, width)
-                    while j < end:
-                        values(added, codes, j, scale, zero, number, out, to + j)
+                    s, z = scale[number], zero[number]
+                    while j + _16 < end:  # most groups have 32 columns or more
+                        values(added, codes, j, s, z, out, to + j)
+                        values(added, codes, j + _16, s, z, out, to + j + _16)
+                        j += _32
+                    if j < end:
+                        values(added, codes, j, s, z, out, to + j)
                         j += _16
                     number += _1
 

@@ -115,12 +115,15 @@ def _four_by_four(emit: LaneEmit, rows: list[Any]) -> list[Any]:
     return [emit.shuffle(x, y, part) for x, y in ((a, c), (b, d)) for part in (first, second)]
 
 
-def _prefetch(array: Any, at: Any) -> Any:
-    """Ask for the cache line of ``array[at]``; an index out of range is allowed."""
+def _prefetch(array: Any, at: Any, near: Any) -> Any:
+    """Ask for the cache line of ``array[at]``; ``near`` (a literal): 3 into the first cache, 2 into the second.
+
+    An index out of range is allowed.
+    """
 
     def write(emit: LaneEmit) -> None:
         pointer = emit.at(0, emit.values[1], ir.IntType(8))
-        read, level, data = emit.i32(0), emit.i32(2), emit.i32(1)
+        read, level, data = emit.i32(0), emit.i32(near.literal_value), emit.i32(1)
         emit.call("llvm.prefetch.p0i8", ir.VoidType(), [pointer, read, level, data])
 
     return None, write

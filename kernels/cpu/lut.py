@@ -117,7 +117,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
                     for w in range(first, stop):
                         if b == _0:
                             for i in range(planes_):  # one line a plane of the tile after this one
-                                prefetch(planes, i * plane + (top + _16) * words + w * _16)
+                                prefetch(planes, i * plane + (top + _16) * words + w * _16, 2)
                         at = (w - base) * step
                         to = b * stride + w * _128
                         if pieces == 1:
@@ -125,7 +125,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
                             left -= _1
                             if left == _0 or w + _1 == words:
                                 number = (tile * groups + group) * entry
-                                prefetch(numbers, number + groups * entry)
+                                prefetch(numbers, number + groups * entry, 2)
                                 to_sum = b * groups + group
                                 if by_plane:
                                     result = flush_planes(result, inside, numbers, number, sums, to_sum, groups)
@@ -142,7 +142,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
                                     zeros(inner), held, at, skip * _4, tables, to + skip * _16, stride, bits, nibbles
                                 )
                                 number = (tile * groups + group) * entry
-                                prefetch(numbers, number + groups * entry)
+                                prefetch(numbers, number + groups * entry, 2)
                                 to_sum = b * groups + group
                                 if by_plane:
                                     result = flush_planes(result, inside, numbers, number, sums, to_sum, groups)

@@ -10,15 +10,13 @@ from typing import Any
 from bcqfmt.errors import error
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.checks import check_array, check_same_device, threads_of_block
+from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS, ROW_LIMIT
 
 __all__ = ["by_element", "dequantize", "in_words"]
 
 
-def dequantize(
-    operand: DeviceOperand, dtype: Any = None, *, out: Any = None, threads: int | None = None, twice: bool = False
-) -> Any:
+def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, twice: bool = False) -> Any:
     """The dense matrix (out, in) in ``dtype`` (by default the logical one), the bits of the normative decoder.
 
     ``out``: where to write it, contiguous and 16-byte aligned. ``twice``: rounded to the logical dtype first and then
@@ -39,8 +37,7 @@ def dequantize(
     dense = device.empty_like(planes, operand.shape, name) if out is None else out
     check_array("out", dense, (name,), operand.shape, 16)
     check_same_device(out=dense, weight=planes)
-    block = threads_of_block(threads, dense_rows.THREADS)
-    twice = twice and name != operand.dtype
+    block, twice = dense_rows.THREADS, twice and name != operand.dtype
     quick, together = in_words(operand, name), dense_rows.rows_together(columns)
     fused = operand.perm is not None and quick == [True]  # reordered in the same launch
     for segment, fast in zip(operand.segments, quick, strict=True):

@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import rounding
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .rows import eight_putter
-from .values import code_value, rounding
+from .values import code_value
 
 __all__ = ["table_decoder", "word_decoder"]
 

@@ -10,25 +10,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import rounding
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .rows import THREADS
-from .values import code_value, rounding
+from .values import code_value
 
-__all__ = ["Elements", "compile_cases", "elements"]
+__all__ = ["Elements", "elements"]
 
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    cases: list[tuple[Any, ...]] = [
-        (4, 3, "f32", 1, 0, False, 0), (8, 0, "f64", 2, 2, True, 0), (5, 1, "f32", 1, 1, False, 1),
-        (3, 2, "f32", 0, 0, True, 2), (4, 4, "f64", 0, 0, True, 1), (4, 3, "f32", 1, 2, True, 1, True),
-    ]  # fmt: skip
-    return {"elements": [(Elements(*case),) for case in cases]}
 
 
 class Elements(NamedTuple):

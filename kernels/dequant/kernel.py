@@ -22,7 +22,7 @@ from .decoders import table_decoder, word_decoder
 from .rows import ARGUMENTS, THREADS, to_rows
 from .values import FORMULAS
 
-__all__ = ["Decoding", "compile_cases", "decoding_of", "rows_kernel"]
+__all__ = ["Decoding", "decoding_of", "rows_kernel"]
 
 
 class Decoding(NamedTuple):
@@ -60,22 +60,6 @@ def decoding_of(segment: DeviceSegment, logical: int, result: int, twice: bool, 
     short = segment.group_size % 32 != 0
     found = Decoding(segment.bits, formula, numbers, logical, result, twice, short, reordered=reordered)
     return found._replace(finite=found.tabled and segment.finite and segment.formula != "float-zero")
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    tabled = [
-        Decoding(4, 3, "f32", 1, 1, finite=True), Decoding(4, 0, "f32", 2, 2, finite=True),
-        Decoding(3, 1, "f64", 1, 1), Decoding(2, 2, "f32", 0, 2), Decoding(1, 3, "f64", 0, 1, finite=True),
-        Decoding(4, 0, "f32", 1, 2, twice=True, finite=True), Decoding(4, 0, "f32", 1, 1, finite=True, reordered=True),
-    ]  # fmt: skip
-    computed = [
-        Decoding(8, 0, "f32", 1, 1), Decoding(5, 3, "f32", 1, 2), Decoding(6, 1, "f32", 2, 2),
-        Decoding(8, 0, "f32", 1, 2, twice=True), Decoding(4, 0, "f32", 1, 1, short=True),
-        Decoding(4, 3, "f32", 1, 2, short=True), Decoding(2, 2, "f64", 0, 1, twice=True, short=True),
-        Decoding(8, 0, "f32", 1, 1, reordered=True), Decoding(4, 3, "f32", 1, 1, short=True, reordered=True),
-    ]  # fmt: skip
-    return {"rows_kernel": [(decoding,) for decoding in tabled + computed]}
 
 
 @functools.cache

@@ -21,7 +21,6 @@ __all__ = [
     "ARGUMENTS",
     "PIECE",
     "THREADS",
-    "compile_cases",
     "eight_putter",
     "reorder_columns",
     "rows_together",
@@ -151,11 +150,6 @@ def _writer() -> Any:
                 ptx.stg128_stream(dense, place >> ptx.u64(3), p0, p1, p2, p3)
 
     return inlined(write)
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    return {"reorder_columns": [()]}
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
 __all__ = [
-    "MAGIC", "ONES", "PATTERN", "PRECISION", "WIDEN", "bit_turner", "block_integers", "number_pairs", "step_turner",
-    "sums_as_floats",
+    "MAGIC", "ONES", "PATTERN", "PRECISION", "WIDEN", "bit_turner", "block_integers", "number_pairs", "rounding",
+    "step_turner", "sums_as_floats",
 ]  # fmt: skip
 
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed integer
@@ -110,3 +110,21 @@ def block_integers() -> Any:
         return unit, total, high, low, l0, l1, l2, l3
 
     return inlined(integers)
+
+
+def rounding(kind: int | None) -> Any:
+    """A device function: a binary64 number rounded to a kind of number, as binary64; as it is for None."""
+
+    def as_it_is(value: Any) -> Any:
+        return value
+
+    def single(value: Any) -> Any:
+        return ptx.f64(ptx.f64_to_f32(value))
+
+    def half(value: Any) -> Any:
+        return ptx.f64(ptx.lo_f16(ptx.f64_to_f16(value)))
+
+    def brain(value: Any) -> Any:
+        return ptx.f64(ptx.lo_bf16(ptx.f64_to_bf16(value)))
+
+    return inlined(as_it_is if kind is None else (single, half, brain)[kind])

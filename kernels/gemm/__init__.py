@@ -131,10 +131,12 @@ def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
     ``addend``: (8, out), eight times the same row, or None.
     """
     number, (rows, columns) = operand.segments[0].layout.number, operand.shape
-    x, y = device.aligned(x.reshape(-1, columns)), y.reshape(-1, rows)
+    if len(x.shape) != 2:
+        x, y = x.reshape(-1, columns), y.reshape(-1, rows)
+    x = device.aligned(x)
     _launch(
         operand,
-        _shapes(operand, len(x), number, number, addend is not None),
+        _shapes(operand, x.shape[0], number, number, addend is not None),
         x,
         y,
         None if addend is None else addend[0],

@@ -1,13 +1,13 @@
 """y = W x by table look-up, as LUT-GEMM does it: the readable kernel, for any weight.
 
 With signs b in {-1, +1}, a row of a group is ``z * sum(x) + sum over planes of alpha * sum(b * x)``. The inner sum runs
-over chunks of mu = 8 (or 4) columns. A chunk has only 2^mu possible sums, so a block computes them all once, as a table
-in shared memory, and then each of its rows reads one entry per chunk and plane: mu multiplications become one look-up.
+over chunks of 8 columns. A chunk has only 2^8 possible sums, so a block computes them all once, as a table in shared
+memory, and then each of its rows reads one entry per chunk and plane: 8 multiplications become one look-up.
 
 - A block has one row per thread and walks over *tiles* of chunks: build the tables of a tile, look up, go on. The tiles
   are shared out among ``splits`` blocks; their partial sums are added by a second kernel, always in the same order, so
   two runs give the same bits. That kernel adds the outliers too.
-- Every group begins a new chunk. A group size that is no multiple of mu only means that the last chunk of a group
+- Every group begins a new chunk. A group size that is no multiple of 8 only means that the last chunk of a group
   is short: columns beyond it count as x = 0, so their bits do not matter.
 - The sum of x over a chunk is the table's last entry (all bits one); z needs nothing else.
 - With a batch, every chunk has one table per vector; the bits are read once for all.
@@ -25,48 +25,41 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
-__all__ = ["SHARERS", "THREADS", "chunks_of", "gemv", "reduce", "shared_bytes", "tables_of"]
+__all__ = ["CHUNK", "SHARERS", "THREADS", "gemv", "reduce", "shared_bytes", "tables_of"]
 
 THREADS = 256
+CHUNK = 8  # columns of a table
 SHARERS = 32  # threads that add up the outliers of a row
+_ENTRIES = 256  # of a table
+_LAST = _ENTRIES - 1
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
-def chunks_of(width: int, group_size: int, mu: int) -> int:
-    """Chunks of a segment: whole groups of ``ceil(group_size / mu)``."""
-    return -(-width // group_size) * -(-group_size // mu)
+def tables_of(batch: int) -> int:
+    """Chunks of a tile: as many as 32 KB of tables allow."""
+    return 32 // batch
 
 
-def tables_of(mu: int, batch: int) -> int:
-    """Chunks of a tile: as many as 32 KB of tables allow, at most 128."""
-    return max(1, min(128, 32 * 256 // (batch << mu)))
-
-
-def shared_bytes(mu: int, batch: int) -> int:
-    """Dynamic shared memory: the tables, and for mu = 8 the half tables they are made of."""
-    tables = tables_of(mu, batch) * batch
-    return 4 * tables * ((1 << mu) + (32 if mu == 8 else 0))
+def shared_bytes(batch: int) -> int:
+    """Dynamic shared memory: the tables, and the half tables they are made of."""
+    return 4 * tables_of(batch) * batch * (_ENTRIES + 32)
 
 
 @functools.cache
-def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool) -> Kernel:
-    """The kernel for q planes, chunks of mu columns, that many vectors, activations of ``kind``.
+def gemv(q: int, batch: int, kind: int, aligned: bool, reordered: bool) -> Kernel:
+    """The kernel for q planes, that many vectors, activations of ``kind``.
 
-    ``aligned``: the group size is a multiple of mu, so no chunk straddles words. ``reordered``: x goes through perm.
+    ``aligned``: the group size is a multiple of 8, so no chunk straddles words. ``reordered``: x goes through perm.
     """
-    entries = 2**mu
-    tables = tables_of(mu, batch)
-    halves = tables * batch * entries  # where the half tables begin
-    mask = entries - 1
-    pieces = mu // 4  # a table of 8 columns is made of two of 4
-    shift = 4 + pieces // 2
+    tables = tables_of(batch)
+    halves = tables * batch * _ENTRIES  # where the half tables begin: a table of 8 columns is made of two of 4
 
     @kernel(
         f"u32* words, f32* alpha, f32* z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
         "u32 start, u32 width, u32 group_size, u32 per_group, u32 chunks, u32 tiles, u32 first_split",
         threads=THREADS,
         blocks=2,
-        variant=repr((q, mu, batch, kind, aligned, reordered)),
+        variant=repr((q, batch, kind, aligned, reordered)),
     )
     def lut_gemv(
         words: Any, alpha: Any, z: Any, x: Any, perm: Any, partial: Any, rows: Any, columns: Any, start: Any,
@@ -85,13 +78,13 @@ def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool)
             begin = ptx.u32(tile * tables)
             count = ptx.min_u32(tables, chunks - begin)
             # -- tables: entry v is the sum of the chunk's x, with a minus where v has a 0
-            for item in range(thread, ptx.u32((count * batch) << shift), threads):
+            for item in range(thread, ptx.u32((count * batch) << 5), threads):
                 bits = ptx.u32(item & 15)
-                piece = ptx.u32(item >> 4 & (pieces - 1))
-                c = ptx.div_u32(item >> shift, batch)
-                b = ptx.u32((item >> shift) - c * batch)
+                piece = ptx.u32(item >> 4 & 1)
+                c = ptx.div_u32(item >> 5, batch)
+                b = ptx.u32((item >> 5) - c * batch)
                 group = ptx.div_u32(begin + c, per_group)
-                inside = ptx.u32((begin + c - group * per_group) * mu + piece * 4)
+                inside = ptx.u32((begin + c - group * per_group) * CHUNK + piece * 4)
                 total = ptx.f32(0)
                 for j in range(4):
                     column = ptx.u32(group * group_size + inside + j)
@@ -111,16 +104,12 @@ def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool)
                                 total = ptx.add_f32(total, value)
                             else:
                                 total = ptx.sub_f32(total, value)
-                if mu == 8:
-                    table[halves + item] = total
-                else:
-                    table[(c * batch + b) * entries + bits] = total
+                table[halves + item] = total
             cuda.syncthreads()
-            if mu == 8:
-                for item in range(thread, ptx.u32(count * batch * entries), threads):
-                    half = ptx.u32(halves + (item >> 8) * 32)
-                    table[item] = ptx.add_f32(table[half + (item & 15)], table[half + 16 + (item >> 4 & 15)])
-                cuda.syncthreads()
+            for item in range(thread, ptx.u32(count * batch * _ENTRIES), threads):
+                half = ptx.u32(halves + (item >> 8) * 32)
+                table[item] = ptx.add_f32(table[half + (item & 15)], table[half + 16 + (item >> 4 & 15)])
+            cuda.syncthreads()
             # -- look-ups: group by group, plane by plane
             if row < rows:
                 for group in range(ptx.div_u32(begin, per_group), ptx.div_u32(begin + count - 1, per_group) + 1):
@@ -130,7 +119,7 @@ def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool)
                         for b in range(batch):
                             part[b] = ptx.f32(0)
                         for c in range(low, high):
-                            column = ptx.u32(group * group_size + (begin + c - group * per_group) * mu)
+                            column = ptx.u32(group * group_size + (begin + c - group * per_group) * CHUNK)
                             if column < width:
                                 word = ptx.u32(column >> 5)
                                 here = words[ptx.u32((word * q + i) * rows + row)]
@@ -140,7 +129,7 @@ def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool)
                                     after = ptx.min_u32(word + 1, last_word)
                                     bits = ptx.funnel_right(here, words[ptx.u32((after * q + i) * rows + row)], column)
                                 for b in range(batch):
-                                    entry = ptx.u32((c * batch + b) * entries + (bits & mask))
+                                    entry = ptx.u32((c * batch + b) * _ENTRIES + (bits & _LAST))
                                     part[b] = ptx.add_f32(part[b], table[entry])
                         scale = alpha[ptx.u32((group * q + i) * rows + row)]
                         for b in range(batch):
@@ -149,7 +138,7 @@ def gemv(q: int, mu: int, batch: int, kind: int, aligned: bool, reordered: bool)
                     for b in range(batch):
                         total = ptx.f32(0)
                         for c in range(low, high):
-                            total = ptx.add_f32(total, table[ptx.u32((c * batch + b) * entries + mask)])
+                            total = ptx.add_f32(total, table[ptx.u32((c * batch + b) * _ENTRIES + _LAST)])
                         sums[b] = ptx.fma_f32(bias, total, sums[b])
             cuda.syncthreads()
         if row < rows:

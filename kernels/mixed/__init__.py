@@ -93,24 +93,17 @@ def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = 
     )
 
 
-def mixed_gemv(
-    operand: MixedOperand, x: Any, out: Any = None, *, overlap: bool = True, shape: MixedShape | None = None
-) -> Any:
+def mixed_gemv(operand: MixedOperand, x: Any, out: Any = None, *, shape: MixedShape | None = None) -> Any:
     """``x W^T`` for x (batch, in) with batch 1 or 2, float16, bfloat16 or float32, on a GPU of capability 9.0.
 
-    ``out``: (batch, out) in any of these types, by default new and of x's. Without ``overlap`` no copy is in flight
-    while scales are multiplied: slower, for comparison. ``shape``: by default what :func:`shape_for` says. Same bits at
-    every call.
+    ``out``: (batch, out) in any of these types, by default new and of x's. ``shape``: by default what
+    :func:`shape_for` says. Same bits at every call.
     """
     device.require_capability(9, 0, operand.gpu)
     kinds = tuple(KINDS)
     batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=kinds, results=kinds, most=BATCH)
     check_same_device(x=x, out=y, weight=operand.units)
-    if shape is None and overlap:
-        step = plan_of(operand, batch, dtype, result)
-    else:
-        found = shape_for(operand, batch, KINDS[dtype], KINDS[result]) if shape is None else shape
-        step = _step(operand, batch, found, overlap)
+    step = plan_of(operand, batch, dtype, result) if shape is None else _step(operand, batch, shape)
     launch(operand, step, x, y)
     return y
 
@@ -124,7 +117,7 @@ def plan_of(operand: MixedOperand, batch: int, dtype: str, result: str) -> Step:
     if key not in operand.plans:
         device.require_capability(9, 0, operand.gpu)
         found = shape_for(operand, batch, KINDS[dtype], KINDS[result])
-        operand.plans[key] = _step(operand, batch, found, True)
+        operand.plans[key] = _step(operand, batch, found)
     step: Step = operand.plans[key]
     return step
 
@@ -148,7 +141,7 @@ def multiply(operand: MixedOperand, dtype: str, x: Any, y: Any, addend: None = N
     launch(operand, plan_of(operand, len(x), dtype, dtype), device.aligned(x), y)
 
 
-def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: bool) -> Step:
+def _step(operand: MixedOperand, batch: int, shape: MixedShape | None) -> Step:
     from .kernel import mixed_gemv_kernel
 
     rows, columns = operand.shape
@@ -156,8 +149,6 @@ def _step(operand: MixedOperand, batch: int, shape: MixedShape | None, overlap: 
     if shape is None or space is None:
         found = f"{columns} columns, {batch} vectors"
         raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
-    if not overlap:
-        shape = shape._replace(overlap=False, stages=1)
     grid = (min(device.processors(operand.gpu), -(-rows // ROWS)),)
     return Step(mixed_gemv_kernel(shape), grid, shape.threads, space.shared_bytes, space.room)
 

@@ -9,7 +9,7 @@ exact. What is rounded is x, and the products with scales, in float32.
 
 Zero points take their share of sum(x), an integer too. The 16 rows of a tile share the second-order scale and zero of
 a group: ``scale = unit * (code - zero)`` is made in registers out of the unit's own bytes, while the copies of the
-next ``stages - 1`` blocks are in flight. Without ``overlap`` there are none.
+next ``stages - 1`` blocks are in flight.
 
 For each of ``sides`` tiles a block has one producer warp that starts copies (`ring`), ``slices`` consumer warps that
 multiply, and one warp that adds up outliers and runs the epilogue (`epilogue`). All sums are added in a fixed order:
@@ -31,10 +31,10 @@ from .columns import TOGETHER, column_integers, order_loader
 from .epilogue import epilogue_warp
 from .layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 from .ring import producer_warp
-from .shape import SHAPES, MixedShape
+from .shape import MixedShape
 from .units import code_words, four_bit_group, four_words, two_bit_group, two_words
 
-__all__ = ["compile_cases", "mixed_gemv_kernel"]
+__all__ = ["mixed_gemv_kernel"]
 
 _ARGUMENTS = (
     "u32* units, u32* perm, {x}* x, u32* indptr, u32* entries, {y}* y, u32 rows, u32 tiles, u32 columns, u32 twos, "
@@ -42,15 +42,10 @@ _ARGUMENTS = (
 )
 
 
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What ``make kernels-check`` compiles; bulk copies need sm_90."""
-    return {"mixed_gemv_kernel": [(shape,) for shape in SHAPES]}
-
-
 @functools.cache
 def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
     """The kernel for one batch and choice of types; widths are arguments of the launch."""
-    batch, kind, out, parts, overlap = shape.batch, shape.kind, shape.out, shape.parts, shape.overlap
+    batch, kind, out, parts = shape.batch, shape.kind, shape.out, shape.parts
     slices, sides, stages, warps = shape.slices, shape.sides, shape.stages, shape.warps
     slot_bytes, held_bytes, barrier_bytes = shape.slot_bytes, shape.held_bytes, shape.barriers * 8
     vectors, floats, per, workers = batch * parts, 2 * batch * parts, 4 if kind == 0 else 8, 32 * warps
@@ -146,10 +141,9 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                     zeros = ptx.lds16(ptx.u32(here + lane * 2), ptx.u32(1152))
                     scales = ptx.lds64(ptx.u32(here + t * 8), ptx.u32(1216))
                     lows = ptx.lds32(ptx.u32(here + t * 4), ptx.u32(1248))
-                    if overlap:
-                        ptx.syncwarp()
-                        if lane == 0:
-                            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
+                    ptx.syncwarp()
+                    if lane == 0:
+                        ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                     for v in static(vectors):
                         if v > 0:
                             xv, iv = ptx.u32(xa + v * (padded * 4)), ptx.u32(ia + v * (padded >> 1))
@@ -182,10 +176,9 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                         load_codes(a, ptx.u32(here + lane * 16))
                         pair = ptx.lds32(ptx.u32(here + r8 * 4), ptx.u32(1024))
                         ends = ptx.lds8(ptx.u32(here + r8), ptx.u32(1056))
-                        if overlap:
-                            ptx.syncwarp()
-                            if lane == 0:
-                                ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
+                        ptx.syncwarp()
+                        if lane == 0:
+                            ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                         zero, zero8 = ptx.i32(ends & 0x0F), ptx.i32(ends & 0xF0)
                         scale, scale8 = ptx.lo_f16(pair), ptx.f32(ptx.hi_f16(pair) * ptx.f32(0.25))
                         for v in static(vectors):
@@ -205,14 +198,10 @@ def mixed_gemv_kernel(shape: MixedShape) -> Kernel:
                                 part[2 * v + 1] = ptx.fma_f32(unit, high, part[2 * v + 1])
                             sums[2 * v] = ptx.fma_f32(scale, part[2 * v], sums[2 * v])
                             sums[2 * v + 1] = ptx.fma_f32(scale8, part[2 * v + 1], sums[2 * v + 1])
-                    elif overlap:
+                    else:
                         ptx.syncwarp()
                         if lane == 0:
                             ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
-                if not overlap:
-                    ptx.syncwarp()
-                    if lane == 0:
-                        ptx.mbarrier_arrive(ptx.u32(bar + stages * 8))
                 block, spot = ptx.u32(block + 1), ptx.u32(spot + 1)
                 if block == blocks:
                     block = ptx.u32(0)

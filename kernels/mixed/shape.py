@@ -9,7 +9,7 @@ from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 
-__all__ = ["SHAPES", "MixedShape", "MixedSpace", "preferred", "space_for"]
+__all__ = ["MixedShape", "MixedSpace", "preferred", "space_for"]
 
 
 class MixedShape(NamedTuple):
@@ -17,8 +17,7 @@ class MixedShape(NamedTuple):
 
     ``kind`` and ``out``: 0 float32, 1 float16, 2 bfloat16. ``outliers``: bytes of an entry, 0 without outliers, 4 with
     float16 values, 8 with float32 ones. ``slices`` warps share a tile, ``sides`` tiles are handled side by side, each
-    warp multiplies a unit at a time. Each of ``stages`` buffers of a tile holds a unit for each of its warps. Without
-    ``overlap`` there is one, and no copy is in flight while its units are multiplied.
+    warp multiplies a unit at a time. Each of ``stages`` buffers of a tile holds a unit for each of its warps.
     """
 
     batch: int
@@ -28,7 +27,6 @@ class MixedShape(NamedTuple):
     slices: int = 8
     sides: int = 2
     stages: int = 4
-    overlap: bool = True
 
     @property
     def warps(self) -> int:
@@ -92,12 +90,3 @@ def preferred(vectors: int, outliers: float) -> list[tuple[int, int, int]]:
     if outliers:  # adding them up takes time: more tiles side by side, with fewer consumer warps each
         best = (6, 3, 3) if outliers <= 0.01 else (5, 3, 4)
     return [best, (8, 2, 3), (8, 2, 2), *one]
-
-
-SHAPES = (  # what the compile check looks at
-    MixedShape(1, 1, 1, 4, 6, 3, 3),
-    MixedShape(1, 1, 1, 0, 8, 2, 4),
-    MixedShape(1, 1, 1, 4, 8, 2, 1, overlap=False),
-    MixedShape(2, 2, 0, 8, 8, 1, 3),
-    MixedShape(2, 0, 0, 8, 8, 1, 2),
-)

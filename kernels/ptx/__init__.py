@@ -1,7 +1,7 @@
 """The few instructions that Numba does not offer, as functions for kernels.
 
-On a GPU they are inline PTX (`instructions`), under ``NUMBA_ENABLE_CUDASIM=1`` Python functions (`kernels.simulator`),
-so one kernel source serves both. Use them as ``ptx.name(...)``; what Numba has itself comes from `runtime.numba_cuda`.
+On a GPU they are inline PTX (`instructions`), in a simulator Python functions (`runtime.simulation`), so one kernel
+source serves both. Use them as ``ptx.name(...)``; what Numba has itself comes from `runtime.numba_cuda`.
 A *word* is a uint32; pointers are kernel arguments (`runtime.launch`), indices count accesses of the width in the name
 (``ldg128(p, 2)``: bytes 32..47), and addresses must be multiples of that width.
 
@@ -61,21 +61,12 @@ columns 128 .. 255 in a2, a3 and b1.
 
 from __future__ import annotations
 
-from bcqfmt.kernels.runtime.numba_cuda import simulated
+from bcqfmt.kernels.runtime.simulation import simulator
 
-SIMULATED = simulated()
+SIMULATED = simulator is not None
 
 if SIMULATED:
-    import numpy as np
-
-    from bcqfmt.kernels.simulator import block
-    from bcqfmt.kernels.simulator.arithmetic import *  # noqa: F403
-    from bcqfmt.kernels.simulator.barriers import *  # noqa: F403
-    from bcqfmt.kernels.simulator.memory import *  # noqa: F403
-    from bcqfmt.kernels.simulator.sums import *  # noqa: F403
-
-    f32, f64 = np.float32, np.float64
-    block.install()
+    globals().update(simulator.INSTRUCTIONS)
 else:
     from .instructions import *  # noqa: F403
     from .sums import *  # noqa: F403

@@ -1,7 +1,7 @@
 """How an instruction becomes a function that a Numba kernel can call: inline PTX, and loads and stores of LLVM.
 
 Pointers are ``types.CPointer`` arguments of a kernel (or Numba arrays); indices count elements of the access, never
-bytes. Nothing here works outside a compiled kernel; `kernels.simulator` has the same in Python.
+bytes. Nothing here works outside a compiled kernel; the simulator of the tests has the same in Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The instructions for the compiler; `ptx` documents them, `simulator` has the same in Python."""
+"""The instructions for the compiler; `ptx` documents them, the simulator of the tests has the same in Python."""
 
 from __future__ import annotations
 

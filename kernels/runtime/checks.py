@@ -10,7 +10,7 @@ from bcqfmt.errors import BcqError, error
 from . import device
 from .limits import LIMIT
 
-__all__ = ["check_array", "check_product", "check_same_device", "on_host", "threads_of_block"]
+__all__ = ["check_array", "check_product", "check_same_device", "on_host"]
 
 _BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8}
 
@@ -89,12 +89,3 @@ def check_same_device(**arrays: Any) -> None:
         there = max(places.values() if places.get("weight", -1) < 0 else [places["weight"]])
         steps = [f"{name}.to('cuda:{there}')" for name, place in places.items() if place != there]
         raise _wrong(shown, "one device for all", ", ".join(steps))
-
-
-def threads_of_block(threads: int | None, limit: int) -> int:
-    """Threads of a block: whole warps, by default the ``limit`` that a kernel was compiled for; else BCQ-E552."""
-    if threads is None:
-        return limit
-    if threads % 32 or not 32 <= threads <= limit:
-        raise error("BCQ-E552", found=f"{threads} threads", expected=f"a multiple of 32 up to {limit}")
-    return threads

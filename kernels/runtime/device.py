@@ -18,6 +18,8 @@ from bcqfmt.container.dtypes import logical_name, numpy_dtype
 from bcqfmt.errors import BcqError, error
 from bcqfmt.version import pip_install
 
+from . import simulation
+
 __all__ = [
     "Described", "aligned", "capability", "capturing", "columns", "describe", "empty_like", "gpu_of", "place_of",
     "processors", "require_cuda", "settle", "simulated", "stream_of", "tensor", "torch_name", "upload",
@@ -52,12 +54,9 @@ class Described(NamedTuple):
         return count
 
 
-@functools.cache
 def simulated() -> bool:
-    """Whether kernels run in Numba's simulator in this process (``NUMBA_ENABLE_CUDASIM=1``)."""
-    from . import numba_cuda
-
-    return numba_cuda.simulated()
+    """Whether kernels run in a simulator in this process (`simulation`)."""
+    return simulation.simulator is not None
 
 
 def require_cuda() -> None:
@@ -73,6 +72,8 @@ def _trouble() -> tuple[str, str, str | None] | None:
         return "BCQ-E306", "numba-cuda is not installed", pip_install("cuda")
     if simulated():
         return None
+    if importlib.import_module("numba").config.ENABLE_CUDASIM:
+        return "BCQ-E551", "Numba only simulates a GPU (NUMBA_ENABLE_CUDASIM=1)", "unset NUMBA_ENABLE_CUDASIM"
     if np.lib.NumpyVersion(np.__version__) >= "2.5.0" and not hasattr(np, "row_stack"):
         return "BCQ-E306", f"numpy {np.__version__} cannot be used with numba-cuda", "pip install 'numpy<2.5'"
     try:

@@ -8,7 +8,7 @@ A kernel is declared with one line of text, which is its documentation too::
     scale.launch((rows // 256 + 1,), 256, planes, alpha, y, rows)
 
 Nothing is compiled at import. The first launch on a device compiles for it; :meth:`Kernel.compile` does so for any
-compute capability without a GPU. In the simulator the same source runs as Python.
+compute capability without a GPU. In a simulator (`simulation`) the same source runs as Python.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bcqfmt.errors import error
 
-from . import device
+from . import device, simulation
 from .cubins import Loaded
 from .limits import LIMIT
 
-__all__ = ["Kernel", "Plans", "Step", "kernel"]
+__all__ = ["TYPES", "Kernel", "Plans", "Step", "kernel"]
 
 _NO_SWITCH = contextlib.nullcontext()
 _compiling = threading.Lock()
-_TYPES = {
+TYPES = {
     "u8": "uint8",
     "u16": "uint16",
     "u32": "uint32",
@@ -61,7 +59,7 @@ class Kernel:
         """The Numba signature."""
         from .numba_cuda import types
 
-        kinds = [getattr(types, _TYPES[kind.rstrip("*")]) for kind, _ in self.arguments]
+        kinds = [getattr(types, TYPES[kind.rstrip("*")]) for kind, _ in self.arguments]
         return types.void(
             *(
                 types.CPointer(found) if kind.endswith("*") else found
@@ -92,13 +90,14 @@ class Kernel:
         """
         if len(arguments) != len(self.arguments):
             raise TypeError(f"{self.name} takes {len(self.arguments)} arguments, not {len(arguments)}")
-        device.require_cuda()
+        if not self._ready:
+            device.require_cuda()
         if min(grid) < 1:
             return
         if grid[0] > LIMIT or (len(grid) > 1 and max(grid[1:]) > 65535):
             raise error("BCQ-E554", found=f"{self.name}: a grid of {' x '.join(map(str, grid))} blocks")
         if device.simulated():
-            self._simulate(grid, threads, arguments, shared)
+            simulation.simulator.launch(self, grid, threads, shared, arguments)
             return
         first = arguments[self._pointers.index(True)]
         values = [a.data_ptr() if pointer else a for a, pointer in zip(arguments, self._pointers, strict=True)]
@@ -113,25 +112,6 @@ class Kernel:
             found = self._ready[index] = Loaded(self, device.capability())
         found.allow_shared(shared)
         return found
-
-    def _simulate(self, grid: Sequence[int], threads: int, arguments: Sequence[Any], shared: int) -> None:
-        from bcqfmt.kernels.simulator.block import Pointer
-
-        from .numba_cuda import cuda
-
-        values: list[Any] = []
-        for value, (kind, name) in zip(arguments, self.arguments, strict=True):
-            if kind.endswith("*"):
-                wanted = np.dtype(_TYPES[kind[:-1]])
-                flat = device.on_host(value).reshape(-1).view(np.uint8)
-                values.append(Pointer(flat[: flat.size // wanted.itemsize * wanted.itemsize].view(wanted)))
-            elif kind in ("f32", "f64"):
-                values.append(getattr(np, _TYPES[kind])(value))
-            else:
-                if not 0 <= int(value) <= 0xFFFFFFFF:
-                    raise ValueError(f"{self.name}: {name} = {value}")
-                values.append(int(value))
-        cuda.jit(self.function)[tuple(grid), threads, 0, shared](*values)
 
 
 def kernel(
@@ -189,7 +169,7 @@ class Plans(dict[tuple[Any, ...], Any]):
 
 def _is_on(array: Any) -> bool:
     """Whether the array's device is the current one already."""
-    return bool(sys.modules["torch"].cuda.current_device() == (array.device.index or 0))
+    return bool(sys.modules["torch"]._C._cuda_getDevice() == (array.device.index or 0))
 
 
 def _on(array: Any) -> Any:

@@ -1,7 +1,6 @@
 """``numba.cuda`` and ``numba.types`` for kernels, typed as `Any` because they have no annotations.
 
-Kernel files say ``from runtime.numba_cuda import cuda, types``. In the simulator device functions are plain functions,
-and ``cuda`` is what leads to the running block (`simulator.block.Cuda`).
+Kernel files say ``from runtime.numba_cuda import cuda, types``. In a simulator device functions are plain functions.
 """
 
 from __future__ import annotations
@@ -9,21 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bcqfmt.kernels.simulator.block import Cuda
+from .simulation import simulator
 
-__all__ = ["cuda", "inlined", "simulated", "types"]
+__all__ = ["cuda", "inlined", "types"]
 
-
-def simulated() -> bool:
-    """Whether this process was started with ``NUMBA_ENABLE_CUDASIM=1``."""
-    config: Any = importlib.import_module("numba").config
-    return bool(config.ENABLE_CUDASIM)
-
-
-cuda: Any = Cuda() if simulated() else importlib.import_module("numba.cuda")
+cuda: Any = simulator.cuda if simulator else importlib.import_module("numba.cuda")
 types: Any = importlib.import_module("numba.types")
 
 
 def inlined(function: Any) -> Any:
     """A device function that is always inlined into the kernel that calls it."""
-    return function if simulated() else cuda.jit(function, device=True, inline="always")
+    return function if simulator else cuda.jit(function, device=True, inline="always")

@@ -1,4 +1,4 @@
-"""Speed of rtn, bcq and multi on a 4096 x 4096 weight, and how far nested planes are from planes of their own.
+"""Speed of rtn, bcq and multi on a 4096 x 4096 weight.
 
     python tests/benchmarks/quantizing.py [--quick] [--threads N]
 
@@ -20,18 +20,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH keeps a script's own folder off the path
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 
 import numpy as np
 import published_bcq
 from measure import Result, interleave, rounded, spread
 
-from methods import nested_oracle
-
 SIDE, GROUP = 4096, 128
 RTN_GOAL = 300.0  # MB/s of F16 input on one core
 BCQ_GOAL = 20.0  # times as fast as torch
-NESTED_GOALS = {3: 1.15, 4: 1.5}  # mean squared error over that of stand-alone planes
 
 _START = """
 import sys, time
@@ -131,45 +127,11 @@ def _bcq(halves: Any, threads: int) -> list[Result]:
 
 
 def _multi(halves: Any, threads: int, quick: bool) -> list[Result]:
-    import torch
-
     weight = halves[: len(halves) // 16 if quick else len(halves) // 8].astype(np.float32)
     begun = time.perf_counter()
     _quantizer("multi", weight, threads)()
     took = (time.perf_counter() - begun) * SIDE / len(weight)
-    results = [Result(f"multi, 2 to 4 bit, groups of {GROUP}, {SIDE} x {SIDE}, {threads} threads", f"{took:.1f} s")]
-    for group, bias in ((GROUP, True), (GROUP, False), (512, True), (512, False)):
-        nested = _quantizer("multi", weight, threads, group_size=group, bias=bias)()
-        for p, goal in NESTED_GOALS.items():
-            own = _mse(weight, nested, p)
-            alone = _mse(weight, _quantizer("bcq", weight, threads, bits=p, group_size=group, bias=bias)())
-            measured, values = f"{own / alone:.3f} of `bcq`", {"bcq": own / alone}
-            if not bias:
-                groups = torch.from_numpy(weight.reshape(-1, group))
-                published = published_bcq.error_of(groups, *published_bcq.quantize(groups, p, 15)) / weight.size
-                measured += f", {own / published:.3f} of the published algorithm"
-                values["published"] = own / published
-            what = f"multi at {p} planes, groups of {group}, {'with' if bias else 'without'} a bias"
-            text = f"{what}: error over that of {p} planes of their own"
-            results.append(Result(text, measured, f"<= {goal:g} of `bcq`", own / alone <= goal, values))
-    return [*results, *_third_planes(weight, 16 if quick else 128)]
-
-
-def _third_planes(weight: Any, count: int) -> list[Result]:
-    """How much of `bcq`'s error the best possible third plane leaves: all are tried."""
-    results = []
-    pieces = weight.reshape(-1, GROUP)[:count]
-    for bias in (True, False):
-        two, three = (_quantizer("bcq", pieces, bits=p, bias=bias)() for p in (2, 3))
-        codes = two.codes()
-        best = [nested_oracle.best_plane_error(pieces[i], codes[i], 2, bias) for i in range(count)]
-        least = sum(best) / pieces.size / _mse(pieces, three)
-        found = _mse(pieces, _quantizer("multi", pieces, bits=3, bias=bias)()) / _mse(pieces, three)
-        what = f"multi at 3 planes, groups of {GROUP}, {'with' if bias else 'without'} a bias"
-        measured = f"{least:.3f} of `bcq`; `multi` for 3 planes alone {found:.3f} ({count} groups)"
-        what += ": the best third plane there is, all tried"
-        results.append(Result(what, measured, values={"least": least, "found": found}))
-    return results
+    return [Result(f"multi, 2 to 4 bit, groups of {GROUP}, {SIDE} x {SIDE}, {threads} threads", f"{took:.1f} s")]
 
 
 def _compilation() -> list[Result]:
@@ -184,10 +146,10 @@ def _compilation() -> list[Result]:
     return results
 
 
-def _mse(weight: Any, made: Any, planes: int | None = None) -> float:
+def _mse(weight: Any, made: Any) -> float:
     from bcqfmt.converters.methods.errors import decoded_square_sums
 
-    return decoded_square_sums(weight, made, planes)[1] / weight.size
+    return decoded_square_sums(weight, made)[1] / weight.size
 
 
 def main() -> int:

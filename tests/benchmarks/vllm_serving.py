@@ -1,13 +1,14 @@
 """The plugin in a real vLLM on a GPU: small folders against transformers, the Llama-2-7B shape beside vLLM itself.
 
     python tests/benchmarks/vllm_serving.py small WORK [NAME]          # small folders, eager and with CUDA graphs
-    python tests/benchmarks/vllm_serving.py speed WORK bcq4            # or bcq3, float16, gptq, compressed, marlin
+    python tests/benchmarks/vllm_serving.py speed WORK bcq4            # or bcq4-one, bcq3, float16, gptq, ...
     python tests/benchmarks/vllm_serving.py compile WORK bcq4,rtn4     # their kernels beforehand, in many processes
     python tests/benchmarks/vllm_serving.py table WORK                 # what has been measured, as a table
 
 Weights are random: values do not change how long anything takes. float16, GPTQ and compressed-tensors models are not
-even written, vLLM makes them up (``load_format="dummy"``). "marlin": compressed-tensors in bfloat16 without Machete,
-the kernel that vLLM takes on a Hopper GPU. Every run appends lines of JSON to WORK/results.jsonl as they come.
+even written, vLLM makes them up (``load_format="dummy"``). "bcq4-one": weights in one layout. "marlin":
+compressed-tensors in bfloat16 without Machete, the kernel that vLLM takes on a Hopper GPU. Every run appends lines of
+JSON to WORK/results.jsonl as they come.
 
 With ``--turn FILE`` a run makes FILE.ready when its engine stands, and measures when FILE.go exists: several engines
 can start at the same time, and one is measured while the others wait.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -227,11 +229,18 @@ def speed(work: Path, given: argparse.Namespace) -> None:
     kind, layers, cached = given.name, given.layers, CACHED * given.layers
     if given.keep:  # of weights that vLLM holds: the stored planes, too
         BcqModule.release = lambda *_: None  # type: ignore[assignment, method-assign]
+    if kind.endswith("-one"):
+        os.environ["BCQFMT_GPU_LAYOUTS"] = "one"
     if kind == "marlin":
         os.environ["VLLM_DISABLED_KERNELS"] = "MacheteLinearKernel"
     known: dict[str, Any] = {"kind": kind + " (planes kept)" * given.keep, "layers": layers, "mode": given.mode}
     known["dtype"] = given.dtype or ("bfloat16" if kind == "marlin" else "float16")
-    model = seven(work, kind, layers)
+    model = seven(work, kind.removesuffix("-one"), layers)
+    if given.after is not None:
+        import vllm  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+
+        while not given.after.exists():
+            time.sleep(0.05)
     line, began = dict(known), time.perf_counter()
     with memory_of_loading(line):
         llm = engine(
@@ -266,18 +275,20 @@ def speed(work: Path, given: argparse.Namespace) -> None:
     keep(work, {**known, "running_gib": round((torch.cuda.max_memory_allocated() - cached) / GIB, 2)})
 
 
-def compile_one(task: tuple[Path, str, tuple[int, ...]]) -> float:
-    """Products of some numbers of vectors with a weight of a folder: their kernels are in the cache afterwards."""
+def compile_one(task: tuple[Path, str, int, int]) -> float:
+    """A product of some vectors with a weight of a folder, several times above itself: its kernels are cached then."""
     import torch
 
     import bcqfmt
     from bcqfmt.integrations.torch import BcqLinear
 
-    (folder, name, counts), began = task, time.perf_counter()
+    (folder, name, times, count), began = task, time.perf_counter()
     with bcqfmt.open(folder) as checkpoint:
-        layer = BcqLinear.from_weight(checkpoint.weight(name)).to("cuda")
-    for count in counts:
-        layer(torch.zeros(count, layer.in_features, dtype=torch.float16, device="cuda"))
+        weight = checkpoint.weight(name)
+        spec = dataclasses.replace(weight.spec, shape=(times * weight.spec.out, weight.spec.columns))
+        layer = BcqLinear(spec, device="meta")
+        layer.fill({suffix: torch.cat([part] * times, -2).cuda() for suffix, part in weight.to_torch().items()})
+    layer(torch.zeros(count, layer.in_features, dtype=torch.float16, device="cuda"))
     return time.perf_counter() - began
 
 
@@ -285,13 +296,16 @@ def compile_kernels(work: Path, names: list[str]) -> None:
     """The kernels that folders need, several at the same time; vLLM would compile one after the other."""
     import bcqfmt
 
-    counts = [(1,), (2,), (4,), (8,), (16,), (32,), (64,), (128, 300)]
-    began, tasks = time.perf_counter(), []
+    began, products = time.perf_counter(), []
     for kind in names:
         folder = small(work, kind)[0] if kind in SMALL else seven(work, kind, 1)
         with bcqfmt.open(folder) as checkpoint:
             widest = {weight.spec.columns: name for name, weight in checkpoint.weights()}  # one of every width
-        tasks += [(folder, name, few) for name in widest.values() for few in counts]
+        layers = [(name, 1) for name in widest.values()]
+        if kind not in SMALL:  # vLLM has q, k and v above each other, and gate and up
+            layers += [("model.layers.0.self_attn.q_proj.weight", 3), ("model.layers.0.mlp.gate_proj.weight", 2)]
+        products += [(folder, *layer) for layer in layers]
+    tasks = [(*product, count) for count in (128, 64, 300, 32, 16, 8, 4, 2, 1) for product in products]
     workers, spawn = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         taken = list(pool.map(compile_one, tasks))
@@ -379,7 +393,7 @@ def main() -> None:
     parser.add_argument(
         "name",
         nargs="?",
-        help="of a small folder, or bcq4, bcq3, float16, gptq, compressed, marlin; for compile several",
+        help="of a small folder, or bcq4, bcq4-one, bcq3, float16, gptq, compressed, marlin; for compile several",
     )
     parser.add_argument("--mode", choices=("eager", "graphs", "full"), default="graphs")
     parser.add_argument("--offload", type=float, default=0.0, help="GB of weights that vLLM may keep on the host")
@@ -387,6 +401,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="of the 7B shape; by default float16, for marlin bfloat16")
     parser.add_argument("--repeats", type=int, default=2, help="of every measurement, after a first one")
     parser.add_argument("--keep", action="store_true", help="the stored planes are kept, to compare")
+    parser.add_argument("--after", type=Path, help="import vLLM, and start when there is this file", metavar="FILE")
     parser.add_argument("--turn", help="measure when there is FILE.go", metavar="FILE")
     given = parser.parse_args()
     if given.what in ("agree", "speed", "compile") and given.name is None:

@@ -120,6 +120,13 @@ def test_a_context_beyond_the_model_is_refused(run: Run, model: Path, text: Path
     assert "hint: --context" in result.stderr
 
 
+def test_windows_are_no_longer_than_the_model_allows(run: Run, model: Path, text: Path) -> None:
+    result = run("eval", model, "--text", text, "--max-tokens", "256", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["context"] == 128
+    assert f"windows of 128 tokens: {model} has positions for no more" in result.stderr
+
+
 def test_a_reference_that_is_not_there(run: Run, model: Path, text: Path, tmp_path: Path) -> None:
     result = run("eval", model, "--text", text, "--reference", tmp_path / "nothing", "--context", "32")
     assert (result.exit_code, "BCQ-E101" in result.stderr) == (3, True)

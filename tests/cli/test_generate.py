@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def test_without_the_extra_it_says_what_to_install(
     assert result.exit_code == 2
     assert "BCQ-E306" in result.stderr
     assert "pip install 'torch>=2.4' 'transformers>=5.16'" in result.stderr
+
+
+def test_without_torch_it_says_so_too(model: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from bcqfmt.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "generate", str(model), "--prompt", "x"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "BCQ-E306: optional package missing: torch is not installed" in done.stderr
+    assert "pip install 'torch>=2.4' 'transformers>=5.16'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["generate", "eval"])

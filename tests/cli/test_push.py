@@ -120,7 +120,7 @@ def test_an_interrupt_says_the_command_that_goes_on(hub: HubServer, run: Run, fo
     finally:
         signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
-    assert f"bcqfmt push {folder} {REPO} --overwrite --revision dev --message 'two words'" in result.stderr
+    assert f"bcqfmt push {folder} {REPO} --revision dev --message 'two words' --overwrite" in result.stderr
     assert "BCQ-E901" in result.stderr
     assert names(hub) == set()
 

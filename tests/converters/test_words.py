@@ -138,7 +138,9 @@ LAYOUTS = {
     ),
     "planar_rows": Layout(
         *(PLANAR, (1, 32), lambda b, n, k: (k * b // 32, n), lambda b: planar(b, 0)),
-        *(W.planar_rows_to_codes, W.codes_to_planar_rows, W.planar_to_planes),
+        lambda w, b, k, threads: W.planes_to_codes(W.planar_to_planes(w, b, k, threads), k),
+        lambda c, b, threads: W.planes_to_planar(W.codes_to_planes(c, b), threads=threads),
+        W.planar_to_planes,
         lambda p, k, threads: W.planes_to_planar(p, len(p), k, threads),
     ),
     "planar_columns": Layout(
@@ -154,8 +156,8 @@ LAYOUTS = {
     ),
     "gemv_fast": Layout(
         *((4,), (4, 64), lambda b, n, k: (n // 4, k), gemv_fast),
-        lambda w, b, k, threads: W.gemv_fast_to_codes(w, threads),
-        lambda c, b, threads: W.codes_to_gemv_fast(c, threads),
+        lambda w, b, k, threads: W.planes_to_codes(W.gemv_fast_to_planes(w, threads), k),
+        lambda c, b, threads: W.planes_to_gemv_fast(W.codes_to_planes(c, b), threads=threads),
         lambda w, b, k, threads: W.gemv_fast_to_planes(w, threads),
         lambda p, k, threads: W.planes_to_gemv_fast(p, k, threads),
         np.int16,
@@ -308,7 +310,7 @@ def test_golden_streams(bits: int) -> None:
 @pytest.mark.parametrize("bits", GOLDEN_PLANAR)
 def test_golden_planar_words(bits: int) -> None:
     expected = golden(GOLDEN_PLANAR[bits])
-    assert words.codes_to_planar_rows(rule(bits), bits)[:, 0].tolist() == expected.tolist()
+    assert words.planes_to_planar(pack_planes(rule(bits), bits))[:, 0].tolist() == expected.tolist()
     assert words.planar_columns_to_codes(expected[None], bits).tolist() == rule(bits).tolist()
 
 
@@ -365,7 +367,7 @@ def test_planar_words_in_another_order() -> None:
     perm = rng.permutation(96)
     for bits in PLANAR:
         source = random_words((3 * bits, 70), np.uint32, 5)
-        codes = words.planar_rows_to_codes(source, bits, 96)
+        codes = unpack_codes(words.planar_to_planes(source, bits), 96)
         stored = words.planar_to_planes(source, bits, perm=perm)
         assert np.array_equal(unpack_codes(stored, 96), codes[:, perm])
         assert np.array_equal(words.planes_to_planar(stored, perm=perm), source)
@@ -415,13 +417,13 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: words.stream_rows_to_codes(u32.astype(">u4"), 4, 32),
         lambda: words.slots_to_codes(u32, 3, 100),
         lambda: words.slots_to_codes(u32, 9, 24),
-        lambda: words.planar_rows_to_codes(u32, 3),
-        lambda: words.planar_rows_to_codes(u32, 4, 64),
-        lambda: words.codes_to_planar_rows(u8, 4),
+        lambda: words.planar_columns_to_codes(u32, 3),
+        lambda: words.planar_columns_to_codes(u32, 4, 32),
+        lambda: words.codes_to_planar_columns(u8, 4),
+        lambda: words.planar_to_planes(u32, 3),
         lambda: words.codes_to_awq_gemm(u8),
-        lambda: words.codes_to_gemv_fast(u8),
-        lambda: words.gemv_fast_to_codes(np.zeros((1, 32), np.int16)),
-        lambda: words.gemv_fast_to_codes(u32),
+        lambda: words.gemv_fast_to_planes(np.zeros((1, 32), np.int16)),
+        lambda: words.gemv_fast_to_planes(u32),
         lambda: words.hqq_to_codes(u8, 7, 4, 8),
         lambda: words.hqq_to_codes(u8, 4, 4, 8),
         lambda: words.hqq_to_codes(np.zeros((2, 8), np.int32), 3, 1, 8),

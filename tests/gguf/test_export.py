@@ -26,6 +26,7 @@ from bcqfmt.container.gguf.writer import copied_pair
 from bcqfmt.converters.export.gguf import GgufExport, export_gguf
 from bcqfmt.converters.export.gguf.choice import choose
 from bcqfmt.converters.export.gguf.encode import Error, encoded
+from bcqfmt.converters.export.gguf.model import Unwritable, model_pairs
 from bcqfmt.converters.source.gguf_tokenizer import tokenizer_files
 from faults import interrupted
 from programs import llama_cpp
@@ -366,6 +367,53 @@ def test_memory_does_not_grow_with_the_weight(monkeypatch: pytest.MonkeyPatch) -
     assert peaks[1] < 1.2 * peaks[0]
 
 
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "query_pre_attn_scalar": 16}
+GEMMA2 = {**GEMMA, "model_type": "gemma2", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+GEMMA3 = {**GEMMA, "model_type": "gemma3_text", "rope_local_base_freq": 10000.0}
+MOE = {"model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 4, "norm_topk_prob": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        (GEMMA2, {}, ""),
+        (GEMMA2, {"final_logit_softcapping": None}, "no final_logit_softcapping"),
+        (GEMMA2, {"query_pre_attn_scalar": 32}, "query_pre_attn_scalar 32"),
+        (GEMMA2, {"layer_types": ["full_attention"] * 12}, "layer_types"),
+        (GEMMA3, {}, ""),
+        (GEMMA3, {"rope_local_base_freq": None}, "no rope_local_base_freq"),
+        (GEMMA3, {"sliding_window": None}, "no sliding_window"),
+        (GEMMA3, {"sliding_window_pattern": 4}, "sliding_window_pattern 4"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        (GEMMA3, {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+        (MOE, {}, ""),
+        (MOE, {"num_experts": None}, "no num_local_experts"),
+        (MOE, {"norm_topk_prob": False}, "norm_topk_prob False"),
+        (MOE, {"mlp_only_layers": [0]}, "mlp_only_layers [0]"),
+        (MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+    ],
+)
+def test_what_llama_cpp_has_in_its_code_must_be_so(kind: dict[str, Any], change: dict[str, Any], said: str) -> None:
+    config: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 12, "head_dim": 16}
+    config |= {"num_attention_heads": 4, "rms_norm_eps": 1e-6, "sliding_window": 16, **kind}
+    period = 2 if kind is GEMMA2 else 6
+    layers = ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(12)]
+    config |= {"layer_types": layers, **change}
+    if not said:
+        assert len(model_pairs(config, "name")) > 15
+        return
+    with pytest.raises(Unwritable) as fault:
+        model_pairs(config, "name")
+    assert said in fault.value.found
+
+
+def test_a_name_is_not_corrected_for_a_file_that_cannot_be(converted: Folder, tmp_path: Path) -> None:
+    bcq = shutil.copytree(converted("gptqmodel-gptq-4b-g32-asym"), tmp_path / "bcq")
+    assert refused(bcq, tmp_path / "out").code == "BCQ-E302"
+    (bcq / "tokenizer.json").unlink()
+    assert refused(bcq, tmp_path / "out").code == "BCQ-E641"
+
+
 def test_what_cannot_be_written_asks_for_a_donor(converted: Folder, tmp_path: Path) -> None:
     bcq = shutil.copytree(converted("gptqmodel-gptq-4b-g32-asym"), tmp_path / "bcq")
     config = json.loads((bcq / "config.json").read_text())
@@ -384,12 +432,14 @@ def test_what_cannot_be_written_asks_for_a_donor(converted: Folder, tmp_path: Pa
     assert "rms_norm_eps" in changed("config.json", {**config, "rms_norm_eps": None}).finding.found
     assert "gelu" in changed("config.json", {**config, "hidden_act": "gelu"}).finding.found
     untied = {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": False}
-    assert "a head of its own" in changed("config.json", {**config, **untied}).finding.found
+    assert "tie_word_embeddings False" in changed("config.json", {**config, **untied}).finding.found
     rope = {"rope_type": "longrope", "factor": 2.0}
     assert "longrope" in changed("config.json", {**config, "rope_parameters": rope}).finding.found
     changed("config.json", {**config, "num_attention_heads": 2**40})
     changed("config.json", {**config, "num_attention_heads": 3})  # rows of q do not divide
-    assert "WordLevel" in changed("tokenizer.json", {"model": {"type": "WordLevel"}}).finding.found
+    words = changed("tokenizer.json", {"model": {"type": "WordLevel"}})
+    assert "WordLevel" in words.finding.found
+    assert "--to dense" in words.hint
     changed("tokenizer.json", {**own, "normalizer": None})
     changed("tokenizer.json", {**own, "added_tokens": [{"content": 5}]})
     changed("tokenizer.json", {**own, "model": {**own["model"], "vocab": {"a": 64}}})

@@ -68,6 +68,8 @@ LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LOCAL = {"full_attention": {**LINEAR, "rope_theta": 1e6}}  # gemma3: every sixth layer
+LOCAL |= {"sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}}
 MODELS: dict[str, Callable[[Path], Path]] = {
     "GPTQ 4 bits asymmetric": from_peer("gptqmodel-gptq-4b-g32-asym"),
     "AWQ": from_peer("autoawq-gemm-4b-g32-asym"),
@@ -82,6 +84,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "mistral": from_tiny("mistral"),
     "phi3": from_tiny("phi3", rope_parameters=PARTIAL),
     "gemma": from_tiny("gemma"),
+    "gemma2": from_tiny("gemma2"),
+    "gemma3": from_tiny("gemma3", rope_parameters=LOCAL),
+    "qwen3moe": from_tiny("qwen3_moe", norm_topk_prob=True),
     "GGUF Q4_0": from_gguf("q4_0.gguf"),
 }
 
@@ -130,10 +135,11 @@ def test_llama_cpp_and_transformers_say_the_same(make: Callable[[Path], Path], t
 
     wanted = reference.log_probabilities(TEXT)
     found = np.stack([log_probabilities(plain, TEXT[: i + 1]) for i in range(len(TEXT))])
-    coarse = make is MODELS["gemma"]  # ggml looks GELU up in a table of F16 numbers
+    gelu = [MODELS[kind] for kind in ("gemma", "gemma2", "gemma3")]
+    coarse = make in gelu  # ggml looks it up in a table of F16 numbers
     assert np.abs(found - wanted).max() < (2e-3 if coarse else 2e-5)
     perplexities = [np.exp(-p[np.arange(len(TEXT) - 1), TEXT[1:]].mean()) for p in (found, wanted)]
-    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-4 if coarse else 1e-6)
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=3e-4 if coarse else 1e-6)
 
 
 def test_llama_cpp_splits_words_as_the_folders_tokenizer_does(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import bit_gemv, bit_operand
-from bcqfmt.kernels.bits.shape import BitShape, product_shape
+from bcqfmt.kernels.bits.shape import BitShape, Wanted, product_shape
 from bcqfmt.kernels.operands import operand
 from products import kernel_samples as ks
 from products import product_reference as reference
@@ -165,7 +165,7 @@ def test_both_ways_agree_and_matmul_takes_any_number() -> None:
     weight = ks.weight("bcq", 4, 512, 4096, 128)
     placed, x = bit_operand(operand(weight)), ks.vectors(19, 4096, "F16")
     layout = placed.segments[0].layout
-    bits, with_bytes = BitShape(layout, 3, 1, 0, 2), product_shape(layout, 3, 1, 0, reordered=False, added=False)
+    bits, with_bytes = BitShape(layout, 3, 1, 0, 2), product_shape(Wanted(layout, 3, 1, 0))
     first, second = (
         bit_gemv(placed, to_gpu(x[:3]), out=torch.empty(3, 512, device="cuda"), shapes=(shape,)).cpu().numpy()
         for shape in (bits, with_bytes)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bcqfmt.integrations.torch.gpu_weight import gpu_weight
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.gemm import gemm, gemm_operand
 from bcqfmt.kernels.gemm.shape import gemm_shape
@@ -48,6 +49,25 @@ def test_as_matmul_chooses_it(count: int) -> None:
     assert (matmul.path_of(placed, count) == "gemm") == (count >= 13)
     found = matmul.matmul(placed, to_gpu(x)[None], path="gemm")[0].float().cpu().numpy()
     assert reference.relative_error(found, reference.product(weight, x)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("encoding", "q", "rows", "columns", "g", "numbers", "kind"),
+    [
+        ("affine", 4, 1000, 4096, 128, "F16", "F16"), ("affine", 3, 777, 2048, 32, "BF16", "BF16"),
+        ("affine", 8, 515, 1032, 16, "F32", "F16"), ("bcq", 3, 1001, 4096, 128, "F16", "F16"),
+        ("bcq", 4, 300, 1032, 64, "F16", "BF16"), ("bcq", 5, 100, 2048, 32, "BF16", "F16"),
+    ],
+)  # fmt: skip
+def test_the_dense_matrix_of_codes_has_the_bits_of_the_decoder(
+    encoding: str, q: int, rows: int, columns: int, g: int, numbers: str, kind: str
+) -> None:
+    weight = ks.weight(encoding, q, rows, columns, g, numbers=numbers)
+    parts = {suffix: part.cuda() for suffix, part in weight.to_torch().items()}
+    made = gpu_weight(weight.spec, parts)
+    assert made is not None
+    found = made.decoder(kind, twice=False)[1]().view(torch.int16).cpu().numpy()
+    assert found.tobytes() == weight.dequantize(kind).tobytes()
 
 
 def test_a_graph_and_two_streams_at_once() -> None:

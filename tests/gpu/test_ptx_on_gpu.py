@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from bcqfmt.kernels.simulator import arithmetic
 from products.gpu_arrays import to_gpu
 from simulated import sim_ptx
+from simulator import arithmetic
 
 COUNT = 4096
 SPECIAL = {

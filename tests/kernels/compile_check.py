@@ -2,8 +2,7 @@
 
 ``make kernels-check`` runs it. A kernel that spills registers, uses local memory, or computes in binary64 where it
 should not, fails. A factory of kernels, any public function in kernels/ that returns a Kernel, is named by its module
-(``atom.kernel.w4a4_kernel``). One that the table below does not know fails too, unless its module says itself what to
-compile: ``compile_cases()`` gives {name of the factory: [arguments, ...]}.
+(``atom.kernel.w4a4_kernel``). One that `cases` does not know fails too.
 
     python tests/kernels/compile_check.py [--only dequant.kernel] [--arch 90] [--jobs 2]
 """
@@ -24,17 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-# module.factory -> arguments of the variants to compile
-TABLE: dict[str, list[tuple[Any, ...]]] = {
-    "lut.kernel.gemv": [
-        (4, 8, 1, 1, True, False), (2, 8, 8, 2, True, True), (8, 8, 2, 0, False, False), (3, 4, 4, 1, True, False),
-    ],
-    "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
-    "atom.attention_kernel.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
-    "atom.attention_kernel.join_kernel": [("F16",), ("F32",)],
-    "atom.cache_kernel.quantize_kv_kernel": [(64, "BF16"), (128, "F16")],
-    "atom.activations.activation_kernel": [("F16", True, True), ("BF16", False, True), ("F32", True, False)],
-}  # fmt: skip
 # not factories of kernels of their own: they pass on what a factory makes, or declare any kernel
 OTHERS = ("bits.kernel_of", "gemm.roles.roles_kernel")
 # kernels that need more than sm_80: bulk copies
@@ -84,13 +72,106 @@ def factories() -> list[str]:
 
 @functools.cache
 def cases() -> dict[str, list[tuple[Any, ...]]]:
-    """The table, and what modules say themselves."""
-    found = dict(TABLE)
-    for module, defined in functions().items():
-        if "compile_cases" in defined:
-            own = importlib.import_module(f"bcqfmt.kernels.{module}").compile_cases()
-            found |= {f"{module}.{factory}": arguments for factory, arguments in own.items()}
-    return found
+    """``module.factory`` -> arguments of the variants to compile."""
+    return {**_looked_up(), **_atom(), **_bits(), **_dequant(), **_gemm()}
+
+
+def _looked_up() -> dict[str, list[tuple[Any, ...]]]:
+    return {
+        "lut.kernel.gemv": [
+            (4, 1, 1, True, False), (2, 8, 2, True, True), (8, 2, 0, False, False), (3, 4, 1, True, False),
+        ],
+        "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
+        "outliers.csr_outliers_kernel": [(1, 1, 1), (0, 2, 0), (1, 0, 1, 4), (2, 0, 2, 8)],
+    }  # fmt: skip
+
+
+def _atom() -> dict[str, list[tuple[Any, ...]]]:
+    from bcqfmt.kernels.atom.shape import HELD, LARGE, TILES, WIDE
+
+    tiles = dict.fromkeys((*TILES.values(), *WIDE.values(), LARGE))
+    return {
+        "atom.kernel.w4a4_kernel": [*((tile, "F16") for tile in tiles), (TILES[8], "F32")],
+        "atom.held_kernel.w4a4_held_kernel": [*((shape, "F16") for shape in HELD.values()), (HELD[8], "F32")],
+        "atom.attention_kernel.attention_kernel": [(64, "F16"), (128, "F16"), (128, "BF16")],
+        "atom.attention_kernel.join_kernel": [("F16",), ("F32",)],
+        "atom.cache_kernel.quantize_kv_kernel": [(64, "BF16"), (128, "F16")],
+        "atom.activations.activation_kernel": [("F16", True, True), ("BF16", False, True), ("F32", True, False)],
+    }
+
+
+def _bits() -> dict[str, list[tuple[Any, ...]]]:
+    """Both formulas, one and several vectors, all group sizes, reordered columns, outliers, most warps."""
+    from bcqfmt.kernels.bits.layout import BitLayout
+    from bcqfmt.kernels.bits.shape import BitShape, ByteShape, Wanted, short_shape_for
+    from bcqfmt.kernels.mixed.shape import MixedShape
+    from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
+
+    bits = [
+        BitShape(BitLayout(4, 4096, 128, "affine", "F16"), 1, 1, 1, 2, outliers=4),
+        BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2),
+        BitShape(BitLayout(3, 4096, 64, "affine", "F16"), 2, 2, 2, 2, reordered=True, added=True, tiles=1),
+    ]
+    integers = [
+        ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
+        ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
+        ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
+        ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
+    ]
+    short = [
+        short_shape_for(Wanted(BitLayout(q, columns, g, formula, "F16"), batch, 1, 1, more, more, needs=needs))
+        for q, columns, g, formula, batch, more, needs in (
+            (3, 4096, 8, "bcq", 1, False, NO_OUTLIERS),
+            (3, 4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),
+            (3, 8192, 16, "affine", 4, True, NO_OUTLIERS),
+            (2, 4096, 16, "bcq", 1, False, OutlierNeeds(4, 4096, 512)),
+        )
+    ]
+    mixed = [
+        MixedShape(1, 1, 1, 4, 6, 3, 3),
+        MixedShape(1, 1, 1, 0, 8, 2, 4),
+        MixedShape(1, 1, 1, 4, 8, 2, 1),
+        MixedShape(2, 2, 0, 8, 8, 1, 3),
+        MixedShape(2, 0, 0, 8, 8, 1, 2),
+    ]
+    return {
+        "bits.binary_kernel.bit_gemv_kernel": [(shape,) for shape in bits],
+        "bits.integer_kernel.byte_gemv_kernel": [(shape,) for shape in integers],
+        "bits.short_kernel.short_gemv_kernel": [(shape,) for shape in short],
+        "mixed.kernel.mixed_gemv_kernel": [(shape,) for shape in mixed],
+    }
+
+
+def _dequant() -> dict[str, list[tuple[Any, ...]]]:
+    from bcqfmt.kernels.dequant.elements import Elements
+    from bcqfmt.kernels.dequant.kernel import Decoding
+
+    elements: list[tuple[Any, ...]] = [
+        (4, 3, "f32", 1, 0, False, 0), (8, 0, "f64", 2, 2, True, 0), (5, 1, "f32", 1, 1, False, 1),
+        (3, 2, "f32", 0, 0, True, 2), (4, 4, "f64", 0, 0, True, 1), (4, 3, "f32", 1, 2, True, 1, True),
+    ]  # fmt: skip
+    tabled = [
+        Decoding(4, 3, "f32", 1, 1, finite=True), Decoding(4, 0, "f32", 2, 2, finite=True),
+        Decoding(3, 1, "f64", 1, 1), Decoding(2, 2, "f32", 0, 2), Decoding(1, 3, "f64", 0, 1, finite=True),
+        Decoding(4, 0, "f32", 1, 2, twice=True, finite=True), Decoding(4, 0, "f32", 1, 1, finite=True, reordered=True),
+    ]  # fmt: skip
+    computed = [
+        Decoding(8, 0, "f32", 1, 1), Decoding(5, 3, "f32", 1, 2), Decoding(6, 1, "f32", 2, 2),
+        Decoding(8, 0, "f32", 1, 2, twice=True), Decoding(4, 0, "f32", 1, 1, short=True),
+        Decoding(4, 3, "f32", 1, 2, short=True), Decoding(2, 2, "f64", 0, 1, twice=True, short=True),
+        Decoding(8, 0, "f32", 1, 1, reordered=True), Decoding(4, 3, "f32", 1, 1, short=True, reordered=True),
+    ]  # fmt: skip
+    return {
+        "dequant.elements.elements": [(Elements(*case),) for case in elements],
+        "dequant.kernel.rows_kernel": [(decoding,) for decoding in tabled + computed],
+        "dequant.rows.reorder_columns": [()],
+    }
+
+
+def _gemm() -> dict[str, list[tuple[Any, ...]]]:
+    from bcqfmt.kernels.gemm.kernel import compile_cases
+
+    return {f"gemm.kernel.{factory}": arguments for factory, arguments in compile_cases().items()}
 
 
 def read_report(text: str) -> Outcome:

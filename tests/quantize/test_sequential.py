@@ -91,7 +91,7 @@ def test_the_model_is_nearer_than_with_dense_statistics(finished: Path, apart: P
 def test_the_record_names_text_and_weighting(finished: Path, text: Path) -> None:
     record = read_record(finished)
     assert record is not None
-    expected = {"text": read_text(text).sha256, "rows": ROWS, "seq": SEQ, "weighting": "none"}
+    expected = {"text": read_text(text).sha256, "rows": ROWS, "seq": SEQ, "weighting": "none", "train_scales": 0}
     assert record.text == expected
     assert "24 rows of 16 tokens, layer by layer" in (finished / "README.md").read_text()
     assert not list(finished.parent.glob("*.partial"))
@@ -144,3 +144,24 @@ def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path) -> No
         refused = CliRunner().invoke(cli, [str(word) for word in wrong])
         assert (refused.exit_code, said in refused.output) == (code, True), refused.output
         assert not (tmp_path / "other").exists()
+
+
+def test_a_flipped_bit_in_an_unfinished_run_is_noticed(model: Path, text: Path, tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        if line == "layer 2 of 3":
+            raise KeyboardInterrupt
+
+    out = tmp_path / "bcq"
+    with pytest.raises(KeyboardInterrupt):
+        Quantization(open_source(model), options(text, "loss")).run(out, say=interrupt)
+    for kind in ("hidden", "quantized", "weights"):
+        (file,) = tmp_path.rglob(f"{kind}-00001.*")
+        raw = file.read_bytes()
+        file.write_bytes(raw[:-200] + bytes([raw[-200] ^ 1]) + raw[-199:])
+        with pytest.raises(BcqError, match=rf"BCQ-E401.*{file.name} changed since it was written") as caught:
+            Quantization(open_source(model), options(text, "loss", resume=True)).run(out)
+        assert "--overwrite" in caught.value.hint
+        assert not out.exists()
+        file.write_bytes(raw)
+    with pytest.raises(KeyboardInterrupt):  # what the hint says: the old run goes
+        Quantization(open_source(model), options(text, "loss", overwrite=True)).run(out, say=interrupt)

@@ -13,9 +13,7 @@ from bcqfmt.cli.command import command_line, hub_options, json_option, verb
 from bcqfmt.cli.options import Device
 from bcqfmt.cli.progress import waiting
 from bcqfmt.cli.sources import find_source, keep_apart
-from bcqfmt.errors import error
 from bcqfmt.integrations.model_folder import check_length, longest_context
-from bcqfmt.version import pip_install
 
 if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
@@ -65,11 +63,8 @@ def command(
     hint = "--context sets the tokens of a piece"
     check_length(source.checkpoint.folder, longest_context(source.checkpoint.config), asked["seq"], hint)
     waiting("loading torch and transformers")
-    try:
-        from bcqfmt.converters.quantize.calibration import calibrate
-    except ImportError as fault:
-        found = f"{fault.name or 'torch'} is not installed"
-        raise error("BCQ-E306", found=found, hint=pip_install("transformers")) from fault
+    from bcqfmt.converters.quantize.calibration import calibrate
+
     made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
     summary = _summary(made, model, out, time.perf_counter() - start)
     render.emit_json(summary) if as_json else render.echo(_text(summary))

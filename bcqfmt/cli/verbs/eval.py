@@ -13,6 +13,7 @@ from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import check_model_options, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
+from bcqfmt.cli.sources import read_text
 from bcqfmt.errors import error, escape
 from bcqfmt.integrations.model_folder import check_folder
 
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     from bcqfmt.integrations.transformers.tasks import Score, Tasks
 
 _FOLDER = click.Path(path_type=Path)
+_CONTEXT = 512  # tokens of a window, where nothing else is asked for
 
 
 @verb("eval")
 @click.argument("model", type=_FOLDER)
 @click.option("--text", "file", type=_FOLDER, metavar="FILE", help="UTF-8 text to predict.")
 @click.option("--reference", type=_FOLDER, metavar="FOLDER", help="With --text: compare with this model.")
-@click.option("--context", type=click.IntRange(2, 1 << 20), default=512, show_default=True, help="Tokens per window.")
+@click.option(
+    "--context", "asked", type=click.IntRange(2, 1 << 20), metavar="N",
+    help=f"Tokens per window; {_CONTEXT}, or what the model has positions for.",
+)  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
 @click.option("--card", is_flag=True, help="Write the perplexity into the model card, README.md.")
 @click.option("--tasks", metavar="NAMES", help="Tasks of the lm-evaluation-harness, separated by commas.")
@@ -40,7 +45,7 @@ def command(
     model: Path,
     file: Path | None,
     reference: Path | None,
-    context: int,
+    asked: int | None,
     max_tokens: int | None,
     card: bool,
     tasks: str | None,
@@ -69,12 +74,16 @@ def command(
     check_model_options(dense, options)
     if reference is not None:
         expect(reference, "bcq", "dense")
+    tokens, context = 0 if file is None else asked or 0, asked or _CONTEXT
     for folder in filter(None, (model, reference)):
-        tokens = 0 if file is None else context
-        check_folder(folder, device=options["device"], tokens=tokens, hint="--context sets the tokens of a window")
+        hint = "--context sets the tokens of a window"
+        longest = check_folder(folder, device=options["device"], tokens=tokens, hint=hint)
+        if longest is not None and 2 <= longest < context and file is not None:
+            render.say(f"windows of {longest} tokens: {escape(str(folder))} has positions for no more")
+            context = longest
     if card:
         _write_card(model, "")  # a card without a place for it is found before the work, not after it
-    text = None if file is None else _read(file)
+    text = None if file is None else read_text(file)
     waiting("loading torch and transformers")
     from bcqfmt.integrations.transformers import run
 
@@ -164,7 +173,7 @@ def _write_card(bcq: Path, text: str) -> None:
     from bcqfmt.converters.jobs.model_card import with_perplexity
 
     place = bcq / "README.md"
-    now = _read(place) if place.exists() else ""
+    now = read_text(place) if place.exists() else ""
     made = with_perplexity(now, text)
     if made is None:
         found = "no model card with the table that convert and quantize write"
@@ -172,19 +181,3 @@ def _write_card(bcq: Path, text: str) -> None:
         raise error("BCQ-E302", str(place), found=found, expected="a line '| model files |'", hint=hint)
     if text:
         write_file(place, made.encode())
-
-
-def _read(file: Path) -> str:
-    wanted = "a UTF-8 text"
-    try:
-        return file.read_bytes().decode("utf-8")
-    except IsADirectoryError as fault:
-        raise error("BCQ-E302", str(file), found="a folder", expected=wanted, hint="name a file in it") from fault
-    except OSError as fault:
-        code = "BCQ-E101" if isinstance(fault, FileNotFoundError) else "BCQ-E102"
-        raise error(code, str(file), found=fault.strerror or str(fault), expected=wanted) from fault
-    except UnicodeDecodeError as fault:
-        hint = "write it as UTF-8: iconv -f LATIN1 -t UTF-8, if that is what it is in"
-        raise error(
-            "BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected=wanted, hint=hint
-        ) from fault

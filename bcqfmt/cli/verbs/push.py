@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,17 +25,7 @@ from bcqfmt.errors import escape
 @click.option("--overwrite", is_flag=True, help="Delete the files of the repository that DST does not have.")
 @click.option("--dry-run", is_flag=True, help="Check DST, list what would be sent, and send nothing.")
 @json_option
-def command(
-    dst: Path,
-    repo: str,
-    private: bool,
-    create_pr: bool,
-    revision: str | None,
-    message: str | None,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def command(dst: Path, repo: str, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Publish a BCQ folder on the hub, checked first.
 
     DST is any complete BCQ folder; REPO is owner/name, and is made if it is not there. First every rule of the format
@@ -47,22 +38,14 @@ def command(
       bcqfmt push model-bcq/ me/model-bcq --dry-run
       bcqfmt push model-bcq/ me/model-bcq --private
     """
-    if create_pr and revision is not None:
+    if options["create_pr"] and options["revision"] is not None:
         raise usage_error("--create-pr opens a new pull request, --revision goes on with one: choose one.")
     if dry_run:
         with expected_bcq(dst):
             _show(dst, repo, as_json)
         return
     with expected_bcq(dst):
-        done = publish(
-            dst,
-            repo,
-            private=private,
-            create_pr=create_pr,
-            revision=revision,
-            message=message,
-            overwrite=overwrite,
-        )
+        done = publish(dst, repo, **options)
     if as_json:
         render.emit_json({"folder": str(dst), **done})
     else:

@@ -27,6 +27,7 @@ from bcqfmt.cli.reports import check_report_path, table, total_line, write_repor
 from bcqfmt.cli.sources import Source, find_source, keep_apart, read_stats
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import peak_memory
+from bcqfmt.version import pip_install
 from bcqfmt.weight.describe import spare_bits
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.argument("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option("--method", metavar="METHOD", help="rtn, bcq, multi, mixed24, atom or gptq.")
+@click.option("--preset", metavar="NAME", help="A method with settings, chosen by size: see below.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the method, by its name.")
 @click.option("--rules", type=click.Path(path_type=Path), metavar="FILE", help="Rule file (TOML): who gets what.")
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
@@ -56,6 +58,14 @@ _WORST = 10  # weights that the table on the screen shows
     default="loss",
     show_default=True,
     help="What a token of --text counts: see `calibrate --weighting`.",
+)
+@click.option(
+    "--train-scales",
+    type=click.IntRange(0, 1000),
+    default=0,
+    show_default=True,
+    metavar="PASSES",
+    help="Passes over --text that train scales on the dense model's predictions: gptq, bcq, rtn.",
 )
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
@@ -92,6 +102,7 @@ def command(
 
     \b
     Example:
+      bcqfmt quantize model/ model-bcq/ --preset 4bit --text corpus.txt
       bcqfmt quantize model/ model-bcq/ --method rtn --bits 4 --group-size 128
       bcqfmt quantize model/ model-bcq/ --method bcq --bits 3 --rules rules.toml --html report.html
       bcqfmt quantize model/ model-bcq/ --method gptq --text corpus.txt
@@ -99,6 +110,7 @@ def command(
     """
     settings = given_settings(asked, pairs)
     _check_usage(asked, rules)
+    settings = _preset(asked) | settings
     check_push_options(push, private, create_pr, whole=not asked["dry_run"])
     if html is not None:
         check_report_path(html, dst, asked["overwrite"], src)
@@ -139,14 +151,31 @@ def command(
 def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
     if asked["resume"] and asked["overwrite"]:
         raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
-    if asked["method"] is None and rules is None:
-        raise usage_error("Say how: --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
+    if asked["method"] is not None and asked["preset"] is not None:
+        raise usage_error("--preset names a method as well: leave --method out; settings such as --bits may be added.")
+    if asked["method"] is None and asked["preset"] is None and rules is None:
+        raise usage_error("Say how: --preset 4bit, --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
+
+
+def _preset(asked: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the preset asked for, whose method goes to ``asked``; what is given explicitly wins over them."""
+    from bcqfmt.converters.quantize.presets import find_preset
+
+    name = asked.pop("preset")
+    if name is None:
+        return {}
+    preset = find_preset(name)
+    asked["method"] = preset.method
+    return dict(preset.settings)
 
 
 def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) -> TextOptions | None:
     """What --text and its options say; they leave ``asked``."""
-    rows, seq, device, weighting = (asked.pop(key) for key in ("rows", "seq", "device", "token_weights"))
+    keys = ("rows", "seq", "device", "token_weights", "train_scales")
+    rows, seq, device, weighting, train = (asked.pop(key) for key in keys)
     if text is None:
+        if train:
+            raise usage_error("--train-scales needs a text to train on: --text FILE.")
         return None
     if stats is not None:
         raise usage_error("--stats are of the dense model, --text makes them layer by layer: choose one.")
@@ -156,8 +185,8 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
         import bcqfmt.converters.quantize.sequential  # noqa: F401 - refused before anything is planned
     except ImportError as fault:
         found = f"{fault.name or 'torch'} is not installed"
-        raise error("BCQ-E306", found=found, hint="pip install 'bcqfmt[transformers]'") from fault
-    return TextOptions(read_text(text), rows, seq, device, weighting)
+        raise error("BCQ-E306", found=found, hint=pip_install("transformers")) from fault
+    return TextOptions(read_text(text), rows, seq, device, weighting, train)
 
 
 def _planned(

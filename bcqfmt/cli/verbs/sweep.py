@@ -15,15 +15,13 @@ from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
 from bcqfmt.cli.options import ParamType, default_workers, given_settings
 from bcqfmt.cli.progress import bar, return_large_blocks
 from bcqfmt.cli.reports import check_output
-from bcqfmt.cli.sources import find_source, read_stats
+from bcqfmt.cli.sources import find_source, read_stats, read_text
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error, escape
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report.sweep import Point, Sweep
     from bcqfmt.integrations.transformers.perplexity import TextModel
-
-_MOST_TEXT = 1 << 30
 
 
 class _List(ParamType[tuple[str, ...]]):
@@ -143,16 +141,9 @@ def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: d
 
 
 def _text_model(folder: Path, text: Path, context: int, tokens: int | None, sweep: Sweep) -> TextModel:
-    from bcqfmt.container.files import read_small
     from bcqfmt.integrations.transformers.perplexity import TextModel
 
-    if not text.exists():
-        raise error("BCQ-E101", str(text), found="no such file", expected="a text")
-    try:
-        content = read_small(text, _MOST_TEXT, text.name, "BCQ-E302").decode("utf-8")
-    except UnicodeDecodeError as fault:
-        raise error("BCQ-E302", str(text), found=f"byte {fault.start} is not UTF-8", expected="a text") from None
-    model = TextModel(folder, content, context=context, most_tokens=tokens)
+    model = TextModel(folder, read_text(text), context=context, most_tokens=tokens)
     missing = [name for name in sweep.weights if name not in model.names]
     if missing:
         raise error("BCQ-E301", folder.name, missing[0], "not in the model as transformers loads it", "the same names")

@@ -1,16 +1,16 @@
 """Weights whose parts are on a GPU, rearranged there with torch for the kernels, not on the host.
 
-`dequantize` reads the planes of a BCQ file as they are stored, without a copy; the fast product gets a rearranged copy
-(`kernels.bits.layout`), from which planes are made again where the stored ones were freed. This takes seconds for a
-large model, where the host takes minutes. Weights with a perm, outliers, tables, floating-point zeros or scales made of
-codes or bytes, and weights whose content fails a check here, go through the host, which checks them in full and reports
-errors.
+`dequantize` reads the planes of a BCQ file as they are stored, without a copy; products get rearranged copies
+(`kernels.bits.layout`, `kernels.gemm.layout`), and many vectors are multiplied with a matrix that is decoded from the
+second of them. This takes seconds for a large model, where the host takes minutes. Weights with a perm, outliers,
+tables, floating-point zeros or scales made of codes or bytes, and weights whose content fails a check here, go through
+the host, which checks them in full and reports errors.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
 from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
+from bcqfmt.kernels.gemm.dense import dense_of
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.limits import ROWS
@@ -37,10 +38,10 @@ _DTYPES = {name: kind for kind, name in _FLOATS.items()}
 class _Piece(SimpleNamespace):
     """A segment; first, second as `operands.OperandSegment` has them, as stored.
 
-    ``stored``: the planes (q, out, words) int32, a segment of the fast product that has them in its order, or None.
+    ``stored``: the planes (q, out, words) int32, or None where their memory was freed.
     """
 
-    stored: Tensor | BitSegment | None
+    stored: Tensor | None
     first: Tensor
     second: Tensor
     start: int
@@ -52,11 +53,10 @@ class _Piece(SimpleNamespace):
     @property
     def planes(self) -> Tensor:
         """(q, out, words) int32; BCQ-E305 if nothing has them any more."""
-        if isinstance(self.stored, Tensor):
-            return self.stored
         if self.stored is None:
-            raise error("BCQ-E305", found="a weight whose stored planes were freed", expected="products only")
-        return unpacked_planes(self.stored.layout, self.stored.planes, self.first.shape[-2])
+            expected = "products, and values in 16 bits"
+            raise error("BCQ-E305", found="a weight whose stored planes were freed", expected=expected)
+        return self.stored
 
 
 def gpu_weight(spec: WeightSpec, parts: Mapping[str, Tensor]) -> GpuWeight | None:
@@ -102,9 +102,10 @@ def _piece(spec: WeightSpec, k: int, start: int, parts: Mapping[str, Tensor]) ->
         return None
     if not clean or not bool(torch.isfinite(first).all()) or not bool(torch.isfinite(second).all()):
         return None
+    kind = first.dtype if first.dtype == second.dtype else torch.float32
     return _Piece(
-        stored=_borrowed(planes), first=first.clone(), second=second.clone(), start=start, width=width,
-        group_size=segment.group_size, bits=segment.bits, formula=segment.encoding,
+        stored=_borrowed(planes), first=first.to(kind, copy=True), second=second.to(kind, copy=True), start=start,
+        width=width, group_size=segment.group_size, bits=segment.bits, formula=segment.encoding,
     )  # fmt: skip
 
 
@@ -144,7 +145,6 @@ class GpuWeight(matmul.MatmulWeight):
         self._spec, self._pieces = spec, pieces
         outline: Any = SimpleNamespace(shape=spec.shape, segments=tuple(pieces), outliers=None, perm=None, name="")
         super().__init__(outline, pieces[0].planes.device)
-        self._exact: DeviceOperand | None = None
 
     @cached_property
     def linear(self) -> bool:
@@ -183,30 +183,37 @@ class GpuWeight(matmul.MatmulWeight):
             segments.append(_segment(piece, planes, alpha.permute(2, 0, 1), z.T, "bcq"))
         return self._operand("lut-gemm", segments)
 
-    def let_go(self, paths: Collection[str]) -> bool:
-        """Whether the memory of the parts may be freed if there are only products on ``paths`` from now on.
+    def let_go(self, paths: Collection[str], dtype: str) -> bool:
+        """Whether the memory of the parts may be freed, if from now on there are only products on ``paths``.
 
-        Each of them has run. The planes are then taken out of the fast layout whenever a product decodes them.
+        Each of them has run, with x of ``dtype``.
         """
-        fast = () if self.bits is None else self.bits.segments
-        packed = bool(fast) and all(segment.layout.passes == 1 for segment in fast)
-        if "dequantize" in paths and not packed:
+        if "dequantize" in paths and self.gemm(dtype) is None:
             return False
-        for k, piece in enumerate(self._pieces):
-            piece.stored = fast[k] if packed else None
-        self._exact = None
+        for piece in self._pieces:
+            piece.stored = None
+        self.__dict__.pop("exact", None)
         return True
 
-    @property
+    @cached_property
     def exact(self) -> DeviceOperand:
         """For dequantizing: the planes as they are stored."""
-        if self._exact is not None:
-            return self._exact
         segments = [_segment(piece, piece.planes, piece.first, piece.second, piece.formula) for piece in self._pieces]
-        made = self._operand("canonical", segments)
-        if all(isinstance(piece.stored, Tensor) for piece in self._pieces):  # a copy would be kept
-            self._exact = made
-        return made
+        return self._operand("canonical", segments)
+
+    def decoder(self, dtype: str, *, twice: bool = True) -> tuple[Any, Callable[[], Any]]:
+        """As of any weight, from the codes of `gemm` where there are some: the stored planes are not read."""
+        many = self.gemm(dtype)
+        if many is None:
+            return super().decoder(dtype)
+        numbers = [(piece.first, piece.second) for piece in self._pieces]
+        return many.segments[0].codes, dense_of(many, numbers, self._spec.dtype, dtype, twice=twice)
+
+    def values(self, dtype: str) -> Tensor:
+        """As of any weight, also where the stored planes were freed."""
+        freed = any(piece.stored is None for piece in self._pieces) and self.gemm(dtype) is not None
+        found: Tensor = self.decoder(dtype, twice=False)[1]() if freed else super().values(dtype)
+        return found
 
     def _operand(self, layout: str, segments: list[DeviceSegment]) -> DeviceOperand:
         made = DeviceOperand(
@@ -253,12 +260,6 @@ def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
             plane.copy_(in_steps(plane))
     parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)
     return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
-
-
-def unpacked_planes(layout: BitLayout, packed: Tensor, rows: int) -> Tensor:
-    """The planes (q, rows, words) int32 that :func:`packed_planes` was given; for a layout of one pass."""
-    parts = packed.reshape(-1, layout.chunks, layout.bits, 8, 4, 2, 2).permute(2, 0, 6, 3, 1, 5, 4)
-    return parts.reshape(layout.bits, -1, layout.chunks * 8)[:, :rows, : -(-layout.width // 32)].contiguous()
 
 
 def packed_numbers(layout: BitLayout, first: Tensor, second: Tensor) -> Tensor:

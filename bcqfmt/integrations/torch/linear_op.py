@@ -14,7 +14,6 @@ memory of a part is changed or freed. Both operators know the shape of their res
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from torch.multiprocessing import reductions
 
 from bcqfmt.container.dtypes import logical_name
 from bcqfmt.errors import error
-from bcqfmt.kernels import cpu, dequant, matmul
+from bcqfmt.kernels import cpu, matmul
 
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
@@ -120,10 +119,10 @@ def release(
     ``counts``: all numbers of vectors of ``dtype`` that will be multiplied; each has been already, so that the layouts
     for them exist. ``exact``: values are decoded too.
     """
-    weight = gpu_operand(parts, spec, planes)
-    paths = {matmul.path_of(weight, count, logical_name(dtype)) for count in counts}
+    weight, kind = gpu_operand(parts, spec, planes), logical_name(dtype)
+    paths = {matmul.path_of(weight, count, kind) for count in counts}
     let_go = getattr(weight, "let_go", None)  # of a weight that was prepared on the host nothing is read any more
-    if let_go is not None and (exact or not let_go(paths)):
+    if let_go is not None and (exact or not let_go(paths, kind)):
         return list(parts)
     held = [torch.empty(1, dtype=part.dtype, device=part.device) for part in parts]
     key, state = _key(held, _on_gpu, spec, planes, 0)
@@ -215,9 +214,10 @@ def _linear_cuda(
         found = matmul.matmul(weight, plain.contiguous())
         return found
     kind = logical_name(x.dtype)
-    path = matmul.path_of(weight, x.numel() // x.shape[-1], kind)
-    if path == "dequantize":
-        return torch.nn.functional.linear(plain, matmul.dense_copy(weight, kind), bias.detach().to(x.dtype))
+    product = weight.product(x.numel() // x.shape[-1], kind)
+    path = product.path
+    if product.dense is not None:
+        return torch.nn.functional.linear(plain, product.dense(), bias.detach().to(x.dtype))
     if path in ("bits", "gemm"):
         found = matmul.matmul(weight, plain.contiguous(), addend=_cached((bias,), _addend, x.dtype, bias.data_ptr()))
         return found
@@ -235,7 +235,7 @@ def _addend(tensors: Sequence[Tensor], dtype: torch.dtype, place: int) -> Tensor
 
 
 def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dtype: torch.dtype) -> Tensor:
-    found: Tensor = dequant.dequantize(gpu_operand(parts, spec, planes, index).exact, logical_name(dtype))
+    found: Tensor = gpu_operand(parts, spec, planes, index).values(logical_name(dtype))
     return found
 
 
@@ -277,28 +277,34 @@ torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setu
 
 values: Any = torch.ops.bcqfmt.values.default
 _linear: Any = torch.ops.bcqfmt.linear.default
-_below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+_DIRECT = {"cpu": _linear_cpu, "cuda": _linear_cuda}
+_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 
 
 def linear(
     x: Tensor, parts: Sequence[Tensor], spec: str, planes: int, index: int, bias: Tensor | None = None
 ) -> Tensor:
-    """``torch.ops.bcqfmt.linear``; where no gradient is asked for, it is called below torch's autograd.
+    """``torch.ops.bcqfmt.linear``; where nothing of torch watches, the function that it leads to.
 
-    Autograd of a Python operator takes longer than everything that is done here for a product on a GPU.
+    Calling an operator of Python takes as long as everything that is done here for a product on a GPU.
     Forward derivatives and the transforms of ``torch.func`` use the dense matrix, which torch can differentiate.
     """
     found: Tensor
-    if not torch.compiler.is_compiling() and _transformed():
+    if torch.compiler.is_compiling():
+        found = _linear(x, parts, spec, planes, index, bias)
+        return found
+    if _transformed():
         dense = values(parts, spec, planes, index, TORCH_DTYPES[spec_of(spec).dtype]).to(x.dtype)
         with dense_products(x.dtype):
             return torch.nn.functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and _learning(x, parts, bias)):
-        found = _linear(x, parts, spec, planes, index, bias)
-    else:
-        with _below_autograd():
-            found = _linear(x, parts, spec, planes, index, bias)
+    direct = None if _watched(x) or (torch.is_grad_enabled() and _learning(x, parts, bias)) else _DIRECT
+    found = (_linear if direct is None else direct.get(x.device.type, _linear))(x, parts, spec, planes, index, bias)
     return found
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether operators may be seen by others: fake and other special tensors, modes, tracing."""
+    return type(x) is not Tensor or _modes is None or _modes() > 0 or torch._C._get_tracing_state() is not None
 
 
 def _learning(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> bool:

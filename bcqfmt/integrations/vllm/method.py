@@ -4,12 +4,14 @@ vLLM loads the tensors of a checkpoint one by one into the parameters of the sam
 parameter for every part, an inlet, whose loader keeps the tensor. Once all parts of a weight are loaded, this rank's
 rows and columns are cut out of it (`BcqWeight.rows`, `columns`: exact or refused) and become a `BcqLinear` on the
 device that the layer was made on. After loading the inlets are gone and the layer has its pieces in the child ``bcq``,
-ready to multiply (`warm_up`).
+those that are alike above each other in one, ready to multiply (`warm_up`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from bcqfmt.errors import error
 from bcqfmt.integrations.torch.embedding import BcqEmbedding
 from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 from bcqfmt.integrations.torch.parts import TORCH_DTYPES, weight_of
-from bcqfmt.weight.scheme import WeightSpec
+from bcqfmt.weight.scheme import SecondOrder, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .slices import pieces_of, slices_of, weights_of_pieces
@@ -163,7 +165,8 @@ class BcqLinearMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
         for inlet in loading.inlets:
             delattr(layer, inlet)
         held: Any = layer
-        held.bcq = nn.ModuleList([loading.pieces[piece] for piece in sorted(loading.pieces)])
+        held.bcq = nn.ModuleList(_stacked([loading.pieces[piece] for piece in sorted(loading.pieces)]))
+        loading.pieces.clear()  # vLLM keeps the inlets, whose loaders lead here
         held.bcq_padding = sum(loading.sizes) - loading.rows
         # others look here for the device of a layer: MLA, LoRA
         empty = torch.empty(0, dtype=loading.dtype, device=loading.device)
@@ -245,6 +248,35 @@ class TiedHeadMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
         embedding: Any = layer.__dict__["_bcq_embedding"]
         found: Tensor = embedding.quant_method.apply(embedding, x, bias)
         return found
+
+
+def _stacked(pieces: Sequence[nn.Module]) -> list[nn.Module]:
+    """Neighbouring pieces that differ in their rows only as one: a product of all rows takes less time than several."""
+    found: list[nn.Module] = []
+    for spec, alike in itertools.groupby(pieces, _all_but_rows):
+        several: list[Any] = list(alike)
+        if isinstance(spec, WeightSpec) and len(several) > 1:
+            parts: list[dict[str, Tensor]] = [dict(piece.named_buffers()) for piece in several]
+            joined = {name: torch.cat([part[name] for part in parts], -2) for name in parts[0]}
+            made = BcqLinear(
+                replace(spec, shape=(sum(piece.spec.out for piece in several), spec.columns)), device="meta"
+            )
+            made.fill({name.removeprefix(_PREFIX): part for name, part in joined.items()})
+            several = [made]
+        found += several
+    return found
+
+
+def _all_but_rows(piece: nn.Module) -> WeightSpec | int:
+    """What pieces that can be above each other have in common; its own number where it can be above none."""
+    if not isinstance(piece, BcqLinear):
+        return id(piece)
+    spec = piece.spec
+    scheme = spec.scheme
+    second = any(isinstance(kind, SecondOrder) for segment in scheme.segments for kind in segment.numbers().values())
+    if scheme.perm or scheme.outliers is not None or scheme.aligned64 or second:
+        return id(piece)
+    return replace(spec, shape=(1, spec.columns))
 
 
 def _shared(layer: nn.Module) -> bool:

@@ -88,8 +88,10 @@ def export_gguf(
     ``like``: a GGUF file of the same model, whose key values are taken. A weight that no type holds exactly ends the
     export with BCQ-E616, unless ``allow_rounding``: then it gets the nearest type, and the result has the error.
     """
-    target = _check_arguments(checkpoint.path, target, overwrite)
-    meta = metadata_of(checkpoint, like)
+    if not checkpoint.path.is_dir():
+        raise error("BCQ-E302", str(checkpoint.path), found="a single file", expected="a BCQ folder")
+    meta = metadata_of(checkpoint, like)  # first: nobody should correct a name only to hear that there can be no file
+    target = _checked(checkpoint.path, target, overwrite)
     notes = list(meta.notes)
     tensors = tensors_of(checkpoint, meta, notes)
     if not allow_rounding:
@@ -129,10 +131,8 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Itera
             job.cancel()
 
 
-def _check_arguments(folder: Path, target: Path, overwrite: bool) -> Path:
+def _checked(folder: Path, target: Path, overwrite: bool) -> Path:
     """The path to write to; errors of the caller."""
-    if not folder.is_dir():
-        raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder")
     target = output_path(target)
     if target.suffix != ".gguf":
         raise error(

@@ -12,20 +12,18 @@ from typing import Any, Final, NamedTuple
 from bcqfmt.container.gguf.writer import pair
 from bcqfmt.converters.source.gguf_tokenizer import NAMES, SPLITS
 
-__all__ = ["Unwritable", "tokenizer_pairs"]
+from .model import Unwritable
+
+__all__ = ["tokenizer_pairs"]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _HEX = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE: Final = "▁"
+_OTHER: Final = (
+    "only a GGUF file of the same model, which has it in a form of llama.cpp, can help: --like donor.gguf; if there is "
+    "none, --to dense writes the model for transformers"
+)
 _NEVER: Final = -1e9  # score of a token that no merge makes
-
-
-class Unwritable(Exception):
-    """A tokenizer or a model that has no form in GGUF here: what was found, and what is expected."""
-
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__(found, expected)
-        self.found, self.expected = found, expected
 
 
 class _Kind(NamedTuple):
@@ -41,7 +39,7 @@ def tokenizer_pairs(made: dict[str, Any], settings: dict[str, Any], config: dict
     model = made.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
         shown = model.get("type") if isinstance(model, dict) else None
-        raise Unwritable(f"a tokenizer of type {shown}", "BPE, byte-level or of SentencePiece")
+        raise Unwritable(f"a tokenizer of type {shown}", "BPE, byte-level or of SentencePiece", _OTHER)
     kind = _kind(made, model)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     tokens, types = _tokens(made, model["vocab"], model.get("unk_token"), rows)

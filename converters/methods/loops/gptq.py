@@ -15,7 +15,7 @@ from bcqfmt.compiled.loops import compiled
 from .rtn import best_grid
 
 __all__ = [
-    "accumulate", "factor_block", "grids", "invert_block", "round_columns",
+    "accumulate", "descend_nested", "factor_block", "grids", "invert_block", "round_columns", "round_nested",
     "round_to_levels", "solve_rows", "solve_tile",
 ]  # fmt: skip
 
@@ -180,6 +180,89 @@ def round_to_levels(
             below, shares = target[r, : c - t_col], factor[c, t_col:c]
             for j in range(c - t_col):
                 below[j] -= miss * shares[j]
+
+
+@compiled
+def round_nested(
+    target: Any, t_col: Any, last: Any, factor: Any, levels: Any, weights: Any, fixed: Any, free: Any, which: Any,
+    codes: Any, missed: Any, row: Any, stop_row: Any,
+) -> None:  # fmt: skip
+    """:func:`round_columns` down to ``t_col`` for P precisions at once, each with targets and errors of its own.
+
+    A number gets the code of least weighted sum of squared errors, the lowest of equal ones. target ``[P, rows,
+    width]``, missed ``[P, rows, in]``; levels float64 ``[P, rows, groups, L]`` by code; weights ``[P]``. fixed: uint8
+    ``[rows, in]``, what codes are without their ``free`` lowest bits, or ``[0, 0]``.
+    """
+    count = weights.size
+    for r in range(row, stop_row):
+        for c in range(last - 1, t_col - 1, -1):
+            group = which[c]
+            at = c - t_col
+            low = 0
+            high = levels.shape[3]
+            if fixed.size > 0:
+                low = np.int64(fixed[r, c]) << free
+                high = low + (1 << free)
+            best = low
+            least = np.inf
+            for code in range(low, high):
+                cost = 0.0
+                for p in range(count):
+                    distance = target[p, r, at] - levels[p, r, group, code]
+                    cost += weights[p] * (distance * distance)
+                if cost < least:
+                    least, best = cost, code
+            codes[r, c] = np.uint8(best)
+            shares = factor[c, t_col:c]
+            for p in range(count):
+                miss = target[p, r, at] - levels[p, r, group, best]
+                missed[p, r, c] = miss
+                below = target[p, r, :at]
+                for j in range(at):
+                    below[j] -= miss * shares[j]
+
+
+@compiled
+def descend_nested(
+    hessian: Any, levels: Any, weights: Any, fixed: Any, free: Any, which: Any, codes: Any, error: Any, pull: Any,
+    row: Any, stop_row: Any,
+) -> None:  # fmt: skip
+    """One pass over all columns: each gets the code of least weighted sum of output errors, the others as they are.
+
+    codes uint8 ``[rows, in]``; error (weight less value) and pull (error times hessian) float64 ``[P, rows, in]``: all
+    are kept up to date. The rest as in :func:`round_nested`, columns in the order of ``hessian``.
+    """
+    count = weights.size
+    for r in range(row, stop_row):
+        for c in range(codes.shape[1]):
+            group = which[c]
+            own = hessian[c, c]
+            low = 0
+            high = levels.shape[3]
+            if fixed.size > 0:
+                low = np.int64(fixed[r, c]) << free
+                high = low + (1 << free)
+            now: Any = np.int64(codes[r, c])
+            best = now
+            least = 0.0
+            for code in range(low, high):
+                cost = 0.0
+                for p in range(count):
+                    step = levels[p, r, group, now] - levels[p, r, group, code]
+                    cost += weights[p] * step * (2.0 * pull[p, r, c] + step * own)
+                if cost < least:
+                    least, best = cost, code
+            if best == now:
+                continue
+            codes[r, c] = np.uint8(best)
+            across = hessian[c]
+            for p in range(count):
+                step = levels[p, r, group, now] - levels[p, r, group, best]
+                if step != 0.0:
+                    error[p, r, c] += step
+                    mine = pull[p, r]
+                    for j in range(mine.size):
+                        mine[j] += step * across[j]
 
 
 @compiled

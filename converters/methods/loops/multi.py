@@ -52,7 +52,8 @@ def halve(edges: Any, labels: Any, runs: Any, work: Any) -> None:
         for at in range(first + 1, last):
             left = work.prefix[at] - work.prefix[first]
             right = work.prefix[last] - work.prefix[at]
-            gain = left * left / (at - first) + right * right / (last - at)
+            before, after = work.mass[at] - work.mass[first], work.mass[last] - work.mass[at]
+            gain = left * left / before + right * right / after
             if gain > best:
                 best, cut = gain, at
         work.edges[2 * k] = first
@@ -109,8 +110,8 @@ def start(
     rest = 0.0
     for k in range(size):
         for i in range(work.edges[k], work.edges[k + 1]):
-            rest += abs(np.float64(values[i]) - work.levels[k])
-    alpha[p - 1] = rest / values.size
+            rest += work.weights[i] * abs(np.float64(values[i]) - work.levels[k])
+    alpha[p - 1] = rest / work.mass[values.size]
     if kind == 2:
         alpha[p - 1] *= 0.5
     if kind == 3:
@@ -145,25 +146,29 @@ def offer(
 
 @compiled
 def extend_rows(
-    weight: Any, ordered: Any, group_size: Any, rounds: Any, bias: Any, starts: Any, kinds: Any, seed: Any, codes: Any,
-    found: Any, errors: Any, work: Any, joint: Any,
+    weight: Any, ordered: Any, importance: Any, group_size: Any, rounds: Any, bias: Any, starts: Any, kinds: Any,
+    seed: Any, given: Any, codes: Any, found: Any, errors: Any, work: Any, joint: Any, free: Any,
 ) -> None:  # fmt: skip
     """Some rows of a matrix, weight float32 [rows, in]; ``ordered``: the same with every group sorted.
 
+    importance: float64 of the same shape, the weights of the sorted numbers, or [0, 0] where all count the same.
     found: float64 [rows, G, q - seed + 1, q + 1], alphas (the first p) and z of each precision p; the seed's are given.
     codes: uint8 [rows, in], filled with q bits. errors: float64 [rows, G, q - seed + 1], squared.
     starts: of the search for all precisions at once, and after each plane before the last half as many of that for
     those so far; none if 0.
-    work, joint: scratch of this thread for this group size, seed and q.
+    given: float64 [rows, G, any, q + 1]: scales for q planes and z. Where there are any, the seed's bits are not kept:
+    all are searched from there as well, and only that search has starts.
+    work, joint, free: scratch of this thread for this group size, seed and q; ``free`` for a seed of 0 planes.
     """
     columns = weight.shape[1]
     q = found.shape[3] - 1
-    edges, labels = joint.final_edges, joint.final_labels
     for row in range(weight.shape[0]):
         for j in range(found.shape[1]):
             begin = j * group_size
             end = min(begin + group_size, columns)
             values = ordered[row, begin:end]
+            if importance.size > 0:
+                copy(importance[row, begin:end], work.weights, end - begin)
             power = prefix_sums(values, work)
             group = found[row, j]
             levels_of(group[0, :seed], group[0, q], kinds[2], work)
@@ -171,18 +176,46 @@ def extend_rows(
             errors[row, j, 0] = measure(values, work, 1 << seed)
             copy(work.edges, joint.seed_edges, (1 << seed) + 1)
             copy(work.labels, joint.seed_labels, 1 << seed)
+            edges, labels = joint.final_edges, joint.final_labels
             for p in range(seed, q + 1):
                 t = p - seed
                 if t > 0:
                     add_plane(values, power, p, group, errors[row, j], t, rounds, bias, kinds, edges, labels, work)
                 copy(work.edges, edges, (1 << p) + 1)
                 copy(work.labels, labels, 1 << p)
-                if t > 0:
+                if t > 0 and given.shape[2] == 0:
                     tried = starts if p == q else (starts + 1) >> 1
-                    improve(values, group, errors[row, j], rounds, bias, tried, kinds, seed, t, joint, work)
+                    improve(
+                        values, group, errors[row, j], rounds, bias, given[row, j], tried, kinds, seed, t, joint, work
+                    )
+            if given.shape[2] > 0:
+                copy(edges, free.final_edges, (1 << q) + 1)
+                copy(labels, free.final_labels, 1 << q)
+                free_all(values, group, errors[row, j], rounds, bias, given[row, j], starts, kinds, seed, free, work)
+                edges, labels = free.final_edges, free.final_labels
             for k in range(1, 1 << q):
                 work.spare[k - 1] = np.float64(values[edges[k] - 1]) if edges[k] > 0 else -np.inf
             codes_by(weight[row, begin:end], work.spare, labels, q, codes[row, begin:end])
+
+
+@inner
+def free_all(
+    values: Any, group: Any, errors: Any, rounds: Any, bias: Any, given: Any, starts: Any, kinds: Any, seed: Any,
+    free: Any, work: Any,
+) -> None:  # fmt: skip
+    """Replace the numbers and errors of all precisions from the seed's on by better ones whose bits are free."""
+    q = group.shape[1] - 1
+    for p in range(q + 1):
+        t = max(p - seed, 0)
+        copy(group[t], free.found[p], q + 1)
+        free.found_errors[p] = errors[t] if p >= seed else np.inf
+    free.seed_edges[0] = 0
+    free.seed_edges[1] = values.size
+    free.seed_labels[0] = 0
+    improve(values, free.found, free.found_errors, rounds, bias, given, starts, kinds, 0, q, free, work)
+    for p in range(seed, q + 1):
+        copy(free.found[p], group[p - seed], q + 1)
+        errors[p - seed] = free.found_errors[p]
 
 
 @inner

@@ -4,7 +4,8 @@ Plane by plane (`multi`) a precision gets the bits that are best for it alone, a
 all bits beyond the seed's are chosen together: a number x takes those for which the sum over precisions p of
 weight_p * (x - level_p)^2 is least; then the scales of every precision follow by least squares; and so on while it
 falls. Weights are the same for all groups, so that a matrix has the least weighted sum of its errors. The first start
-is the result so far, each later one the best so far with its scales disturbed by fixed shares.
+is the result so far, then come scales that are given, and each later one is the best so far with its scales disturbed
+by fixed shares. Without a seed (`improve` with seed 0) no bits are fixed.
 
 For given bits the sum is a parabola in x whose x^2 has the same factor for all bits. So where one choice is better than
 another is a matter of one bound, and the numbers of one choice are a run, as everywhere in these loops.
@@ -33,7 +34,7 @@ class JointWork(NamedTuple):
     """Scratch of one thread; ``[precisions]`` are counted from seed + 1."""
 
     tables: Any  # float64 [precisions, 2^q]: levels by code
-    weights: Any  # float64 [precisions]: what a squared error counts
+    weights: Any  # float64 [precisions]: what a squared error counts; 0: the precision is not stored
     slopes: Any  # float64 [2^(q-seed)]: by choice of bits, weighted sum of levels
     heights: Any  # float64 [2^(q-seed)]: weighted sum of squared levels
     order: Any  # int64 [2^(q-seed)]
@@ -49,6 +50,8 @@ class JointWork(NamedTuple):
     seed_labels: Any  # int64 [2^seed]
     final_edges: Any  # int64 [2^q + 1]: the runs of the result
     final_labels: Any  # int64 [2^q]
+    found: Any  # float64 [precisions + 1, q + 1]: alpha, then z at the end, of the seed and of every precision
+    found_errors: Any  # float64 [precisions + 1]
 
 
 def new_joint_work(seed: int, q: int, weights: Any) -> JointWork:
@@ -62,6 +65,7 @@ def new_joint_work(seed: int, q: int, weights: Any) -> JointWork:
         trial=np.zeros((planes, q + 1)), kept=np.zeros((planes, q + 1)), errors=np.zeros(planes),
         seed_edges=np.zeros((1 << seed) + 1, i64), seed_labels=np.zeros(1 << seed, i64),
         final_edges=np.zeros(size + 1, i64), final_labels=np.zeros(size, i64),
+        found=np.zeros((planes + 1, q + 1)), found_errors=np.zeros(planes + 1),
     )  # fmt: skip
 
 
@@ -114,7 +118,7 @@ def bound(joint: Any, low: Any, high: Any) -> Any:
 
 
 @inner
-def cut(values: Any, prefix: Any, planes: Any, joint: Any) -> Any:
+def cut(values: Any, planes: Any, joint: Any, work: Any) -> Any:
     """Cut the seed's runs by the best choices; returns their number and the weighted error less a constant."""
     order, edges, labels = joint.order, joint.seed_edges, joint.seed_labels
     done = 0
@@ -144,15 +148,15 @@ def cut(values: Any, prefix: Any, planes: Any, joint: Any) -> Any:
                 joint.edges[done] = at
                 joint.labels[done] = code
                 done += 1
-                added = prefix[end] - prefix[at]
-                cost += (end - at) * joint.heights[leaf] - 2.0 * added * joint.slopes[leaf]
+                added, mass = work.prefix[end] - work.prefix[at], work.mass[end] - work.mass[at]
+                cost += mass * joint.heights[leaf] - 2.0 * added * joint.slopes[leaf]
                 at = end
     joint.edges[done] = values.size
     return done, cost
 
 
 @inner
-def refit(prefix: Any, runs: Any, seed: Any, planes: Any, bias: Any, joint: Any, work: Any) -> None:
+def refit(runs: Any, seed: Any, planes: Any, bias: Any, joint: Any, work: Any) -> None:
     """Scales of every precision in ``trial`` by least squares."""
     z, q = joint.trial.shape[1] - 1, seed + planes
     for code in range(1 << q):
@@ -160,8 +164,8 @@ def refit(prefix: Any, runs: Any, seed: Any, planes: Any, bias: Any, joint: Any,
         joint.sums[code] = 0.0
     for k in range(runs):
         code = joint.labels[k]
-        joint.counts[code] = np.float64(joint.edges[k + 1] - joint.edges[k])
-        joint.sums[code] = prefix[joint.edges[k + 1]] - prefix[joint.edges[k]]
+        joint.counts[code] = work.mass[joint.edges[k + 1]] - work.mass[joint.edges[k]]
+        joint.sums[code] = work.prefix[joint.edges[k + 1]] - work.prefix[joint.edges[k]]
     for p in range(q, seed, -1):
         size = 1 << p
         if p < q:  # codes without their last bit
@@ -175,11 +179,14 @@ def refit(prefix: Any, runs: Any, seed: Any, planes: Any, bias: Any, joint: Any,
 
 
 @inner
-def disturb(found: Any, seed: Any, planes: Any, start: Any, joint: Any) -> None:
-    """``trial``: the scales found so far, each but in the first start moved by a share of its own."""
+def begin(found: Any, given: Any, seed: Any, planes: Any, start: Any, joint: Any) -> None:
+    """``trial``: the scales found so far; then those of ``given``; then the best so far, each moved by a share."""
     q = joint.trial.shape[1] - 1
     for t in range(planes):
         p = seed + 1 + t
+        if 0 < start <= given.shape[0]:  # a precision has the first planes of all
+            copy(given[start - 1], joint.trial[t], q + 1)
+            continue
         copy(found[t + 1], joint.trial[t], q + 1)
         for i in range(p):
             turn = start * (_GOLDEN * (1 + i) + 0.37 * p)
@@ -201,8 +208,8 @@ def round_kept(joint: Any, planes: Any, kinds: Any) -> Any:
 
 
 @inner
-def errors_of(values: Any, runs: Any, planes: Any, joint: Any) -> Any:
-    """Fill ``errors`` with the squared error of every precision, number by number; returns the weighted sum."""
+def errors_of(values: Any, runs: Any, planes: Any, joint: Any, work: Any) -> Any:
+    """Fill ``errors`` with the squared error of every precision, number by number; returns their weighted sum."""
     total = 0.0
     for t in range(planes):
         error = 0.0
@@ -210,7 +217,7 @@ def errors_of(values: Any, runs: Any, planes: Any, joint: Any) -> Any:
             level = joint.tables[t, joint.labels[k] >> (planes - 1 - t)]
             for i in range(joint.edges[k], joint.edges[k + 1]):
                 distance = np.float64(values[i]) - level
-                error += distance * distance
+                error += work.weights[i] * (distance * distance)
         joint.errors[t] = error
         total += joint.weights[t] * error
     return total
@@ -236,38 +243,40 @@ def keep_runs(runs: Any, size: Any, n: Any, joint: Any) -> None:
 
 @inner
 def improve(
-    values: Any, found: Any, errors: Any, rounds: Any, bias: Any, starts: Any, kinds: Any, seed: Any, planes: Any,
-    joint: Any, work: Any,
+    values: Any, found: Any, errors: Any, rounds: Any, bias: Any, given: Any, starts: Any, kinds: Any, seed: Any,
+    planes: Any, joint: Any, work: Any,
 ) -> None:  # fmt: skip
     """Replace found, errors (rows 1 to ``planes``) and the final runs of ``planes`` precisions by better ones, if any.
 
-    No precision's error may be above that of the one below.
+    No precision's error may be above that of the one below. given: float64 [any, q + 1], scales to begin with as well.
     """
     least = 0.0
     for t in range(planes):
+        if joint.weights[t] == 0.0:
+            continue
         if errors[t + 1] == 0.0:
             return  # nothing to gain at this precision, and it could be lost
         least += joint.weights[t] * errors[t + 1]
     for start in range(starts):
-        disturb(found, seed, planes, start, joint)
+        begin(found, given, seed, planes, start, joint)
         lowest = np.inf
         for turn in range(rounds + 1):
             tables_of(joint, seed, planes, kinds[3])
-            runs, cost = cut(values, work.prefix, planes, joint)
+            runs, cost = cut(values, planes, joint, work)
             if not cost < lowest - _FALL * least:
                 break
             lowest = cost
             for t in range(planes):
                 copy(joint.trial[t], joint.kept[t], found.shape[1])
             if turn < rounds:
-                refit(work.prefix, runs, seed, planes, bias, joint, work)
+                refit(runs, seed, planes, bias, joint, work)
         if not (round_kept(joint, planes, kinds) and tables_of(joint, seed, planes, kinds[2])):
             continue
-        runs, cost = cut(values, work.prefix, planes, joint)
-        cost = errors_of(values, runs, planes, joint)
+        runs, cost = cut(values, planes, joint, work)
+        cost = errors_of(values, runs, planes, joint, work)
         falls = joint.errors[0] <= errors[0]
         for t in range(1, planes):
-            falls = falls and joint.errors[t] <= joint.errors[t - 1]
+            falls = falls and (joint.weights[t - 1] == 0.0 or joint.errors[t] <= joint.errors[t - 1])
         if falls and cost < least:
             least = cost
             for t in range(planes):

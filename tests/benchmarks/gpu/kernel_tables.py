@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks/kernels*.md from the JSON that `bcqfmt bench kernels` writes; a test compares them.
+"""Tables of docs/benchmarks/kernels*.md from the JSON that `kernels.py` writes; a test compares them.
 
 python tests/benchmarks/gpu/kernel_tables.py        # prints every table under the name of its page
 """

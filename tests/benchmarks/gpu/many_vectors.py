@@ -12,18 +12,20 @@ import argparse
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from bcqfmt.bench.timing import bandwidth, relative_error, replayed
-from bcqfmt.bench.weights import Weight, random_vectors, random_weight
+sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
+from bcqfmt.bench import bandwidth, relative_error, replayed
 from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight
 from bcqfmt.kernels.gemm import gemm
 from bcqfmt.kernels.gemm.shape import gemm_shape
 from bcqfmt.kernels.matmul import matmul, path_of
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
+from kernel_bench.weights import Weight, random_vectors, random_weight
 
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 4096)

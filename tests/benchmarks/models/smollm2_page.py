@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smollm2_rows import BITS, ROWS, Row, Verdict, judged
-from smollm2_text import ATOM, DRAFT, DRAFT_END, HOW, ORDERINGS, ORIGIN, READING, REASON
+from smollm2_text import ATOM, BESTS, DRAFT, DRAFT_END, HOW, ORDERINGS, ORIGIN, READING, REASON
 
 __all__ = ["page", "write_page"]
 
@@ -23,13 +23,24 @@ PAPER = {  # Atom, table 4: Llama-7B, perplexity on WikiText-2
     "atom-gptq": 6.04,
     "atom-kv": 6.16,
 }
-# a line of the first table: name of its rows, with the bits in the place of {}
+# a line of the first table: its rows at 4, 3 and 2 bits
+BEST = {
+    "AutoRound 0.15.1, 50 iterations": "autoround-4-g128-peer autoround-3-g128-peer autoround-2-g64-peer",
+    "llm-compressor 0.14.0, GPTQ": "gptq-4-g64-peer gptq-3-g64-peer gptq-2-g64-peer",
+    "llm-compressor 0.14.0, AWQ": "awq-4-g64-peer awq-3-g64-peer awq-2-g64-peer",
+    "rtn": "rtn-4-g128 rtn-3-g128 rtn-2-g128",
+    "rtn, layer by layer": "rtn-4-g128-seq-loss rtn-3-g128-seq-loss -",
+    "rtn, layer by layer, trained": "rtn-4-g128-seq-loss-trained rtn-3-g128-seq-loss-trained -",
+    "gptq, layer by layer": "gptq-4-g128-seq-loss gptq-3-g128-seq-loss gptq-2-g64-seq-loss",
+    "gptq, layer by layer, trained": (
+        "gptq-4-g128-seq-loss-trained gptq-3-g128-seq-loss-trained gptq-2-g64-seq-loss-trained"
+    ),
+}
+# a line of the second table: name of its rows, with the bits in the place of {}
 LINES = {
-    "rtn, groups of 128": "rtn-{}-g128",
     "rtn, groups of 32": "rtn-{}-g32",
     "gptq as published, groups of 128": "gptq-{}-g128",
     "gptq as published, groups of 128, act order": "gptq-{}-g128-order",
-    "llm-compressor, GPTQ, groups of 64": "gptq-{}-g64-peer",
     "bcq, groups of 128": "bcq-{}-g128",
     "bcq, groups of 128, weighted": "bcq-{}-g128-weighted",
     "bcq, groups of 32": "bcq-{}-g32",
@@ -97,7 +108,8 @@ def page(record: dict[str, Any]) -> str:
         "Perplexity of SmolLM2-135M-Instruct on the test set of WikiText-2, bits per weight in brackets:",
         f"{part} of {conditions['context']} tokens, {tokens:,} predicted tokens.",
         "",
-        *(*_weights(rows), "", READING),
+        *(*_best(rows), "", BESTS),
+        *("## Other methods", "", *_weights(rows), "", READING),
         *_draft(record.get("draft", [])),
         *("## 4-bit activations: Atom", "", ATOM, *_ladder(rows), ""),
         *_not_run(record["not_run"]),
@@ -105,20 +117,31 @@ def page(record: dict[str, Any]) -> str:
         *("## The source is 4 bit already", "", ORIGIN),
         *("## How it is measured", "", HOW),
         *("## How to repeat it", "", "```console", f"$ {record['command']}", "```", ""),
-        f"Measured on {record['date']} with {machine}.",
+        f"Last measured on {record['date']}, with {machine}.",
         "All rows, with the loss of every window, are in {download}`quality.json`.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _weights(rows: dict[str, Any]) -> list[str]:
+def _table(rows: dict[str, Any], lines: dict[str, str]) -> list[str]:
     head = " | ".join(f"{bits} bits" for bits in BITS)
-    lines = [f"| method | {head} |", "|---" * (len(BITS) + 1) + "|"]
+    made = [f"| method | {head} |", "|---" * (len(BITS) + 1) + "|"]
+    for text, names in lines.items():
+        cells = " | ".join(_cell(rows[name]) if name in rows else "-" for name in names.split())
+        made.append(f"| {text} | {cells} |")
+    return made
+
+
+def _best(rows: dict[str, Any]) -> list[str]:
+    """Tools next to each other."""
+    made = _table(rows, BEST)
     if "fp16" in rows:
-        lines.append(f"| FP16 | {_cell(rows['fp16'])} | | |")
-    for text, name in LINES.items():
-        cells = " | ".join(_cell(rows[name.format(bits)]) if name.format(bits) in rows else "-" for bits in BITS)
-        lines.append(f"| {text} | {cells} |")
+        made.insert(2, f"| FP16 | {_cell(rows['fp16'])} | | |")
+    return made
+
+
+def _weights(rows: dict[str, Any]) -> list[str]:
+    lines = _table(rows, {text: " ".join(name.format(bits) for bits in BITS) for text, name in LINES.items()})
     lines += [f"| {row['text']} | | {_cell(row)} | |" for name, row in rows.items() if name.startswith("mixed24")]
     return lines
 
@@ -139,14 +162,14 @@ def _draft(rows: list[dict[str, Any]]) -> list[str]:
         "## Which tokens count, and layer by layer",
         "",
         DRAFT,
-        "| bits | objective | held-out | test |",
-        "|---" * 4 + "|",
+        "| inputs | tokens count | search by | held-out | test |",
+        "|---" * 5 + "|",
     ]
     for row in rows:
-        if row["turns"] != 1 or row["tokens"].endswith("not capped"):
-            continue  # tried, and in the decision
-        words = f"{row['inputs']}, tokens {row['tokens']}, search by {row['search']}" + ", trained" * row["trained"]
-        lines.append(f"| {row['bits']} | {words} | {row['held']:.2f} | {row['test']:.2f} |")
+        if row["turns"] != 1 or row["tokens"].endswith("not capped") or row["trained"] or row["bits"] != 3:
+            continue  # in the decision, or above, measured through the product
+        words = " | ".join(row[key] for key in ("inputs", "tokens", "search"))
+        lines.append(f"| {words} | {row['held']:.2f} | {row['test']:.2f} |")
     return [*lines, "", DRAFT_END]
 
 

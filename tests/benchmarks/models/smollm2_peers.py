@@ -1,11 +1,11 @@
 """One checkpoint by another tool's quantizer, for a row of `smollm2.py`; run by the Python that has the tool.
 
-    smollm2_peers.py MODEL TEXT OUT --tool gptq|awq|autoround --bits 3 --group-size 64 [--device cuda] [--act-order]
+    smollm2_peers.py MODEL TEXT OUT --tool gptq|awq|autoround --bits 3 --group-size 64 [--device cuda] [--light]
 
 gptq and awq: llm-compressor (`pip install llmcompressor`), layer by layer, errors of quantized layers passed on; it
-takes group sizes that divide every input, 64 for SmolLM2. autoround: `pip install auto-round`, 200 iterations. Weights
-asymmetric, the head left out, everything else at its default. The text is cut and drawn as by `bcqfmt calibrate`. The
-last line printed is a JSON object: version and seconds.
+takes group sizes that divide every input, 64 for SmolLM2. autoround: `pip install auto-round`, 200 iterations, or 50
+with `--light`. Weights asymmetric, the head left out, everything else at its default. The text is cut and drawn as by
+`bcqfmt calibrate`. The last line printed is a JSON object: version and seconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _auto_round(asked: argparse.Namespace, tokenizer: Any, rows: Any) -> None:
     tuner = AutoRound(
         model, tokenizer, bits=asked.bits, group_size=asked.group_size, sym=False, nsamples=len(rows),
         seqlen=asked.context, dataset=batches, device_map=0 if asked.device == "cuda" else "cpu",
-        enable_torch_compile=False,
+        enable_torch_compile=False, iters=50 if asked.light else 200, lr=5e-3 if asked.light else None,
     )  # fmt: skip
     tuner.quantize_and_save(str(asked.out), format="auto_round:auto_gptq")
     for deeper in asked.out.glob("*/config.json"):  # some versions add a folder of their own
@@ -92,6 +92,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--bits", type=int, required=True)
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--act-order", action="store_true", help="gptq: large channels first")
+    parser.add_argument("--light", action="store_true", help="autoround: its recipe `light`, 50 iterations")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--context", type=int, default=512)

@@ -48,7 +48,7 @@ class Workshop:
         inputs: list[object] = []
         if row.layers:
             inputs = ["--text", self._calibration, "--token-weights", row.weighting, "--device", self._device]
-            inputs += ["-n", CALIBRATION["rows"], "--context", CALIBRATION["seq"]]
+            inputs += ["-n", CALIBRATION["rows"], "--context", CALIBRATION["seq"], "--train-scales", row.train]
         elif row.stats:
             inputs = ["--stats", self._stats(row.weighting)]
         folder = self.work / (row.folder or row.name)

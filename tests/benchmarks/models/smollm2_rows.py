@@ -24,6 +24,7 @@ class Row:
     folder: str = ""  # a folder that rows share
     layers: bool = False  # layer by layer: quantize --text
     weighting: str = "none"  # what tokens count, of statistics or of --text
+    train: int = 0  # passes that train scales, with layers
     peer: str = ""  # gptq, awq or autoround: a tool of smollm2_peers
 
     @property
@@ -60,10 +61,14 @@ def _counted(row: Row, weighting: str) -> Row:
     return replace(row, name=f"{row.name}-{weighting}", text=f"{row.text}, tokens by {weighting}", weighting=weighting)
 
 
+def _trained(row: Row) -> Row:
+    """The same with trained scales."""
+    return replace(row, name=f"{row.name}-trained", text=f"{row.text}, scales trained", train=2)
+
+
 def _peer(tool: str, bits: int, group: int, *words: str) -> Row:
-    name = f"{tool}{''.join(words)}-{bits}-g{group}-peer"
     options = ("--bits", str(bits), "--group-size", str(group), *words)
-    return Row(name, f"{TOOLS[tool]}, {bits} bit, groups of {group}", options, peer=tool)
+    return Row(f"{tool}-{bits}-g{group}-peer", f"{TOOLS[tool]}, {bits} bit, groups of {group}", options, peer=tool)
 
 
 def _without_values(method: str, bits: int, **given: object) -> Row:
@@ -84,6 +89,7 @@ _PUBLISHED = {"clip": "none", "no_static_groups": ""}  # gptq as the paper has i
 
 TOOLS = {"gptq": "llm-compressor, GPTQ", "awq": "llm-compressor, AWQ", "autoround": "AutoRound"}
 BITS = (4, 3, 2)
+BEST = ((4, 128), (3, 128), (2, 64))  # bits and group size at which tools are compared
 ROWS: tuple[Row, ...] = (
     Row("fp16", "FP16"),
     *(_uniform("rtn", bits, 128) for bits in BITS),
@@ -94,11 +100,14 @@ ROWS: tuple[Row, ...] = (
     *(_by_layer("gptq", bits, 128) for bits in BITS),
     _by_layer("gptq", 2, 64),
     _by_layer("gptq", 4, 32),
+    *(_trained(_by_layer("gptq", bits, group)) for bits, group in BEST),
+    *(_by_layer("rtn", bits, 128) for bits in (4, 3)),
+    *(_trained(_by_layer("rtn", bits, 128)) for bits in (4, 3)),
     *(_by_layer("bcq", bits, 128, mark="-gptq", rounding="gptq") for bits in BITS),
     _by_layer("bcq", 2, 64, mark="-gptq", rounding="gptq"),
     *(_peer("gptq", bits, 64) for bits in BITS),
-    *(_peer("awq", bits, 64) for bits in BITS),
-    *(_peer("autoround", bits, 128) for bits in BITS),
+    *(_peer("awq", bits, 64, "--rows", "64") for bits in BITS),
+    *(_peer("autoround", bits, group, "--light") for bits, group in BEST),
     *(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq") for bits in BITS),
     *(_uniform("bcq", bits, 128) for bits in BITS),
     *(_uniform("bcq", bits, 32) for bits in BITS),
@@ -166,6 +175,21 @@ def _own() -> list[Ordering]:
     made += _pairs("gptq, act_order <= rtn", "gptq-{}-g128-order", "rtn-{}-g128", False)
     made += _pairs("gptq, scales for the output <= rtn", "gptq-{}-g128-fitted", "rtn-{}-g128", False)
     made += _pairs("gptq, scales for the output <= act_order", "gptq-{}-g128-fitted", "gptq-{}-g128-order", False)
+    for bits, group in BEST:
+        ours = f"gptq-{bits}-g{group}-seq-loss"
+        made += [
+            Ordering("gptq, layer by layer <= another tool", ours, f"{tool}-{bits}-g{size}-peer", False)
+            for tool, size in (("autoround", group), ("gptq", 64), ("awq", 64))
+        ]
+        made.append(Ordering("trained scales help", f"{ours}-trained", ours, False))
+    made += [Ordering("gptq, layer by layer <= rtn", f"gptq-{n}-g128-seq-loss", f"rtn-{n}-g128", False) for n in (4, 3)]
+    made += [
+        Ordering(
+            "gptq <= rtn, both layer by layer", f"gptq-{n}-g128-seq-loss{end}", f"rtn-{n}-g128-seq-loss{end}", False
+        )
+        for n in (4, 3)
+        for end in ("", "-trained")
+    ]
     made += _pairs("gptq helps bcq", "bcq-{}-g128-gptq", "bcq-{}-g128-weighted", False)
     made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24", False))
     made.append(Ordering("outliers help with gptq rounding", "mixed24-gptq-outliers", "mixed24-gptq", False))

@@ -240,12 +240,12 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     """Compile the kernel for one shape into the cache; seconds."""
     from bcqfmt.kernels.bits import kernel_of
     from bcqfmt.kernels.bits.layout import BitLayout
-    from bcqfmt.kernels.bits.shape import product_shape
+    from bcqfmt.kernels.bits.shape import Wanted, product_shape
     from bcqfmt.kernels.runtime.cubins import code_of
 
     formula, bits, columns, group, minor = job
     begin = time.perf_counter()
-    wanted = product_shape(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1, reordered=False, added=False)
+    wanted = product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1))
     code_of(kernel_of(wanted), (9, minor))
     return time.perf_counter() - begin
 

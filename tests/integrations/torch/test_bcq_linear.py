@@ -433,3 +433,14 @@ def test_the_short_way_keeps_what_runs_below_autograd() -> None:
         y = layer(fake.from_tensor(torch.ones(3, 96)))
     assert isinstance(y, FakeTensor)
     assert y.shape == (3, 9)
+
+
+def test_a_product_that_nobody_watches_does_not_go_through_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = BcqLinear.from_weight(ks.weight("affine", 4, 8, 64, 32)), torch.ones(2, 64)
+    expected = layer(x)
+    monkeypatch.setattr(ops, "_linear", None)
+    assert torch.equal(layer(x), expected)
+    with torch.no_grad():
+        assert torch.equal(layer(x.clone().requires_grad_()), expected)
+    with pytest.raises(TypeError):  # gradients need the operator
+        layer(x.clone().requires_grad_())

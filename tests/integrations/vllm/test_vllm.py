@@ -180,6 +180,33 @@ def test_queries_keys_and_values(config: Any, world: SimpleNamespace, ranks: int
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+def test_pieces_that_are_alike_are_one_product(config: Any, world: SimpleNamespace, ranks: int) -> None:
+    x, bias = inputs(2, 128), inputs(64 // ranks)
+
+    def signs(rows: int, seed: int = 0) -> BcqWeight:
+        return ks.weight("bcq", 3, rows, 128, 32, seed=seed)
+
+    for number, (q, k, v) in {
+        1: (signs(32), signs(16, 2), signs(16, 4)),
+        2: (plain(32), signs(16, 2), signs(16, 4)),
+        3: (rich(32), rich(16, seed=2), plain(16, seed=3)),  # reordered columns stay apart
+    }.items():
+        weights = {"a.q_proj": q, "a.k_proj": k, "a.v_proj": v}
+        tell(config, weights)
+        for rank in range(ranks):
+            layer = Rank(world.modules, rank, ranks).qkv(config, "a.qkv_proj", 4, 2, 8, 128)
+            fill(config, layer, weights, "qkv")
+            assert len(layer.bcq) == number
+            dense = [
+                torch.from_numpy(w.dequantize("F16")).float()[rank * n : (rank + 1) * n]
+                for w, n in ((q, 32 // ranks), (k, 16 // ranks), (v, 16 // ranks))
+            ]
+            assert torch.equal(layer.quant_method.dequantize_weight(layer).float(), torch.cat(dense))
+            wanted = torch.nn.functional.linear(x, torch.cat(dense), bias)
+            assert (layer.quant_method.apply(layer, x, bias) - wanted).abs().max() < 2e-3 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("fused", [False, True, (0, 1)])
 def test_gate_and_up(config: Any, world: SimpleNamespace, ranks: int, fused: Any) -> None:
     """Apart in the file, or one weight there (shard None, or a tuple)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,13 +236,12 @@ def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("weight", "capability", "batches", "all_freed"),
     [
-        (ks.weight("affine", 4, 17, 320, 64), (9, 0), [1, 300], True),  # decoded from the fast layout
-        (ks.weight("bcq", 3, 5, 70, 32), (9, 0), [300], True),
-        (ks.weight("affine", 4, 5, 64, 16), (9, 0), [300], False),  # short groups: its bits are in another order
-        (ks.weight("affine", 4, 5, 64, 32), (8, 0), [300], False),  # no fast layout
+        (ks.weight("affine", 4, 17, 320, 64), (9, 0), [1, 300], True),  # decoded from the codes of gemm
+        (ks.weight("bcq", 3, 5, 72, 32), (8, 0), [300], True),
+        (ks.weight("affine", 4, 5, 64, 8), (9, 0), [300], False),  # gemm does not take short groups
         (ks.weight("affine", 4, 5, 64, 32, perm=True), (8, 0), [300], True),  # prepared on the host, with its copies
     ],
-    ids=["affine", "bcq", "short groups", "sm_80", "host"],
+    ids=["affine", "bcq, sm_80", "short groups", "host"],
 )
 def test_parts_that_no_product_reads_are_freed(
     weight: BcqWeight, capability: tuple[int, int], batches: list[int], all_freed: bool
@@ -252,19 +252,47 @@ def test_parts_that_no_product_reads_are_freed(
     assert np.array_equal(dense, weight.dequantize().astype(np.float32))
 
 
+def test_pieces_that_became_one_are_freed(config: Any, world: SimpleNamespace, monkeypatch: Any) -> None:
+    """Even where vLLM keeps the parameters that a checkpoint was loaded into."""
+    weights = {one: ks.weight("bcq", 3, 32 if one == "q" else 16, 128, 32, seed=2 * n) for n, one in enumerate("qkv")}
+    config.specs = {f"a.{one}_proj": weight.spec for one, weight in weights.items()}
+    layer = Rank(world.modules).qkv(config, "a.qkv_proj", 4, 2, 8, 128)
+    inlets, made = list(layer.parameters()), []
+    whole = BcqLinear.from_weight
+
+    def watched(weight: BcqWeight) -> BcqLinear:
+        piece = whole(weight)
+        made.append(weakref.ref(piece))
+        return piece
+
+    monkeypatch.setattr(BcqLinear, "from_weight", watched)
+    fill(layer, [weight.to_torch() for weight in weights.values()], "qkv")
+    assert len(layer.bcq) == 1
+    assert [piece() for piece in made] == [None] * 3
+    assert inlets
+
+
+def test_one_layout_takes_every_number_of_vectors() -> None:
+    weight = ks.weight("affine", 4, 17, 320, 64)
+    freed, made, products, expected = simulate(sim_bcq_linear.in_one_layout, weight, [1, 300])
+    assert all(freed)
+    assert made == ["gemm"]
+    for found, wanted in zip(products, expected, strict=True):
+        assert np.abs(found - wanted).max() < 2e-3 * np.abs(wanted).max()
+
+
 def test_planes_that_are_gone_are_not_decoded() -> None:
-    """A GPU without the fast product, where only batches of up to 256 were asked for."""
     made, _parts = gpu_weight(sample(16).spec, parts := sample(16).to_torch()), parts
     assert made is not None
-    made.bits = None
-    assert not made.let_go({"gemm", "dequantize"})
-    assert made.let_go({"gemm"})
+    made._gemm["F32"] = None
+    assert not made.let_go({"bits", "dequantize"}, "F32")
+    assert made.let_go({"gemm", "dequantize"}, "F16")
     with pytest.raises(BcqError, match=r"BCQ-E305.*freed"):
         made.exact  # noqa: B018
 
 
 def test_the_table_of_an_embedding_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_op, "_on_gpu", lambda *given: SimpleNamespace(let_go=lambda paths: True))
+    monkeypatch.setattr(linear_op, "_on_gpu", lambda *given: SimpleNamespace(let_go=lambda *given: True))
     monkeypatch.setattr(linear_op.matmul, "path_of", lambda *given: "gemm")
     table, linear = BcqEmbedding.from_weight(sample(16)), BcqLinear.from_weight(sample(16))
     for layer in (table, linear):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bcqfmt.compiled import threads
 from bcqfmt.compiled.threads import together
 from bcqfmt.kernels import cpu
 from products import kernel_samples as ks
@@ -188,6 +189,26 @@ def test_a_fault_in_one_thread_reaches_the_caller() -> None:
         together(work, 2)
 
 
+def test_threads_that_are_busy_are_not_waited_for() -> None:
+    count, release = max(1, threads._State.size), threading.Event()  # as many as other tests have started
+    inside = threading.Barrier(count + 2)
+    done: list[int] = []
+
+    def block(which: int) -> None:
+        inside.wait(30)
+        if which:
+            release.wait(30)
+
+    blocker = threading.Thread(target=together, args=(block, count + 1))
+    blocker.start()
+    inside.wait(30)
+    together(done.append, 2)
+    release.set()
+    blocker.join()
+    together(lambda _: None, count + 1)
+    assert done == [0]
+
+
 def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
     from bcqfmt.compiled.loops import stamp_of
     from bcqfmt.kernels.cpu import lanes, lookup
@@ -196,7 +217,7 @@ def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
 
 
 def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:
-    source = "from bcqfmt.kernels.cpu.dot_loops import row_kernel; row_kernel(1, 1, True, 1, True)\n"
+    source = "from bcqfmt.kernels.cpu.dot_loops import row_kernel; row_kernel(1, 1, True, 1, True, True)\n"
     source += "from bcqfmt.kernels.cpu.decode import decode_kernel; decode_kernel('F32')"
     for _ in range(2):
         run(source, NUMBA_CACHE_DIR=str(tmp_path))

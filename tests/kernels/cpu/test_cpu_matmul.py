@@ -79,6 +79,14 @@ def test_inputs_of_any_size() -> None:
     assert not matrix.matmul(np.zeros((1, 128), np.float32)).any()
 
 
+@pytest.mark.parametrize("value", [0.99502, -0.99502, 0.99999, -0.99999])  # around where x gets a digit less
+def test_the_largest_sums_of_a_word_fit(value: float) -> None:
+    codes = np.repeat(np.array([[0], [15]], np.uint8), 128, 1)
+    weight = BcqWeight.from_affine(codes, np.ones((2, 1), np.float16), 8, group_size=128, bits=4)
+    x = np.full((1, 128), value, np.float32)
+    assert_close(cpu.prepare(weight).matmul(x), weight, x)
+
+
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_stays_in_its_vector(wrong: float) -> None:
     weight = ks.weight("affine", 4, 9, 128, 32)

@@ -38,23 +38,34 @@ def test_wrong_indices_on_the_device_are_never_followed(which: str) -> None:
     assert simulate(sim_errors.hostile_dense, which).shape == (6, 64)
 
 
-def _no_gpu(code: str) -> str:
+_REQUIRE = """from bcqfmt.kernels.runtime import device
+try:
+    device.require_cuda()
+except Exception as fault:
+    print(fault, '|', fault.hint)
+"""
+
+
+def _no_gpu(code: str, simulated: str = "0") -> str:
     """The output of a program that sees no GPU."""
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"} | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": simulated, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     return done.stdout + done.stderr
 
 
 def test_no_gpu() -> None:
-    said = _no_gpu(
-        "from bcqfmt.kernels.runtime import device\n"
-        "try:\n    device.require_cuda()\n"
-        "except Exception as fault:\n    print(fault, '|', fault.hint)\n"
-    )
+    said = _no_gpu(_REQUIRE)
     assert said.startswith("BCQ-E551: no usable GPU: ")
     assert said.count("\n") == 1
     assert "use the CPU kernels" in said
     assert "Traceback" not in said
+
+
+def test_a_gpu_that_numba_only_simulates_is_none() -> None:
+    said = _no_gpu(_REQUIRE, simulated="1")
+    assert said.startswith("BCQ-E551: no usable GPU: ")
+    assert "unset NUMBA_ENABLE_CUDASIM" in said
+    assert said.count("\n") == 1
 
 
 def test_no_gpu_comes_before_anything_about_arguments() -> None:
@@ -293,6 +304,28 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
     assert matmul.path_of(matmul.MatmulWeight(operand(without)), 1) == "bits"
     assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "bits"  # and outliers by themselves
+
+
+def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "upload", lambda array, target: array)
+    monkeypatch.setattr(device, "tensor", _as_tensor)
+    monkeypatch.setattr(device, "settle", lambda array: None)
+    monkeypatch.setattr(device, "capability", lambda index: (9, 0))
+    weight, short = operand(ks.weight("affine", 4, 640, 512, 64)), operand(ks.weight("affine", 4, 2, 64, 8))
+    bytes_of = {}
+    for chosen in ("both", "one"):
+        monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", chosen)
+        placed = matmul.MatmulWeight(weight)
+        paths = [matmul.path_of(placed, n) for n in (1, 4, 16, 256, 257)]
+        assert paths == ["bits" if chosen == "both" else "gemm"] * 2 + ["gemm"] * 2 + ["dequantize"]
+        assert ("bits" in placed.__dict__) == (chosen == "both")
+        bytes_of[chosen] = placed.nbytes - 4 * 4096  # without tickets
+        assert matmul.path_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it
+        assert matmul.path_of(placed, 1, "F32") == "bits"
+    assert 0.48 < bytes_of["one"] / bytes_of["both"] < 0.52
+    monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", "two")
+    with pytest.raises(BcqError, match=r"BCQ-E302.*BCQFMT_GPU_LAYOUTS=two.*one or both"):
+        matmul.MatmulWeight(weight)
 
 
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.shape import BitShape, ByteShape, at_once, byte_shape_for, product_shape
+from bcqfmt.kernels.bits.shape import BitShape, ByteShape, Wanted, at_once, byte_shape_for, product_shape
 from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 from products import kernel_samples as ks
 from products import product_reference as reference
@@ -97,7 +97,7 @@ def test_vectors_of_any_size(scale: float) -> None:
 def test_which_way_is_taken() -> None:
     def way(g: int, batch: int, kind: int = 1, width: int = 8192) -> type | None:
         layout = BitLayout(4, width, g, "bcq", "F16")
-        found = product_shape(layout, batch, kind, kind, reordered=False, added=False, precise=kind == 0)
+        found = product_shape(Wanted(layout, batch, kind, kind, precise=kind == 0))
         return None if found is None else type(found)
 
     assert [way(128, 1), way(128, 2), way(128, 4, 0)] == [BitShape] * 3
@@ -108,7 +108,7 @@ def test_which_way_is_taken() -> None:
     assert at_once((narrow,), 1, 1, reordered=False) == 8
     assert at_once((narrow, wide), 1, 1, reordered=False) == 4
     assert at_once((narrow,), 0, 0, reordered=False) == 4
-    assert byte_shape_for(narrow, 9, 1, 1, reordered=False, added=False) is None
+    assert byte_shape_for(Wanted(narrow, 9, 1, 1)) is None
     # outliers need the vectors a second time
     needs = OutlierNeeds(4, 8192, 4000)
     eight = BitLayout(4, 8192, 128, "bcq", "F16")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bcqfmt import BcqError, BcqWeight
+from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.kernels.gemm import gemm_operand, layouts_of
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.pack import pack_codes
@@ -151,3 +152,28 @@ def test_every_shape_fits(engine: str) -> None:
                 shape = gemm_shape(layout, count, 4096, 1, 1, engine)
                 assert shape.blocks * shape.shared_bytes <= limit * 1024
                 assert shape.stages >= 3
+
+
+@pytest.mark.parametrize(
+    ("encoding", "q", "rows", "columns", "g", "numbers", "logical", "kind"),
+    [
+        ("affine", 4, 70, 200, 64, "F16", "F16", "F16"),
+        ("affine", 3, 20, 136, 32, "BF16", "BF16", "F16"),
+        ("affine", 2, 20, 136, 16, "F16", "F16", "BF16"),
+        ("affine", 8, 20, 72, 72, "F32", "F32", "F16"),
+        ("affine", 7, 20, 128, 128, "F16", "F32", "BF16"),
+        ("affine", 1, 20, 64, 64, "F16", "F16", "F16"),
+        ("bcq", 4, 20, 192, 128, "F16", "F16", "F16"),
+        ("bcq", 3, 20, 200, 64, "BF16", "BF16", "F16"),
+        ("bcq", 2, 20, 128, 64, "F32", "F32", "BF16"),
+        ("bcq", 4, 20, 64, 32, "F16", "F16", "F16"),
+        ("bcq", 5, 20, 64, 64, "F16", "F16", "BF16"),
+    ],
+)
+def test_the_dense_matrix_of_codes_has_the_bits_of_the_decoder(
+    encoding: str, q: int, rows: int, columns: int, g: int, numbers: str, logical: str, kind: str
+) -> None:
+    weight = ks.weight(encoding, q, rows, columns, g, seed=q, numbers=numbers, dtype=logical)
+    once, twice = simulate(sim_gemm.dense, weight, kind)
+    assert once.tobytes() == weight.dequantize(kind).tobytes()
+    assert twice.tobytes() == round_to(float64_of(weight.dequantize()), kind).tobytes()  # as a dense copy is loaded

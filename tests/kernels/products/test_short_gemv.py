@@ -10,7 +10,7 @@ import pytest
 
 from bcqfmt import BcqWeight
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.shape import BitShape, ShortShape, at_once, product_shape, short_shape_for
+from bcqfmt.kernels.bits.shape import BitShape, ShortShape, Wanted, at_once, product_shape, short_shape_for
 from products import kernel_samples as ks
 from products import product_reference as reference
 from simulated import sim_bits
@@ -97,7 +97,7 @@ def test_vectors_of_any_size(encoding: str, q: int, g: int, scale: float) -> Non
 def test_which_way_is_taken() -> None:
     def way(g: int, batch: int, kind: int = 1, width: int = 8192, q: int = 4) -> type | None:
         layout = BitLayout(q, width, g, "bcq", "F16")
-        found = product_shape(layout, batch, kind, kind, reordered=False, added=False, precise=kind == 0)
+        found = product_shape(Wanted(layout, batch, kind, kind, precise=kind == 0))
         return None if found is None else type(found)
 
     assert [way(8, 1), way(8, 2), way(16, 1), way(16, 4), way(8, 1, width=12288, q=8)] == [ShortShape] * 5
@@ -105,4 +105,4 @@ def test_which_way_is_taken() -> None:
     assert [way(8, 3), way(16, 8), way(8, 2, 0)] == [None] * 3
     short, long = BitLayout(4, 4096, 16, "bcq", "F16"), BitLayout(4, 4096, 128, "bcq", "F16")
     assert [at_once((layout,), 1, 1, reordered=False) for layout in (short, long)] == [4, 8]
-    assert short_shape_for(long, 1, 1, 1, reordered=False, added=False) is None
+    assert short_shape_for(Wanted(long, 1, 1, 1)) is None

@@ -10,11 +10,12 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bcqfmt.bench import atom, matmul, mixed, outliers, peers, timing
-from bcqfmt.bench import products as bench_products
+from bcqfmt import bench
+from kernel_bench import atom, matmul, mixed, outliers, peers, timing
+from kernel_bench import products as bench_products
 
 SPEED = 4e12
-_TIMED = (atom, bench_products, matmul, mixed, outliers, peers, timing)
+_TIMED = (atom, bench, bench_products, matmul, mixed, outliers, peers, timing)
 
 
 class _Host(TorchFunctionMode):
@@ -58,13 +59,19 @@ def host() -> Iterator[None]:
 
 
 def products(*cases: tuple[str, int, int, int, int, int]) -> list[Any]:
-    """Rows of `bench.products.products` for these cases (formula, q, rows, columns, group size, batch), as tuples."""
+    """Rows of `products.products` for these cases (formula, q, rows, columns, group size, batch), as tuples."""
     with host(), mock.patch.object(bench_products, "_cases", return_value=cases):
         return [tuple(row) for row in bench_products.products(SPEED)]
 
 
+def measured(shape: tuple[int, int], vectors: tuple[int, ...]) -> list[Any]:
+    """Rows of `bcqfmt.bench.measured` for two kinds of weights, as tuples."""
+    with host(), mock.patch.multiple(bench, CYCLED=0, KINDS=(("affine", 4), ("bcq", 2))):
+        return [tuple(row) for row in bench.measured(SPEED, [shape], vectors)]
+
+
 def looked_up(q: int, columns: int, g: int) -> list[Any]:
-    """A row of `bench.products.sweep` where there is no fast product."""
+    """A row of `products.sweep` where there is no fast product."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(host())
         stack.enter_context(mock.patch.object(bench_products, "SWEEP", [(q, g)]))
@@ -74,7 +81,7 @@ def looked_up(q: int, columns: int, g: int) -> list[Any]:
 
 
 def with_outliers(rows: int, columns: int, share: float, batch: int, skewed: bool) -> list[Any]:
-    """Rows of `bench.outliers` for one case."""
+    """Rows of `outliers` for one case."""
     with host():
         found = outliers._product(SPEED, rows, columns, share, {}, batch=batch, skewed=skewed)
         return [tuple(row) for row in found]

@@ -76,6 +76,10 @@ def simulate(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 
 def _serve() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from bcqfmt.kernels.runtime import simulation
+    from simulator import hook
+
+    simulation.simulator = hook
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a stray print goes to stderr, not between the answers
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from unittest import mock
 
@@ -56,3 +57,30 @@ def released(weight: BcqWeight, capability: tuple[int, int], batches: list[int])
         dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical).float().numpy()
     linear_op._cache.clear()  # what is prepared on the host keeps the parts, which are on it here
     return freed, [before, after], dense
+
+
+def in_one_layout(weight: BcqWeight, batches: list[int]) -> tuple[list[bool], list[str], list[Any], list[Any]]:
+    """With one layout: which parts are freed, which layouts there are, products and those with the dense matrix."""
+    layer = BcqLinear.from_weight(weight)
+    x = torch.from_numpy(ks.vectors(max(batches), weight.spec.columns)).half()
+    with (
+        mock.patch.object(device, "capability", return_value=(9, 0)),
+        mock.patch.dict(os.environ, BCQFMT_GPU_LAYOUTS="one"),
+    ):
+        held = layer.parts()
+        made = linear_op.gpu_operand(held, layer.text, 0)
+        for count in batches:
+            linear_op._linear_cuda(x[:count], held, layer.text, 0, 0)
+        layer.release(torch.float16, batches)
+        freed = [part is not old for part, old in zip(layer.parts(), held, strict=True)]
+        found = [linear_op._linear_cuda(x[:count], layer.parts(), layer.text, 0, 0) for count in batches]
+    dense = torch.from_numpy(weight.dequantize("F32"))
+    layouts = [name for name in ("bits", "mixed", "look_up", "exact") if name in made.__dict__]
+    layouts += ["gemm"] * len(made._gemm)
+    linear_op._cache.clear()
+    return (
+        freed,
+        layouts,
+        [y.float().numpy() for y in found],
+        [(x[:count].float() @ dense.T).numpy() for count in batches],
+    )

@@ -35,9 +35,6 @@ def refused(case: str) -> str:
         "no vector": lambda: lut.lut_gemv(look_up, np.ones((0, 64), np.float16)),
         "nine vectors": lambda: lut.lut_gemv(look_up, np.ones((9, 64), np.float16)),
         "x that is a list": lambda: lut.lut_gemv(look_up, [1.0] * 64),
-        "mu of 6": lambda: lut.lut_gemv(look_up, x, mu=6),
-        "half a warp": lambda: lut.lut_gemv(look_up, x, threads=48),
-        "too many threads": lambda: dequant.dequantize(exact, threads=512),
         "the wrong layout": lambda: lut.lut_gemv(exact, x),
         "the other wrong layout": lambda: dequant.dequantize(look_up),
         "an unknown layout": lambda: to_device(weight, "tiles"),
@@ -68,9 +65,6 @@ CASES = {
     "no vector": ("BCQ-E552", "0 vectors"),
     "nine vectors": ("BCQ-E552", "9 vectors"),
     "x that is a list": ("BCQ-E552", "a list"),
-    "mu of 6": ("BCQ-E552", "mu=6"),
-    "half a warp": ("BCQ-E552", "48 threads"),
-    "too many threads": ("BCQ-E552", "512 threads"),
     "the wrong layout": ("BCQ-E552", "layout canonical"),
     "the other wrong layout": ("BCQ-E552", "layout lut-gemm"),
     "an unknown layout": ("BCQ-E552", "tiles"),
@@ -112,7 +106,7 @@ def hostile_tensors(which: str) -> Any:
         placed = replace(placed, indices=np.resize(bad, placed.indices.shape))
     else:
         placed = replace(placed, indptr=np.array([-7, 2**30, 5, -(2**31), 2**31 - 1, 0, 2**31 - 1], np.int32))
-    return lut.lut_gemv(placed, np.ones((1, 64), np.float16), threads=32)
+    return lut.lut_gemv(placed, np.ones((1, 64), np.float16))
 
 
 def hostile_dense(which: str) -> Any:
@@ -127,7 +121,7 @@ def hostile_dense(which: str) -> Any:
         placed = replace(placed, indices=np.resize(bad, placed.indices.shape))
     else:
         placed = replace(placed, indptr=np.array([-7, 2**30, 5, -(2**31), 2**31 - 1, 0, 2**31 - 1], np.int32))
-    return dequant.dequantize(placed, threads=32)
+    return dequant.dequantize(placed)
 
 
 def one_by_one(weight: BcqWeight, x: Any) -> tuple[str, Any]:

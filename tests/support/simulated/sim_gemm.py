@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from bcqfmt import BcqWeight
+from bcqfmt.integrations.torch.gpu_weight import gpu_weight
 from bcqfmt.kernels.gemm import gemm, gemm_operand
 from bcqfmt.kernels.gemm.shape import GemmShape
 from bcqfmt.kernels.operands import operand
@@ -34,3 +36,11 @@ def product(
         gemm(placed, held, out=out, addend=addend, shapes=shapes)
 
     return guarded((x.shape[0], weight.spec.out), result, run)
+
+
+def dense(weight: BcqWeight, kind: str) -> list[Any]:
+    """The matrix that is decoded from the codes, rounded once, and to the logical dtype first; as bits."""
+    made, _parts = gpu_weight(weight.spec, parts := weight.to_torch()), parts
+    assert made is not None
+    found = [made.decoder(kind, twice=twice)[1]() for twice in (False, True)]
+    return [matrix.view(torch.int16).numpy() for matrix in found]

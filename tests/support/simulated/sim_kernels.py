@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -48,8 +49,6 @@ def lut_gemv(
     x: Any,
     *,
     result: str = "F32",
-    mu: int = 8,
-    threads: int = 32,
     planes: int | None = None,
     index: int | None = None,
 ) -> Guarded:
@@ -57,7 +56,8 @@ def lut_gemv(
     placed = to_device(operand(weight, planes=planes, index=index), "lut-gemm")
 
     def run(out: Any) -> None:
-        lut.lut_gemv(placed, x, out=out, mu=mu, threads=threads)
+        with mock.patch("bcqfmt.kernels.lut.kernel.THREADS", 32):
+            lut.lut_gemv(placed, x, out=out)
 
     return guarded((x.shape[0], weight.spec.out), result, run)
 
@@ -70,7 +70,8 @@ def dequantize(
     placed = to_device(operand(weight, planes=planes), "canonical")
 
     def run(out: Any) -> None:
-        dequant.dequantize(placed, out.dtype.name, out=out, threads=threads, twice=by_way_of_the_logical)
+        with mock.patch("bcqfmt.kernels.dequant.rows.THREADS", threads):
+            dequant.dequantize(placed, out.dtype.name, out=out, twice=by_way_of_the_logical)
 
     return [guarded(weight.shape, dtype, run, small=1024) for dtype in dtypes]
 

@@ -63,7 +63,7 @@ def with_outliers(made: BcqWeight, mode: str, share: float, seed: int = 0, value
     return made.with_outliers(indptr, np.nonzero(chosen)[1], added, mode=mode)
 
 
-def product(weight: BcqWeight, x: Any, *, result: str = "F32", overlap: bool = True, **shape: Any) -> Guarded:
+def product(weight: BcqWeight, x: Any, *, result: str = "F32", **shape: Any) -> Guarded:
     """``x W^T`` by the kernel for 2/4-bit weights; ``shape``: fields of MixedShape that differ."""
     placed = mixed.mixed_operand(weight)
     kinds = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -73,7 +73,7 @@ def product(weight: BcqWeight, x: Any, *, result: str = "F32", overlap: bool = T
     chosen = usual._replace(**shape)
 
     def run(out: Any) -> None:
-        mixed.mixed_gemv(placed, x, out, overlap=overlap, shape=chosen)
+        mixed.mixed_gemv(placed, x, out, shape=chosen)
 
     return sim_kernels.guarded((x.shape[0], weight.spec.out), result, run)
 

@@ -30,6 +30,15 @@ _KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": 4096}),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM, {}),  # q, k, v in one matrix, gate and up too
     "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+    "gemma2": (
+        transformers.Gemma2Config, transformers.Gemma2ForCausalLM,
+        {"head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 16},
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM,
+        {"head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 16,
+         "num_hidden_layers": 6},
+    ),
     "mixtral": (
         transformers.MixtralConfig, transformers.MixtralForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2},

@@ -1,4 +1,4 @@
-"""The figures of `bcqfmt bench kernels` as a drawing: time against bytes, both logarithmic, in SVG."""
+"""Figures of kernels as a drawing: time against bytes, both logarithmic, in SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of the product with 2/4-bit weights: with and without outliers, with and without overlap, and as two launches.
+"""Times of the product with 2/4-bit weights: with and without outliers, in one launch and in two.
 
 Shapes are those of `mixed24`: three quarters of the columns at 2 bits with second-order scales, one at 4 bits, channels
 reordered. The floor counts every byte that moves: units, perm, outliers, x and y.
@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
+from bcqfmt.bench import CYCLED, replayed
 from bcqfmt.kernels import mixed
 from bcqfmt.kernels.mixed.layout import FOUR_BYTES, FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
 from .outliers import for_all_shares, random_outliers
-from .timing import CYCLED, Row, early_and_alone, replayed
+from .timing import Row, early_and_alone
 
 __all__ = ["mixed_products", "random_weight"]
 
@@ -42,12 +43,7 @@ def _with_outliers(speed: float, rows: int, columns: int, share: float, peers: d
         bits = round(8 * nbytes / (rows * columns), 2)
         return Row(kernel, rows, columns, bits, 16, 1, taken, nbytes / speed * 1e6, peers, nbytes, alone=alone)
 
-    def waiting(i: int) -> None:
-        mixed.mixed_gemv(weights[i % count], x, y, overlap=False)
-
     yield row(name, *early_and_alone(lambda weight: mixed.mixed_gemv(weight, x, y), weights))
-    if share in (0.0, 0.002):
-        yield row(f"{name}, no overlap", replayed(waiting, 2 * count))
     if share:
         bare = [replace(weight, outliers=None) for weight in weights]
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .timing import CYCLED, replayed
+from bcqfmt.bench import CYCLED, replayed
+
 from .weights import Weight
 
 __all__ = ["Peer", "cublas", "cublas_of", "published", "tinygemm"]

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from bcqfmt.bench import CYCLED, replayed
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import w4a4 as w4
 
-from .timing import CYCLED, Row, early_and_alone, replayed
+from .timing import Row, early_and_alone
 
 __all__ = ["attention", "norms", "w4a4_products"]
 

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from bcqfmt.bench import CYCLED, relative_error, replayed
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
+from bcqfmt.kernels.bits.shape import AnyShape, BitShape, Wanted, product_shape
 from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, Entries, OutlierNeeds
 from bcqfmt.kernels.outliers import csr_outliers
 from bcqfmt.kernels.runtime.limits import ROWS
 
 from .peers import cublas
-from .timing import CYCLED, Row, early_and_alone, relative_error, replayed
+from .timing import Row, early_and_alone
 from .weights import copies, random_vectors, random_weight
 
 __all__ = ["for_all_shares", "random_outliers", "with_outliers"]
@@ -62,7 +63,7 @@ def _layout(columns: int) -> BitLayout:
 
 def _shape(columns: int, batch: int, needs: OutlierNeeds) -> AnyShape | None:
     """How that many vectors are multiplied by one launch; None where they do not fit."""
-    return product_shape(_layout(columns), batch, 1, 1, reordered=False, added=False, needs=needs)
+    return product_shape(Wanted(_layout(columns), batch, 1, 1, needs=needs))
 
 
 def _product(

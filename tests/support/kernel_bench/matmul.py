@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
+from bcqfmt.bench import replayed
 from bcqfmt.kernels import dequant, matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
 from .peers import cublas
-from .timing import Row, replayed
+from .timing import Row
 
 __all__ = ["crossover", "dequantized"]
 

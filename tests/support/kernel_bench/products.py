@@ -1,4 +1,4 @@
-"""Times of the CUDA kernels and of torch's on this machine's GPU: what `bcqfmt bench kernels` measures.
+"""Times of the fast products and of torch's on this machine's GPU.
 
 Every product is captured in a CUDA graph many times, with copies of its weight that together exceed the L2 cache; the
 result is the median of several replays. It is compared with the time that its bytes take at the bandwidth measured in
@@ -15,13 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bcqfmt.bench import CYCLED, relative_error, replayed
 from bcqfmt.kernels import bits as bit_gemv
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits.layout import BitLayout
-from bcqfmt.kernels.bits.shape import AnyShape, BitShape, product_shape
+from bcqfmt.kernels.bits.shape import AnyShape, BitShape, Wanted, product_shape
 
 from .peers import Peer, cublas_of, published, tinygemm
-from .timing import CYCLED, Row, early_and_alone, energy, relative_error, replayed
+from .timing import Row, early_and_alone, energy
 from .weights import Weight, copies, random_vectors, random_weight
 
 __all__ = ["products", "sweep"]
@@ -83,7 +84,7 @@ def _product(
     nbytes = int(rows * columns * q / 8 + rows * (columns // g) * numbers + 2 * batch * (rows + columns))
     count = max(2, min(60, CYCLED * 8 // (rows * columns * q) + 1))
     layout = _layout(q, columns, g, weight.formula)
-    shape = product_shape(layout, batch, 1, 1, reordered=False, added=False)
+    shape = product_shape(Wanted(layout, batch, 1, 1))
     if shape is None:
         found = _usual(weight, x, count, measure_energy)
     else:

@@ -1,1 +1,0 @@
-"""Benchmarks of the kernels on a GPU, for `bcqfmt bench kernels`."""

@@ -1,1 +1,0 @@
-"""The same kernels without a GPU: one block in Python, and what PTX instructions do."""
