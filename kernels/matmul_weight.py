@@ -214,8 +214,8 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
-    if weight.one and weight.gemm(dtype) is not None:
-        return "gemm" if vectors <= GEMM_MOST else "dequantize"
+    if weight.one and (only := weight.gemm(dtype)) is not None:
+        return "gemm" if vectors <= _gemm_most(only) else "dequantize"
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
     many = weight.gemm(dtype) if least <= vectors < MOST else None
