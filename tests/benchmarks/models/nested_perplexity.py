@@ -39,7 +39,8 @@ def main() -> int:
     with TemporaryDirectory() as work:
         file = Path(work) / "text.txt"
         file.write_text(sampled(model, tokenizer), encoding="utf-8")
-        stats = calibrate(open_source(folder), read_text(file), Path(work) / "stats.safetensors", rows=ROWS, seq=SEQ)
+        given: dict[str, Any] = {"rows": ROWS, "seq": SEQ, "weighting": "tokens"}
+        stats = calibrate(open_source(folder), read_text(file), Path(work) / "stats.safetensors", **given)
         tokens = torch.tensor(tokenizer(sampled(model, tokenizer)).input_ids)[: ROWS * SEQ].reshape(ROWS, SEQ)
         measure(model, tokens, stats)
     return 0
