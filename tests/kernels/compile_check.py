@@ -169,9 +169,13 @@ def _dequant() -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _gemm() -> dict[str, list[tuple[Any, ...]]]:
-    from bcqfmt.kernels.gemm.kernel import compile_cases
+    from bcqfmt.kernels.gemm import dense, kernel
 
-    return {f"gemm.kernel.{factory}": arguments for factory, arguments in compile_cases().items()}
+    return {
+        f"gemm.{module.__name__.rpartition('.')[2]}.{factory}": arguments
+        for module in (dense, kernel)
+        for factory, arguments in module.compile_cases().items()
+    }
 
 
 def read_report(text: str) -> Outcome:
