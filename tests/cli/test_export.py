@@ -72,7 +72,6 @@ def test_a_folder_that_is_there_is_kept_unless_told_otherwise(run: Run, plain: P
     "arguments",
     [
         [],
-        ["--to", "gguf"],  # OUT is no file name there
         ["--to", "gptq", "--allow-rounding"],
         ["--to", "dense", "--like", "donor.gguf"],
         ["--to", "gptq", "--dtype", "float16"],
@@ -101,6 +100,7 @@ def from_gguf(tmp_path: Path) -> Path:
 
 def test_gguf_tells_the_types(run: Run, from_gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
+    assert run("export", from_gguf, tmp_path / "out", "--to", "gguf").exit_code == 2  # the name of a folder
     result = run("export", from_gguf, out, "--to", "gguf")
     assert result.exit_code == 0
     first, *types, then = result.stdout.splitlines()
