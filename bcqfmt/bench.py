@@ -7,9 +7,10 @@ median of several replays. It is compared with the time that its bytes take at t
 
 from __future__ import annotations
 
+import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight
 from bcqfmt.kernels.matmul import matmul, path_of
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
 
-__all__ = ["CYCLED", "Row", "bandwidth", "measured", "relative_error", "replayed"]
+__all__ = ["CYCLED", "Row", "bandwidth", "figures", "measured", "relative_error", "replayed"]
 
 CYCLED = 260_000_000  # bytes of weights that are used in turn: more than the L2 cache holds
 KINDS = (("affine", 4), ("bcq", 2), ("bcq", 3), ("bcq", 4))  # encoding, bits
@@ -60,6 +61,17 @@ def measured(
                 x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)
                 moved = nbytes + 2 * batch * (rows + columns)
                 yield _product(f"{path_of(weights[0], batch)}, {encoding}", bits, weights, dense, x, moved / speed)
+
+
+def figures(speed: float, rows: Sequence[Any]) -> dict[str, Any]:
+    """What is written of a run: the machine, its bandwidth in bytes per second, and rows, which are named tuples."""
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "bandwidth": round(speed),
+        "rows": [row._asdict() for row in rows],
+    }
 
 
 def _product(kernel: str, bits: int, weights: Sequence[GpuWeight], dense: Tensor, x: Tensor, floor: float) -> Row:

@@ -171,7 +171,7 @@ _TABLE = [
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),
     Code("BCQ-E622", "weight is not finite", 4, "the model is damaged: a quantized NaN or infinity would mean nothing"),
-    Code("BCQ-E623", "calibration statistics missing", 2, "make them: bcqfmt calibrate MODEL --text FILE"),
+    Code("BCQ-E623", "calibration statistics missing", 2, "add --text FILE, or make statistics: bcqfmt calibrate MODEL --text FILE"),
     Code("BCQ-E624", "calibration statistics of another model", 4, "calibrate the model that is to be quantized"),
     Code("BCQ-E625", "rule matches nothing", 2, "correct the pattern; `bcqfmt inspect PATH --modules` lists the names"),
     Code("BCQ-E626", "malformed rule file", 4, "the documentation shows an example"),

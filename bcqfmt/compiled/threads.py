@@ -7,9 +7,9 @@ evenly however late a thread starts; which thread did what never shows in the re
 from __future__ import annotations
 
 import math
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,44 +24,15 @@ _LINE = 64  # bytes of a cache line, and of a vector register
 
 
 class _State:
-    """The threads of this process: how many there are, and where they find work."""
+    """The pool of this process."""
 
-    shares: queue.SimpleQueue[_Share] = queue.SimpleQueue()
+    pool: ThreadPoolExecutor | None = None
     size = 0
     lock = threading.Lock()
 
 
-class _Share:
-    """A call for another thread: two locks instead of a future, which takes 50 us longer (ARM, 4096 x 4096)."""
-
-    def __init__(self, work: Callable[[int], None], index: int) -> None:
-        self.work, self.index = work, index
-        self.taken, self.done = threading.Lock(), threading.Lock()
-        self.done.acquire()
-        self.fault: BaseException | None = None
-
-    def take(self) -> None:
-        """Do it, unless it was dropped."""
-        if self.taken.acquire(blocking=False):
-            try:
-                self.work(self.index)
-            except BaseException as fault:  # noqa: BLE001  # raised again by the thread that waits
-                self.fault = fault
-            self.done.release()
-
-    def drop_or_wait(self) -> None:
-        """Drop it, or wait for its end if it has begun."""
-        if not self.taken.acquire(blocking=False):
-            self.done.acquire()
-
-
-def _serve(shares: queue.SimpleQueue[_Share]) -> None:
-    while True:
-        shares.get().take()
-
-
-def _after_fork() -> None:  # a child has none of its parent's threads
-    _State.shares, _State.size, _State.lock = queue.SimpleQueue(), 0, threading.Lock()
+def _after_fork() -> None:
+    _State.pool, _State.size, _State.lock = None, 0, threading.Lock()  # a child has none of its parent's threads
 
 
 after_fork(_after_fork)
@@ -74,27 +45,17 @@ def together(work: Callable[[int], None], threads: int) -> None:
     """
     if threads < 1:
         raise error("BCQ-E552", found=f"{threads} threads", expected="at least 1")
-    if _State.size < threads - 1:
-        _start(threads - 1)
-    shares = [_Share(work, i) for i in range(1, threads)]
-    for share in shares:
-        _State.shares.put(share)
+    if threads == 1:
+        work(0)
+        return
+    pool = _pool(threads - 1)
+    others = [pool.submit(work, i) for i in range(1, threads)]
     try:
         work(0)
     finally:
-        for share in shares:
-            share.drop_or_wait()
-    for share in shares:
-        if share.fault is not None:
-            raise share.fault
-
-
-def _start(size: int) -> None:
-    """More threads, until there are so many."""
-    with _State.lock:
-        while _State.size < size:
-            threading.Thread(target=_serve, args=(_State.shares,), name="bcqfmt", daemon=True).start()
-            _State.size += 1
+        started = [other for other in others if not other.cancel()]
+        for other in started:
+            other.result()
 
 
 def each_share(work: Callable[[int, int], None], count: int, grain: int, threads: int) -> None:
@@ -110,6 +71,13 @@ def each_share(work: Callable[[int, int], None], count: int, grain: int, threads
             work(first, min(first + share, count))
 
     together(take, -(-count // share))
+
+
+def _pool(size: int) -> ThreadPoolExecutor:
+    with _State.lock:
+        if _State.pool is None or _State.size < size:
+            _State.pool, _State.size = ThreadPoolExecutor(size, "bcqfmt"), size
+        return _State.pool
 
 
 class _Memory(threading.local):

@@ -22,7 +22,7 @@ from bcqfmt.weight.weight import BcqWeight
 from .assemble import bcq_weight
 from .columns import largest_first
 from .compensated import FixedLevels, fitted, replace_worse
-from .gptq import DAMPENING, TURNS
+from .gptq import DAMPENING, ROUNDING, TURNS, WEIGHTING
 from .hessian import compensation_in, damped, hessian_of, importance_of, stats_of
 from .loops.bcq import STARTS, solve_rows
 from .loops.bcq_levels import new_work
@@ -52,12 +52,8 @@ class BcqSettings:
     bias: bool = setting(True, "a number z per group, next to the plane scales")
     rounds: int = setting(15, "turns of refinement at most, fewer when the error no longer falls", low=0, high=1000)
     scale_dtype: str = setting("F16", "type of plane scales and bias", choices=("F16", "BF16", "F32"))
-    weighting: str = setting(
-        "none", "`activations`: errors count by the mean squared input of their column", choices=("none", "activations")
-    )
-    rounding: str = setting(
-        "nearest", "`gptq`: errors compensated with the Hessian of the inputs", choices=("nearest", "gptq")
-    )
+    weighting: str = setting("none", WEIGHTING, choices=("none", "activations"))
+    rounding: str = setting("nearest", ROUNDING, choices=("nearest", "gptq"))
     turns: int = setting(1, f"{TURNS}; with rounding = gptq", low=0, high=100)
     dampening: float = setting(0.01, f"{DAMPENING}, for rounding = gptq", low=0.0, high=1.0)
 

@@ -26,11 +26,13 @@ from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
 from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["DAMPENING", "TURNS", "Gptq", "GptqSettings", "UniformRule"]
+__all__ = ["DAMPENING", "ROUNDING", "TURNS", "WEIGHTING", "Gptq", "GptqSettings", "UniformRule"]
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
+WEIGHTING = "`activations`: errors count by the mean squared input of their column"
+ROUNDING = "`gptq`: errors compensated with the Hessian of the inputs"
 DAMPENING = "added to the Hessian's diagonal, as a share of its mean"
 TURNS = "turns of fitting the numbers of groups to the layer's output and rounding again, at most"
 _WHY = "gptq rounds with the Hessian of the layer's inputs"

@@ -28,7 +28,7 @@ from .bcq import (
 )  # fmt: skip
 from .compensated import fit_numbers, missed, pull_of, rows_at_a_time
 from .errors import decoded_square_sums
-from .gptq import DAMPENING, TURNS
+from .gptq import DAMPENING, ROUNDING, TURNS, WEIGHTING
 from .hessian import importance_of, stats_of
 from .loops.bcq_levels import new_work
 from .loops.gptq import accumulate, descend_nested, round_nested
@@ -68,12 +68,8 @@ class MultiSettings:
     rounds: int = setting(15, "turns of refinement per precision at most", low=0, high=1000)
     starts: int = setting(16, "starts of the joint search for all precisions; 0: plane by plane only", low=0, high=1000)
     scale_dtype: str = setting("F16", "type of plane scales and biases", choices=("F16", "BF16", "F32"))
-    weighting: str = setting(
-        "none", "`activations`: errors count by the mean squared input of their column", choices=("none", "activations")
-    )
-    rounding: str = setting(
-        "nearest", "`gptq`: errors compensated with the Hessian of the inputs", choices=("nearest", "gptq")
-    )
+    weighting: str = setting("none", WEIGHTING, choices=("none", "activations"))
+    rounding: str = setting("nearest", ROUNDING, choices=("nearest", "gptq"))
     turns: int = setting(1, f"{TURNS}; with rounding = gptq", low=0, high=100)
     dampening: float = setting(0.01, f"{DAMPENING}, for rounding = gptq", low=0.0, high=1.0)
 

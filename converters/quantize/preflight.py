@@ -65,7 +65,8 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
         reason = choice.method_of(name).needs_stats()
         if reason is not None and (stats is None or name not in stats.inputs):
             given = "" if stats is None else "the statistics have nothing on this weight; "
-            raise error("BCQ-E623", source.home[name], name, f"{given}{reason.rstrip('.')}", "--stats FILE")
+            found = f"{given}{reason.rstrip('.')}"
+            raise error("BCQ-E623", source.home[name], name, found, "--text FILE or --stats FILE")
     if stats is None:
         return
     for name in choice.weights:

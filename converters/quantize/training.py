@@ -3,7 +3,7 @@
 After all layers are quantized, the text is run through the dense and the quantized model, and Adam moves the numbers so
 that the divergence of the predictions (Kullback-Leibler, dense against quantized) falls. Both models share everything
 but the weights of linear layers: the dense ones in float32, and codes of one byte. Values are made of codes where they
-are needed and not kept, and decoder layers are run again on the way back, so that besides the model memory holds one
+are needed and not kept, and decoder layers are run again in the backward pass: besides the model, memory holds one
 layer and the predictions of a few rows. Imported on demand only: it needs torch and transformers.
 """
 
@@ -51,7 +51,7 @@ def train_scales(
     device = device_of(given.device)
     model.load(source, model.module, "", device)
     for layer in model.layers:
-        _run_again_on_the_way_back(layer)
+        _recompute_in_backward(layer)
     found = dict(linears(source, model.module, ""))
     trained = {name: _Numbers(weight, found[name], device) for name, weight in weights.items()}
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -196,7 +196,7 @@ class _Numbers:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T; W is made again on the way back, and not kept."""
+    """x W^T; W is not kept, but made again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, numbers: Tensor, layer: _Numbers) -> Tensor:
@@ -215,7 +215,7 @@ class _Product(torch.autograd.Function):
         return below, ctx.layer.gradient(by_value), None
 
 
-def _run_again_on_the_way_back(layer: torch.nn.Module) -> None:
+def _recompute_in_backward(layer: torch.nn.Module) -> None:
     """Keep only what enters a decoder layer."""
     run = layer.forward
 

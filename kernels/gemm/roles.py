@@ -1,10 +1,10 @@
-"""The product with the tensor cores of sm_90a: warps that copy, and warps that decode and multiply.
+"""The product with the tensor cores of sm_90a: producer warps copy, consumer warps decode and multiply.
 
-Four warps copy x, whose 16-byte pieces have to change places, and one thread of them starts bulk copies of weights. All
-other warps, four for every 64 rows, turn codes into numbers and start the tensor cores, which read x from shared memory
-and multiply while the next codes are turned into numbers. Two barriers for every stage: *filled*, at which the thread,
-its bytes and the four warps arrive, and *free*, at which the multiplying warps do. Nothing else waits, so the warps of
-different rows are soon at different places, and the tensor cores always have work.
+Four producer warps copy x, whose 16-byte pieces have to change places, and one thread of them starts bulk copies of
+weights. The consumer warps, four for every 64 rows, turn codes into numbers and start the tensor cores, which read x
+from shared memory and multiply while the next codes are turned into numbers. Two barriers for every stage: *filled*, at
+which the thread, its bytes and the producers arrive, and *free*, at which the consumers do. Nothing else waits, so the
+warps of different rows are soon at different places, and the tensor cores always have work.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ columns (256 sums, in memory) need half as many look-ups; the best such product 
 (`python tests/benchmarks/models/tables_of_eight.py`, both in turn, 2 and 4 bits, both shapes).
 
 On an ARM processor (Neoverse-N1, 2 cores, `chrt -r 20 python tests/benchmarks/cpu_kernels.py --quick`; all samples in
-{download}`cpu_kernels_arm.json`), 4096 x 4096, one weight again and again: one vector 2.52x torch fp32 at 2 bits, 2.10x
-at 4 bits, 0.63x for bcq with 4 planes; 8 vectors 3.28x, 3.15x and 0.93x. The ratio moves with what else uses the
-memory: at 4 bits, shortest times of five runs beside other processes, 2.00x to 2.43x.
+{download}`cpu_kernels_arm.json`), 4096 x 4096, one weight again and again: one vector 2.66x torch fp32 at 2 bits, 2.13x
+at 4 bits, 0.65x for bcq with 4 planes; 8 vectors 3.26x, 3.13x and 0.93x. The ratio varies from run to run: at 4 bits
+three of four runs had 2.13x to 2.24x, one was below 2x.
 In plain instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 1.21x,
 1.14x and 0.30x, where the goal is 1x. At 4 bits the loop takes 68 cycles for two rows of 128 columns; 48 dot products
 and 80 other vector operations, two per cycle, are 64. bcq takes a dot product per plane: its levels are no integers.

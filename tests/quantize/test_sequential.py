@@ -19,20 +19,9 @@ from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOption
 from bcqfmt.converters.quantize.record import read_record
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
-from sources.word_models import save_model, save_text
 
 SEQ, ROWS = 16, 24
 SETTINGS = {"bits": 2, "group_size": 16}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "tiny", initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_text(tmp_path_factory.mktemp("texts") / "text.txt", 400)
 
 
 def options(text: Path, weighting: str = "none", **more: Any) -> QuantizeOptions:

@@ -22,7 +22,6 @@ from bcqfmt.converters.quantize.training import train_scales
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from bcqfmt.weight.weight import BcqWeight
-from sources.word_models import save_model, save_text
 
 SEQ, ROWS = 16, 24
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,16 +38,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "tiny", initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_text(tmp_path_factory.mktemp("texts") / "text.txt", 400)
 
 
 def options(text: Path, train: int, *, resume: bool = False, overwrite: bool = False, **more: Any) -> QuantizeOptions:

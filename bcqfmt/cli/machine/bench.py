@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +41,6 @@ def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
 
     require_cuda()
     try:
-        import torch
-
         from bcqfmt import bench
     except ImportError:
         hint = f"{pip_install('torch')}; {pip_install('cuda')}"
@@ -56,13 +53,7 @@ def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
             rows.append(row)
             what = f"{row.kernel} {row.bits} bits, {row.rows} x {row.columns}, {render.count(row.vectors, 'vector')}"
             render.say(f"{what}: {row.microseconds:.2f} us")
-    figures = {
-        "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "bandwidth": round(speed),
-        "rows": [row._asdict() for row in rows],
-    }
+    figures = bench.figures(speed, rows)
     if out is not None:
         write_file(out, (json.dumps(figures, indent=1) + "\n").encode())
     render.emit_json(figures) if as_json else render.echo(table(rows))

@@ -19,7 +19,7 @@ __all__ = ["Unwritable", "frequencies", "model_notes", "model_pairs"]
 
 _KINDS: Final = {"mistral": "llama", "mixtral": "llama"} | {model: kind for kind, (model, _) in CLASSES.items()}
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps")
-_PERIOD: Final = {"gemma2": 2, "gemma3": 6}  # one layer of so many, the last, sees the whole text; the others a window
+_PERIOD: Final = {"gemma2": 2, "gemma3": 6}  # every n-th layer attends to the whole text, the others to a window
 _KEYS: Final = {  # of single architectures
     "qwen3moe": {"expert_count": "num_local_experts", "expert_feed_forward_length": "moe_intermediate_size"},
     "gemma2": {
@@ -117,7 +117,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         given = config.get(key)
         if isinstance(given, dict):
-            found |= given.get("full_attention", given)  # which gemma3 has beside those of layers with a window
+            found |= given.get("full_attention", given)  # gemma3 has others for layers with a window
     found.setdefault("rope_type", found.get("type", "default"))
     return found
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
-from bcqfmt.bench import bandwidth
+from bcqfmt.bench import bandwidth, figures
 from kernel_bench import atom, matmul, mixed, outliers, products
 from kernel_bench.plot import plot
 from kernel_bench.timing import Row
@@ -59,14 +56,7 @@ def main() -> None:
         rows.append(row)
         what = f"{row.kernel} {row.rows} x {row.columns} q={row.bits:g} g={row.group_size} batch {row.batch}"
         print(f"{what}: {row.microseconds:.2f} us, {100 * row.floor / row.microseconds:.0f} %", flush=True)
-    figures = {
-        "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "bandwidth": round(speed),
-        "rows": [row._asdict() for row in rows],
-    }
-    asked.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    asked.out.write_text(json.dumps(figures(speed, rows), indent=1) + "\n", encoding="utf-8")
     asked.out.with_suffix(".svg").write_text(plot(rows), encoding="utf-8")
 
 
