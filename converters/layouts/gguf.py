@@ -54,7 +54,7 @@ _UE4M3: Final = np.arange(128, dtype=np.uint8).view(numpy_dtype("F8_E4M3")).asty
 _UE4M3[127] = 480  # no number of the format, but one of ggml
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
 _KEPT = 1 << 26  # bytes of numbers that are kept for their second use
-_TILE = 1 << 22  # bytes of blocks at a time
+_TILE = 1 << 20  # bytes of blocks at a time
 
 
 class Gguf:
