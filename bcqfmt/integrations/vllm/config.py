@@ -72,7 +72,7 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         vLLM 0.26 does not tell the revision; the commit that it read config.json of is in ``hf_config``. A head that
         the manifest names is not tied, whatever config.json says: vLLM would not load it.
         """
-        if getattr(hf_config, "model_type", "") == "eagle":  # vLLM gives its layers other names than the file
+        if getattr(hf_config, "model_type", None) == "eagle":  # vLLM gives its layers other names than the file
             raise error(
                 "BCQ-E305",
                 model_name,
