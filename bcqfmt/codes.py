@@ -160,7 +160,7 @@ _TABLE = [
     Code("BCQ-E609", "infinities or NaNs among the scales", 4, "keep them as they are with --allow-nonfinite"),
     Code("BCQ-E610", "dense checkpoint", 2, "quantize it: bcqfmt quantize SRC DST --method rtn"),
     Code("BCQ-E611", "too little of the checkpoint is quantized", 5, "lower --min-coverage if that is as it should be"),
-    Code("BCQ-E612", "already a BCQ checkpoint", 2, "look at it with bcqfmt inspect"),
+    Code("BCQ-E612", "already a BCQ checkpoint", 2, "look at it: bcqfmt inspect PATH"),
     Code("BCQ-E613", "verification failed", 6, "convert again; please report it if it happens again"),
     Code("BCQ-E614", "source cannot be rebuilt", 5, "it was written without its source, or converted with --no-provenance"),
     Code("BCQ-E615", "unknown rule", 5, "install the latest bcqfmt (README, Install)"),
@@ -205,7 +205,7 @@ _TABLE = [
     Code("BCQ-E711", "a node of the cluster sees another source, or has another bcqfmt", 8, "install the same bcqfmt on every node, and mount SRC and DST under the same paths"),
     Code("BCQ-E712", "a task on the cluster was lost or failed", 8, "look at the node's memory and logs (ray status), then go on with --resume"),
     # kernels
-    Code("BCQ-E551", "no usable GPU", 5, "use the CPU kernels, or `bcqfmt doctor` to see what is missing"),
+    Code("BCQ-E551", "no usable GPU", 5, "use the CPU (--device cpu); `bcqfmt doctor` shows what is missing"),
     Code("BCQ-E552", "argument that a kernel cannot take", 2, "pass what is expected; the function's docstring has shapes, types and limits"),
     Code("BCQ-E553", "weight that this kernel cannot take", 5, "bcqfmt.kernels.matmul chooses one that can"),
     Code("BCQ-E554", "too large for a kernel", 9, "slice the weight by rows"),

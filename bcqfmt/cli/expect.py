@@ -13,7 +13,7 @@ from bcqfmt.inspect.kinds import Found, look
 
 from .command import command_line, command_words
 
-__all__ = ["another_folder", "expect", "expected", "expected_bcq"]
+__all__ = ["another_folder", "expect", "expected", "expected_bcq", "fitting"]
 
 _WORDS = {
     "bcq": "a BCQ folder",
@@ -25,7 +25,7 @@ _WORDS = {
 }
 _CODES = {"pickle": "BCQ-E105", "lfs": "BCQ-E201", "page": "BCQ-E202", "text": "BCQ-E203", "archive": "BCQ-E203"}
 _WRONG_KIND = ("BCQ-V1", "BCQ-V2", "BCQ-V5", "BCQ-V6", "BCQ-E1", "BCQ-E2", "BCQ-E6")  # what another kind leads to
-_EXACT = ("BCQ-E103", "BCQ-E605", "BCQ-E610", "BCQ-E612", "BCQ-E627")  # and what says it all already
+_EXACT = ("BCQ-E103", "BCQ-E605", "BCQ-E610", "BCQ-E627")  # and what says it all already
 _CODES |= {"empty": "BCQ-E104", "unfinished": "BCQ-V601", "stats": "BCQ-E203"}
 
 
@@ -39,13 +39,19 @@ def expect(path: str | Path, *wanted: str, file: bool = False) -> Found:
     single = not Path(path).is_dir() and found.kind in ("dense", "quantized")
     if found.kind in ("missing", "unclear", "unfinished") or (found.kind in wanted and (file or not single)):
         return found
+    *first, last = [_WORDS[kind] for kind in wanted]
     raise error(
         _code(found, wanted, single or not Path(path).is_dir()),
         str(path),
         found=found.words,
-        expected=" or ".join(_WORDS[kind] for kind in wanted),
+        expected=f"{', '.join(first)} or {last}" if first else last,
         hint=_advice(found, path, wanted),
     )
+
+
+def fitting(path: str | Path) -> str | None:
+    """The command that makes BCQ of what lies at ``path``; None where there is none."""
+    return _advice(look(path), path, ("bcq", "bcq file"))
 
 
 @contextlib.contextmanager
@@ -79,7 +85,7 @@ def another_folder(path: str | Path) -> str:
 
 
 def _code(found: Found, wanted: tuple[str, ...], single: bool) -> str:
-    if found.kind == "pickle" and single:
+    if (found.kind == "pickle" and single) or "stats" in wanted:
         return "BCQ-E203"
     if found.kind in _CODES:
         return _CODES[found.kind]
@@ -100,9 +106,14 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     if "stats" in wanted:
         text = str(path) if found.kind == "text" else "FILE"
         return f"make them: {command_line('bcqfmt', 'calibrate', 'MODEL', '--text', text)}"
-    if found.home is not None and found.kind != "lfs" and look(found.home).kind in wanted:
+    home = None if found.home is None or found.kind in ("lfs", "page") else look(found.home)
+    if home is not None and home.kind in wanted:
         named = [str(found.home) if word == str(path) else word for word in words]
-        return f"it is part of {look(found.home).words}, name that: {command_line('bcqfmt', *named)}"
+        return f"it is part of {home.words}, name that: {command_line('bcqfmt', *named)}"
+    if home is not None and found.home is not None and home.kind in ("quantized", "dense", "bcq"):
+        return f"it is part of {home.words}; {_advice(home, found.home, wanted)}"
+    if found.kind in ("quantized", "dense") and not Path(path).is_dir():
+        return "a model is a folder: this file, its config.json and its tokenizer"
     if found.kind == "pickle":
         return CODES["BCQ-E105"].hint
     if found.kind in ("quantized", "gguf"):
@@ -113,6 +124,9 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     if found.kind == "bcq":
         if words[:1] == ("verify",):
             return "the source comes first: bcqfmt verify SRC BCQ"
+        if "dense" in wanted:
+            made = command_line("bcqfmt", "export", path, f"{str(path).rstrip('/')}-dense", "--to", "dense")
+            return f"write its values as a dense model first: {made}"
         return f"look at it: {command_line('bcqfmt', 'inspect', path)}"
     if found.kind == "stats":
         return f"statistics are used by: {command_line('bcqfmt', 'quantize', 'MODEL', 'DST', '--stats', path)}"

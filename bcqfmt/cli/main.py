@@ -23,6 +23,13 @@ from .command import CONTEXT, VERBS, Terminated, debug_option, verb_module
 __all__ = ["cli", "main", "preload"]
 
 
+_MEANT = {  # what other tools call it
+    "run": "generate", "chat": "generate", "perplexity": "eval", "ppl": "eval", "evaluate": "eval", "compare": "diff",
+    "info": "inspect", "show": "inspect", "ls": "inspect", "check": "validate", "test": "validate", "import": "convert",
+    "dequantize": "export", "upload": "push", "publish": "push", "tour": "demo", "benchmark": "bench", "env": "doctor",
+}  # fmt: skip
+
+
 class Group(click.Group):
     """Loads verbs on demand and turns every failure into a message and an exit code."""
 
@@ -59,7 +66,7 @@ class Group(click.Group):
             return self.resolve_command(ctx, [args[1], "--help"]) if args[1:] else self._own_help(ctx)
         if name == "version":
             _show_version(ctx, as_json="--json" in args)
-        near = difflib.get_close_matches(name, VERBS, 1, 0.5)
+        near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, VERBS, 1, 0.6)
         rest = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(VERBS)}"
         raise click.UsageError(f"No such verb '{escape(name, 60)}'; {rest}", ctx)
 
@@ -217,8 +224,10 @@ def cli(ctx: click.Context, as_json: bool) -> None:
 
     \b
     Example:
-      bcqfmt inspect model/
-      bcqfmt validate --deep model/
+      bcqfmt demo
+      bcqfmt convert model-gptq/ model-bcq/
+      bcqfmt generate model-bcq/ --prompt "Once upon a time"
+      bcqfmt verify model-gptq/ model-bcq/
     """
     if as_json:
         raise click.UsageError("--json goes after the verb, or with --version.", ctx)

@@ -28,6 +28,7 @@ _SAME = (
     ("--temperature", "--temp", "-t"),
     ("--prompt", "-p", "--input"),
     ("--deep", "--full", "--strict"),
+    ("--version", "-v", "-V"),
     ("--debug", "--verbose", "-v"),
     ("--revision", "--branch", "--commit"),
     ("--resume", "--continue"),

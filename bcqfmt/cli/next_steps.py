@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bcqfmt.checkpoint.folder import CONFIG
 from bcqfmt.errors import escape
-from bcqfmt.integrations.model_folder import is_bcq
+from bcqfmt.inspect.kinds import look
 
 from .command import command_line
 
@@ -16,7 +17,11 @@ __all__ = ["run_it", "step_lines"]
 
 PROMPT = "Once upon a time"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_OTHERS = ("gptq", "awq", "compressed-tensors", "auto-round")  # what vLLM serves
+_LOADERS = {
+    "gptq": ("from gptqmodel import GPTQModel", "GPTQModel.load"),
+    "awq": ("from gptqmodel import GPTQModel", "GPTQModel.load"),
+    "compressed-tensors": ("from transformers import AutoModelForCausalLM", "AutoModelForCausalLM.from_pretrained"),
+}
 
 
 def run_it(folder: Path) -> dict[str, str]:
@@ -32,15 +37,42 @@ def run_it(folder: Path) -> dict[str, str]:
     causal = isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
     if not causal or not any((folder / name).exists() for name in _TOKENIZERS):
         return {}
-    how = config.get("quantization_config")
-    method = how.get("quant_method") if isinstance(how, dict) else None
-    if method in _OTHERS:
-        return {"run it": command_line("vllm", "serve", folder)}
+    kind = look(folder).kind
+    if kind == "quantized":
+        how = config.get("quantization_config")
+        return _run_quantized(folder, how if isinstance(how, dict) else {})
     found = {"run it": command_line("bcqfmt", "generate", folder, "--prompt", PROMPT)}
-    if is_bcq(folder):
+    if kind == "bcq":
         load = f"AutoModelForCausalLM.from_pretrained({str(folder)!r})"
         found["in Python"] = f"import bcqfmt.integrations.transformers, before {load}"
     return found
+
+
+def _run_quantized(folder: Path, how: Mapping[str, Any]) -> dict[str, str]:
+    """vLLM where it takes such weights, else the library that does."""
+    method = str(how.get("quant_method", ""))
+    if _served(method, how):
+        return {"run it": command_line("vllm", "serve", folder)}
+    if method not in _LOADERS:
+        return {}
+    first, load = _LOADERS[method]
+    return {"in Python": f"{first}; {load}({str(folder)!r})  # vLLM does not take it, but the BCQ folder"}
+
+
+def _served(method: str, how: Mapping[str, Any]) -> bool:
+    """Whether vLLM 0.26 and later take it: GPTQ that is not symmetric, and most widths, they no longer do."""
+    if method == "gptq":
+        return how.get("bits") in (4, 8) and how.get("sym") is True
+    if method == "awq":
+        return how.get("bits") == 4 and str(how.get("version", "gemm")).lower() == "gemm"
+    if method == "compressed-tensors":
+        groups = how.get("config_groups")
+        each = list(groups.values()) if isinstance(groups, dict) else []
+        kinds = [group.get("weights") if isinstance(group, dict) else None for group in each]
+        return bool(kinds) and all(
+            isinstance(one, dict) and one.get("num_bits") in (4, 8) and one.get("actorder") != "group" for one in kinds
+        )
+    return method == "auto-round" and how.get("packing_format") in ("auto_round:auto_gptq", "auto_round:auto_awq")
 
 
 def step_lines(steps: Mapping[str, str]) -> list[str]:

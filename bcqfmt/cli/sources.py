@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["Source", "find_source", "keep_apart", "read_stats", "read_text"]
+__all__ = ["Source", "check_target", "find_source", "keep_apart", "read_stats", "read_text"]
 
 
 class Source(NamedTuple):
@@ -78,6 +78,15 @@ def read_stats(path: Path) -> StatsFile:
 
     with expected(path, "stats", file=True):
         return open_stats(path)
+
+
+def check_target(source: str, target: Path, *, overwrite: bool) -> None:
+    """BCQ-E401 or BCQ-E402 for a folder that cannot be the output, before the source is read or downloaded."""
+    from bcqfmt.converters.jobs.workspace import refuse_existing
+
+    if os.path.lexists(source):
+        keep_apart(Path(source), target)
+    refuse_existing(target, overwrite=overwrite)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +12,15 @@ from bcqfmt.checkpoint.folder import MANIFEST, read_config
 from bcqfmt.container.files import refuse_pipes
 from bcqfmt.errors import error, escape
 from bcqfmt.kernels.runtime.device import require_cuda
+from bcqfmt.version import pip_install
 
-__all__ = ["check_folder", "check_length", "is_bcq", "longest_context"]
+__all__ = ["check_folder", "check_length", "is_bcq", "longest_context", "require_harness"]
+
+_TOKENIZER = ("*token*", "*vocab*", "*.model", "*.tiktoken", "tekken.json")  # what the files of any kind are called
 
 
 def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: str = "") -> int | None:
-    """That it is a folder, that the device may be there, and that the model has positions for that many ``tokens``.
+    """A folder with a tokenizer, a device that may be there, and a model with positions for that many ``tokens``.
 
     How many it has, where it says so.
 
@@ -34,10 +38,19 @@ def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: st
     if device == "mps" and sys.platform != "darwin":
         raise error("BCQ-E551", found="mps is the GPU of a Mac, and this is none", expected="cpu or cuda")
     refuse_pipes(folder)
+    if not any(next(folder.glob(name), None) for name in _TOKENIZER):
+        hint_files = "copy the original model's tokenizer files"
+        raise error("BCQ-E102", str(folder), found="no tokenizer files", expected="a tokenizer", hint=hint_files)
     config = read_config(folder, lambda finding: None) or {}  # transformers says what is wrong with it
     longest = longest_context(config)
     check_length(folder, longest, tokens, hint)
     return longest
+
+
+def require_harness() -> None:
+    """BCQ-E306 without the lm-evaluation-harness."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise error("BCQ-E306", found="lm_eval is not installed", hint=pip_install("eval"))
 
 
 def check_length(folder: Path, longest: int | None, tokens: int, hint: str) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, inside
+from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
@@ -21,7 +22,7 @@ from bcqfmt.converters.layouts.reference import reference_rows
 from bcqfmt.converters.layouts.registry import find_modules
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.words.buffers import reused
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error
 from bcqfmt.weight.weight import BcqWeight
 
 from .restore import WORKERS, small_chunks
@@ -29,6 +30,8 @@ from .shard import ReadOnce
 from .source_rebuilder import SourceRebuilder
 
 __all__ = ["SAMPLE_ROWS", "Certificate", "verify"]
+
+_OTHER = "this is another source, or it was changed since: `bcqfmt restore BCQ OUT` gives the one that was converted"
 
 _ZEROS = {"qzeros", "scaled_zeros", "weight_zero_point", "zero"}
 SAMPLE_ROWS = 64  # of every weight, whose values are computed a second time unless all are asked for
@@ -78,6 +81,7 @@ def verify(
             source.folder.name,
             found=f"{len(odd)} files on one side only: {', '.join(odd[:3])}",
             expected="the same files",
+            hint=_OTHER,
         )
     stop = Stop()
     progress = stop.progress(tick)
@@ -108,12 +112,19 @@ def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: st
     record = rebuilder.files()[path]
     with closing(SourceFile(inside(source.folder, path), path)) as real:
         if real.size != record["size"]:
-            raise error("BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}")
+            raise error(
+                "BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}", hint=_OTHER
+            )
         state = hashlib.sha256()
-        with closing(read_ahead(_compared(rebuilder, path, real))) as chunks:
-            for chunk in chunks:
-                state.update(chunk.data)
-                progress(chunk.size)
+        try:
+            with closing(read_ahead(_compared(rebuilder, path, real))) as chunks:
+                for chunk in chunks:
+                    state.update(chunk.data)
+                    progress(chunk.size)
+        except BcqError as fault:
+            if fault.code == "BCQ-E613" and hash_file(real) != record["sha256"]:
+                fault.hint = _OTHER
+            raise
     if state.hexdigest() != record["sha256"]:
         raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])
     return state.hexdigest()

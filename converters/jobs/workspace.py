@@ -30,10 +30,17 @@ from bcqfmt.system import lock_file, require_locks, sync_folder
 
 from .plan import Plan
 
-__all__ = ["Workspace", "partial_folder", "read_plan"]
+__all__ = ["Workspace", "partial_folder", "read_plan", "refuse_existing"]
 
 WORK = ".bcq_work"
 _VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
+
+
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """BCQ-E401 for an output that is there already and must not be replaced; an empty folder may be."""
+    place = output_path(target)
+    if os.path.lexists(place) and not overwrite and (not place.is_dir() or any(place.iterdir())):
+        raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
 
 
 class Workspace:
@@ -58,8 +65,7 @@ class Workspace:
     def _enter(self, resume: bool) -> None:
         """Look at what is there, and lock the folder."""
         target, part, overwrite = self.target, self._part, self._overwrite
-        if os.path.lexists(target) and not overwrite and (not target.is_dir() or any(target.iterdir())):
-            raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
+        refuse_existing(target, overwrite=overwrite)
         refuse_other_things(target, MANIFEST)
         self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.outliers import Entries, entries_of
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
-from bcqfmt.kernels.runtime.launch import Plans
+from bcqfmt.kernels.runtime.launch import Kernel, Plans
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
 
@@ -115,84 +115,114 @@ def gemm(
     number = operand.segments[0].layout.number
     count = check_array("x", x, (number,), (None, operand.shape[1]), 16).shape[0]
     y = device.empty_like(x, (count, operand.shape[0])) if out is None else out
-    result = check_array("out", y, (number, "F32"), (count, operand.shape[0]), 2).dtype
+    found = check_array("out", y, (number, "F32"), (count, operand.shape[0]), 2)
     if addend is not None:
         check_array("addend", addend, ("F32",), (operand.shape[0],))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].codes)
-    if shapes is None:
-        shapes = _shapes(operand, count, number, result, addend is not None)
-    _launch(operand, shapes, x, y, addend)
+    aligned = found.address % 8 == 0
+    if shapes is None and aligned:
+        plan = _plan(operand, count, number, found.dtype, addend is not None)
+    else:
+        shapes = shapes or _shapes(operand, count, number, found.dtype, addend is not None)
+        plan = _steps(operand, shapes if aligned else [replace(shape, paired=False) for shape in shapes], count)
+    _launch(operand, plan, x, y, addend)
     return y
 
 
 def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
     """:func:`gemm` for arrays that were checked: x (..., in), y (..., out) of the same type.
 
-    ``addend``: (8, out), eight times the same row, or None.
+    y starts at a multiple of 8 bytes. ``addend``: (8, out), eight times the same row, or None.
     """
     number, (rows, columns) = operand.segments[0].layout.number, operand.shape
     if len(x.shape) != 2:
         x, y = x.reshape(-1, columns), y.reshape(-1, rows)
-    x = device.aligned(x)
-    _launch(
-        operand,
-        _shapes(operand, x.shape[0], number, number, addend is not None),
-        x,
-        y,
-        None if addend is None else addend[0],
-    )
+    plan = _plan(operand, x.shape[0], number, number, addend is not None)
+    _launch(operand, plan, device.aligned(x), y, None if addend is None else addend[0])
 
 
-def _shapes(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmShape]:
-    """A shape for every segment; computed once for each number of vectors."""
+class GemmStep(NamedTuple):
+    """The launch of one segment: what is the same whenever as many vectors are multiplied.
+
+    ``units``: stages that the blocks share evenly, after ``waves`` whole tiles of each. ``split``: tiles that several
+    blocks add up, 0 where none are; ``partial``: float32 numbers for their parts.
+    """
+
+    kernel: Kernel
+    grid: int
+    threads: int
+    shared: int
+    early: bool
+    row_tiles: int
+    units: int
+    waves: int
+    split: int
+    partial: int
+
+
+def _plan(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmStep]:
+    """A step for every segment, computed once for each number of vectors."""
     key = (count, result, added)
-    if key not in operand.plans:
-        engine, last = engine_of(operand.gpu), len(operand.segments) - 1
-        operand.plans[key] = tuple(
-            gemm_shape(
-                segment.layout, count, operand.shape[0], KINDS[number], KINDS[result] if k == last else 0, engine,
-                added=added or k > 0,
-            )
-            for k, segment in enumerate(operand.segments)
-        )  # fmt: skip
-    found: Sequence[GemmShape] = operand.plans[key]
+    found: Sequence[GemmStep] | None = operand.plans.get(key)
+    if found is None:
+        found = operand.plans[key] = _steps(operand, _shapes(operand, count, number, result, added), count)
     return found
 
 
-def _launch(operand: GemmOperand, shapes: Sequence[GemmShape], x: Any, y: Any, addend: Any) -> None:
-    """Each segment adds its product to that of the previous one; only the last result has the type of y."""
+def _shapes(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmShape]:
+    engine, last = engine_of(operand.gpu), len(operand.segments) - 1
+    return [
+        gemm_shape(
+            segment.layout, count, operand.shape[0], KINDS[number], KINDS[result] if k == last else 0, engine,
+            added=added or k > 0,
+        )
+        for k, segment in enumerate(operand.segments)
+    ]  # fmt: skip
+
+
+def _steps(operand: GemmOperand, shapes: Sequence[GemmShape], count: int) -> Sequence[GemmStep]:
+    return tuple(_step(operand, shape, count) for shape in shapes)
+
+
+def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
     from .kernel import gemm_kernel
 
-    if not len(x):
+    row_tiles = -(-operand.shape[0] // shape.rows)
+    tiles = row_tiles * -(-count // shape.vectors)
+    grid = min(shape.blocks * device.processors(operand.gpu), tiles * shape.steps)
+    # what blocks share is more than a tile for each: few blocks have parts of the same one
+    waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.roles and grid else 0
+    units = (tiles - waves * grid) * shape.steps
+    split = units // shape.steps if grid and (units % grid or units // grid % shape.steps) else 0
+    if (units + 1) * grid > LIMIT or count * max(operand.shape) > LIMIT or split > TICKETS:
+        raise error("BCQ-E554", found=f"{count} vectors", expected="fewer in one product")
+    return GemmStep(
+        kernel=gemm_kernel(shape), grid=grid, threads=shape.threads, shared=shape.shared_bytes,
+        early=operand.settled and shape.engine == "wgmma", row_tiles=row_tiles, units=units,
+        waves=waves, split=split, partial=2 * grid * shape.partial_words,
+    )  # fmt: skip
+
+
+def _launch(operand: GemmOperand, plan: Sequence[GemmStep], x: Any, y: Any, addend: Any) -> None:
+    """Each segment adds its product to that of the previous one; only the last result has the type of y."""
+    count, (rows, columns) = len(x), operand.shape
+    if not count:
         return
-    rows, columns = operand.shape
     taken = x if operand.perm is None else device.columns(x, operand.perm)
-    total, step = addend, 0
-    for k, (segment, wanted) in enumerate(zip(operand.segments, shapes, strict=True)):
-        target = y if k == len(shapes) - 1 else device.empty_like(x, (len(x), rows), "F32")
-        misaligned = wanted.paired and device.describe(target).address % 8
-        shape = replace(wanted, paired=False) if misaligned else wanted
-        row_tiles = -(-rows // shape.rows)
-        tiles = row_tiles * -(-len(x) // shape.vectors)
-        grid = min(shape.blocks * device.processors(operand.gpu), tiles * shape.steps)
-        # what blocks share is more than a tile for each: few blocks have parts of the same one
-        waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.roles else 0
-        units = (tiles - waves * grid) * shape.steps
-        if (units + 1) * grid > LIMIT or len(x) * max(operand.shape) > LIMIT:
-            raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
+    total, addend_step = addend, 0
+    for k, (segment, step) in enumerate(zip(operand.segments, plan, strict=True)):
+        target = y if k == len(plan) - 1 else device.empty_like(x, (count, rows), "F32")
         own, partials = operand.tickets, segment.row_scale
-        if units % grid or units // grid % shape.steps:
-            if units // shape.steps > TICKETS:
-                raise error("BCQ-E554", found=f"{len(x)} vectors", expected="fewer in one product")
-            own = tickets(operand.tickets, units // shape.steps)
-            partials = device.empty_like(x, (2 * grid * shape.partial_words,), "F32")
-        gemm_kernel(shape).launch(
-            (grid,), shape.threads, segment.codes, segment.numbers, segment.row_scale, taken,
+        if step.split:
+            own = tickets(operand.tickets, step.split)
+            partials = device.empty_like(x, (step.partial,), "F32")
+        step.kernel.launch(
+            (step.grid,), step.threads, segment.codes, segment.numbers, segment.row_scale, taken,
             segment.row_scale if total is None else total, target, partials, own,
-            rows, -(-rows // 64), columns, segment.start, len(x), units, row_tiles, step, waves,
-            shared=shape.shared_bytes, early=operand.settled and shape.engine == "wgmma",
+            rows, -(-rows // 64), columns, segment.start, count, step.units, step.row_tiles, addend_step, step.waves,
+            shared=step.shared, early=step.early,
         )  # fmt: skip
-        total, step = target, rows
+        total, addend_step = target, rows
     if operand.outliers is not None:
         from bcqfmt.kernels.outliers import add_entries
 

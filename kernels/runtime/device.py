@@ -146,6 +146,11 @@ def describe(array: Any) -> Described:
     return Described(kind, tuple(array.shape), array.is_contiguous(), array.data_ptr(), place_of(array))
 
 
+def address_of(array: Any) -> int:
+    """Where the first element of a torch tensor or a numpy array is."""
+    return int(array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr())
+
+
 def place_of(array: Any) -> int:
     """The number of the GPU that a torch tensor is on; -1 on the host."""
     return array.device.index or 0 if getattr(array, "is_cuda", False) else -1
@@ -179,7 +184,7 @@ def empty_like(array: Any, shape: tuple[int, ...], dtype: str | None = None) -> 
 
 def aligned(array: Any) -> Any:
     """The array itself, or a copy that starts at a multiple of 16 bytes."""
-    return array if describe(array).address % 16 == 0 else array + 0
+    return array if address_of(array) % 16 == 0 else array + 0
 
 
 def upload(array: Any, device: Any = None) -> Any:

@@ -213,6 +213,7 @@ def test_verify_finds_another_source(run: Run, bcq: Path) -> None:
     result = run("verify", PEERS / "gptqmodel-gptq-4b-g32-sym-desc_act" / "source", bcq)
     assert result.exit_code == 6
     assert "BCQ-E613" in result.stderr
+    assert "hint: this is another source, or it was changed since" in result.stderr
     assert json.loads(run("verify", SHARDED, bcq, "--json").stdout)["error"]["exit_code"] == 6
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_a_broken_configuration_is_not_taken_for_a_missing_tokenizer(
     assert result.exit_code == 3
     assert "expected a config.json" in result.stderr
     assert "tokenizer" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [["generate", "--prompt", "x"], ["eval", "--tasks", "x"]])
+def test_what_is_missing_is_found_before_torch_is_imported(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    bare = bcq_model(tmp_path / "bare", dense_model(tmp_path / "dense"))
+    if words[0] == "eval":
+        (bare / "tokenizer.json").touch()
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setattr(f"bcqfmt.cli.verbs.{words[0]}.waiting", lambda doing: pytest.fail(doing))
+    result = run(words[0], bare, *words[1:])
+    missing = "no tokenizer files" if words[0] == "generate" else "lm_eval is not installed"
+    assert (result.exit_code in (2, 3), missing in result.stderr) == (True, True)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])  # of nothing transformers makes an empty tokenizer for qwen2

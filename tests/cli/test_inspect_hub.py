@@ -34,6 +34,24 @@ def test_a_gptq_model_is_recognised(hub: HubServer) -> None:
     assert "headers only" in result.stderr
 
 
+def test_the_command_that_fits_a_model_on_the_hub(hub: HubServer) -> None:
+    hub.commit(NAME, files())
+    name = NAME.rpartition("/")[2]
+    said = CliRunner().invoke(cli, ["inspect", NAME]).stdout
+    assert said.splitlines()[-1] == f"hint: convert it, without loss: bcqfmt convert {NAME} {name}-bcq"
+
+
+@pytest.mark.parametrize("words", [["convert"], ["quantize", "--method", "rtn"]])
+def test_an_output_that_exists_is_found_before_anything_is_downloaded(
+    hub: HubServer, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    hub.commit(NAME, files())
+    result = CliRunner().invoke(cli, [words[0], NAME, "out", *words[1:]])
+    assert (result.exit_code, "BCQ-E401" in result.stderr, hub.log) == (7, True, [])
+
+
 def test_only_the_header_of_a_large_file_is_read(hub: HubServer) -> None:
     large = save({"a.qweight": np.zeros((1024, 1024), np.int32)})
     hub.commit(NAME, {"config.json": b"{}", "model.safetensors": large})

@@ -15,6 +15,7 @@ from sources.peers import PEERS
 
 GPTQ = ROOT / "bcqfmt" / "data" / "demo"
 DENSE = PEERS / "dense-fp16" / "source"
+_CONVERT = "convert it, without loss: bcqfmt convert"
 GGUF = next((ROOT / "tests" / "data" / "gguf").rglob("*.gguf"))
 
 
@@ -72,12 +73,51 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "exit_code", "says", "hint"),
     [
-        (["validate", GPTQ], 5, "is a GPTQ folder", "convert it, without loss: bcqfmt convert {} {}-bcq"),
+        (
+            ["validate", GPTQ],
+            5,
+            "no BCQ checkpoint but a GPTQ folder",
+            _CONVERT + " {} {}-bcq",
+        ),
+        (
+            ["validate", GPTQ / "config.json"],
+            4,
+            "but a JSON file",
+            f"it is part of a GPTQ folder; {_CONVERT} {GPTQ} {GPTQ}-bcq",
+        ),
+        (
+            ["validate", GPTQ / "model.safetensors"],
+            5,
+            "but a GPTQ or AWQ file",
+            f"it is part of a GPTQ folder; {_CONVERT} {GPTQ} {GPTQ}-bcq",
+        ),
+        (["validate", GGUF], 5, "but a GGUF file", "convert it, without loss: bcqfmt convert {}"),
+        (["inspect", GPTQ], 0, "not BCQ: gptq", _CONVERT + " {} {}-bcq"),
+        (["inspect", DENSE], 0, "not BCQ", "quantize it: bcqfmt quantize {} {}-bcq --method rtn --bits 4"),
+        (
+            ["calibrate", "model", "--text", "text.txt"],
+            2,
+            "a BCQ folder",
+            "write its values as a dense model first: bcqfmt export {} {}-dense --to dense",
+        ),
+        (["verify", "model", "model"], 2, "a BCQ folder", "the source comes first: bcqfmt verify SRC BCQ"),
+        (
+            ["inspect", "text.txt"],
+            5,
+            "expected a BCQ folder, a BCQ file, a quantized model's folder, a dense model's folder or a GGUF file",
+            "bcqfmt reads",
+        ),
+        (
+            ["quantize", DENSE, "out", "--method", "gptq", "--stats", GPTQ],
+            5,
+            "expected a file that bcqfmt calibrate wrote",
+            "make them: bcqfmt calibrate MODEL --text FILE",
+        ),
         (
             ["report", GPTQ],
             5,
             "a GPTQ folder; expected a BCQ folder",
-            "convert it, without loss: bcqfmt convert {} {}-bcq",
+            _CONVERT + " {} {}-bcq",
         ),
         (
             ["export", DENSE, "out", "--to", "gptq"],
@@ -90,7 +130,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
         (["convert", "pointer.safetensors", "out"], 4, "a git-lfs pointer", "fetch the real file: git lfs pull"),
         (["convert", "page.safetensors", "out"], 4, "a web page", "download the file again"),
         (["convert", "text.txt", "out"], 5, "a text", "bcqfmt reads safetensors and GGUF files"),
-        (["generate", GPTQ, "--prompt", "x"], 5, "a GPTQ folder", "convert it, without loss: bcqfmt convert {} {}-bcq"),
+        (["generate", GPTQ, "--prompt", "x"], 5, "a GPTQ folder", _CONVERT + " {} {}-bcq"),
         (["generate", GGUF, "--prompt", "x"], 5, "a GGUF file", "convert it, without loss: bcqfmt convert"),
         (
             ["quantize", GGUF, "out", "--method", "rtn"],
@@ -114,8 +154,9 @@ def test_the_thing_and_the_command_that_fits(
     monkeypatch.chdir(things)
     result = run(*words)
     assert result.exit_code == exit_code, result.stderr
-    assert says in result.stderr
-    assert f"hint: {hint.replace('{}', str(words[1]))}" in result.stderr
+    assert says in result.output
+    assert f"hint: {hint.replace('{}', str(words[1]))}" in result.output
+    assert "BCQ-V102" not in result.output
     assert not (things / "out").exists()
 
 
@@ -136,6 +177,9 @@ def test_the_hint_works_when_it_is_obeyed(run: Run, things: Path) -> None:
         (("convert", "x", "y", "--ovewrite"), "'--overwrite'"),
         (("export", "x", "y", "--format", "gptq"), "Did you mean '--to'?"),
         (("help", "inspct"), "did you mean 'inspect'?"),
+        (("run", "x"), "did you mean 'generate'?"),
+        (("help", "nosuch"), "there are inspect,"),
+        (("-v",), "'--version'"),
     ],
 )
 def test_near_misses(run: Run, words: tuple[str, ...], says: str) -> None:

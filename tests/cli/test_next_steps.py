@@ -1,6 +1,7 @@
 """What a verb says at its end: complete commands that work when they are typed, running before proving."""
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_after_convert_restore_and_export(run: Run, tmp_path: Path) -> None:
         assert run(*words, *(["--max-new-tokens", "1"] if words[0] == "generate" else [])).exit_code == 0
     restored = steps(run("restore", bcq, tmp_path / "back again").stdout)
     assert run(*restored["prove it"]).exit_code == 0
-    assert restored["run it"] == ["serve", str(tmp_path / "back again")]
+    assert "run it" not in restored  # 4 bits, not symmetric: no vLLM takes such GPTQ
     dense = steps(run("export", bcq, tmp_path / "dense", "--to", "dense").stdout)
     assert dense["run it"] == ["generate", str(tmp_path / "dense"), "--prompt", "Once upon a time"]
 
@@ -37,6 +38,39 @@ def test_after_quantize(run: Run, tmp_path: Path) -> None:
     found = steps(run("quantize", PEERS / "dense-fp16" / "source", tmp_path / "bcq", "--method", "rtn").stdout)
     assert run(*found["prove it"]).exit_code == 0
     assert "run it" not in found  # it has no tokenizer
+
+
+GPTQMODEL = "from gptqmodel import GPTQModel; GPTQModel.load"
+TRANSFORMERS = "from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),  # by what vLLM 0.26 and 0.32 take: TYPE_MAP of their GPTQ and their compressed-tensors
+    [
+        ("gptqmodel-gptq-4b-g32-sym-desc_act", "vllm"),
+        ("gptqmodel-gptq-8b-g-1-sym", "vllm"),
+        ("gptqmodel-gptq-4b-g32-asym", GPTQMODEL),
+        ("gptqmodel-gptq-3b-g64-sym-desc_act", GPTQMODEL),
+        ("autoawq-gemm-4b-g32-asym", "vllm"),
+        ("autoawq-gemv-4b-g64-asym-rtn", GPTQMODEL),
+        ("llmcompressor-pack_quantized-4b-g32-asym", "vllm"),
+        ("llmcompressor-pack_quantized-3b-g32-asym", TRANSFORMERS),
+        ("compressedtensors0.12-pack_quantized-4b-g32-sym-actorder_group", TRANSFORMERS),
+        ("autoround-auto_round-4b-g32-asym", "vllm"),
+        ("autoround-auto_round-3b-g32-asym", ""),
+        ("hqq-hqq-4b-g64-asym-axis1", ""),
+    ],
+)
+def test_quantized_folders_are_run_by_what_takes_them(tmp_path: Path, name: str, expected: str) -> None:
+    place = tmp_path / "it's"
+    shutil.copytree(PEERS / name / "source", place)
+    (place / "tokenizer.json").touch()
+    found = run_it(place)
+    if expected == "vllm":
+        assert found == {"run it": f"vllm serve {shlex.quote(str(place))}"}
+    else:
+        assert "".join(found.values()).startswith(f"{expected}({str(place)!r})" if expected else "")
+        assert list(found) == ["in Python"] * bool(expected)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "folder"])

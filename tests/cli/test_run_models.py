@@ -31,7 +31,9 @@ def test_text_is_shown_while_it_is_made(run: Run, model: Path, monkeypatch: pyte
     monkeypatch.setattr(render, "stream", lambda text: (pieces.append(text), real(text)))
     options = ("--prompt", PROMPT, "--max-new-tokens", "12", "--dtype", "float32")
     shown = run("generate", model, *options)
-    assert len(pieces) > 4  # the prompt, and more than one piece of what follows
+    assert len(pieces) > 4
+    assert pieces[0].startswith(PROMPT)
+    assert len(pieces[0]) > len(PROMPT)  # not before the first token, which messages may precede
     value = json.loads(run("generate", model, *options, "--json").stdout)
     assert shown.stdout == render.safe(PROMPT + value["text"]) + "\n" == "".join(map(render.safe, pieces)) + "\n"
 

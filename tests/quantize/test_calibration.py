@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -298,6 +299,24 @@ def test_an_unfinished_run_of_other_options_is_not_mixed_up(
     refused("BCQ-E401", lambda: run(model, text, out))
     run(model, text, out, overwrite=True)
     assert out.read_bytes() == finished.read_bytes()
+
+
+def test_the_program_says_how_an_interrupted_run_goes_on(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bcqfmt: Callable[..., Result]
+) -> None:
+    out = tmp_path / "my stats"
+    words = ["calibrate", str(model), "--text", str(text), "-n", "2", "--context", "8", "--out", str(out)]
+
+    def stop(self: Any, stage: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration.Runner, "head", stop)
+        stopped = bcqfmt(*words, "--overwrite")
+    assert (stopped.exit_code, "what is done is in my stats.partial" in stopped.stderr) == (130, True)
+    again = shlex.split(stopped.stderr.partition("hint: go on with: bcqfmt ")[2])
+    assert again == words
+    assert bcqfmt(*again).exit_code == 0
 
 
 def test_two_runs_do_not_meet(model: Path, text: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.command import command_line, hub_options, json_option, stoppable, verb
 from bcqfmt.cli.options import Device
 from bcqfmt.cli.progress import waiting
 from bcqfmt.cli.sources import find_source, keep_apart
@@ -65,7 +65,8 @@ def command(
     waiting("loading torch and transformers")
     from bcqfmt.converters.quantize.calibration import calibrate
 
-    made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
+    with stoppable(out, resumed=True):
+        made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
     summary = _summary(made, model, out, time.perf_counter() - start)
     render.emit_json(summary) if as_json else render.echo(_text(summary))
 

@@ -26,7 +26,7 @@ from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, write_report
-from bcqfmt.cli.sources import Source, find_source, keep_apart
+from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import peak_memory
 
@@ -105,6 +105,8 @@ def command(
         _check_report(html, dst, overwrite, src, whole=not dry_run and part is None)
     from bcqfmt.cli.forecast import Forecast
 
+    if not dry_run and not resume:
+        check_target(src, dst, overwrite=overwrite)
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
     source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)

@@ -15,7 +15,7 @@ from bcqfmt.cli.options import check_model_options, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
 from bcqfmt.cli.sources import read_text
 from bcqfmt.errors import error, escape
-from bcqfmt.integrations.model_folder import check_folder
+from bcqfmt.integrations.model_folder import check_folder, require_harness
 
 if TYPE_CHECKING:
     from bcqfmt.integrations.transformers.run import Figures, Loaded
@@ -74,6 +74,8 @@ def command(
     check_model_options(dense, options)
     if reference is not None:
         expect(reference, "bcq", "dense")
+    if tasks is not None:
+        require_harness()
     tokens, context = 0 if file is None else asked or 0, asked or _CONTEXT
     for folder in filter(None, (model, reference)):
         hint = "--context sets the tokens of a window"

@@ -72,20 +72,28 @@ def command(
         loaded = run.load(opened, **options)
         if loaded.note:
             render.say(loaded.note)
-        if not as_json and not chat:
-            render.stream(prompt)
+        written = "" if chat else prompt  # shown with the first token: messages may come before it
+
+        def show(piece: str) -> None:
+            nonlocal written
+            render.stream(written + piece)
+            written = ""
+
         on_screen = (
             not as_json and sys.stdout is not None and sys.stdout.isatty()
         )  # the text itself shows how far it is
         tick = None if on_screen else bar(stack, total=max_new_tokens, unit="token")
-        show = None if as_json else render.stream
-        found = generation.generate(loaded, ids, most=max_new_tokens, sampling=sampling, show=show, tick=tick)
+        found = generation.generate(
+            loaded, ids, most=max_new_tokens, sampling=sampling, show=None if as_json else show, tick=tick
+        )
     rate = found.tokens / max(found.seconds, 1e-9)
     if as_json:
         facts = {"model": str(model), "prompt": prompt, "text": found.text, "tokens": found.tokens}
         speed = {"seconds": round(found.seconds, 3), "tokens_per_second": round(rate, 2)}
         render.emit_json({**facts, "dtype": str(loaded.model.dtype).removeprefix("torch."), **speed})
         return
+    if written:  # not one token came
+        render.stream(written)
     render.echo("")
     render.flush()
     render.say(f"{render.count(found.tokens, 'token')} in {found.seconds:.2f} s, {rate:.1f} tokens/s")

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
-from bcqfmt.cli.expect import expected, expected_bcq
+from bcqfmt.cli.command import command_line, hub_options, json_option, usage_error, verb
+from bcqfmt.cli.expect import another_folder, expected, expected_bcq, fitting
 from bcqfmt.errors import escape
 from bcqfmt.inspect.summary import Summary, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
@@ -18,7 +18,6 @@ from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
 from bcqfmt.weight.weight import BcqWeight
 
 _MODELS = ("bcq", "bcq file", "quantized", "dense", "gguf")
-_CONVERT = "hint: bcqfmt convert SRC DST turns it into BCQ; a dense checkpoint has to be quantized first"
 
 
 @verb("inspect")
@@ -53,7 +52,7 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
         return
     with expected(path, *_MODELS, file=True):
         summary = _remote(path, revision, offline) if _on_hub(path) else summarize(path, modules=modules)
-    found, lines = summary.as_dict(), _glance(summary)
+    found, lines = summary.as_dict(), _glance(summary, path)
     if modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
         from bcqfmt.cli.forecast import module_rows, module_table
 
@@ -90,11 +89,22 @@ def _remote(path: str, revision: str | None, offline: bool) -> Summary:
     return summary
 
 
-def _glance(summary: Summary) -> list[str]:
+def _next(summary: Summary, path: str) -> str | None:
+    """The command that makes BCQ of it."""
+    if not _on_hub(path):
+        return fitting(path)
+    target = another_folder(path.rpartition("/")[2].partition(":")[0])
+    if summary.quantization:
+        return f"convert it, without loss: {command_line('bcqfmt', 'convert', path, target)}"
+    return f"quantize it: {command_line('bcqfmt', 'quantize', path, target, '--method', 'rtn', '--bits', '4')}"
+
+
+def _glance(summary: Summary, path: str) -> list[str]:
     lines = [f"{escape(summary.path)}: {_title(summary)}"]
     lines += render.fields(_facts(summary))
     if summary.foreign:
-        lines += ["", *_types(summary), "", _CONVERT]
+        then = _next(summary, path)
+        lines += ["", *_types(summary), *(["", f"hint: {then}"] if then else [])]
     else:
         lines += ["", *_sizes(summary)]
         if summary.schemes:

@@ -24,7 +24,7 @@ from bcqfmt.cli.options import SIZE, Device, WithSettings, default_workers, give
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
-from bcqfmt.cli.sources import Source, find_source, keep_apart, read_stats
+from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart, read_stats
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import peak_memory
 from bcqfmt.version import pip_install
@@ -115,13 +115,8 @@ def command(
     if html is not None:
         check_report_path(html, dst, asked["overwrite"], src)
     start = time.perf_counter()
-    try:
-        given = _text_options(text, stats, asked)
-        quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)
-    except BcqError as fault:
-        if fault.code == "BCQ-E627":
-            fault.hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', src, dst)}"
-        raise
+    given = _text_options(text, stats, asked)
+    quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)
     plan = _plan(quantization, dst)
     if asked["dry_run"]:
         render.emit_json(plan) if as_json else render.echo(_plan_text(quantization, plan))
@@ -208,6 +203,8 @@ def _planned(
         build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
     seen = None if stats is None else read_stats(stats)
+    if not asked["dry_run"] and not asked["resume"]:
+        check_target(src, dst, overwrite=asked["overwrite"])
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
@@ -222,7 +219,12 @@ def _planned(
         headers_only=source.remote is not None,
         **asked,
     )
-    return Quantization(source.checkpoint, options)
+    try:
+        return Quantization(source.checkpoint, options)
+    except BcqError as fault:
+        if fault.code == "BCQ-E627":
+            fault.hint = f"convert it, without loss: {command_line('bcqfmt', 'convert', src, dst)}"
+        raise
 
 
 def _carry_out(quantization: Quantization, dst: Path) -> None:

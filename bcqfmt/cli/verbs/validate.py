@@ -39,23 +39,27 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
         total = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file()) if deep else 0
         tick = bar(stack, total=total, unit="B", unit_scale=True, desc="hashing") if deep else None
         report = validate(path, deep=deep, progress=tick)
+    other = None if report.valid else _something_else(path)
     if as_json:
         found = report.as_dict()
         found["findings"] = found["findings"][:max_findings]
         render.emit_json(found)
+    elif other is not None:  # what the rules of BCQ say of it is of no use
+        render.echo(f"{escape(path)}: INVALID, no BCQ checkpoint but {other.finding.found} ({other.code})")
     else:
         render.echo(_text(report, max_findings))
-    if not report.valid:
-        _explain(path)
+    if other is not None:
+        render.say(f"hint: {other.hint}")
     return report.exit_code
 
 
-def _explain(path: str) -> None:
-    """Where it is no BCQ at all: what it is, and the command that fits, on stderr."""
+def _something_else(path: str) -> BcqError | None:
+    """Where it is no BCQ at all: what it is, and the command that fits."""
     try:
         expect(path, "bcq", "bcq file", file=True)
     except BcqError as fault:
-        render.say([f"{escape(path)} is {fault.finding.found}", f"hint: {fault.hint}"])
+        return fault
+    return None
 
 
 def _text(report: Report, limit: int) -> list[str]:

@@ -12,7 +12,7 @@ from bcqfmt.cli.command import hub_options, json_option, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.sources import find_source
-from bcqfmt.errors import BcqError, escape
+from bcqfmt.errors import escape
 
 if TYPE_CHECKING:
     from bcqfmt.converters.convert.verify import Certificate
@@ -45,12 +45,7 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
     import bcqfmt
     from bcqfmt.converters.convert.verify import SAMPLE_ROWS, verify
 
-    try:
-        source = find_source(src, revision, offline, gguf=True).checkpoint
-    except BcqError as fault:
-        if fault.code == "BCQ-E612":
-            raise type(fault)(fault.finding, "the source comes first: bcqfmt verify SRC BCQ") from None
-        raise
+    source = find_source(src, revision, offline, gguf=True).checkpoint
     rows = None if values == "all" else SAMPLE_ROWS
     total = sum(model.source.size for model in source.models.values())
     read = Progress("verifying", total, len(source.models))
