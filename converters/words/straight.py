@@ -88,10 +88,10 @@ class _Words(Emit):
             x, y = rows[step.x], rows[step.y]
             if step.right in (8, 16):  # whole bytes or halves of words: a shuffle
                 kind = ir.VectorType(ir.IntType(step.right), 32 * UNITS // step.right)
-                pair = [self.builder.bitcast(one, kind) for one in (x, y)]
+                a, b = (self.builder.bitcast(one, kind) for one in (x, y))
                 for row, odd in ((step.x, 0), (step.y, 1)):
                     lanes = [i + odd + side for i in range(0, kind.count, 2) for side in (0, kind.count)]
-                    rows[row] = self.builder.bitcast(self.shuffle(*pair, lanes), _FOUR)
+                    rows[row] = self.builder.bitcast(self.shuffle(a, b, lanes), _FOUR)
                 continue
             right = ir.Constant(_FOUR, [step.right] * UNITS)
             rows[step.y] = self.chosen(step.mask, self.builder.lshr(x, right), y)
