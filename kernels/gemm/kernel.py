@@ -40,13 +40,14 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
 
     Arrays: codes, numbers and row_scale as in `layout`; x [count, columns]; addend float32, row ``v * addend_step`` for
     vector v; y [count, rows]; partials [2 blocks][numbers of a tile]; tickets, zeros, a word for every shared tile.
-    Tiles are numbered along the rows. ``waves``: tiles that every block has alone, the first ones, only with roles;
+    Tiles are numbered along the vectors. ``waves``: tiles that every block has alone, the first ones, only with roles;
     ``total``: steps of all others.
     """
+    x, y = "map" if shape.roles else "u16*", "f32*" if shape.out == 0 else "u16*"
     declared = (
-        f"u32* codes, u32* numbers, f32* row_scale, u16* x, f32* addend, {'f32' if shape.out == 0 else 'u16'}* y, "
-        "f32* partials, u32* tickets, u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
-        "u32 row_tiles, u32 addend_step, u32 waves"
+        f"u32* codes, u32* numbers, f32* row_scale, {x} x, f32* addend, {y} y, f32* partials, u32* tickets, "
+        "u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
+        "u32 vector_tiles, u32 addend_step, u32 waves"
     )
     return (roles_kernel if shape.roles else _kernel_without_roles)(shape, declared)
 
@@ -109,7 +110,7 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
     @unrolled
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
-        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, row_tiles: Any, addend_step: Any,
+        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
         waves: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
@@ -142,8 +143,8 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
             fetched = ptx.u32(unit + ahead - waiting)
             if fetched < end:
                 if next_step == 0 or fetched == begin:  # another tile
-                    row_block = ptx.u32(ptx.rem_u32(next_tile, row_tiles) * groups + group)
-                    first = ptx.u32(ptx.div_u32(next_tile, row_tiles) * n)
+                    row_block = ptx.u32(ptx.div_u32(next_tile, vector_tiles) * groups + group)
+                    first = ptx.u32(ptx.rem_u32(next_tile, vector_tiles) * n)
                     size = ptx.u32(16) if row_block < row_blocks else ptx.u32(0)
                     row_block = ptx.min_u32(row_block, ptx.u32(row_blocks - 1))
                     code_at = ptx.u32(row_block * (blocks * 4 * code_pieces) + weight_first)
@@ -192,7 +193,7 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
                 if own:
                     ptx.wgmma_wait(0)
                 finish(
-                    sums, row_scale, addend, y, partials, tickets, rows, count, total, row_tiles, addend_step, tile,
+                    sums, row_scale, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step, tile,
                     tile, ptx.u32(0), begin, end, ptx.u32(base + stages * stage_bytes), thread,
                 )  # fmt: skip
                 tile = ptx.u32(tile + 1)
