@@ -194,7 +194,7 @@ def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
     tiles = -(-operand.shape[0] // shape.rows) * vector_tiles
     grid = blocks_for(tiles, shape.steps, shape.blocks * device.processors(operand.gpu))
     # what blocks share is more than a tile for each: few blocks have parts of the same one
-    waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.roles and grid else 0
+    waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.engine == "wgmma" and grid else 0
     units = (tiles - waves * grid) * shape.steps
     split = units // shape.steps if grid and (units % grid or units // grid % shape.steps) else 0
     if (units + 1) * grid > LIMIT or count * max(operand.shape) > LIMIT or split > TICKETS:
@@ -203,7 +203,7 @@ def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
         kernel=gemm_kernel(shape), grid=grid, threads=shape.threads, shared=shape.shared_bytes,
         early=operand.settled and shape.engine == "wgmma", vector_tiles=vector_tiles,
         units=units, waves=waves, split=split, partial=2 * grid * shape.partial_words,
-        box=shape.vectors if shape.roles else 0,
+        box=shape.vectors if shape.engine == "wgmma" else 0,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ WEIGHT_WARPS = 3  # that copy weights; a fourth one copies x
 
 
 def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
-    """The kernel of `kernel.gemm_kernel` for shapes with roles; x is a tensor map."""
+    """The kernel of `kernel.gemm_kernel` for the engine wgmma; x is a tensor map."""
     layout, n, depth, stages, sums_count = shape.layout, shape.vectors, shape.depth, shape.stages, shape.vectors // 2
     steps, stage_bytes, members, x_bytes = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes
     codes_at, numbers_at, barriers_at = shape.codes_at, shape.numbers_at, shape.barriers_at

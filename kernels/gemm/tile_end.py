@@ -14,7 +14,7 @@ __all__ = ["tile_end"]
 
 
 def tile_end(shape: GemmShape) -> Any:
-    """A device function for the threads that have the sums of a tile; they are zeros afterwards.
+    """A device function for the threads that have the sums of a tile.
 
     ``part``: the tile among the ``total`` / steps shared ones, of which the block has the units ``begin`` to ``end``.
     ``entire``: not 0 where the block has all of it. ``said``: the address of a word of shared memory.
@@ -92,7 +92,5 @@ def tile_end(shape: GemmShape) -> Any:
                     place = ptx.u32(place + several * (2 * quarter * members))
                     left = ptx.u32(left - ptx.min_u32(left, ptx.u32(several)))
                 written(whole, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
-        if everyone:
-            zero_sums(sums)
 
     return inlined(finish)

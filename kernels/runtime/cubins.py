@@ -113,9 +113,11 @@ def _linked(text: str, target: tuple[Any, ...]) -> bytes:
 
 
 class _ArgumentBuffer(threading.local):
-    """Memory of one thread for the arguments of a launch, of given sizes; the driver copies them during the call."""
+    """Memory of one thread for the arguments of a launch; the driver copies them during the call."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, fields: Sequence[str]) -> None:
+        """``fields``: formats of `struct`."""
+        sizes = [struct.calcsize("<" + field) for field in fields]
         self.words = ctypes.create_string_buffer(sum(sizes))
         start = ctypes.addressof(self.words)
         self.pointers = (ctypes.c_uint64 * len(sizes))(*itertools.accumulate(sizes[:-1], initial=start))
@@ -129,9 +131,10 @@ class Loaded:
     def __init__(self, kernel: Any, capability: tuple[int, int]) -> None:
         self._driver: Any = importlib.import_module("cuda.bindings.driver")
         kinds = ["*" if kind.endswith("*") else kind for kind, _ in kernel.arguments]
-        self._pack = struct.Struct("<" + "".join(_FIELDS[kind] for kind in kinds)).pack_into
+        fields = [_FIELDS[kind] for kind in kinds]
+        self._pack = struct.Struct("<" + "".join(fields)).pack_into
         self._singles = [k for k, kind in enumerate(kinds) if kind == "f32"]
-        self._arguments = _ArgumentBuffer([struct.calcsize("<" + _FIELDS[kind]) for kind in kinds])
+        self._arguments = _ArgumentBuffer(fields)
         self._name = kernel.name
         self._context: Any = None
         entry, code = code_of(kernel, capability)

@@ -7,8 +7,9 @@ A kernel is declared with one line of text, which is its documentation too::
 
     scale.launch((rows // 256 + 1,), 256, planes, alpha, y, rows)
 
-Nothing is compiled at import. The first launch on a device compiles for it; :meth:`Kernel.compile` does so for any
-compute capability without a GPU. In a simulator (`simulation`) the same source runs as Python.
+An argument ``map x`` is a `TensorMap`. Nothing is compiled at import. The first launch on a device compiles for it;
+:meth:`Kernel.compile` does so for any compute capability without a GPU. In a simulator (`simulation`) the same source
+runs as Python.
 """
 
 from __future__ import annotations
