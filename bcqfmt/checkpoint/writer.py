@@ -34,7 +34,7 @@ from .validation import validate
 __all__ = ["DEFAULT_SHARD_BYTES", "save", "write_shard", "write_tensors"]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-_PIECE = 1 << 20  # hashed and written while it is in the cache
+_PIECE = 1 << 22  # bytes handed over at a time
 Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
 
 
@@ -165,8 +165,7 @@ def write_tensors(
         output.write(head)
         with closing(read_ahead(_chunks(tensors, entries))) as stream:
             for chunk in stream:
-                state.update(chunk.data)
-                output.write(chunk.data)
+                output.write(chunk.data, state)
                 if tick is not None:
                     tick(chunk.size)
                 del chunk  # the next tensor may need its memory

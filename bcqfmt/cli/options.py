@@ -6,12 +6,16 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bcqfmt.errors import escape
+from bcqfmt.integrations.model_folder import check_length
 from bcqfmt.system import cores
 
+from . import render
 from .command import command_words, usage_error
 
 if TYPE_CHECKING:
@@ -34,7 +38,9 @@ __all__ = [
     "ParamType",
     "WithSettings",
     "check_model_options",
+    "context_option",
     "default_workers",
+    "fitting_context",
     "given_settings",
     "model_options",
 ]
@@ -45,6 +51,7 @@ _LEAST = 1000  # bytes: less than that is a forgotten unit
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEST = "setting_"
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
+_CONTEXT = 512  # tokens at a time, where nothing else is asked for
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -213,3 +220,26 @@ def _option(name: str, users: list[tuple[str, Parameter]], *, named: bool) -> cl
 def _shown(parameter: Parameter) -> str:
     """A default as users would write it."""
     return {True: "yes", False: "no"}[parameter.default] if parameter.kind is bool else str(parameter.default)
+
+
+def context_option(name: str, what: str) -> Callable[[_F], _F]:
+    """``--context``; ``what`` has that many tokens: "window", "piece". None where it is not given."""
+    return click.option(
+        "--context", name, type=click.IntRange(2, 1 << 20), metavar="N",
+        help=f"Tokens per {what}; {_CONTEXT}, or what the model has positions for.",
+    )  # fmt: skip
+
+
+def fitting_context(asked: int | None, models: Mapping[Path, int | None], what: str) -> int:
+    """The tokens asked for, BCQ-E302 if a model has fewer positions; or as many as all have, at most 512.
+
+    ``models``: folders, and their positions where they are known.
+    """
+    found = asked or _CONTEXT
+    for folder, longest in models.items():
+        if asked is not None:
+            check_length(folder, longest, asked, f"--context sets the tokens of a {what}")
+        elif longest is not None and 2 <= longest < found:
+            render.say(f"{what}s of {longest} tokens: {escape(str(folder))} has positions for no more")
+            found = longest
+    return found

@@ -12,9 +12,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.system import BINARY, reserve, sync_data, sync_file, sync_folder
+
+if TYPE_CHECKING:
+    import hashlib
 
 __all__ = [
     "OutputFile",
@@ -27,6 +31,7 @@ __all__ = [
 ]
 
 _SYNC_EVERY = 1 << 25  # bytes
+_PIECE = 1 << 18  # bytes hashed and written while they are in the cache
 
 
 class OutputFile:
@@ -64,14 +69,20 @@ class OutputFile:
             self.discard()
             raise
 
-    def write(self, data: bytes | memoryview) -> None:
-        """All of ``data``, however many calls it takes."""
+    def write(self, data: bytes | memoryview, digest: hashlib._Hash | None = None) -> None:
+        """All of ``data``, however many calls it takes; ``digest`` is updated with it, a piece at a time."""
         view = memoryview(data)
+        most = 1 << 30 if digest is None else _PIECE
         with reported(self.path):
             while view:
-                done = os.write(self._descriptor, view[: 1 << 30])
-                view = view[done:]
-                self._unsynced += done
+                piece = view[:most]
+                if digest is not None:
+                    digest.update(piece)
+                while piece:
+                    done = os.write(self._descriptor, piece)
+                    piece = piece[done:]
+                    self._unsynced += done
+                view = view[most:]
             self._sync_behind()
 
     def _sync_behind(self) -> None:

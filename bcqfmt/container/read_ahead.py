@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 __all__ = ["read_ahead"]
 
 T = TypeVar("T")
-_DEPTH = 16
+_DEPTH = 4
 _END: Any = object()
 
 

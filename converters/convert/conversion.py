@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
@@ -21,7 +22,7 @@ from bcqfmt.converters.jobs.pool import ShardDone, Stop, Tick, run_all
 from bcqfmt.converters.jobs.source_files import check_unchanged, hash_source, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import Workspace, partial_folder
-from bcqfmt.converters.layouts.protocol import Layout, Module, Options
+from bcqfmt.converters.layouts.protocol import Layout, Module, Options, Unforeseen
 from bcqfmt.converters.layouts.registry import find_modules, layouts
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
@@ -212,8 +213,27 @@ class Conversion:
         if record is not None:
             progress(record["size"])
         else:
-            options = Options(self.options.zero_point, self.options.allow_nonfinite, threads)
-            job = ShardJob(self.source, shard, self.modules, self.layouts, options, stop.check)
-            written = write_shard(space.folder / shard.file, job.units, job.weights, tick=progress)
+            options = Options(self.options.zero_point, self.options.allow_nonfinite, threads, read_late=True)
+            try:
+                job, written = self._written(space, shard, options, stop, progress)
+            except Unforeseen:
+                job, written = self._written(space, shard, replace(options, read_late=False), stop, progress)
             record = space.finish(shard.file, self.plan, job.record(written))
         shard_done(shard.file, record["size"])
+
+    def _written(
+        self, space: Workspace, shard: Shard, options: Options, stop: Stop, progress: Tick
+    ) -> tuple[ShardJob, FileRecord]:
+        """Write a shard; when that fails, ``progress`` goes back to where it was."""
+        done: list[int] = []
+
+        def tick(size: int) -> None:
+            done.append(size)
+            progress(size)
+
+        job = ShardJob(self.source, shard, self.modules, self.layouts, options, stop.check)
+        try:
+            return job, write_shard(space.folder / shard.file, job.units, job.weights, tick=tick)
+        except Unforeseen:
+            progress(-sum(done))
+            raise

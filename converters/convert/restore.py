@@ -47,10 +47,9 @@ def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, progress: 
     make_folders(place.parent)
     state = hashlib.sha256()
     with OutputFile(place, record["size"]) as output:
-        with closing(read_ahead(small_chunks(rebuilder, path))) as chunks:
+        with closing(read_ahead(rebuilder.chunks(path))) as chunks:
             for chunk in chunks:
-                state.update(chunk.data)
-                output.write(chunk.data)
+                output.write(chunk.data, state)
                 progress(chunk.size)
         if state.hexdigest() != record["sha256"]:
             raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])

@@ -40,7 +40,7 @@ from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .protocol import Converted, Module, Options, Rebuilder, Rule, Values
+from .protocol import Converted, Module, Options, Rebuilder, Rule, Unforeseen, Values
 from .uniform import check_finite
 
 __all__ = ["Gguf"]
@@ -53,8 +53,9 @@ _TABLES: Final = {"IQ4_NL": (_IQ4, 0), "IQ4_XS": (_IQ4, 0), "MXFP4": (_FP4, -1),
 _UE4M3: Final = np.arange(128, dtype=np.uint8).view(numpy_dtype("F8_E4M3")).astype(np.float16)
 _UE4M3[127] = 480  # no number of the format, but one of ggml
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
+_ANY_NUMBERS: Final = Options(allow_nonfinite=True)
 _KEPT = 1 << 26  # bytes of numbers that are kept for their second use
-_TILE = 1 << 22  # bytes of blocks at a time
+_TILE = 1 << 20  # bytes of blocks at a time
 
 
 class Gguf:
@@ -92,34 +93,38 @@ class Gguf:
         return found
 
     def convert(self, module: Module, options: Options) -> Converted:
-        """The weight; its numbers are looked at now, and read again for their parts unless there is room to keep them.
+        """The weight; its numbers are looked at now, or with the planes if they may be read late.
 
-        Blocks are read, packed and rebuilt some rows at a time, so that few of them are in memory.
+        They are read again for their parts unless there is room to keep them. Blocks are read, packed and rebuilt some
+        rows at a time, so that few of them are in memory.
         """
         name, shape = module.settings["type"], module.settings["shape"]
-        numbers = _numbers(module)
-        nonfinite = False
-        for array in numbers.values():
-            if array.dtype == np.float16:
-                nonfinite = check_finite(array, "F16", module.tensors["blocks"].name, options) or nonfinite
+        small = _SmallParts(self._shared, module)
+        late = options.read_late and name not in ("Q1_0", "NVFP4")  # whose description depends on more of them
+        numbers = {} if late else small.keep(_numbers(module))
+        nonfinite = _nonfinite(numbers, module, options)
         odd = name == "Q1_0" and bool((numbers["scale"] == 0).any())
         odd = odd or (name == "NVFP4" and numbers["scale"].dtype == np.float16)
         segment = _segment(name, shape, odd, "scale" in module.tensors)
         scheme = Scheme(segments=(segment,), nonfinite=nonfinite)
         spec = WeightSpec(scheme=scheme, shape=shape, dtype="F32", widths=(shape[-1],))
-        small = _SmallParts(self._shared, module, numbers)
 
         def planes() -> Array:
             found = new_array(spec.parts()["s0_planes"].shape, np.uint32)
             matrices = found.reshape(spec.stack, -1, *found.shape[-2:])
             tiles = _tiles(shape, module.settings["heads"], module.tensors["blocks"].shape[1])
+            pieces: list[Fields] = [{}] * len(tiles)
 
             def pack(first: int, stop: int) -> None:
-                for e, start, end in tiles[first:stop]:
+                for i, (e, start, end) in enumerate(tiles[first:stop], first):
                     blocks = _read(module, e * spec.out + start, e * spec.out + end)
                     planes_of(name, blocks, module.settings["order"], matrices[e][:, start:end])
+                    if late:
+                        pieces[i] = numbers_of(name, blocks, module.settings["order"])
 
             each_share(pack, len(tiles), 1, options.threads)
+            if late and _nonfinite(small.keep(_joined(pieces)), module, _ANY_NUMBERS):
+                raise Unforeseen
             return found
 
         parts = {}
@@ -204,7 +209,7 @@ def _numbers(module: Module) -> Fields:
     tiles = _tiles(shape, module.settings["heads"], stored.shape[1])
     places = [(e * shape[-2] + start, e * shape[-2] + stop) for e, start, stop in tiles]
     pieces = [numbers_of(name, _read(module, *rows), module.settings["order"]) for rows in places]
-    fields = {field: np.concatenate([piece[field] for piece in pieces]) for field in pieces[0]}
+    fields = _joined(pieces)
     if name == "NVFP4":
         codes = fields["scale"]
         codes = np.where(codes == 0x7F, np.uint8(0), codes & 0x7F)  # as ggml reads them
@@ -220,6 +225,17 @@ def _numbers(module: Module) -> Fields:
     return fields
 
 
+def _joined(pieces: list[Fields]) -> Fields:
+    """The numbers of all rows."""
+    return {field: np.concatenate([piece[field] for piece in pieces]) for field in pieces[0]}
+
+
+def _nonfinite(numbers: Fields, module: Module, options: Options) -> bool:
+    """Whether there are infinities or NaNs; BCQ-E609 if there are and they are not allowed."""
+    halves = [array for array in numbers.values() if array.dtype == np.float16]
+    return any(check_finite(array, "F16", module.tensors["blocks"].name, options) for array in halves)
+
+
 class _Shared:
     """What the weights of a conversion share: bytes of numbers that may still be kept, and numbers read last."""
 
@@ -232,17 +248,24 @@ class _Shared:
 class _SmallParts:
     """The parts of a weight but for the planes: its numbers are kept while there is room, else read again."""
 
-    def __init__(self, shared: _Shared, module: Module, numbers: Fields) -> None:
-        self._shared, self._module, self._kept = shared, module, None
-        self._size = sum(field.nbytes for field in numbers.values())
-        with shared.lock:
-            if self._size <= shared.room:
-                shared.room -= self._size
-                self._kept = numbers
+    def __init__(self, shared: _Shared, module: Module) -> None:
+        self._shared, self._module, self._size = shared, module, 0
+        self._kept: Fields | None = None
+
+    def keep(self, numbers: Fields) -> Fields:
+        """Keep them if there is room, else only until those of a few other weights have been read."""
+        size = sum(field.nbytes for field in numbers.values())
+        with self._shared.lock:
+            if size <= self._shared.room:
+                self._shared.room -= size
+                self._kept, self._size = numbers, size
+            else:
+                self._shared.last.append((self._module, numbers))
+        return numbers
 
     def __del__(self) -> None:
         with self._shared.lock:
-            self._shared.room += 0 if self._kept is None else self._size
+            self._shared.room += self._size
 
     def _numbers(self) -> Fields:
         if self._kept is not None:
@@ -250,9 +273,7 @@ class _SmallParts:
         for module, numbers in list(self._shared.last):
             if module is self._module:
                 return numbers
-        numbers = _numbers(self._module)
-        self._shared.last.append((self._module, numbers))
-        return numbers
+        return self.keep(_numbers(self._module))
 
     def part(self, suffix: str) -> Array:
         """A part as it is stored."""

@@ -13,7 +13,7 @@ differently from tool to tool (``gptq_zeros.py``). Group membership is what ``g_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ _TENSORS: Final = {
     "scales": (FLOATS, (2,)),
     "g_idx": (("I32", "I64"), (1,)),
 }
+
+_PIECE = 1 << 21  # bytes of qweight that are rebuilt at a time
 
 
 class Gptq:
@@ -222,10 +224,15 @@ def _zero_fields(qzeros: Array, bits: int, n: int, planar: bool) -> Array:
     return unpack(qzeros, bits, n)
 
 
-def _qweight(weight: BcqWeight, rule: Rule) -> Array:
+def _qweight(weight: BcqWeight, rule: Rule) -> Iterator[Array]:
+    """Some rows of words at a time; all of them where columns are reordered."""
     perm = weight.parts()["perm"].array() if weight.scheme.perm else None
     back = words.planes_to_planar if rule.get("planar") else words.planes_to_gptq
-    return back(weight.planes()[0], rule["bits"], weight.shape[1], perm=perm)
+    planes, (n, k) = weight.planes()[0], weight.shape
+    step = k if perm is not None else max(1, _PIECE // (n * rule["bits"] * 64)) * 512  # cache lines of planes
+    for first in range(0, k, step):
+        stop = min(first + step, k)
+        yield back(planes[:, :, first // 32 : -(-stop // 32)], rule["bits"], stop - first, perm=perm)
 
 
 def _qzeros(weight: BcqWeight, rule: Rule) -> Array:

@@ -22,7 +22,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Converted", "Layout", "Module", "Options", "Rebuilder", "Rule", "Values"]
+__all__ = ["Converted", "Layout", "Module", "Options", "Rebuilder", "Rule", "Unforeseen", "Values"]
 
 Array = npt.NDArray[Any]
 Rule = dict[str, Any]
@@ -43,13 +43,22 @@ class Rebuilder(NamedTuple):
     optional: Mapping[str, Values] = {}
 
 
+class Unforeseen(Exception):
+    """Numbers that were read late do not fit the weight's description, which was made without them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user may decide about a conversion's meaning."""
+    """What the user may decide about a conversion's meaning, and how it is done.
+
+    ``read_late``: a layout may describe a weight before it has read its numbers, if they are finite in most files; it
+    raises `Unforeseen` when a part is computed and they are not.
+    """
 
     zero_point: str = "auto"
     allow_nonfinite: bool = False
     threads: int = 1
+    read_late: bool = False
 
 
 @dataclass(slots=True)

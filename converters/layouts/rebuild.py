@@ -23,7 +23,7 @@ __all__ = ["apply_rule", "as_bytes", "check_rule", "pieces", "rebuilds", "same_b
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
-_COMPARED = 1 << 18  # bytes compared while they are in the cache
+_COMPARED = 1 << 20  # bytes of the source that are read at a time, to be compared while they are in the cache
 
 
 def check_rule(spec: WeightSpec, rule: Rule, known: Mapping[str, Rebuilder], place: str = "", tensor: str = "") -> None:
@@ -92,10 +92,14 @@ _PART = Rebuilder(
 def rebuilds(weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuilder]) -> bool:
     """Whether ``rule`` gives back the bytes of the source tensor, which is read a little at a time."""
     done = 0
+    buffer = np.empty(min(_COMPARED, tensor.nbytes), np.uint8)
     for piece in map(as_bytes, pieces(weight, rule, known)):
+        if done + piece.size > tensor.nbytes:
+            return False
         for start in range(0, piece.size, _COMPARED):
             chunk = piece[start : start + _COMPARED]
-            if done + chunk.size > tensor.nbytes or not same_bytes(chunk, tensor.bytes_at(done, chunk.size)):
+            tensor.read_into(buffer[: chunk.size], done)
+            if not same_bytes(chunk, buffer[: chunk.size]):
                 return False
             done += chunk.size
     return done == tensor.nbytes

@@ -6,8 +6,12 @@ bits after the last code are zero in the result. Where planes are given, ``bits`
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
+
+from bcqfmt.compiled.threads import each_share
 
 from . import bit_programs as programs
 from . import runs
@@ -19,6 +23,7 @@ from .arrays import (
     blocks_of,
     codes_in,
     cut,
+    flat_planes,
     gemv_fast_in,
     gemv_fast_out,
     inverse,
@@ -33,6 +38,7 @@ from .arrays import (
 )
 from .buffers import new_array
 from .runs import Side
+from .straight import UNITS, straight_rows
 
 __all__ = ["anybcq_to_planes", "awq_to_planes", "codes_to_planes", "columns_to_planes", "gemv_fast_to_planes"]
 __all__ += ["gptq_to_planes", "planar_to_planes", "planes_to_anybcq", "planes_to_awq", "planes_to_codes"]
@@ -57,6 +63,10 @@ def gptq_to_planes(words: Array, bits: int, k: int | None = None, threads: int =
     """GPTQ weights [ceil(K*bits/32), N]: LE(bits) along axis 0."""
     k = words.shape[0] * 32 // bits if k is None else k
     words = words_in(words, length(k, bits), None)
+    if perm is None and _straight(bits, words.shape[1], k):
+        planes = new_planes(bits, words.shape[1], k)
+        _run_straight(words, planes, True, threads)
+        return planes
     return _to_planes(runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, perm, threads)
 
 
@@ -67,6 +77,9 @@ def planes_to_gptq(
     planes, k = planes_in(planes, k, bits)
     bits, n, _ = planes.shape
     words = new_array((length(k, bits), n), np.uint32)
+    if perm is None and _straight(bits, n, k):
+        _run_straight(words, planes, False, threads)
+        return words
     _run(runs.planes(planes), runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
     return words
 
@@ -172,6 +185,19 @@ def _to_planes(source: Side, bits: int, k: int, perm: Array | None, threads: int
     planes = new_planes(bits, source.lanes, k)
     _run(source, runs.planes(planes), bits, k, permutation(perm, k), threads)
     return planes
+
+
+def _straight(bits: int, n: int, k: int) -> bool:
+    """Whether straight code does it: bits that divide a word, nothing to be cleared after the last code."""
+    return bits in (1, 2, 4, 8) and n >= UNITS and k >= 32 * UNITS and k % 32 == 0
+
+
+def _run_straight(words: Words, planes: Words, to_planes: bool, threads: int) -> None:
+    """LE(bits) words [K*bits/32, N] to planes, or back; see `straight_rows`."""
+    bits, n, blocks = planes.shape
+    flat, plane, lane = flat_planes(planes)
+    loop = straight_rows(bits, to_planes)
+    each_share(partial(loop, words.reshape(-1), flat, n, plane, lane, blocks), n, 64, threads)
 
 
 def _run(source: Side, target: Side, bits: int, k: int, order: Order | None, threads: int) -> None:

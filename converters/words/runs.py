@@ -16,6 +16,7 @@ import numpy.typing as npt
 from bcqfmt.compiled.threads import aligned, each_share
 
 from . import bit_programs as programs
+from .arrays import flat_planes
 from .bit_programs import Container, Program
 from .loop import shuffle
 
@@ -84,10 +85,11 @@ def columns(words: Array, container: Container, blocks: int) -> Side:
 
 
 def planes(words: Array) -> Side:
-    """[bits, lanes, blocks]."""
+    """[bits, lanes, blocks]; the blocks of a lane side by side."""
     bits, lanes, blocks = words.shape
-    word = np.arange(bits) * (lanes * blocks)
-    return Side(words.reshape(-1), programs.plane_words(bits), lanes, blocks, blocks, 1, word, np.ones(bits, np.bool_))
+    flat, plane, lane = flat_planes(words)
+    every = np.ones(bits, np.bool_)
+    return Side(flat, programs.plane_words(bits), lanes, blocks, lane, 1, np.arange(bits) * plane, every)
 
 
 def codes(values: Array, container: Container | None = None) -> Side:

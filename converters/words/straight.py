@@ -1,8 +1,8 @@
-"""Bit programs as straight code, for codes that lie in blocks among other fields, at any byte.
+"""Bit programs as straight code: for codes that lie in blocks among other fields, at any byte, and for GPTQ's words.
 
-The loop of `loop` carries out any program step by step, on words that are aligned and side by side. Here a program is
-compiled as a whole: four units (runs of codes that fill whole words) are loaded, all steps happen in registers, and the
-plane words are stored. One function per program and direction, compiled when it is first needed.
+The loop of `loop` carries out any program step by step, in memory. Here a program is compiled as a whole: four units
+(runs of codes that fill whole words) are loaded, all steps happen in registers, and the plane words are stored. One
+function per program and direction, compiled when it is first needed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from bcqfmt.compiled.loops import compiled, stamp_of, types
 from . import bit_programs as programs
 from .bit_programs import Container
 
-__all__ = ["ORDERS", "UNITS", "container", "straight"]
+__all__ = ["ORDERS", "UNITS", "container", "straight", "straight_rows"]
 
 UNITS: Final = 4  # that are worked on at once
 ORDERS: Final = ("halves", "quarters", "nibbles", "far nibbles", "pairs", "bits", "stream 1", "stream 2", "stream 8")
 _FOUR = ir.VectorType(Emit.i32, UNITS)
+_LANES: Final = 64  # lanes that take turns at a run of four blocks: whole cache lines of words
 
 
 @cache
@@ -96,8 +97,21 @@ class _Words(Emit):
 
     def plane_places(self, at: Any, plane: Any, bits: int, columns: int) -> list[list[Any]]:
         """For each plane, the most significant first, where the words of the four units begin."""
-        first = [self.builder.add(at, self.builder.mul(plane, plane.type(i))) for i in range(bits)]
+        first = [self.steps_on(at, plane, i) for i in range(bits)]
         return [[self.plus(one, columns * i) for i in range(UNITS)] for one in first]
+
+    def word_places(self, words: int) -> list[list[Any]]:
+        """Of each of four blocks, where its words for four lanes are; the arguments are those of ``_rows_there``."""
+        at, row = self.values[2:4]
+        return [[self.steps_on(at, row, j * words + i) for i in range(words)] for j in range(UNITS)]
+
+    def lane_places(self, bits: int) -> list[list[Any]]:
+        """Of each plane, where the words of the four blocks begin, lane after lane."""
+        to, plane, lane = self.values[5:8]
+        return [[self.steps_on(self.steps_on(to, plane, i), lane, j) for j in range(UNITS)] for i in range(bits)]
+
+    def steps_on(self, index: Any, step: Any, count: int) -> Any:
+        return self.builder.add(index, self.builder.mul(step, step.type(count)))
 
     def flipped(self, vector: Any, flip: int) -> Any:
         return self.builder.xor(vector, ir.Constant(_FOUR, [0xFFFFFFFF] * UNITS)) if flip else vector
@@ -140,7 +154,44 @@ def _back(order: Any, flip: Any, planes: Any, at: Any, plane: Any, blocks: Any, 
     return None, write
 
 
-there, back = (intrinsic(function, _Words) for function in (_there, _back))
+def _rows_there(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any, plane: Any, lane: Any) -> Any:
+    """Four blocks of four lanes: words from ``at`` on, ``row`` apart, to the words of all planes from ``to`` on."""
+    program = programs.stream(bits.literal_value)
+
+    def write(emit: _Words) -> None:
+        blocks = []
+        for place in emit.word_places(program.words):
+            blocks.append([emit.load(emit.at(1, one, _FOUR)) for one in place])
+            emit.steps(blocks[-1], program.steps)
+        for i, places in enumerate(emit.lane_places(program.words)):
+            found = emit.columns([block[program.ends[0, program.words - 1 - i]] for block in blocks])
+            for vector, one in zip(found, places, strict=True):
+                emit.store(vector, emit.at(4, one, _FOUR))
+
+    return None, write
+
+
+def _rows_back(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any, plane: Any, lane: Any) -> Any:
+    """The inverse of ``_rows_there``."""
+    program = programs.stream(bits.literal_value)
+
+    def write(emit: _Words) -> None:
+        blocks: list[list[Any]] = [[None] * program.words for _ in range(UNITS)]
+        for i, places in enumerate(emit.lane_places(program.words)):
+            found = emit.columns([emit.load(emit.at(4, one, _FOUR)) for one in places])
+            for block, vector in zip(blocks, found, strict=True):
+                block[program.ends[0, program.words - 1 - i]] = vector
+        for block, place in zip(blocks, emit.word_places(program.words), strict=True):
+            emit.steps(block, reversed(program.steps))
+            for vector, one in zip(block, place, strict=True):
+                emit.store(vector, emit.at(1, one, _FOUR))
+
+    return None, write
+
+
+there, back, rows_there, rows_back = (
+    intrinsic(function, _Words) for function in (_there, _back, _rows_there, _rows_back)
+)
 
 
 @cache
@@ -170,4 +221,29 @@ def straight(order: str, flip: bool, to_planes: bool) -> Callable[..., None]:
     read_only = types.uint8 if to_planes else types.uint32
     source = types.Array(read_only, 1, "C", readonly=True)
     arrays = (source, types.uint32[::1]) if to_planes else (types.uint8[::1], source)
+    return compiled(loop, types.void, *arrays, *(types.int64,) * 6)
+
+
+@cache
+def straight_rows(bits: int, to_planes: bool) -> Callable[..., None]:
+    """The loop of LE(bits) words [blocks * bits, lanes]; 1, 2, 4 or 8 bits, at least four lanes and blocks.
+
+    Arguments: words and planes uint32, both flat; lanes; words from one plane to the next and from one lane to the
+    next; blocks; the first lane and the one after the last.
+    """
+    stamp = stamp_of(intrinsics, programs)
+
+    def loop(words: Any, planes: Any, row: Any, plane: Any, lane: Any, blocks: Any, first: Any, stop: Any) -> None:
+        for begin in range(first, stop if stamp else first, _LANES):
+            for block in range(0, blocks, 4):
+                b = min(block, blocks - 4)  # the last four overlap those before, and store the same words
+                for one in range(begin, min(begin + _LANES, stop), 4):
+                    n = min(one, stop - 4)
+                    if to_planes:
+                        rows_there(bits, words, b * bits * row + n, row, planes, n * lane + b, plane, lane)
+                    else:
+                        rows_back(bits, words, b * bits * row + n, row, planes, n * lane + b, plane, lane)
+
+    source, target = types.Array(types.uint32, 1, "C", readonly=True), types.uint32[::1]
+    arrays = (source, target) if to_planes else (target, source)
     return compiled(loop, types.void, *arrays, *(types.int64,) * 6)

@@ -229,6 +229,18 @@ def test_many_tiles_and_threads(name: str, bits: int, monkeypatch: pytest.Monkey
     check(layout, bits, 136, 2531 if layout.multiples[1] == 1 else 2560, 8 * bits + 5, 1, 2, 3)
 
 
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("n", "k"), [(4, 128), (7, 160), (133, 672)])
+def test_whole_blocks_and_some_of_them(bits: int, n: int, k: int) -> None:
+    """Sizes that straight code takes (all but 3 bits), and planes of which only some columns are wanted."""
+    check(LAYOUTS["stream_rows"], bits, n, k, 8 * n + 5, 1, 3)
+    source = random_words((k * bits // 32, n), np.uint32, 8 * n + 5)
+    planes = words.gptq_to_planes(source, bits)
+    for first, stop in ((0, 1), (k // 32 - 4, k // 32), (k // 32 - 1, k // 32)):
+        some = words.planes_to_gptq(planes[:, :, first:stop], bits, 32 * (stop - first))
+        assert np.array_equal(some, source[first * bits : stop * bits])
+
+
 @pytest.mark.parametrize(("n", "k"), [(8, 0), (0, 64), (0, 0)])
 def test_nothing_stays_nothing(n: int, k: int) -> None:
     for name, bits in CASES:

@@ -10,10 +10,10 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, stoppable, verb
-from bcqfmt.cli.options import Device
+from bcqfmt.cli.options import Device, context_option, fitting_context
 from bcqfmt.cli.progress import waiting
 from bcqfmt.cli.sources import find_source, keep_apart
-from bcqfmt.integrations.model_folder import check_length, longest_context
+from bcqfmt.integrations.model_folder import longest_context
 
 if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("--text", required=True, type=click.Path(path_type=Path), help="A text file, UTF-8.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of text to run.")
-@click.option("--context", "seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
+@context_option("seq", "piece")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("stats.safetensors"), show_default=True, help="The new file."
 )
@@ -60,8 +60,8 @@ def command(
     given = read_text(text)
     source = find_source(model, revision, offline)
     keep_apart(source.checkpoint.folder, out)
-    hint = "--context sets the tokens of a piece"
-    check_length(source.checkpoint.folder, longest_context(source.checkpoint.config), asked["seq"], hint)
+    longest = longest_context(source.checkpoint.config)
+    asked["seq"] = fitting_context(asked["seq"], {source.checkpoint.folder: longest}, "piece")
     waiting("loading torch and transformers")
     from bcqfmt.converters.quantize.calibration import calibrate
 

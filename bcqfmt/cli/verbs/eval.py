@@ -11,7 +11,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
-from bcqfmt.cli.options import check_model_options, model_options
+from bcqfmt.cli.options import check_model_options, context_option, fitting_context, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
 from bcqfmt.cli.sources import read_text
 from bcqfmt.errors import error, escape
@@ -22,17 +22,13 @@ if TYPE_CHECKING:
     from bcqfmt.integrations.transformers.tasks import Score, Tasks
 
 _FOLDER = click.Path(path_type=Path)
-_CONTEXT = 512  # tokens of a window, where nothing else is asked for
 
 
 @verb("eval")
 @click.argument("model", type=_FOLDER)
 @click.option("--text", "file", type=_FOLDER, metavar="FILE", help="UTF-8 text to predict.")
 @click.option("--reference", type=_FOLDER, metavar="FOLDER", help="With --text: compare with this model.")
-@click.option(
-    "--context", "asked", type=click.IntRange(2, 1 << 20), metavar="N",
-    help=f"Tokens per window; {_CONTEXT}, or what the model has positions for.",
-)  # fmt: skip
+@context_option("asked", "window")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
 @click.option("--card", is_flag=True, help="Write the perplexity into the model card, README.md.")
 @click.option("--tasks", metavar="NAMES", help="Tasks of the lm-evaluation-harness, separated by commas.")
@@ -76,13 +72,8 @@ def command(
         expect(reference, "bcq", "dense")
     if tasks is not None:
         require_harness()
-    tokens, context = 0 if file is None else asked or 0, asked or _CONTEXT
-    for folder in filter(None, (model, reference)):
-        hint = "--context sets the tokens of a window"
-        longest = check_folder(folder, device=options["device"], tokens=tokens, hint=hint)
-        if longest is not None and 2 <= longest < context and file is not None:
-            render.say(f"windows of {longest} tokens: {escape(str(folder))} has positions for no more")
-            context = longest
+    lengths = {folder: check_folder(folder, device=options["device"]) for folder in filter(None, (model, reference))}
+    context = 0 if file is None else fitting_context(asked, lengths, "window")
     if card:
         _write_card(model, "")  # a card without a place for it is found before the work, not after it
     text = None if file is None else read_text(file)

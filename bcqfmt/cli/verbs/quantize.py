@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,21 @@ from bcqfmt.cli.command import (
     verb,
 )
 from bcqfmt.cli.next_steps import run_it, step_lines
-from bcqfmt.cli.options import SIZE, Device, WithSettings, default_workers, given_settings
+from bcqfmt.cli.options import (
+    SIZE,
+    Device,
+    WithSettings,
+    context_option,
+    default_workers,
+    fitting_context,
+    given_settings,
+)
 from bcqfmt.cli.progress import Progress, return_large_blocks
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
 from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart, read_stats
 from bcqfmt.errors import BcqError, Finding, error, escape
+from bcqfmt.integrations.model_folder import longest_context
 from bcqfmt.system import peak_memory
 from bcqfmt.version import pip_install
 from bcqfmt.weight.describe import spare_bits
@@ -50,7 +60,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Calibrate on it, layer by layer.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of --text to run.")
-@click.option("--context", "seq", type=click.IntRange(2), default=512, show_default=True, help="Tokens in a piece.")
+@context_option("seq", "piece of --text")
 @click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where --text is run.")
 @click.option(
     "--token-weights",
@@ -176,12 +186,10 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
         raise usage_error("--stats are of the dense model, --text makes them layer by layer: choose one.")
     from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
 
-    try:
-        import bcqfmt.converters.quantize.sequential  # noqa: F401 - refused before anything is planned
-    except ImportError as fault:
-        found = f"{fault.name or 'torch'} is not installed"
-        raise error("BCQ-E306", found=found, hint=pip_install("transformers")) from fault
-    return TextOptions(read_text(text), rows, seq, device, weighting, train)
+    for name in ("torch", "transformers"):  # refused before anything is downloaded or planned
+        if importlib.util.find_spec(name) is None:
+            raise error("BCQ-E306", found=f"{name} is not installed", hint=pip_install("transformers"))
+    return TextOptions(read_text(text), rows, seq or 0, device, weighting, train)
 
 
 def _planned(
@@ -208,6 +216,9 @@ def _planned(
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
+    if given is not None:
+        longest = longest_context(source.checkpoint.config)
+        given = given._replace(seq=fitting_context(given.seq or None, {source.checkpoint.folder: longest}, "piece"))
     asked["workers"] = asked["workers"] or default_workers()
     options = QuantizeOptions(
         settings=settings,

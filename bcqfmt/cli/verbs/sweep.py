@@ -12,12 +12,13 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
-from bcqfmt.cli.options import ParamType, default_workers, given_settings
+from bcqfmt.cli.options import ParamType, context_option, default_workers, fitting_context, given_settings
 from bcqfmt.cli.progress import bar, return_large_blocks
 from bcqfmt.cli.reports import check_output
 from bcqfmt.cli.sources import find_source, read_stats, read_text
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error, escape
+from bcqfmt.integrations.model_folder import longest_context
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report.sweep import Point, Sweep
@@ -55,7 +56,7 @@ class _List(ParamType[tuple[str, ...]]):
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Also measure perplexity on this text.")
-@click.option("--context", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a window.")
+@context_option("context", "window")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="Write all numbers.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them, with the Pareto front.")
@@ -68,7 +69,7 @@ def command(
     pairs: tuple[str, ...],
     stats: Path | None,
     text: Path | None,
-    context: int,
+    context: int | None,
     max_tokens: int | None,
     out: Path | None,
     plot: Path | None,
@@ -95,6 +96,9 @@ def command(
         if path is not None:
             check_output(path, overwrite, model)
     source = find_source(model, revision, offline)
+    if text is not None:
+        longest = longest_context(source.checkpoint.config)
+        context = fitting_context(context, {source.checkpoint.folder: longest}, "window")
     sweep = _planned(source.checkpoint, given_settings({}, pairs), stats, asked)
     judge = None if text is None else _text_model(source.checkpoint.folder, text, context, max_tokens, sweep)
     return_large_blocks()
@@ -140,9 +144,10 @@ def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: d
     )
 
 
-def _text_model(folder: Path, text: Path, context: int, tokens: int | None, sweep: Sweep) -> TextModel:
+def _text_model(folder: Path, text: Path, context: int | None, tokens: int | None, sweep: Sweep) -> TextModel:
     from bcqfmt.integrations.transformers.perplexity import TextModel
 
+    assert context is not None
     model = TextModel(folder, read_text(text), context=context, most_tokens=tokens)
     missing = [name for name in sweep.weights if name not in model.names]
     if missing:

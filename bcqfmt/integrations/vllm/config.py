@@ -72,6 +72,13 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         vLLM 0.26 does not tell the revision; the commit that it read config.json of is in ``hf_config``. A head that
         the manifest names is not tied, whatever config.json says: vLLM would not load it.
         """
+        if getattr(hf_config, "model_type", None) == "eagle":  # vLLM gives its layers other names than the file
+            raise error(
+                "BCQ-E305",
+                model_name,
+                found="a quantized draft model of EAGLE",
+                expected="a dense one: bcqfmt export DRAFT NEW --to dense",
+            )
         raw = get_hf_file_bytes(MANIFEST, model_name, revision or getattr(hf_config, "_commit_hash", None))
         if raw is None:
             raise error("BCQ-V601", model_name, found=f"no {MANIFEST}", expected="a finished checkpoint")
@@ -91,6 +98,7 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """How a layer computes: ours, that of a dense layer, or None where vLLM chooses (BCQ-E305: not possible)."""
+        prefix = prefix.removeprefix("draft_model.")  # before all names of a model that drafts for another
         if isinstance(layer, LinearBase | VocabParallelEmbedding):
             head = isinstance(layer, ParallelLMHead)
             weights = self._weights_of(prefix if prefix or head else self._table_like(layer))

@@ -168,8 +168,8 @@ class BcqLinearMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
         held.bcq = nn.ModuleList(_stacked([loading.pieces[piece] for piece in sorted(loading.pieces)]))
         loading.pieces.clear()  # vLLM keeps the inlets, whose loaders lead here
         held.bcq_padding = sum(loading.sizes) - loading.rows
-        # others look here for the device of a layer: MLA, LoRA
-        empty = torch.empty(0, dtype=loading.dtype, device=loading.device)
+        # others look here for the device (MLA, LoRA) and the width (EAGLE) of a layer
+        empty = torch.empty(0, loading.columns, dtype=loading.dtype, device=loading.device)
         layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
         bias = getattr(layer, "bias", None) if len(held.bcq) == 1 and not held.bcq_padding else None
         for piece in held.bcq:
@@ -233,9 +233,11 @@ class BcqEmbeddingMethod(BcqLinearMethod):
 class TiedHeadMethod(LinearMethodBase):  # type: ignore[misc, unused-ignore]
     """A head without a weight of its own, whose embedding is quantized."""
 
-    def create_weights(self, layer: nn.Module, *sizes: Any, params_dtype: torch.dtype, **others: Any) -> None:
+    def create_weights(
+        self, layer: nn.Module, columns: int, *sizes: Any, params_dtype: torch.dtype, **others: Any
+    ) -> None:
         """Nothing but the empty ``weight`` that others look for."""
-        empty = torch.empty(0, dtype=params_dtype)
+        empty = torch.empty(0, columns, dtype=params_dtype)
         layer.register_parameter("weight", nn.Parameter(empty, requires_grad=False))
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:

@@ -132,7 +132,7 @@ def test_ranks_of_a_column_parallel_layer_make_up_the_whole(
         layer = fill(config, Rank(world.modules, rank, ranks).column(config, "up", 64, 128), weights)
         own = bias[rank * 64 // ranks : (rank + 1) * 64 // ranks]
         found.append(layer.quant_method.apply(layer, x, own))
-        assert [(name, tuple(p.shape)) for name, p in layer.named_parameters()] == [("weight", (0,))]
+        assert [(name, tuple(p.shape)) for name, p in layer.named_parameters()] == [("weight", (0, 128))]
         assert layer.quant_method.dequantize_weight(layer).shape == (64 // ranks, 128)
     assert torch.equal(torch.cat(found, -1), BcqLinear.from_weight(weights["up"], bias)(x))
 

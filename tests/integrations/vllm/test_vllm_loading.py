@@ -70,7 +70,7 @@ def test_a_quantized_embedding_and_the_head_that_is_tied_to_it(config: Any, worl
         rows = layer.quant_method.embedding(layer, ids % max(1, len(held)))
         assert torch.equal(rows, held[ids % len(held)] if len(held) else torch.zeros(2, 2, 128))
         found.append(head.quant_method.apply(head, x))
-        assert head.weight.shape == layer.weight.shape == (0,)
+        assert head.weight.shape == layer.weight.shape == (0, 128)  # EAGLE compares widths
     whole = torch.cat(found, -1)
     assert torch.equal(whole[:, :70], BcqLinear.from_weight(table)(x))
     assert whole.shape == (2, 128)
@@ -93,6 +93,15 @@ def test_an_embedding_without_a_name_is_found_by_its_size(config: Any, world: Si
     config.specs["model.more_embeddings"] = sample(70).spec
     with pytest.raises(BcqError, match=r"BCQ-E305 'model.embed_tokens'.*2 weights of shape \[70, 128\]"):
         rank.head(config, "", 70, 128, kind)
+
+
+def test_models_that_draft_for_another(config: Any, world: SimpleNamespace, tmp_path: Path) -> None:
+    bcqfmt.save(tmp_path / "m", {f"model.layers.0.self_attn.{one}_proj.weight": sample(16) for one in "qkv"})
+    with pytest.raises(BcqError, match=r"BCQ-E305 .*m: .*draft model of EAGLE.*export DRAFT NEW --to dense"):
+        config.maybe_update_config(str(tmp_path / "m"), SimpleNamespace(model_type="eagle"))
+    config.maybe_update_config(str(tmp_path / "m"), SimpleNamespace(model_type="llama"))
+    layer = Rank(world.modules).qkv(config, "draft_model.model.layers.0.self_attn.qkv_proj", 4, 4, 4, 128)
+    assert layer.quant_method.weights[0][0] == "model.layers.0.self_attn.q_proj"
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -104,7 +104,7 @@ def test_what_the_plugin_imports_and_looks_at_exists(world: SimpleNamespace) -> 
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 looked_at.update(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
     own = {"bcq", "register_parameter", "__dict__"}  # ours and torch's
-    own |= {"tie_word_embeddings", "_commit_hash"}  # of transformers' configs
+    own |= {"tie_word_embeddings", "_commit_hash", "model_type"}  # of transformers' configs
     known = attributes_of("QKVParallelLinear") | attributes_of("ParallelLMHead") | own
     assert {"tp_rank", "tp_size", "num_kv_head_replicas", "shard_indices"} <= looked_at <= known
     assert "packed_modules_mapping" in attributes_of("QuantizationConfig")

@@ -39,6 +39,11 @@ _KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 16,
          "num_hidden_layers": 6},
     ),
+    "deepseek_v3": (  # latent attention, of the only size that vLLM's CPU engine takes; no experts
+        transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM,
+        {"num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+         "qk_nope_head_dim": 32, "v_head_dim": 32, "first_k_dense_replace": 99, "n_routed_experts": 8},
+    ),
     "mixtral": (
         transformers.MixtralConfig, transformers.MixtralForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2},

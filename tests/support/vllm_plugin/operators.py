@@ -60,12 +60,113 @@ def _attend(
         output[first:last] = (scores.softmax(-1) @ own_values).transpose(0, 1).to(output.dtype)
 
 
+def _latent(result: Tensor, query: Tensor, cache: Tensor, scale: float, table: Tensor, lengths: Tensor) -> None:
+    """Multi-head latent attention of one token a request; ``cache`` (blocks, tokens of a block, columns)."""
+    size, columns = cache.shape[1], result.shape[-1]
+    for i, length in enumerate(lengths.tolist()):
+        at = torch.arange(length)
+        own = cache[table[i, at // size].long(), at % size].float()
+        scores = query[i].float() @ own.T * scale
+        result[i] = (scores.softmax(-1) @ own[:, :columns]).to(result.dtype)
+
+
+def _accept(
+    output: Tensor, ends: Tensor, drafted: Tensor, chosen: Tensor, bonus: Tensor, greedy: Any, most: int
+) -> None:
+    """Of the drafted tokens those that the model chooses too, then one of its own."""
+    for i, (first, last) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+        wrong = (drafted[first:last] != chosen[first:last]).nonzero().flatten().tolist()
+        kept = wrong[0] + 1 if wrong else last - first
+        output[i, :kept] = chosen[first : first + kept]
+        if not wrong:
+            output[i, kept] = bonus.flatten()[i]
+
+
+def _last_kept(ends: Tensor, kept: Tensor, starts: Tensor, at: Tensor, rejected: Tensor, requests: int) -> None:
+    """Where the last token that was kept is, and how many after it were rejected."""
+    drafted = ends[:requests].diff(prepend=ends.new_zeros(1))
+    rejected[:requests] = torch.where(drafted > 0, drafted + 1 - kept[:requests], 0)
+    at[:requests] = starts[1 : requests + 1] - 1 - rejected[:requests]
+
+
+def _next_tokens(
+    sampled: Tensor, discarded: Tensor, backup: Tensor, tokens: Tensor, kept: Tensor, vocabulary: int, *_: Any
+) -> None:
+    """The last valid token of every request, and the number of valid ones."""
+    for i, row in enumerate(sampled.tolist()):
+        valid = [] if bool(discarded[i]) else [token for token in row if 0 <= token < vocabulary]
+        kept[i] = len(valid)
+        tokens[i] = valid[-1] if valid else backup[i]
+
+
+def _with_next(
+    tokens: Tensor, positions: Tensor, following: Tensor, out: Tensor, out_positions: Tensor, rejected: Tensor,
+    masked: Tensor, fresh: Tensor, mapping: Tensor, starts: Tensor, ends: Tensor, padding: int, *_: Any,
+) -> None:  # fmt: skip
+    """What a draft model reads: the tokens of every request that were kept, and the one that follows them."""
+    masked.zero_()
+    for i, (first, stop) in enumerate(itertools.pairwise(starts.tolist())):
+        count = int(ends[i]) - first + 1
+        own = slice(first + i, stop + i + 1)
+        out[own] = padding
+        out[own][: count + 1] = torch.cat((tokens[first : first + count], following[i : i + 1]))
+        out_positions[own] = 0
+        out_positions[own][: count + 1] = positions[first] + torch.arange(count + 1)
+        rejected[own] = torch.arange(stop - first + 1) > count
+        fresh[i] = first + i + count
+
+
+def _one_on(
+    positions: Tensor, table: Tensor, lengths: Tensor, moved: Tensor, slots: Tensor, size: int, most: int, unused: int
+) -> None:
+    """Positions, lengths and places in the cache of the next token."""
+    count = len(positions)
+    after = positions + 1
+    full = after >= most
+    at = torch.where(full, 0, after)
+    moved[:count] = at
+    slots[count:] = unused
+    slots[:count] = torch.where(full, unused, table[torch.arange(count), at // size].long() * size + at % size)
+    lengths[:count] = torch.where(full, 1, lengths[:count] + 1).clamp(max=most)
+
+
 def _silu(result: Tensor, pair: Tensor) -> None:
     gate, up = pair.chunk(2, -1)
     result.copy_(torch.nn.functional.silu(gate) * up)
 
 
 _define("silu_and_mul(Tensor(a!) result, Tensor pair) -> ()", _silu)
+_define(
+    "mla_decode_kvcache(Tensor(a!) result, Tensor query, Tensor cache, float scale, Tensor table, Tensor lengths)"
+    " -> ()",
+    _latent,
+)
+_define(
+    "rejection_greedy_sample_kernel_impl(Tensor(a!) output, Tensor ends, Tensor drafted, Tensor chosen, Tensor bonus,"
+    " Tensor? greedy, int most) -> ()",
+    _accept,
+)
+_define(
+    "eagle_prepare_inputs_padded_kernel_impl(Tensor ends, Tensor kept, Tensor starts, Tensor(a!) at,"
+    " Tensor(b!) rejected, int requests) -> ()",
+    _last_kept,
+)
+_define(
+    "eagle_prepare_next_token_padded_kernel_impl(Tensor sampled, Tensor discarded, Tensor backup, Tensor(a!) tokens,"
+    " Tensor(b!) kept, int vocabulary, int sampled_each, int requests) -> ()",
+    _next_tokens,
+)
+_define(
+    "copy_and_expand_eagle_inputs_kernel_impl(Tensor tokens, Tensor positions, Tensor following, Tensor(a!) out,"
+    " Tensor(b!) out_positions, Tensor(c!) rejected, Tensor(d!) masked, Tensor(e!) fresh, Tensor(f!) mapping,"
+    " Tensor starts, Tensor ends, int padding, int parallel, int total, int added, bool shift) -> ()",
+    _with_next,
+)
+_define(
+    "eagle_step_slot_mapping_metadata_kernel_impl(Tensor positions, Tensor table, Tensor(a!) lengths,"
+    " Tensor(b!) moved, Tensor(c!) slots, int size, int most, int unused) -> ()",
+    _one_on,
+)
 _define("init_cpu_memory_env(int[] nodes) -> ()", lambda nodes: None)
 _define("greedy_argmax(Tensor logits) -> Tensor", lambda logits: logits.argmax(-1))
 _define(
