@@ -33,26 +33,21 @@ _CONVERSION = f"""\
   files and the new ones. `verify` rebuilds, compares and hashes every file once; `restore` rebuilds, hashes and writes
   ([decision 15](../decisions/0015-libraries-instead-of-own-code.md)).
 
-The goals of `convert`, `verify` and `restore` hang on the copy: the same run held on two cores of an x86-64 server
-with SHA instructions, where the copy makes 1290 to 1370 MB/s and one SHA-256 1141, gave 0.42 (0.39 to 0.47), 0.52
-(0.49 to 0.57) and 0.72 (0.69 to 0.82), with an earlier version that took a third more of the processor.
+Where the time of `convert` goes: ms of one Neoverse-N1 core per MB, by `perf`, on a busy machine. *Least*: the same
+alone in a loop, the shortest run.
 
-Where the time of `convert` goes: ms of one Neoverse-N1 core per MB of source, by `perf`, while ten other processes
-shared the two cores. *Least*: the same alone in a loop, shortest of several runs.
-
-| stage | GPTQ, 4 bit | GGUF, Q4_0 | least |
+| stage | GPTQ | Q4_0 | least |
 |---|---|---|---|
 | two SHA-256 | 1.28 | 1.30 | 1.28 |
-| packing, rebuilding to compare | 0.60 | 0.43 | 0.42: all of it in the cache |
-| reading twice | 0.52 | 0.43 | 0.16: into a buffer of 1 MB |
-| writing | 0.50 | 0.41 | 0.24 to 0.33 |
-| Python | 0.20 | 0.37 | |
-| numpy: scales; in GGUF comparing | 0.07 | 0.28 | |
-| page faults, syncing, the rest | 0.13 | 0.18 | |
+| packing, rebuilding | 0.60 | 0.43 | 0.42 |
+| reading twice | 0.52 | 0.43 | 0.16 |
+| writing | 0.50 | 0.41 | 0.24 |
+| Python, numpy | 0.27 | 0.65 | |
+| the rest | 0.13 | 0.18 | |
 | sum | 3.3 | 3.4 | 2.1 |
 
-A copy makes 1600 MB/s here, so 0.4 x of it are 1.56 ms per MB: at most 3.1 ms of a core, with both cores never idle.
-Reading and writing take what the caches of a shared machine leave them; alone they are 0.3 to 0.4 ms less.
+0.4 x of a copy at 1600 MB/s are 1.56 ms per MB: 3.1 ms of a core, with both cores never idle. On two cores of an x86-64
+server, copy 1330 MB/s, an earlier version gave 0.42, 0.52 and 0.72.
 
 The machine is shared with others, so the copy itself takes 1.3 to 2.6 s from run to run: compare ratios, not times.
 """
