@@ -41,9 +41,9 @@ CROSSOVER = {
 PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
-GEMM_LEAST = {"affine": 5, "bcq": 9}
+GEMM_LEAST = {"affine": 3, "bcq": 5}
 GEMM_LEAST_REORDERED = 13
-GEMM_MOST = {"wgmma": 512, "mma": 256}
+GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 # Look-ups are faster for fewer vectors than this: float32; weights decoded element by element; at most 2 planes.
 LOOK_UP = (8, 4, 2)

@@ -115,6 +115,6 @@ def rounded(x: float, dtype: str) -> bytes:
 
 
 if __name__ == "__main__":
-    reader = MiniReader(sys.argv[1])
+    reader = MiniReader(sys.argv[1] if sys.argv[1:] else sys.exit("usage: mini_reader.py FILE [PLANES]"))
     for name in reader.weights:
         print(name, reader.weights[name], reader.decode(name, int((sys.argv[2:] or ["8"])[0]))[:16].hex())

@@ -16,6 +16,8 @@ from .command import command_line
 __all__ = ["run_it", "step_lines"]
 
 PROMPT = "Once upon a time"
+_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)  # of GPTQModel
+_SERVED_GROUPS = (None, -1, 32, 64, 128)  # of vLLM's kernels
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _LOADERS = {
     "gptq": ("from gptqmodel import GPTQModel", "GPTQModel.load"),
@@ -53,7 +55,7 @@ def _run_quantized(folder: Path, how: Mapping[str, Any]) -> dict[str, str]:
     method = str(how.get("quant_method", ""))
     if _served(method, how):
         return {"run it": command_line("vllm", "serve", folder)}
-    if method not in _LOADERS:
+    if method not in _LOADERS or (method != "compressed-tensors" and how.get("group_size") not in _GROUPS):
         return {}
     first, load = _LOADERS[method]
     return {"in Python": f"{first}; {load}({str(folder)!r})  # vLLM does not take it, but the BCQ folder"}
@@ -62,15 +64,20 @@ def _run_quantized(folder: Path, how: Mapping[str, Any]) -> dict[str, str]:
 def _served(method: str, how: Mapping[str, Any]) -> bool:
     """Whether vLLM 0.26 and later take it: GPTQ that is not symmetric, and most widths, they no longer do."""
     if method == "gptq":
-        return how.get("bits") in (4, 8) and how.get("sym") is True
+        return how.get("bits") in (4, 8) and how.get("sym") is True and how.get("group_size") in _SERVED_GROUPS
     if method == "awq":
-        return how.get("bits") == 4 and str(how.get("version", "gemm")).lower() == "gemm"
+        gemm = str(how.get("version", "gemm")).lower() == "gemm"
+        return gemm and how.get("bits") == 4 and how.get("group_size") in _SERVED_GROUPS
     if method == "compressed-tensors":
         groups = how.get("config_groups")
         each = list(groups.values()) if isinstance(groups, dict) else []
         kinds = [group.get("weights") if isinstance(group, dict) else None for group in each]
         return bool(kinds) and all(
-            isinstance(one, dict) and one.get("num_bits") in (4, 8) and one.get("actorder") != "group" for one in kinds
+            isinstance(one, dict)
+            and one.get("num_bits") in (4, 8)
+            and one.get("group_size") in _SERVED_GROUPS
+            and one.get("actorder") != "group"
+            for one in kinds
         )
     return method == "auto-round" and how.get("packing_format") in ("auto_round:auto_gptq", "auto_round:auto_awq")
 

@@ -107,7 +107,8 @@ def fields(pairs: Iterable[tuple[str, str]]) -> list[str]:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Aligned columns; those in ``left`` start left, the others end right.
 
-    On a terminal that is too narrow the first column is cut in its middle; a file or a pipe gets all of it.
+    On a terminal that is too narrow the first column loses its beginning, which names of weights have in common; a file
+    or a pipe gets all of it.
     """
     cells = [[safe(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
@@ -188,8 +189,7 @@ def _shorten(text: str, width: int) -> str:
         return text
     keep = max(2, width - 3)
     while True:
-        head, tail = keep // 2, keep - keep // 2
-        shown = f"{text[:head]}...{text[-tail:]}"
+        shown = f"...{text[-keep:]}"
         if _width(shown) <= width or keep <= 2:
             return shown
         keep -= 1

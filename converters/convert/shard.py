@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,8 +25,8 @@ __all__ = ["ReadOnce", "ShardJob"]
 
 Array = npt.NDArray[Any]
 
-# Converting a weight holds two arrays of its size, and is fast compared to hashing and writing: workers take turns at
-# it and wait until there is room, so that memory does not grow with their number.
+# Packing a weight holds two arrays of its size, and is fast compared to hashing and writing: workers take turns at it
+# and wait until there is room, so that memory does not grow with their number. The proof needs a few rows of it.
 _one_at_a_time = threading.Lock()
 _SPARE = 1 << 26  # bytes of arrays that may be alive in addition to twice the largest weight
 
@@ -99,7 +99,7 @@ class ShardJob:
         module = self._modules[name]
         layout, read_once = self._layouts[module.layout], ReadOnce(module)
         try:
-            weight, rules, heavy = layout.convert(read_once.module, self._options)
+            weight, rules, heavy, proofs = layout.convert(read_once.module, self._options)
             known = layout.rebuilders()
             for suffix, rule in rules.items():
                 tensor = read_once.module.tensors[suffix]
@@ -110,26 +110,34 @@ class ShardJob:
             read_once.forget()  # scales are written last, those of all weights: they are read once more then
         parts = weight.parts()
         for suffix, part in heavy.items():
-            parts[part] = self._proved_part(weight, part, rules[suffix], module, suffix, known)
+            prove = partial(self._prove, rule=rules[suffix], tensor=module.tensors[suffix], known=known)
+            parts[part] = self._proved_part(weight, part, module.nbytes, prove, proofs.get(suffix, []))
         return BcqWeight(name, weight.spec, parts)
 
     def _proved_part(
-        self, weight: BcqWeight, part: str, rule: Rule, module: Module, suffix: str, known: Mapping[str, Rebuilder]
+        self, weight: BcqWeight, part: str, source_size: int, prove: Callable[..., None], proof: list[bool]
     ) -> StoredTensor:
         """A large part, computed on demand; with it the rule is proved that rebuilds the source tensor from it."""
         planned = weight.parts()[part]
 
         def make() -> Array:
             with _one_at_a_time:
-                wait_for_room(module.nbytes + planned.nbytes, self._room, self._check_stop)
+                wait_for_room(source_size + planned.nbytes, self._room, self._check_stop)
                 array = planned.array()
-                computed = {**weight.parts(), part: StoredTensor.from_array(part, array, planned.dtype)}
-                self._prove(BcqWeight(weight.name, weight.spec, computed), rule, module.tensors[suffix], known)
-                return array
+            computed = {**weight.parts(), part: StoredTensor.from_array(part, array, planned.dtype)}
+            prove(BcqWeight(weight.name, weight.spec, computed), proof=proof)
+            return array
 
         return StoredTensor(part, planned.dtype, planned.shape, make=make)
 
-    def _prove(self, weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuilder]) -> None:
-        """Archive a tensor raw that the rule does not rebuild byte for byte."""
-        if not rebuilds(weight, rule, tensor, known):
+    def _prove(
+        self,
+        weight: BcqWeight,
+        rule: Rule,
+        tensor: StoredTensor,
+        known: Mapping[str, Rebuilder],
+        proof: Sequence[bool] = (),
+    ) -> None:
+        """Archive a tensor raw that the rule does not rebuild byte for byte; ``proof``: what the layout has found."""
+        if not (all(proof) if proof else rebuilds(weight, rule, tensor, known)):
             self.rules[tensor.name] = ({"rule": "raw"}, None)

@@ -61,7 +61,7 @@ inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 ```
 
-With vLLM (`pip install vllm`, and bcqfmt; tested against the interfaces of vLLM 0.32, not yet run in vLLM itself):
+With vLLM (`pip install vllm`, and bcqfmt; run with vLLM 0.26 on a GPU, with 0.26 and 0.32 on CPUs):
 
 ```python
 from vllm import LLM, SamplingParams

@@ -41,6 +41,7 @@ from bcqfmt.weight.scheme import Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Converted, Module, Options, Rebuilder, Rule, Unforeseen, Values
+from .rebuild import as_bytes, same_bytes
 from .uniform import check_finite
 
 __all__ = ["Gguf"]
@@ -55,7 +56,7 @@ _UE4M3[127] = 480  # no number of the format, but one of ggml
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
 _ANY_NUMBERS: Final = Options(allow_nonfinite=True)
 _KEPT = 1 << 26  # bytes of numbers that are kept for their second use
-_TILE = 1 << 20  # bytes of blocks at a time
+_TILE = 1 << 21  # bytes of blocks at a time
 
 
 class Gguf:
@@ -108,6 +109,7 @@ class Gguf:
         segment = _segment(name, shape, odd, "scale" in module.tensors)
         scheme = Scheme(segments=(segment,), nonfinite=nonfinite)
         spec = WeightSpec(scheme=scheme, shape=shape, dtype="F32", widths=(shape[-1],))
+        proof: list[bool] = []
 
         def planes() -> Array:
             found = new_array(spec.parts()["s0_planes"].shape, np.uint32)
@@ -121,6 +123,10 @@ class Gguf:
                     planes_of(name, blocks, module.settings["order"], matrices[e][:, start:end])
                     if late:
                         pieces[i] = numbers_of(name, blocks, module.settings["order"])
+                    if late and not module.settings["heads"]:  # the rebuilt rows are those of the file
+                        fields = {**pieces[i], "planes": matrices[e][:, start:end]}
+                        again = blocks_of(name, fields, module.settings["order"])
+                        proof.append(same_bytes(as_bytes(again), as_bytes(blocks)))
 
             each_share(pack, len(tiles), 1, options.threads)
             if late and _nonfinite(small.keep(_joined(pieces)), module, _ANY_NUMBERS):
@@ -137,7 +143,8 @@ class Gguf:
         rules: dict[str, Rule] = {"blocks": rule}
         if "scale" in module.tensors:
             rules["scale"] = {"rule": "part", "part": "s0_scale_scale", "shape": list(module.tensors["scale"].shape)}
-        return Converted(BcqWeight(module.weight_name, spec, parts), rules, {"blocks": "s0_planes"})
+        weight = BcqWeight(module.weight_name, spec, parts)
+        return Converted(weight, rules, {"blocks": "s0_planes"}, {"blocks": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
         """A rule for every type."""

@@ -77,9 +77,13 @@ class Gptq:
         how = bits, n, s["planar"], s["zero_point"]
         zeros = _zero_points(qzeros, *how) if word is None else _same_zero_points(word, qzeros.shape, *how)
 
+        proof: list[bool] = []
+
         def planes() -> Array:
-            convert = words.planar_to_planes if s["planar"] else words.gptq_to_planes
-            return convert(tensors["qweight"].array(), bits, k, threads=options.threads, perm=perm)
+            packed = tensors["qweight"].array()
+            if s["planar"]:
+                return words.planar_to_planes(packed, bits, k, options.threads, perm)
+            return words.gptq_to_planes(packed, bits, k, options.threads, perm, proof)
 
         weight = affine_weight(
             module, (n, k), bits, s["group_size"], tensors["scales"], True, zeros, perm, planes, options
@@ -92,7 +96,7 @@ class Gptq:
         }
         if "g_idx" in tensors:
             rules["g_idx"] = {"rule": "g_idx"}
-        return Converted(weight, rules, {"qweight": "s0_planes"})
+        return Converted(weight, rules, {"qweight": "s0_planes"}, {"qweight": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
         """Rule name -> how it rebuilds a tensor."""

@@ -85,11 +85,14 @@ class Converted(NamedTuple):
     """The weight, its large parts computed on demand, and a rule for every tensor of the module.
 
     ``heavy``: source suffix -> the part it is rebuilt from, for tensors that are checked when that part is computed.
+    ``proofs``: source suffix -> a list that gets, when that part is computed, whether the tensor was rebuilt from it;
+    it stays empty where the layout did not compare them itself.
     """
 
     weight: BcqWeight
     rules: dict[str, Rule]
     heavy: dict[str, str]
+    proofs: Mapping[str, list[bool]] = {}
 
 
 class Layout(Protocol):

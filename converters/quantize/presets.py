@@ -23,7 +23,10 @@ class Preset:
 
     def options(self) -> str:
         """As one would type it without the preset."""
-        words = [f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items()]
+        words = [
+            f"--no-{name}" if value is False else f"--{name.replace('_', '-')} {value}"
+            for name, value in self.settings.items()
+        ]
         return " ".join([f"--method {self.method}", *words])
 
 
@@ -35,8 +38,8 @@ PRESETS: Mapping[str, Preset] = {
         "3 bit, best quality for the bytes", "gptq", {"bits": 3}, measured="3.19 bits per weight, perplexity 30.6"
     ),
     "2bit": Preset(
-        "2 bit, best quality for the bytes", "gptq", {"bits": 2, "group_size": 64},
-        measured="2.30 bits per weight, perplexity 53.9",
+        "2 bit, best quality for the bytes", "bcq", {"bits": 2, "bias": False, "rounding": "gptq"},
+        measured="2.27 bits per weight, perplexity 52.1",
     ),
     "plain": Preset(
         "4 bit without calibration", "rtn", {"bits": 4, "group_size": 32}, inputs="",

@@ -6,8 +6,6 @@ bits after the last code are zero in the result. Where planes are given, ``bits`
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import numpy.typing as npt
 
@@ -59,13 +57,23 @@ def planes_to_codes(planes: Array, k: int, perm: Array | None = None, threads: i
     return cut(codes, k)
 
 
-def gptq_to_planes(words: Array, bits: int, k: int | None = None, threads: int = 1, perm: Array | None = None) -> Words:
-    """GPTQ weights [ceil(K*bits/32), N]: LE(bits) along axis 0."""
+def gptq_to_planes(
+    words: Array,
+    bits: int,
+    k: int | None = None,
+    threads: int = 1,
+    perm: Array | None = None,
+    proof: list[bool] | None = None,
+) -> Words:
+    """GPTQ weights [ceil(K*bits/32), N]: LE(bits) along axis 0.
+
+    ``proof``: gets whether the planes give back the words, where straight code can compare them on the way.
+    """
     k = words.shape[0] * 32 // bits if k is None else k
     words = words_in(words, length(k, bits), None)
     if perm is None and _straight(bits, words.shape[1], k):
         planes = new_planes(bits, words.shape[1], k)
-        _run_straight(words, planes, True, threads)
+        _run_straight(words, planes, True, threads, proof)
         return planes
     return _to_planes(runs.rows(words, programs.stream(bits), blocks_of(k)), bits, k, perm, threads)
 
@@ -192,12 +200,19 @@ def _straight(bits: int, n: int, k: int) -> bool:
     return bits in (1, 2, 4, 8) and n >= UNITS and k >= 32 * UNITS and k % 32 == 0
 
 
-def _run_straight(words: Words, planes: Words, to_planes: bool, threads: int) -> None:
+def _run_straight(words: Words, planes: Words, to_planes: bool, threads: int, proof: list[bool] | None = None) -> None:
     """LE(bits) words [K*bits/32, N] to planes, or back; see `straight_rows`."""
     bits, n, blocks = planes.shape
     flat, plane, lane = flat_planes(planes)
-    loop = straight_rows(bits, to_planes)
-    each_share(partial(loop, words.reshape(-1), flat, n, plane, lane, blocks), n, 64, threads)
+    loop = straight_rows(bits, to_planes, proof is not None)
+    wrong: list[int] = []
+
+    def work(first: int, stop: int) -> None:
+        wrong.append(loop(words.reshape(-1), flat, n, plane, lane, blocks, first, stop))
+
+    each_share(work, n, 64, threads)
+    if proof is not None:
+        proof.append(not any(wrong))
 
 
 def _run(source: Side, target: Side, bits: int, k: int, order: Order | None, threads: int) -> None:

@@ -7,7 +7,7 @@ function per program and direction, compiled when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -85,8 +85,15 @@ class _Words(Emit):
     def steps(self, rows: list[Any], steps: Any) -> None:
         """Carry out exchanges."""
         for step in steps:
-            right = ir.Constant(_FOUR, [step.right] * UNITS)
             x, y = rows[step.x], rows[step.y]
+            if step.right in (8, 16):  # whole bytes or halves of words: a shuffle
+                kind = ir.VectorType(ir.IntType(step.right), 32 * UNITS // step.right)
+                a, b = (self.builder.bitcast(one, kind) for one in (x, y))
+                for row, odd in ((step.x, 0), (step.y, 1)):
+                    lanes = [i + odd + side for i in range(0, kind.count, 2) for side in (0, kind.count)]
+                    rows[row] = self.builder.bitcast(self.shuffle(a, b, lanes), _FOUR)
+                continue
+            right = ir.Constant(_FOUR, [step.right] * UNITS)
             rows[step.y] = self.chosen(step.mask, self.builder.lshr(x, right), y)
             rows[step.x] = self.chosen(step.mask << step.right, self.builder.shl(y, right), x)
 
@@ -109,6 +116,17 @@ class _Words(Emit):
         """Of each plane, where the words of the four blocks begin, lane after lane."""
         to, plane, lane = self.values[5:8]
         return [[self.steps_on(self.steps_on(to, plane, i), lane, j) for j in range(UNITS)] for i in range(bits)]
+
+    def rebuilt(self, program: Container) -> Iterator[tuple[Any, Any]]:
+        """The words of four blocks of four lanes, made from their planes, with the place of each."""
+        blocks: list[list[Any]] = [[None] * program.words for _ in range(UNITS)]
+        for i, places in enumerate(self.lane_places(program.words)):
+            found = self.columns([self.load(self.at(4, one, _FOUR)) for one in places])
+            for block, vector in zip(blocks, found, strict=True):
+                block[program.ends[0, program.words - 1 - i]] = vector
+        for block, words in zip(blocks, self.word_places(program.words), strict=True):
+            self.steps(block, reversed(program.steps))
+            yield from ((vector, self.at(1, one, _FOUR)) for vector, one in zip(block, words, strict=True))
 
     def steps_on(self, index: Any, step: Any, count: int) -> Any:
         return self.builder.add(index, self.builder.mul(step, step.type(count)))
@@ -173,24 +191,29 @@ def _rows_there(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any, 
 
 def _rows_back(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any, plane: Any, lane: Any) -> Any:
     """The inverse of ``_rows_there``."""
-    program = programs.stream(bits.literal_value)
 
     def write(emit: _Words) -> None:
-        blocks: list[list[Any]] = [[None] * program.words for _ in range(UNITS)]
-        for i, places in enumerate(emit.lane_places(program.words)):
-            found = emit.columns([emit.load(emit.at(4, one, _FOUR)) for one in places])
-            for block, vector in zip(blocks, found, strict=True):
-                block[program.ends[0, program.words - 1 - i]] = vector
-        for block, place in zip(blocks, emit.word_places(program.words), strict=True):
-            emit.steps(block, reversed(program.steps))
-            for vector, one in zip(block, place, strict=True):
-                emit.store(vector, emit.at(1, one, _FOUR))
+        for vector, place in emit.rebuilt(programs.stream(bits.literal_value)):
+            emit.store(vector, place)
 
     return None, write
 
 
-there, back, rows_there, rows_back = (
-    intrinsic(function, _Words) for function in (_there, _back, _rows_there, _rows_back)
+def _rows_differ(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any, plane: Any, lane: Any) -> Any:
+    """Not zero where the words are others than ``_rows_back`` would store."""
+
+    def write(emit: _Words) -> Any:
+        found = ir.Constant(_FOUR, [0] * UNITS)
+        for vector, place in emit.rebuilt(programs.stream(bits.literal_value)):
+            found = emit.builder.or_(found, emit.builder.xor(vector, emit.load(place)))
+        halves = emit.builder.bitcast(found, ir.VectorType(emit.i64, 2))
+        return emit.builder.or_(*(emit.builder.extract_element(halves, emit.i32(i)) for i in range(2)))
+
+    return types.int64, write
+
+
+there, back, rows_there, rows_back, rows_differ = (
+    intrinsic(function, _Words) for function in (_there, _back, _rows_there, _rows_back, _rows_differ)
 )
 
 
@@ -225,25 +248,32 @@ def straight(order: str, flip: bool, to_planes: bool) -> Callable[..., None]:
 
 
 @cache
-def straight_rows(bits: int, to_planes: bool) -> Callable[..., None]:
+def straight_rows(bits: int, to_planes: bool, proved: bool = False) -> Callable[..., int]:
     """The loop of LE(bits) words [blocks * bits, lanes]; 1, 2, 4 or 8 bits, at least four lanes and blocks.
 
     Arguments: words and planes uint32, both flat; lanes; words from one plane to the next and from one lane to the
-    next; blocks; the first lane and the one after the last.
+    next; blocks; the first lane and the one after the last. ``proved``: words are rebuilt from the stored planes while
+    these are in the cache; the result is not zero if they differ.
     """
     stamp = stamp_of(intrinsics, programs)
 
-    def loop(words: Any, planes: Any, row: Any, plane: Any, lane: Any, blocks: Any, first: Any, stop: Any) -> None:
+    def loop(words: Any, planes: Any, row: Any, plane: Any, lane: Any, blocks: Any, first: Any, stop: Any) -> Any:
+        wrong = 0
         for begin in range(first, stop if stamp else first, _LANES):
-            for block in range(0, blocks, 4):
-                b = min(block, blocks - 4)  # the last four overlap those before, and store the same words
-                for one in range(begin, min(begin + _LANES, stop), 4):
-                    n = min(one, stop - 4)
-                    if to_planes:
-                        rows_there(bits, words, b * bits * row + n, row, planes, n * lane + b, plane, lane)
-                    else:
-                        rows_back(bits, words, b * bits * row + n, row, planes, n * lane + b, plane, lane)
+            for again in range(2 if proved else 1):
+                for block in range(0, blocks, 4):
+                    b = min(block, blocks - 4)  # the last four overlap those before, and store the same words
+                    for one in range(begin, min(begin + _LANES, stop), 4):
+                        n = min(one, stop - 4)
+                        at, to = b * bits * row + n, n * lane + b
+                        if not to_planes:
+                            rows_back(bits, words, at, row, planes, to, plane, lane)
+                        elif again == 0:
+                            rows_there(bits, words, at, row, planes, to, plane, lane)
+                        else:
+                            wrong |= rows_differ(bits, words, at, row, planes, to, plane, lane)
+        return wrong
 
     source, target = types.Array(types.uint32, 1, "C", readonly=True), types.uint32[::1]
     arrays = (source, target) if to_planes else (target, source)
-    return compiled(loop, types.void, *arrays, *(types.int64,) * 6)
+    return compiled(loop, types.int64, *arrays, *(types.int64,) * 6)

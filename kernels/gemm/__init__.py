@@ -17,10 +17,11 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.launch import Kernel, Plans
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
+from bcqfmt.kernels.runtime.tensor_map import TensorMap
 from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
 
 from .layout import GemmLayout, layout_of
-from .shape import GemmShape, gemm_shape
+from .shape import GemmShape, blocks_for, gemm_shape
 
 __all__ = ["GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
 
@@ -145,7 +146,8 @@ class GemmStep(NamedTuple):
     """The launch of one segment: what is the same whenever as many vectors are multiplied.
 
     ``units``: stages that the blocks share evenly, after ``waves`` whole tiles of each. ``split``: tiles that several
-    blocks add up, 0 where none are; ``partial``: float32 numbers for their parts.
+    blocks add up, 0 where none are; ``partial``: float32 numbers for their parts. ``box``: vectors of a box of
+    x, which the kernel takes as a tensor map, or 0.
     """
 
     kernel: Kernel
@@ -153,11 +155,12 @@ class GemmStep(NamedTuple):
     threads: int
     shared: int
     early: bool
-    row_tiles: int
+    vector_tiles: int
     units: int
     waves: int
     split: int
     partial: int
+    box: int
 
 
 def _plan(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmStep]:
@@ -187,19 +190,20 @@ def _steps(operand: GemmOperand, shapes: Sequence[GemmShape], count: int) -> Seq
 def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
     from .kernel import gemm_kernel
 
-    row_tiles = -(-operand.shape[0] // shape.rows)
-    tiles = row_tiles * -(-count // shape.vectors)
-    grid = min(shape.blocks * device.processors(operand.gpu), tiles * shape.steps)
+    vector_tiles = -(-count // shape.vectors)
+    tiles = -(-operand.shape[0] // shape.rows) * vector_tiles
+    grid = blocks_for(tiles, shape.steps, shape.blocks * device.processors(operand.gpu))
     # what blocks share is more than a tile for each: few blocks have parts of the same one
-    waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.roles and grid else 0
+    waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.engine == "wgmma" and grid else 0
     units = (tiles - waves * grid) * shape.steps
     split = units // shape.steps if grid and (units % grid or units // grid % shape.steps) else 0
     if (units + 1) * grid > LIMIT or count * max(operand.shape) > LIMIT or split > TICKETS:
         raise error("BCQ-E554", found=f"{count} vectors", expected="fewer in one product")
     return GemmStep(
         kernel=gemm_kernel(shape), grid=grid, threads=shape.threads, shared=shape.shared_bytes,
-        early=operand.settled and shape.engine == "wgmma", row_tiles=row_tiles, units=units,
-        waves=waves, split=split, partial=2 * grid * shape.partial_words,
+        early=operand.settled and shape.engine == "wgmma", vector_tiles=vector_tiles,
+        units=units, waves=waves, split=split, partial=2 * grid * shape.partial_words,
+        box=shape.vectors if shape.engine == "wgmma" else 0,
     )  # fmt: skip
 
 
@@ -216,10 +220,11 @@ def _launch(operand: GemmOperand, plan: Sequence[GemmStep], x: Any, y: Any, adde
         if step.split:
             own = tickets(operand.tickets, step.split)
             partials = device.empty_like(x, (step.partial,), "F32")
+        given = TensorMap(taken, segment.start, segment.layout.width, step.box) if step.box else taken
         step.kernel.launch(
-            (step.grid,), step.threads, segment.codes, segment.numbers, segment.row_scale, taken,
+            (step.grid,), step.threads, segment.codes, segment.numbers, segment.row_scale, given,
             segment.row_scale if total is None else total, target, partials, own,
-            rows, -(-rows // 64), columns, segment.start, count, step.units, step.row_tiles, addend_step, step.waves,
+            rows, -(-rows // 64), columns, segment.start, count, step.units, step.vector_tiles, addend_step, step.waves,
             shared=step.shared, early=step.early,
         )  # fmt: skip
         total, addend_step = target, rows

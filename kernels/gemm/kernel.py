@@ -7,9 +7,9 @@ number, then scaled and shifted. Values of bcq weights and tables are looked up 
 more than four or short groups, the sign of each plane's scale is flipped by its bit, and the scales are added.
 
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
-are in the same bank. The two engines differ in one function: ``wgmma`` (sm_90a) reads x from shared memory itself, and
-multiplies while the next codes are turned into numbers; ``mma`` (sm_80 and later) loads it into registers. Here all
-threads copy and multiply; with many vectors ``wgmma`` is faster if some threads only copy (`roles`).
+are in the same bank. Here ``mma`` (sm_80 and later) loads it into registers, and all threads copy and multiply.
+``wgmma`` (sm_90a, `roles`) reads x from shared memory itself, and multiplies while the next codes are turned into
+numbers; there some threads only copy.
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.
@@ -40,19 +40,20 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
 
     Arrays: codes, numbers and row_scale as in `layout`; x [count, columns]; addend float32, row ``v * addend_step`` for
     vector v; y [count, rows]; partials [2 blocks][numbers of a tile]; tickets, zeros, a word for every shared tile.
-    Tiles are numbered along the rows. ``waves``: tiles that every block has alone, the first ones, only with roles;
+    Tiles are numbered along the vectors. ``waves``: tiles that every block has alone, the first ones, only with wgmma;
     ``total``: steps of all others.
     """
+    x, y = "map" if shape.engine == "wgmma" else "u16*", "f32*" if shape.out == 0 else "u16*"
     declared = (
-        f"u32* codes, u32* numbers, f32* row_scale, u16* x, f32* addend, {'f32' if shape.out == 0 else 'u16'}* y, "
-        "f32* partials, u32* tickets, u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
-        "u32 row_tiles, u32 addend_step, u32 waves"
+        f"u32* codes, u32* numbers, f32* row_scale, {x} x, f32* addend, {y} y, f32* partials, u32* tickets, "
+        "u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
+        "u32 vector_tiles, u32 addend_step, u32 waves"
     )
-    return (roles_kernel if shape.roles else _kernel_without_roles)(shape, declared)
+    return (roles_kernel if shape.engine == "wgmma" else _mma_kernel)(shape, declared)
 
 
-def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
-    layout, n, engine = shape.layout, shape.vectors, shape.engine
+def _mma_kernel(shape: GemmShape, declared: str) -> Kernel:
+    layout, n = shape.layout, shape.vectors
     groups, depth, stages, threads = shape.groups, shape.depth, shape.stages, shape.threads
     steps, stage_bytes, sums_count, width = shape.steps, shape.stage_bytes, shape.vectors // 2, layout.width
     codes_at, numbers_at, x_bytes, own_sets = shape.codes_at, shape.numbers_at, shape.x_bytes, shape.sets
@@ -61,9 +62,8 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
     code_pieces, set_pieces, x_pieces = code_bytes // 16, set_bytes // 16, n * 8
     blocks, sharing, sets = layout.blocks, layout.sharing, layout.sets
     warp_codes, warp_sets = depth * code_bytes, own_sets * set_bytes
-    ahead, pending, running = stages - 2, stages - 3, min(1, depth - 1)
-    per_set = depth // own_sets
-    own, pieces = engine == "wgmma", depth * x_pieces
+    ahead, pending = stages - 2, stages - 3
+    per_set, pieces = depth // own_sets, depth * x_pieces
     x_steps, ragged = -(-pieces // threads), width != blocks * SIDE
     (held_words, load_numbers, decode), multiply = decoder(layout), _multiplier(shape)
     zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
@@ -105,11 +105,11 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
 
     fetch_weight, fetch_x = inlined(unrolled(load_weight)), inlined(unrolled(load_x))
 
-    @kernel(declared, threads=threads, blocks=shape.blocks, variant=repr(shape), specific=own)
+    @kernel(declared, threads=threads, blocks=shape.blocks, variant=repr(shape))
     @unrolled
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
-        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, row_tiles: Any, addend_step: Any,
+        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
         waves: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
@@ -136,14 +136,12 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
         while unit < end:
             if waiting == 0:
                 ptx.cp_async_wait(pending)
-                if own:
-                    ptx.fence_async()
                 ptx.sync_block()
             fetched = ptx.u32(unit + ahead - waiting)
             if fetched < end:
                 if next_step == 0 or fetched == begin:  # another tile
-                    row_block = ptx.u32(ptx.rem_u32(next_tile, row_tiles) * groups + group)
-                    first = ptx.u32(ptx.div_u32(next_tile, row_tiles) * n)
+                    row_block = ptx.u32(ptx.div_u32(next_tile, vector_tiles) * groups + group)
+                    first = ptx.u32(ptx.rem_u32(next_tile, vector_tiles) * n)
                     size = ptx.u32(16) if row_block < row_blocks else ptx.u32(0)
                     row_block = ptx.min_u32(row_block, ptx.u32(row_blocks - 1))
                     code_at = ptx.u32(row_block * (blocks * 4 * code_pieces) + weight_first)
@@ -152,9 +150,6 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
                     x_at = ptx.u32(first * per_row + x_first + next_step * (8 * depth))
                     left = ptx.u32(count - first - at) if ptx.u32(first + at) < count else ptx.u32(0)
                 fetch_weight(codes, numbers, code_at, set_at, next_step, size, target, warp, lane)
-                if own and fetched == begin:
-                    ptx.wait_previous_kernel()
-                    ptx.launch_next_kernel()
                 fetch_x(x, x_at, left, per_row, next_step, ptx.u32(target + x_target), thread)
                 code_at, x_at = ptx.u32(code_at + depth * 4 * code_pieces), ptx.u32(x_at + 8 * depth)
                 next_step = ptx.u32(next_step + 1)
@@ -172,29 +167,22 @@ def _kernel_without_roles(shape: GemmShape, declared: str) -> Kernel:
                 numbers_of_d = ptx.u32(numbers_of + d // per_set * set_bytes)
                 if d % per_set == 0:
                     load_numbers(held, numbers_of_d, lane)
-                if own:
-                    ptx.wgmma_wait(running)  # the fragment before the last one is free
                 codes_of = ptx.u32(place + codes_at + warp * warp_codes + d * code_bytes)
                 decode(a, codes_of, numbers_of_d, lane, held)
-                if own:
-                    ptx.wgmma_fence()
                 x_of = ptx.u32(place + d * x_bytes)
                 for k in static(4):
                     multiply(
                         sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]), ptx.u32(a[4 * k + 3]),
                         x_of, k, lane,
                     )  # fmt: skip
-                if own:
-                    ptx.wgmma_commit()
             place = base if place == last else ptx.u32(place + stage_bytes)
             unit = ptx.u32(unit + 1)
             if unit == ptx.u32((tile + 1) * steps) or unit == end:
-                if own:
-                    ptx.wgmma_wait(0)
                 finish(
-                    sums, row_scale, addend, y, partials, tickets, rows, count, total, row_tiles, addend_step, tile,
+                    sums, row_scale, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step, tile,
                     tile, ptx.u32(0), begin, end, ptx.u32(base + stages * stage_bytes), thread,
                 )  # fmt: skip
+                zero_sums(sums)
                 tile = ptx.u32(tile + 1)
 
     return gemm
@@ -226,14 +214,7 @@ def _multiplier(shape: GemmShape) -> Any:
         for i in static(4):
             sums[i] = d[i]
 
-    if shape.engine == "mma":
-        return inlined(unrolled(by_warp_of_eight if n == 8 else by_warp))
-    wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
-
-    def by_group(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, k: Any, lane: Any) -> None:
-        wgmma(sums, a0, a1, a2, a3, address, k)
-
-    return inlined(by_group)
+    return inlined(unrolled(by_warp_of_eight if n == 8 else by_warp))
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
@@ -243,6 +224,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     shapes = [
         gemm_shape(four, 16, 28672, 1, 1, "wgmma"),
         gemm_shape(four, 128, 28672, 1, 1, "wgmma"),
+        gemm_shape(four, 512, 28672, 1, 1, "wgmma"),
         gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 64, 28672, 1, 0, "wgmma"),
         gemm_shape(GemmLayout(5, 4096, 128, "bcq", "F16"), 32, 28672, 1, 0, "wgmma"),
         GemmShape(table, 32, 1, 1, "mma", groups=2, blocks=2),

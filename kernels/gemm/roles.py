@@ -1,10 +1,13 @@
-"""The product with the tensor cores of sm_90a: producer warps copy, consumer warps decode and multiply.
+"""The product with the tensor cores of sm_90a: one thread copies, consumer warps decode and multiply.
 
-Four producer warps copy x, whose 16-byte pieces have to change places, and one thread of them starts bulk copies of
-weights. The consumer warps, four for every 64 rows, turn codes into numbers and start the tensor cores, which read x
-from shared memory and multiply while the next codes are turned into numbers. Two barriers for every stage: *filled*, at
-which the thread, its bytes and the producers arrive, and *free*, at which the consumers do. Nothing else waits, so the
-warps of different rows are soon at different places, and the tensor cores always have work.
+A producer thread starts bulk copies of weights and of boxes of x, which the copy engine stores as the tensor cores want
+them. The consumer warps, four for every 64 rows, turn codes into numbers and start the tensor cores, which read x from
+shared memory and multiply while the next codes are turned into numbers. Two barriers for every stage: *filled*, at
+which the producer and its bytes arrive, and *free*, at which the consumers do. Nothing else waits, so the warps of
+different rows are soon at different places, and the tensor cores always have work.
+
+The steps of a tile are a loop of their own: where the sums of another tile could come into it, the compiler would wait
+for the tensor cores at every step.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from .tile_end import tile_end
 
 __all__ = ["roles_kernel"]
 
+WEIGHT_WARPS = 3  # that copy weights; a fourth one copies x
+
 
 def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
-    """The kernel of `kernel.gemm_kernel` for shapes with roles, of 16 vectors and more."""
+    """The kernel of `kernel.gemm_kernel` for the engine wgmma; x is a tensor map."""
     layout, n, depth, stages, sums_count = shape.layout, shape.vectors, shape.depth, shape.stages, shape.vectors // 2
     steps, stage_bytes, members, x_bytes = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes
     codes_at, numbers_at, barriers_at = shape.codes_at, shape.numbers_at, shape.barriers_at
@@ -37,13 +42,14 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     registers, copying = min(240, shape.registers), COPYING
     wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
     zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
-    copy, advance = _copier(shape), _next_unit(shape)
+    next_tile, copying_warps = _next_tile(), min(WEIGHT_WARPS, shape.groups)
+    copy_weight, copy_x = _copier(shape, _weight_copier(shape)), _copier(shape, _x_copier(shape))
 
     @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape), specific=True)
     @unrolled
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
-        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, row_tiles: Any, addend_step: Any,
+        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
         waves: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
@@ -64,203 +70,160 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
         last = ptx.u32(filled + (stages - 1) * 16)
         if thread == members:
             for i in static(stages):
-                ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16), ptx.u32(5))
+                ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16), ptx.u32(copying_warps + 1))
                 ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16 + 8), ptx.u32(multiplying))
             ptx.mbarrier_fence()
         ptx.sync_block()
         if warp >= multiplying:
             ptx.fewer_registers(copying)
-            copy(
-                codes, numbers, x, base, filled, last, units, tile, step, entire, shared_tile, shared_step, row_tiles,
-                row_blocks, columns, start, count, ptx.u32(thread - members), lane,
-            )  # fmt: skip
+            own = ptx.u32(warp - multiplying)
+            if own == WEIGHT_WARPS and lane == 0:
+                ptx.prefetch_map(x)
+                ptx.wait_previous_kernel()
+                ptx.launch_next_kernel()
+                copy_x(
+                    codes, numbers, x, base, filled, last, units, tile, step, entire, shared_tile, shared_step,
+                    vector_tiles, row_blocks, own,
+                )  # fmt: skip
+            elif own < copying_warps and lane == 0:
+                copy_weight(
+                    codes, numbers, x, base, filled, last, units, tile, step, entire, shared_tile, shared_step,
+                    vector_tiles, row_blocks, own,
+                )  # fmt: skip
         else:
             ptx.more_registers(registers)
             ptx.wait_previous_kernel()
             sums = cuda.local.array(sums_count, types.float32)
-            zero_sums(sums)
-            place, bar, parity, before, unit = base, filled, ptx.u32(0), ptx.u32(0), ptx.u32(0)
+            place, bar, parity, unit = base, filled, ptx.u32(0), ptx.u32(0)
             while unit < units:
-                ptx.mbarrier_wait(bar, parity)
-                numbers_of = ptx.u32(place + numbers_at + group * (own_sets * set_bytes) + (warp & 3) * warp_set)
-                codes_of = ptx.u32(place + codes_at + group * (depth * code_bytes) + (warp & 3) * warp_codes)
-                held = cuda.local.array(held_words, types.uint32)
-                for d in static(depth):
-                    a = cuda.local.array(16, types.uint32)
-                    own_numbers = ptx.u32(numbers_of + d // per_set * set_bytes)
-                    if d % per_set == 0:
-                        load_numbers(held, own_numbers, lane)
-                    ptx.wgmma_wait(running)  # the fragment before the last one is free
-                    if d == running and before != 0 and lane == 0:
-                        ptx.mbarrier_arrive(before)
-                    decode(a, ptx.u32(codes_of + d * code_bytes), own_numbers, lane, held)
-                    ptx.wgmma_fence()
-                    x_of = ptx.u32(place + d * x_bytes)
-                    for k in static(4):
-                        wgmma(
-                            sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]),
-                            ptx.u32(a[4 * k + 3]), x_of, k,
-                        )  # fmt: skip
-                    ptx.wgmma_commit()
-                before = ptx.u32(bar + 8)
-                if bar == last:
-                    place, bar, parity = base, filled, ptx.u32(parity ^ 1)
-                else:
-                    place, bar = ptx.u32(place + stage_bytes), ptx.u32(bar + 16)
-                unit = ptx.u32(unit + 1)
-                if ptx.u32(step + 1) == steps or unit == units:
-                    ptx.wgmma_wait(0)
-                    finish(
-                        sums, row_scale, addend, y, partials, tickets, rows, count, total, row_tiles, addend_step,
-                        tile, ptx.u32(tile - whole), entire, begin, end, ptx.u32(filled + stages * 16), thread,
-                    )  # fmt: skip
-                tile, step, entire = advance(tile, step, entire, shared_tile, shared_step)
+                zero_sums(sums)
+                left, before = ptx.min_u32(ptx.u32(steps - step), ptx.u32(units - unit)), ptx.u32(0)
+                unit = ptx.u32(unit + left)
+                while left > 0:
+                    ptx.mbarrier_wait(bar, parity)
+                    numbers_of = ptx.u32(place + numbers_at + group * (own_sets * set_bytes) + (warp & 3) * warp_set)
+                    codes_of = ptx.u32(place + codes_at + group * (depth * code_bytes) + (warp & 3) * warp_codes)
+                    held = cuda.local.array(held_words, types.uint32)
+                    for d in static(depth):
+                        a = cuda.local.array(16, types.uint32)
+                        own_numbers = ptx.u32(numbers_of + d // per_set * set_bytes)
+                        if d % per_set == 0:
+                            load_numbers(held, own_numbers, lane)
+                        ptx.wgmma_wait(running)  # the fragment before the last one is free
+                        if d == running and before != 0 and lane == 0:
+                            ptx.mbarrier_arrive(before)
+                        decode(a, ptx.u32(codes_of + d * code_bytes), own_numbers, lane, held)
+                        ptx.wgmma_fence()
+                        x_of = ptx.u32(place + d * x_bytes)
+                        for k in static(4):
+                            wgmma(
+                                sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]),
+                                ptx.u32(a[4 * k + 3]), x_of, k,
+                            )  # fmt: skip
+                        ptx.wgmma_commit()
+                    before, left = ptx.u32(bar + 8), ptx.u32(left - 1)
+                    if bar == last:
+                        place, bar, parity = base, filled, ptx.u32(parity ^ 1)
+                    else:
+                        place, bar = ptx.u32(place + stage_bytes), ptx.u32(bar + 16)
+                ptx.wgmma_wait(0)
+                if lane == 0:
+                    ptx.mbarrier_arrive(before)
+                finish(
+                    sums, row_scale, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step,
+                    tile, ptx.u32(tile - whole), entire, begin, end, ptx.u32(filled + stages * 16), thread,
+                )  # fmt: skip
+                tile, step, entire = next_tile(tile, entire, shared_tile, shared_step)
 
     return gemm
 
 
-def _next_unit(shape: GemmShape) -> Any:
-    """A device function: the tile, the step and how many whole tiles are left, after a unit."""
-    steps = shape.steps
+def _next_tile() -> Any:
+    """A device function: the tile, its first step and how many whole tiles are left, after a tile."""
 
-    def advance(tile: Any, step: Any, entire: Any, shared_tile: Any, shared_step: Any) -> Any:
-        step = ptx.u32(step + 1)
-        if step == steps:
-            step = ptx.u32(0)
-            if entire > 1:
-                tile, entire = ptx.u32(tile + cuda.gridDim.x), ptx.u32(entire - 1)
-            elif entire == 1:
-                tile, step, entire = shared_tile, shared_step, ptx.u32(0)
-            else:
-                tile = ptx.u32(tile + 1)
+    def advance(tile: Any, entire: Any, shared_tile: Any, shared_step: Any) -> Any:
+        step = ptx.u32(0)
+        if entire > 1:
+            tile, entire = ptx.u32(tile + cuda.gridDim.x), ptx.u32(entire - 1)
+        elif entire == 1:
+            tile, step, entire = shared_tile, shared_step, ptx.u32(0)
+        else:
+            tile = ptx.u32(tile + 1)
         return tile, step, entire
 
     return inlined(advance)
 
 
 def _weight_copier(shape: GemmShape) -> Any:
-    """A device function for one thread: codes and numbers of a unit; of rows after the last, those of the last."""
+    """A device function for a thread: codes and numbers of a unit, of the groups ``own``, ``own`` + 3, ...
+
+    Of rows after the last, those of the last.
+    """
     layout, groups, depth = shape.layout, shape.groups, shape.depth
     codes_at, numbers_at, sets, sharing = shape.codes_at, shape.numbers_at, shape.sets, layout.sharing
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
     row_codes, row_sets = layout.blocks * code_bytes // 16, layout.sets * set_bytes // 16
     copies = 1 if sharing % depth == 0 or depth % sharing == 0 else sets  # sets that are not neighbours
-    copied = sets // copies * set_bytes
-    expected = groups * (depth * code_bytes + sets * set_bytes)
+    copied, expected = sets // copies * set_bytes, depth * code_bytes + sets * set_bytes
 
     def copy(
-        codes: Any, numbers: Any, place: Any, bar: Any, tile: Any, step: Any, row_tiles: Any, row_blocks: Any
+        codes: Any, numbers: Any, x: Any, place: Any, bar: Any, tile: Any, step: Any, vector_tiles: Any,
+        row_blocks: Any, own: Any,
     ) -> None:  # fmt: skip
-        ptx.mbarrier_expect(bar, ptx.u32(expected))
-        first = ptx.u32(ptx.rem_u32(tile, row_tiles) * groups)
-        for g in static(groups):
-            row_block = ptx.min_u32(ptx.u32(first + g), ptx.u32(row_blocks - 1))
+        first = ptx.div_u32(tile, vector_tiles)
+        several = ptx.u32(2 if own + WEIGHT_WARPS < groups else 1)
+        ptx.mbarrier_expect(bar, ptx.u32(several * expected))
+        g = own
+        while g < groups:
+            row_block = ptx.min_u32(ptx.u32(first * groups + g), ptx.u32(row_blocks - 1))
             index = ptx.u32(row_block * row_codes + step * (depth * code_bytes // 16))
-            target = ptx.u32(place + (codes_at + g * depth * code_bytes))
+            target = ptx.u32(place + codes_at + g * (depth * code_bytes))
             ptx.bulk_copy(codes, index, target, ptx.u32(depth * code_bytes), bar)
             for d in static(copies):
                 chosen = ptx.u32(ptx.u32(step * depth + d * per_set) // sharing)
                 index = ptx.u32(row_block * row_sets + chosen * (set_bytes // 16))
-                target = ptx.u32(place + (numbers_at + (g * sets + d) * set_bytes))
+                target = ptx.u32(place + numbers_at + d * set_bytes + g * (sets * set_bytes))
                 ptx.bulk_copy(numbers, index, target, ptx.u32(copied), bar)
+            g = ptx.u32(g + WEIGHT_WARPS)
 
     return inlined(unrolled(copy))
 
 
 def _x_copier(shape: GemmShape) -> Any:
-    """A device function for all threads of the warps of x: 64 ``depth`` columns of the vectors of a unit.
-
-    Zeros after the last column.
-    """
-    layout, n, depth, x_bytes = shape.layout, shape.vectors, shape.depth, shape.x_bytes
-    width, ragged = layout.width, layout.width != layout.blocks * SIDE
-    rows, turns = 16, min(8, n // 16)  # vectors that all threads take at a time; how often, written out
+    """A device function for a thread: 64 ``depth`` columns of the vectors of a unit, as boxes of a tensor map."""
+    n, depth, x_bytes = shape.vectors, shape.depth, shape.x_bytes
 
     def copy(
-        x: Any, place: Any, index: Any, step: Any, per_row: Any, limit: Any, at: Any, piece: Any
+        codes: Any, numbers: Any, x: Any, place: Any, bar: Any, tile: Any, step: Any, vector_tiles: Any,
+        row_blocks: Any, own: Any,
     ) -> None:  # fmt: skip
-        further = ptx.u32(rows * per_row)
+        ptx.mbarrier_expect(bar, ptx.u32(depth * x_bytes))
+        vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n)
         for d in static(depth):
-            own, size, v = ptx.u32(index + d * 8), ptx.u32(16), ptx.u32(0)
-            if ragged and ptx.u32((step * depth + d) * SIDE + piece * 8) >= width:
-                own, further, size = ptx.u32(0), ptx.u32(0), ptx.u32(0)
-            to = ptx.u32(place + d * x_bytes)
-            while ptx.u32(v + turns * rows) <= limit:
-                for j in static(turns):
-                    ptx.cp_async16(x, own, ptx.u32(to + j * rows * 128), size)
-                    own = ptx.u32(own + further)
-                v, to = ptx.u32(v + turns * rows), ptx.u32(to + turns * rows * 128)
-            # vectors that do not exist: what is in memory is multiplied, and the results are not stored
-            while ptx.u32(v + at) < limit:
-                ptx.cp_async16(x, own, to, size)
-                own, v, to = ptx.u32(own + further), ptx.u32(v + rows), ptx.u32(to + rows * 128)
+            column, target = ptx.u32((step * depth + d) * SIDE), ptx.u32(place + d * x_bytes)
+            ptx.tensor_copy(x, column, vector, target, bar)
 
     return inlined(unrolled(copy))
 
 
-def _copier(shape: GemmShape) -> Any:
-    """A device function for the warps that copy, ``mine`` the number of a thread of these.
-
-    The first one starts the copies of weights, those of the first stages before the previous kernel has ended. Copies
-    of x are announced when those of the next units are on the way.
-    """
-    n, depth, stages, stage_bytes, advance = (
-        shape.vectors, shape.depth, shape.stages, shape.stage_bytes, _next_unit(shape),
-    )  # fmt: skip
-    copy_weight, copy_x, later = _weight_copier(shape), _x_copier(shape), max(1, stages - 3)
-
-    def announce(bar: Any, filled: Any, last: Any, lane: Any) -> Any:
-        ptx.fence_async()
-        ptx.syncwarp()
-        if lane == 0:
-            ptx.mbarrier_arrive(bar)
-        return filled if bar == last else ptx.u32(bar + 16)
-
-    told = inlined(announce)
+def _copier(shape: GemmShape, start_copies: Any) -> Any:
+    """A device function for a thread that copies: ``start_copies`` for every unit, when its stage is free."""
+    stage_bytes, steps, next_tile = shape.stage_bytes, shape.steps, _next_tile()
 
     def copy(
         codes: Any, numbers: Any, x: Any, base: Any, filled: Any, last: Any, units: Any, tile: Any, step: Any,
-        entire: Any, shared_tile: Any, shared_step: Any, row_tiles: Any, row_blocks: Any, columns: Any, start: Any,
-        count: Any, mine: Any, lane: Any,
+        entire: Any, shared_tile: Any, shared_step: Any, vector_tiles: Any, row_blocks: Any, own: Any,
     ) -> None:  # fmt: skip
-        place, bar, unit = base, filled, ptx.u32(0)
-        if mine == 0:
-            t, s, e = tile, step, entire
-            while unit < units and unit < stages:
-                copy_weight(codes, numbers, place, bar, t, s, row_tiles, row_blocks)
-                place, bar, unit = ptx.u32(place + stage_bytes), ptx.u32(bar + 16), ptx.u32(unit + 1)
-                t, s, e = advance(t, s, e, shared_tile, shared_step)
-        ptx.syncwarp()
-        ptx.wait_previous_kernel()
-        ptx.launch_next_kernel()
-        place, bar, parity, unit, done = base, filled, ptx.u32(1), ptx.u32(0), filled
-        per_row, at, piece = ptx.u32(columns >> 3), ptx.u32(mine >> 3), ptx.u32(mine & 7)
-        x_first = ptx.u32(at * per_row + (start >> 3) + piece)
-        x_target = ptx.u32(at * 128 + ((piece ^ (at & 7)) << 4))
+        place, bar, parity, unit = base, filled, ptx.u32(1), ptx.u32(0)
         while unit < units:
-            if unit >= stages:
-                ptx.mbarrier_wait(ptx.u32(bar + 8), parity)
-                if mine == 0:
-                    copy_weight(codes, numbers, place, bar, tile, step, row_tiles, row_blocks)
-                ptx.syncwarp()
-            first = ptx.u32(ptx.div_u32(tile, row_tiles) * n)
-            limit = ptx.min_u32(ptx.u32(count - first), ptx.u32(n))
-            index = ptx.u32(first * per_row + x_first + step * (depth * 8))
-            copy_x(x, ptx.u32(place + x_target), index, step, per_row, limit, at, piece)
-            ptx.cp_async_commit()
-            if unit >= later:
-                ptx.cp_async_wait(later)
-                done = told(done, filled, last, lane)
+            ptx.mbarrier_wait(ptx.u32(bar + 8), parity)
+            start_copies(codes, numbers, x, place, bar, tile, step, vector_tiles, row_blocks, own)
             if bar == last:
                 place, bar, parity = base, filled, ptx.u32(parity ^ 1)
             else:
                 place, bar = ptx.u32(place + stage_bytes), ptx.u32(bar + 16)
-            unit = ptx.u32(unit + 1)
-            tile, step, entire = advance(tile, step, entire, shared_tile, shared_step)
-        ptx.cp_async_wait(0)
-        rest = ptx.min_u32(units, ptx.u32(later))
-        while rest > 0:
-            done = told(done, filled, last, lane)
-            rest = ptx.u32(rest - 1)
+            unit, step = ptx.u32(unit + 1), ptx.u32(step + 1)
+            if step == steps:
+                tile, step, entire = next_tile(tile, entire, shared_tile, shared_step)
 
     return inlined(copy)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
+from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "TILES", "GemmShape", "gemm_shape"]
+__all__ = ["COPYING", "TILES", "GemmShape", "blocks_for", "gemm_shape"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (8, 16, 32, 64)}  # vectors of a tile
-REGISTERS, COPYING = 65536, 40  # of a processor; of a thread that copies
+REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
-_SMALLEST = 1 << 24  # elements of a matrix
-_FEW = 32  # tiles: a quarter of the processors
+_LARGE = 1 << 27  # elements of a matrix
+_EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class GemmShape:
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
     (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage has ``depth`` blocks of columns.
-    ``paired``: y has an even number of rows, and two numbers of it are stored at once. ``roles``: 128 threads more,
-    which only copy.
+    ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma there are 128 threads
+    more, which only copy.
     """
 
     layout: GemmLayout
@@ -39,7 +39,6 @@ class GemmShape:
     blocks: int = 1
     added: bool = False
     paired: bool = False
-    roles: bool = False
 
     @property
     def members(self) -> int:
@@ -49,7 +48,7 @@ class GemmShape:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.members + (128 if self.roles else 0)
+        return self.members + (128 if self.engine == "wgmma" else 0)
 
     @property
     def registers(self) -> int:
@@ -109,25 +108,38 @@ class GemmShape:
         return self.rows * self.vectors
 
 
+def blocks_for(tiles: int, steps: int, most: int) -> int:
+    """How many blocks of threads share the steps of so many tiles: all, or somewhat fewer if each then has one part."""
+    return min(_evenly(tiles, most) or most, tiles * steps)
+
+
+def _evenly(tiles: int, most: int) -> int:
+    """The largest number of blocks that all have as large a part of one tile; 0 if too many would be idle."""
+    found = most // max(1, tiles) * tiles
+    return found if found >= _EVEN * most else 0
+
+
 def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    sizes, own = TILES[engine], engine == "wgmma"
+    sizes, large, low_tiles = TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
     vectors = next((size for size in sizes if size >= count), sizes[-1])
-    roles = own and (vectors > 32 or (vectors > 8 and layout.looked_up))
-    if vectors == 128 and -(-rows // 192) * -(-count // 128) < _FEW:
-        vectors = 64
-    # two small blocks on a processor hide each other's waiting
-    groups, blocks = (3 if vectors > 32 else 4, 1) if roles else (4, 1) if own and vectors == 8 else (2, 2)
-    # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
-    short = not roles and vectors > 8 and rows * layout.width <= _SMALLEST
-    long = own and layout.blocks % 4 == 0 and vectors < 128 and not short
-    limit = SHARED_LIMIT if own else _SMALL
-    kinds = [(4, 4)] * (long and groups == 4) + [(4, 3)] * long + [(2, 4), (2, 3), (1, 4), (1, 3)]  # depth, stages
-    for several, (depth, stages) in itertools.product(range(blocks, 0, -1), kinds):
+    if engine == "wgmma":
+        if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
+            vectors = 64
+        if vectors == 128:
+            groups = 3 if large and count > 256 else 2
+        else:
+            groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
+        # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
+        long = layout.blocks % 4 == 0 and (vectors == 64 or (vectors < 64 and large))
+        blocks, depths, most, limit = 1, (4, 2, 1) if long else (2, 1), 8, SHARED_LIMIT
+    else:
+        groups, blocks, depths, most, limit = 2, 2, (2, 1), 4, _SMALL  # two small blocks hide each other's waiting
+    for several, depth, stages in itertools.product(range(blocks, 0, -1), depths, range(most, 2, -1)):
         made = GemmShape(
-            layout, vectors, kind, out, engine, groups, depth, stages, several, added, paired=rows % 2 == 0, roles=roles
+            layout, vectors, kind, out, engine, groups, depth, stages, several, added, paired=rows % 2 == 0
         )
         if several * made.shared_bytes <= limit:
             break

@@ -14,7 +14,7 @@ __all__ = ["tile_end"]
 
 
 def tile_end(shape: GemmShape) -> Any:
-    """A device function for the threads that have the sums of a tile; they are zeros afterwards.
+    """A device function for the threads that have the sums of a tile.
 
     ``part``: the tile among the ``total`` / steps shared ones, of which the block has the units ``begin`` to ``end``.
     ``entire``: not 0 where the block has all of it. ``said``: the address of a word of shared memory.
@@ -40,12 +40,12 @@ def tile_end(shape: GemmShape) -> Any:
     sync = inlined(all_members)
 
     def write(
-        sums: Any, row_scale: Any, addend: Any, y: Any, rows: Any, count: Any, row_tiles: Any, addend_step: Any,
+        sums: Any, row_scale: Any, addend: Any, y: Any, rows: Any, count: Any, vector_tiles: Any, addend_step: Any,
         tile: Any, thread: Any,
     ) -> None:  # fmt: skip
         lane = ptx.u32(thread & 31)
-        row = ptx.u32(ptx.rem_u32(tile, row_tiles) * (groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
-        vector = ptx.u32(ptx.div_u32(tile, row_tiles) * n + (lane & 3) * 2)
+        row = ptx.u32(ptx.div_u32(tile, vector_tiles) * (groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
+        vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n + (lane & 3) * 2)
         inside = ptx.u32(1 if row < rows else 0)
         next_inside = ptx.u32(1 if ptx.u32(row + 1) < rows else 0)
         left = ptx.u32(count - vector) if vector < count else ptx.u32(0)
@@ -60,7 +60,7 @@ def tile_end(shape: GemmShape) -> Any:
 
     def finish(
         sums: Any, row_scale: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any, count: Any, total: Any,
-        row_tiles: Any, addend_step: Any, tile: Any, part: Any, entire: Any, begin: Any, end: Any, said: Any,
+        vector_tiles: Any, addend_step: Any, tile: Any, part: Any, entire: Any, begin: Any, end: Any, said: Any,
         thread: Any,
     ) -> None:  # fmt: skip
         block, grid = ptx.u32(cuda.blockIdx.x), ptx.u32(cuda.gridDim.x)
@@ -68,7 +68,7 @@ def tile_end(shape: GemmShape) -> Any:
         begin_tile = ptx.u32(part * steps)
         end_tile = ptx.u32(begin_tile + steps)
         if entire > 0 or (begin_tile >= begin and end_tile <= end):
-            written(sums, row_scale, addend, y, rows, count, row_tiles, addend_step, tile, thread)
+            written(sums, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
         else:  # other blocks have the rest of it
             first_block = ptx.div_u32(ptx.u32((begin_tile + 1) * grid - 1), total)
             last_block = ptx.div_u32(ptx.u32(end_tile * grid - 1), total)
@@ -91,7 +91,6 @@ def tile_end(shape: GemmShape) -> Any:
                     load_sums(whole, partials, place, ptx.u32(members), ptx.u32(2 * quarter * members), left)
                     place = ptx.u32(place + several * (2 * quarter * members))
                     left = ptx.u32(left - ptx.min_u32(left, ptx.u32(several)))
-                written(whole, row_scale, addend, y, rows, count, row_tiles, addend_step, tile, thread)
-        zero_sums(sums)
+                written(whole, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
 
     return inlined(finish)

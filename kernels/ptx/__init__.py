@@ -34,7 +34,8 @@ shared memory               shared_address(array) -> word; lds8 lds16 lds32 lds6
                             *values)
 copies                      cp_async16(p, i, address, bytes) (rest zero) cp_async_commit cp_async_wait(n)
 bulk copies, sm_90          bulk_copy(p, i, address, bytes, barrier): 16-byte pieces from piece i on; completes
-                            bytes that mbarrier_expect(barrier, bytes) announced
+                            bytes that mbarrier_expect(barrier, bytes) announced; tensor_copy(map, column, row,
+                            address, barrier): a box of a `runtime.tensor_map`, which prefetch_map(map) fetches
 barriers in memory, sm_90   mbarrier_init(barrier): for bulk copies; mbarrier_init_arrivals(barrier, count) and
                             mbarrier_arrive(barrier): `count` arrivals end a phase; mbarrier_fence() after
                             initialising; mbarrier_wait(barrier, parity)

@@ -131,6 +131,11 @@ bulk_copy = asm_at(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$3], $1, [$2];",
     NONE, U32, U32, U32, size=16, effects="memory",
 )  # fmt: skip
+tensor_copy = asm(
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$3], [$0, {$1, $2}], [$4];",
+    NONE, U64, *(U32,) * 4, effects="memory",
+)  # fmt: skip
+prefetch_map = asm("prefetch.tensormap [$0];", NONE, U64, effects="memory")
 mbarrier_wait = asm(
     "{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [$0], $1; @!p bra W; }",
     NONE, U32, U32, effects="memory",

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import itertools
 import os
 import re
 import struct
@@ -28,10 +29,12 @@ from typing import Any
 
 from bcqfmt.errors import error
 
+from .tensor_map import MAP_BYTES
+
 __all__ = ["Loaded", "cache_folder", "code_of", "compile_listener"]
 
 _SHARED = 48 * 1024
-_FIELDS = {"*": "Q", "u32": "I4x", "i32": "i4x", "f32": "f4x", "f64": "d"}
+_FIELDS = {"map": f"{MAP_BYTES}s", "*": "Q", "u32": "I4x", "i32": "i4x", "f32": "f4x", "f64": "d"}
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _listeners: list[Callable[[str, Path], None]] = []
 
@@ -110,12 +113,14 @@ def _linked(text: str, target: tuple[Any, ...]) -> bytes:
 
 
 class _ArgumentBuffer(threading.local):
-    """Memory of one thread for the arguments of a launch, 8 bytes each; the driver copies them during the call."""
+    """Memory of one thread for the arguments of a launch; the driver copies them during the call."""
 
-    def __init__(self, arguments: int) -> None:
-        self.words = ctypes.create_string_buffer(8 * arguments)
+    def __init__(self, fields: Sequence[str]) -> None:
+        """``fields``: formats of `struct`."""
+        sizes = [struct.calcsize("<" + field) for field in fields]
+        self.words = ctypes.create_string_buffer(sum(sizes))
         start = ctypes.addressof(self.words)
-        self.pointers = (ctypes.c_uint64 * arguments)(*range(start, start + 8 * arguments, 8))
+        self.pointers = (ctypes.c_uint64 * len(sizes))(*itertools.accumulate(sizes[:-1], initial=start))
         self.address = ctypes.addressof(self.pointers)
         self.configs: dict[tuple[int, ...], Any] = {}
 
@@ -126,9 +131,10 @@ class Loaded:
     def __init__(self, kernel: Any, capability: tuple[int, int]) -> None:
         self._driver: Any = importlib.import_module("cuda.bindings.driver")
         kinds = ["*" if kind.endswith("*") else kind for kind, _ in kernel.arguments]
-        self._pack = struct.Struct("<" + "".join(_FIELDS[kind] for kind in kinds)).pack_into
+        fields = [_FIELDS[kind] for kind in kinds]
+        self._pack = struct.Struct("<" + "".join(fields)).pack_into
         self._singles = [k for k, kind in enumerate(kinds) if kind == "f32"]
-        self._arguments = _ArgumentBuffer(len(kinds))
+        self._arguments = _ArgumentBuffer(fields)
         self._name = kernel.name
         self._context: Any = None
         entry, code = code_of(kernel, capability)

@@ -7,8 +7,9 @@ A kernel is declared with one line of text, which is its documentation too::
 
     scale.launch((rows // 256 + 1,), 256, planes, alpha, y, rows)
 
-Nothing is compiled at import. The first launch on a device compiles for it; :meth:`Kernel.compile` does so for any
-compute capability without a GPU. In a simulator (`simulation`) the same source runs as Python.
+An argument ``map x`` is a `TensorMap`. Nothing is compiled at import. The first launch on a device compiles for it;
+:meth:`Kernel.compile` does so for any compute capability without a GPU. In a simulator (`simulation`) the same source
+runs as Python.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bcqfmt.errors import error
 from . import device, simulation
 from .cubins import Loaded
 from .limits import LIMIT
+from .tensor_map import TensorMap, maps_by_value
 
 __all__ = ["TYPES", "Kernel", "Plans", "Step", "kernel"]
 
@@ -37,7 +39,8 @@ TYPES = {
     "i32": "int32",
     "f32": "float32",
     "f64": "float64",
-}  # of numpy and Numba
+    "map": "uint64",
+}  # of numpy and Numba; a map is 128 bytes, of which the kernel sees the address
 
 
 class Kernel:
@@ -80,7 +83,7 @@ class Kernel:
             text, _ = cuda.compile_ptx(
                 self.function, self.signature(), cc=self.target(capability), launch_bounds=bounds
             )
-        return str(text)
+        return maps_by_value(str(text), [k for k, (kind, _) in enumerate(self.arguments) if kind == "map"])
 
     def launch(self, grid: Sequence[int], threads: int, *arguments: Any, shared: int = 0, early: bool = False) -> None:
         """Run ``grid`` blocks of ``threads`` threads with ``shared`` bytes of dynamic shared memory.
@@ -100,7 +103,10 @@ class Kernel:
             simulation.simulator.launch(self, grid, threads, shared, arguments)
             return
         first = arguments[self._pointers.index(True)]
-        values = [a.data_ptr() if pointer else a for a, pointer in zip(arguments, self._pointers, strict=True)]
+        values = [
+            a.data_ptr() if pointer else a.encoded() if isinstance(a, TensorMap) else a
+            for a, pointer in zip(arguments, self._pointers, strict=True)
+        ]
         with _NO_SWITCH if _is_on(first) else _on(first):
             self._compiled(first, shared).launch(grid, threads, shared, device.stream_of(first), values, early)
 

@@ -35,7 +35,7 @@ int main(int argc, char **argv)
     if (w)
         code = multiply(w, &error);
     if (code || !w)
-        fprintf(stderr, "%s (%d)\n", code ? error.message : "no such weight", code);
+        fprintf(stderr, "%s: %s: %s (%d)\n", argv[1], argv[2], code ? error.message : "no such weight", code);
     bcq_close(file);
     return code || !w ? 1 : 0;
 }

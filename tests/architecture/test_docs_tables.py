@@ -44,6 +44,13 @@ def test_make_targets_in_documents_exist(document: str) -> None:
     assert named <= make_targets()
 
 
+def test_no_document_installs_a_name_that_is_not_on_the_index() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "spec").rglob("*.md")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    found = [line for line in lines if re.search(r"pip install '?bcqfmt(?!\[\w+\] @ )", line)]
+    assert [line for line in found if "change to" not in line and "X.Y.Z" not in line] == []  # of docs/releasing.md
+
+
 def test_make_help_lists_the_targets_of_the_project() -> None:
     helped = set(re.findall(r"^([a-z]+):.*## ", read("Makefile"), flags=re.MULTILINE))
     assert {"demo", "test", "check", "docs", "bench", "soak", "clean"} <= helped

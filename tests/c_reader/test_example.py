@@ -51,6 +51,7 @@ def test_refusals(example: Path) -> None:
         assert done.returncode == 1
         assert done.stdout == ""
         assert message in done.stderr
+        assert done.stderr.startswith(f"{arguments[0]}: {arguments[1]}: ")
 
 
 def test_the_programs_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:

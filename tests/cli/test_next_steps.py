@@ -1,5 +1,6 @@
 """What a verb says at its end: complete commands that work when they are typed, running before proving."""
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from bcqfmt.cli.next_steps import run_it
 from programs.verbs import Run
 from sources.peers import PEERS, WITH_TOKENIZER
+from sources.tiny_models import edit_config
 
 
 def steps(text: str) -> dict[str, list[str]]:
@@ -71,6 +73,15 @@ def test_quantized_folders_are_run_by_what_takes_them(tmp_path: Path, name: str,
     else:
         assert "".join(found.values()).startswith(f"{expected}({str(place)!r})" if expected else "")
         assert list(found) == ["in Python"] * bool(expected)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16, GPTQMODEL), (8, "")])
+def test_a_group_size_that_nothing_reads_is_run_by_nothing(tmp_path: Path, size: int, expected: str) -> None:
+    shutil.copytree(PEERS / "gptqmodel-gptq-4b-g32-sym-desc_act" / "source", tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").touch()
+    config = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    edit_config(tmp_path / "m", quantization_config={**config, "group_size": size})
+    assert [text.partition("(")[0] for text in run_it(tmp_path / "m").values()] == [expected] * bool(expected)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "folder"])

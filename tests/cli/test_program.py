@@ -282,6 +282,9 @@ def test_table_gives_way_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert max(map(render._width, lines)) <= 60
     assert "..." in lines[1]
     assert lines[1].endswith("123")
+    monkeypatch.setattr(render, "_terminal_width", lambda: 40)
+    names = [f"model.layers.0.mlp.{kind}_proj.weight" for kind in ("up", "gate", "down")]
+    assert len(set(render.table(("name", "size"), [(name, "1") for name in names]))) == 4  # still told apart
     monkeypatch.setattr(render, "_terminal_width", lambda: None)
     assert "..." not in render.table(("name", "size"), [("x" * 300, "1")])[1]
 

@@ -103,7 +103,7 @@ def test_any_words_come_through_and_back(case: Any, tmp_path: Path) -> None:
     }
     options = Options(zero_point=rule)
     (module,) = Gptq().modules(made_up(tmp_path / "c", tensors, config), options)
-    weight, rules, _ = Gptq().convert(module, options)
+    weight, rules, *_ = Gptq().convert(module, options)
 
     unpack = planar if form == "gptq_p" else stream
     packed, zeros = tensors["m.qweight"].view(np.uint32), tensors["m.qzeros"].view(np.uint32)
@@ -125,7 +125,7 @@ def test_zero_words_that_modules_share_are_compared_with_each(rule: str, tmp_pat
     tensors["m.qzeros"].view(np.uint32)[:] = 0x88888888
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "format": "gptq_v2"}
     (module,) = Gptq().modules(made_up(tmp_path / "c", tensors, config), Options(zero_point=rule))
-    weight, rules, _ = Gptq().convert(module, Options(zero_point=rule))
+    weight, rules, *_ = Gptq().convert(module, Options(zero_point=rule))
     gptq._same_words.cache_clear()
     right = tensors["m.qzeros"]
     for expected in (right ^ 1, right, right ^ 16, right):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bcqfmt.compiled.loops import compiled, types
 from bcqfmt.converters import words
 from bcqfmt.converters.words import runs
+from bcqfmt.converters.words.straight import straight_rows
 from bcqfmt.weight.packing import pack_planes, unpack_codes
 
 Array = np.ndarray[Any, Any]
@@ -239,6 +240,17 @@ def test_whole_blocks_and_some_of_them(bits: int, n: int, k: int) -> None:
     for first, stop in ((0, 1), (k // 32 - 4, k // 32), (k // 32 - 1, k // 32)):
         some = words.planes_to_gptq(planes[:, :, first:stop], bits, 32 * (stop - first))
         assert np.array_equal(some, source[first * bits : stop * bits])
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_packing_compares_what_it_rebuilds(bits: int) -> None:
+    source = random_words((8 * bits, 70), np.uint32, 5)
+    proof: list[bool] = []
+    planes = words.gptq_to_planes(source, bits, proof=proof)
+    assert proof == [True]
+    loop, flat = straight_rows(bits, True, True), np.zeros_like(planes).reshape(-1)
+    assert loop(source.reshape(-1), flat, 70, 70 * 8, 8, 8, 0, 70) == 0
+    assert loop(source.reshape(-1), flat, 70, 70 * 8, 0, 8, 0, 70) != 0  # all lanes in one place: the last one is kept
 
 
 @pytest.mark.parametrize(("n", "k"), [(8, 0), (0, 64), (0, 0)])

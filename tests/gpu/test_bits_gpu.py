@@ -151,7 +151,7 @@ def test_an_odd_number_of_rows_one_vector_at_a_time(path: str, kind: str) -> Non
     if path == "mixed":
         weight = sim_mixed.weight(101, 21504, 7168, perm=False)
     else:
-        weight = ks.weight("affine", 2, 101, 57344, 128)
+        weight = ks.weight("bcq", 2, 101, 57344, 128)
     x = ks.vectors(3, weight.spec.columns, kind)
     placed, on_gpu = matmul.MatmulWeight(operand(weight), None, weight), to_gpu(x)
     assert matmul.path_of(placed, 3) == path

@@ -187,6 +187,9 @@ def read_report(text: str) -> Outcome:
         return Outcome(0, 0, 0, 0, f"ptxas: {text.strip()[:400] or 'no report'}")
     shared = re.search(r"(\d+) bytes smem", text)
     outcome = Outcome(int(used[1]), sum(map(int, spilled)), int(stack[1]), int(shared[1]) if shared else 0)
+    waits = re.search(r"\(C75(?:10|12|17)\).*", text)  # products of tensor cores that do not overlap
+    if waits:
+        return outcome._replace(fault=waits[0][:100])
     if outcome.spills:
         return outcome._replace(fault=f"{outcome.spills} bytes of spilled registers")
     return outcome._replace(fault=f"{outcome.stack} bytes of local memory") if outcome.stack else outcome

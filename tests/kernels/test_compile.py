@@ -49,5 +49,7 @@ def test_reports_are_read(check: ModuleType) -> None:
     assert check.read_report(GOOD) == (57, 0, 0, 16384, "")
     assert "spilled" in check.read_report(GOOD.replace("0 bytes spill loads", "12 bytes spill loads")).fault
     assert "local memory" in check.read_report(GOOD.replace("0 bytes stack", "64 bytes stack")).fault
+    waiting = "ptxas info    : (C7517) wgmma.wait_group is injected in around line 3170 by compiler\n"
+    assert "injected" in check.read_report(waiting + GOOD).fault
     assert "ptxas" in check.read_report("ptxas fatal   : Unresolved extern function").fault
     assert "ptxas" in check.read_report("").fault

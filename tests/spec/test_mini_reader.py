@@ -68,4 +68,6 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path) -> None:
 def test_the_command_prints_values() -> None:
     command = [sys.executable, str(FILE), str(samples.VECTORS / FILES["worked-example"]["path"])]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    asked = subprocess.run(command[:2], capture_output=True, text=True, check=False, timeout=60)
+    assert (asked.returncode, asked.stderr) == (1, "usage: mini_reader.py FILE [PLANES]\n")
     assert "00bc00b80000003800380000" in done.stdout  # -1 -0.5 0 0.5 0.5 0, row 0 of section 14

@@ -40,9 +40,10 @@ class Nowhere(cubins.Loaded):
 
     def __init__(self, kernel: Kernel) -> None:
         kinds = ["*" if kind.endswith("*") else kind for kind, _ in kernel.arguments]
-        self._pack = struct.Struct("<" + "".join(cubins._FIELDS[kind] for kind in kinds)).pack_into
+        fields = [cubins._FIELDS[kind] for kind in kinds]
+        self._pack = struct.Struct("<" + "".join(fields)).pack_into
         self._singles = [k for k, kind in enumerate(kinds) if kind == "f32"]
-        self._arguments = cubins._ArgumentBuffer(len(kinds))
+        self._arguments = cubins._ArgumentBuffer(fields)
         self._function, self._shared = None, 1 << 20
         self._driver: Any = SimpleNamespace(cuLaunchKernel=None, cuLaunchKernelEx=None)
 

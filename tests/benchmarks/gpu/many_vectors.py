@@ -29,6 +29,7 @@ from kernel_bench.weights import Weight, random_vectors, random_weight
 
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 4096)
+DISTINCT = (512, 128, 64, 32, 16, 8, 2, 1)  # of these every number has a kernel of its own
 OTHERS = (("affine", 3), ("affine", 2), ("bcq", 4), ("bcq", 3))
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
@@ -93,15 +94,16 @@ def _older(ready: list[GpuWeight], x: torch.Tensor) -> Callable[[int], object]:
     return product
 
 
-def compiled(formula: str, q: int, rows: int, columns: int, count: int) -> None:
-    """The kernels of a row are in the cache of compiled kernels."""
+def compiled(formula: str, q: int, rows: int, columns: int, count: int, older: bool) -> None:
+    """The kernel of a row, or that of sm_80, is in the cache of compiled kernels."""
     weight = random_weight(formula, q, rows, columns, 128)
     if formula == "affine":
         weight.second.fill_(ZERO)
     ready, x = placed(weight), random_vectors(count, columns)
-    matmul(ready, x)
-    if count <= 64:
+    if older:
         _older([ready], x)(0)
+    else:
+        matmul(ready, x)
 
 
 def main() -> None:
@@ -109,8 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    wanted = [("affine", 4, *shape, count) for shape in SHAPES for count in COUNTS if count <= 512]
-    wanted += [(*other, *SHAPES[-1], count) for other in OTHERS for count in (1, 16, 64)]
+    wanted = [("affine", 4, *shape, count, False) for count in DISTINCT for shape in SHAPES]
+    wanted += [(*other, *SHAPES[-1], count, False) for count in (64, 16, 1) for other in OTHERS]
+    wanted += [("affine", 4, *shape, count, True) for count in (64, 32, 16, 8) for shape in SHAPES[::2]]
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         pool.starmap(compiled, wanted, chunksize=1)
     rows = []

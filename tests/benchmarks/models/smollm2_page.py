@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smollm2_rows import BITS, ROWS, Row, Verdict, judged
-from smollm2_text import ATOM, BESTS, DRAFT, DRAFT_END, HOW, ORDERINGS, ORIGIN, READING, REASON
+from smollm2_text import ATOM, BESTS, HOW, ORDERINGS, ORIGIN, READING, REASON
 
 __all__ = ["page", "write_page"]
 
@@ -25,15 +25,22 @@ PAPER = {  # Atom, table 4: Llama-7B, perplexity on WikiText-2
 }
 # a line of the first table: its rows at 4, 3 and 2 bits
 BEST = {
-    "AutoRound 0.15.1, 50 iterations": "autoround-4-g128-peer autoround-3-g128-peer autoround-2-g64-peer",
+    "AutoRound 0.15.1": "autoround-4-g128-peer autoround-3-g128-peer autoround-2-g64-peer",
+    "GPTQModel 7.7.0": "gptqmodel-4-g64-peer gptqmodel-3-g64-peer gptqmodel-2-g64-peer",
+    "GPTQModel 7.7.0, groups of 32": "gptqmodel-4-g32-peer - -",
     "llm-compressor 0.14.0, GPTQ": "gptq-4-g64-peer gptq-3-g64-peer gptq-2-g64-peer",
     "llm-compressor 0.14.0, AWQ": "awq-4-g64-peer awq-3-g64-peer awq-2-g64-peer",
     "rtn": "rtn-4-g128 rtn-3-g128 rtn-2-g128",
     "rtn, layer by layer": "rtn-4-g128-seq-loss rtn-3-g128-seq-loss -",
     "rtn, layer by layer, trained": "rtn-4-g128-seq-loss-trained rtn-3-g128-seq-loss-trained -",
     "gptq, layer by layer": "gptq-4-g128-seq-loss gptq-3-g128-seq-loss gptq-2-g64-seq-loss",
+    "gptq, layer by layer, groups of 32": "gptq-4-g32-seq-loss gptq-3-g32-seq-loss gptq-2-g32-seq-loss",
     "gptq, layer by layer, trained": (
         "gptq-4-g128-seq-loss-trained gptq-3-g128-seq-loss-trained gptq-2-g64-seq-loss-trained"
+    ),
+    "bcq, gptq, layer by layer": "- bcq-3-g128-gptq-seq-loss bcq-2-g128-gptq-nobias-seq-loss",
+    "bcq, gptq, layer by layer, trained": (
+        "- bcq-3-g128-gptq-seq-loss-trained bcq-2-g128-gptq-nobias-seq-loss-trained"
     ),
 }
 # a line of the second table: name of its rows, with the bits in the place of {}
@@ -110,7 +117,6 @@ def page(record: dict[str, Any]) -> str:
         "",
         *(*_best(rows), "", BESTS),
         *("## Other methods", "", *_weights(rows), "", READING),
-        *_draft(record.get("draft", [])),
         *("## 4-bit activations: Atom", "", ATOM, *_ladder(rows), ""),
         *_not_run(record["not_run"]),
         *("## What was expected", "", *_orderings(record["orderings"]), "", REASON),
@@ -152,25 +158,6 @@ def _cell(row: dict[str, Any]) -> str:
 
 def _number(perplexity: float) -> str:
     return f"{perplexity:.2f}" if perplexity < 1e4 else f"{perplexity:.1e}"
-
-
-def _draft(rows: list[dict[str, Any]]) -> list[str]:
-    """Objectives, tried outside the product."""
-    if not rows:
-        return []
-    lines = [
-        "## Which tokens count, and layer by layer",
-        "",
-        DRAFT,
-        "| inputs | tokens count | search by | held-out | test |",
-        "|---" * 5 + "|",
-    ]
-    for row in rows:
-        if row["turns"] != 1 or row["tokens"].endswith("not capped") or row["trained"] or row["bits"] != 3:
-            continue  # in the decision, or above, measured through the product
-        words = " | ".join(row[key] for key in ("inputs", "tokens", "search"))
-        lines.append(f"| {words} | {row['held']:.2f} | {row['test']:.2f} |")
-    return [*lines, "", DRAFT_END]
 
 
 def _ladder(rows: dict[str, Any]) -> list[str]:

@@ -1,11 +1,12 @@
 """One checkpoint by another tool's quantizer, for a row of `smollm2.py`; run by the Python that has the tool.
 
-    smollm2_peers.py MODEL TEXT OUT --tool gptq|awq|autoround --bits 3 --group-size 64 [--device cuda] [--light]
+    smollm2_peers.py MODEL TEXT OUT --tool gptq|awq|autoround|gptqmodel --bits 3 --group-size 64 [--device cuda]
 
 gptq and awq: llm-compressor (`pip install llmcompressor`), layer by layer, errors of quantized layers passed on; it
-takes group sizes that divide every input, 64 for SmolLM2. autoround: `pip install auto-round`, 200 iterations, or 50
-with `--light`. Weights asymmetric, the head left out, everything else at its default. The text is cut and drawn as by
-`bcqfmt calibrate`. The last line printed is a JSON object: version and seconds.
+takes group sizes that divide every input, 64 for SmolLM2. gptqmodel: `pip install gptqmodel`, the same. autoround:
+`pip install auto-round`, 200 iterations, or 50 with `--light`. Weights asymmetric, the head left out, everything else
+at its default. The text is cut and drawn as by `bcqfmt calibrate`. The last line printed is a JSON object: version and
+seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def main() -> int:
     chosen = np.sort(np.random.default_rng(0).choice(count, asked.rows, replace=False))
     rows = ids[: count * asked.context].reshape(count, asked.context)[chosen]
     start = time.perf_counter()
-    {"gptq": _llm_compressor, "awq": _llm_compressor, "autoround": _auto_round}[asked.tool](asked, tokenizer, rows)
-    package = "auto-round" if asked.tool == "autoround" else "llmcompressor"
+    kinds = {"autoround": (_auto_round, "auto-round"), "gptqmodel": (_gptq_model, "gptqmodel")}
+    make, package = kinds.get(asked.tool, (_llm_compressor, "llmcompressor"))
+    make(asked, tokenizer, rows)
     found = {"version": f"{package} {importlib.metadata.version(package)}", "seconds": time.perf_counter() - start}
     print(json.dumps(found))
     return 0
@@ -83,12 +85,22 @@ def _auto_round(asked: argparse.Namespace, tokenizer: Any, rows: Any) -> None:
             file.rename(asked.out / file.name)
 
 
+def _gptq_model(asked: argparse.Namespace, tokenizer: Any, rows: Any) -> None:
+    from gptqmodel import GPTQModel, QuantizeConfig
+
+    kind = {"bits": asked.bits, "group_size": asked.group_size, "sym": False, "device": asked.device}
+    model = GPTQModel.load(str(asked.model), QuantizeConfig(**kind, offload_to_disk=False))
+    given = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows.tolist()]
+    model.quantize(given, batch_size=8)
+    model.save(str(asked.out))
+
+
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tool", required=True, choices=("gptq", "awq", "autoround"))
+    parser.add_argument("--tool", required=True, choices=("gptq", "awq", "autoround", "gptqmodel"))
     parser.add_argument("--bits", type=int, required=True)
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--act-order", action="store_true", help="gptq: large channels first")

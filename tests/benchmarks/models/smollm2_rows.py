@@ -25,7 +25,8 @@ class Row:
     layers: bool = False  # layer by layer: quantize --text
     weighting: str = "none"  # what tokens count, of statistics or of --text
     train: int = 0  # passes that train scales, with layers
-    peer: str = ""  # gptq, awq or autoround: a tool of smollm2_peers
+    peer: str = ""  # gptq, awq, autoround or gptqmodel: a tool of smollm2_peers
+    planes: int = 0  # of nested planes, those that are read; 0: all
 
     @property
     def aside(self) -> bool:
@@ -35,7 +36,7 @@ class Row:
     @property
     def stats(self) -> bool:
         """Whether the method reads calibration statistics."""
-        return any(word in self.options for word in ("gptq", "atom", "mixed24", "activations"))
+        return any(word in self.options for word in ("gptq", "atom", "mixed24", "activations", "multi"))
 
 
 def _options(method: str, **given: object) -> tuple[str, ...]:
@@ -66,9 +67,17 @@ def _trained(row: Row) -> Row:
     return replace(row, name=f"{row.name}-trained", text=f"{row.text}, scales trained", train=2)
 
 
-def _peer(tool: str, bits: int, group: int, *words: str) -> Row:
+def _peer(tool: str, bits: int, group: int, *words: str, mark: str = "") -> Row:
     options = ("--bits", str(bits), "--group-size", str(group), *words)
-    return Row(f"{tool}-{bits}-g{group}-peer", f"{TOOLS[tool]}, {bits} bit, groups of {group}", options, peer=tool)
+    text = f"{TOOLS[tool]}, {bits} bit, groups of {group}"
+    return Row(f"{tool}-{bits}-g{group}{mark}-peer", text, options, peer=tool)
+
+
+def _nested(planes: int) -> Row:
+    """One file, read at several precisions."""
+    options = _options("multi", nested="joint", rounding="gptq")
+    text = f"multi, joint, gptq, {planes} planes, tokens by tokens"
+    return Row(f"multi-joint-p{planes}", text, options, folder="multi-joint", weighting="tokens", planes=planes)
 
 
 def _without_values(method: str, bits: int, **given: object) -> Row:
@@ -87,9 +96,16 @@ _ROUNDED = {**_CLIPPED, "rounding": "gptq"}
 
 _PUBLISHED = {"clip": "none", "no_static_groups": ""}  # gptq as the paper has it
 
-TOOLS = {"gptq": "llm-compressor, GPTQ", "awq": "llm-compressor, AWQ", "autoround": "AutoRound"}
+TOOLS = {
+    "gptq": "llm-compressor, GPTQ", "awq": "llm-compressor, AWQ", "autoround": "AutoRound", "gptqmodel": "GPTQModel",
+}  # fmt: skip
 BITS = (4, 3, 2)
 BEST = ((4, 128), (3, 128), (2, 64))  # bits and group size at which tools are compared
+_COMPENSATED = (
+    *(_by_layer("bcq", bits, 128, mark="-gptq", rounding="gptq") for bits in BITS),
+    _by_layer("bcq", 2, 64, mark="-gptq", rounding="gptq"),
+    *(_by_layer("bcq", bits, 128, mark="-gptq-nobias", rounding="gptq", no_bias="") for bits in (3, 2)),
+)
 ROWS: tuple[Row, ...] = (
     Row("fp16", "FP16"),
     *(_uniform("rtn", bits, 128) for bits in BITS),
@@ -99,15 +115,28 @@ ROWS: tuple[Row, ...] = (
     *(_counted(_uniform("gptq", bits, 128, "-fitted", "scales for the output"), "tokens") for bits in BITS),
     *(_by_layer("gptq", bits, 128) for bits in BITS),
     _by_layer("gptq", 2, 64),
-    _by_layer("gptq", 4, 32),
+    *(_by_layer("gptq", bits, 32) for bits in BITS),
     *(_trained(_by_layer("gptq", bits, group)) for bits, group in BEST),
+    *(_trained(_by_layer("gptq", bits, 32)) for bits in BITS),
     *(_by_layer("rtn", bits, 128) for bits in (4, 3)),
     *(_trained(_by_layer("rtn", bits, 128)) for bits in (4, 3)),
-    *(_by_layer("bcq", bits, 128, mark="-gptq", rounding="gptq") for bits in BITS),
-    _by_layer("bcq", 2, 64, mark="-gptq", rounding="gptq"),
+    *_COMPENSATED,
+    *(_trained(row) for row in _COMPENSATED),
+    Row(
+        "mixed24-gptq-seq-loss",
+        "mixed24, 0.2 % outliers, gptq, layer by layer",
+        _options("mixed24", outliers=0.002, rounding="gptq"),
+        layers=True,
+        weighting="loss",
+    ),
+    *(_counted(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq"), "tokens") for bits in BITS),
+    *(_nested(planes) for planes in BITS),
     *(_peer("gptq", bits, 64) for bits in BITS),
+    *(_peer("gptqmodel", bits, 64) for bits in BITS),
+    _peer("gptqmodel", 4, 32),
     *(_peer("awq", bits, 64, "--rows", "64") for bits in BITS),
-    *(_peer("autoround", bits, group, "--light") for bits, group in BEST),
+    *(_peer("autoround", bits, group) for bits, group in BEST),
+    *(_peer("autoround", bits, group, "--light", mark="-light") for bits, group in BEST),
     *(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq") for bits in BITS),
     *(_uniform("bcq", bits, 128) for bits in BITS),
     *(_uniform("bcq", bits, 32) for bits in BITS),
@@ -177,11 +206,22 @@ def _own() -> list[Ordering]:
     made += _pairs("gptq, scales for the output <= act_order", "gptq-{}-g128-fitted", "gptq-{}-g128-order", False)
     for bits, group in BEST:
         ours = f"gptq-{bits}-g{group}-seq-loss"
-        made += [
-            Ordering("gptq, layer by layer <= another tool", ours, f"{tool}-{bits}-g{size}-peer", False)
-            for tool, size in (("autoround", group), ("gptq", 64), ("awq", 64))
-        ]
+        for tool, size in (("autoround", group), ("gptqmodel", 64), ("gptq", 64), ("awq", 64)):
+            theirs = f"{tool}-{bits}-g{size}-peer"
+            made.append(Ordering(f"gptq, layer by layer <= {TOOLS[tool]}", ours, theirs, False))
+            made.append(Ordering(f"gptq, trained <= {TOOLS[tool]}", f"{ours}-trained", theirs, False))
         made.append(Ordering("trained scales help", f"{ours}-trained", ours, False))
+    for end, word in (("", "layer by layer"), ("-trained", "trained")):
+        for size, pairs in (
+            ("bits", ("2-g64-gptq 2-g64", "3-g128-gptq 3-g128")),
+            ("bytes", ("2-g128-gptq-nobias 2-g64", "3-g128-gptq 3-g32")),
+        ):
+            for low, high in map(str.split, pairs):
+                low, high = f"bcq-{low}-seq-loss{end}", f"gptq-{high}-seq-loss{end}"
+                made.append(Ordering(f"bcq <= gptq at equal {size}, {word}", low, high, False))
+    made += [
+        Ordering("planes of their own <= nested", f"bcq-{n}-g128-gptq-tokens", f"multi-joint-p{n}", False) for n in BITS
+    ]
     made += [Ordering("gptq, layer by layer <= rtn", f"gptq-{n}-g128-seq-loss", f"rtn-{n}-g128", False) for n in (4, 3)]
     made += [
         Ordering(

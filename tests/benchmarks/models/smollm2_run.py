@@ -44,6 +44,11 @@ class Bench:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             ready.values, dtype=torch.float32, local_files_only=True
         )
+        if row.planes:
+            held = dict(model.named_parameters())
+            for name, weight in bcqfmt.open(ready.folder).weights():
+                values = weight.dequantize("float16", planes=row.planes)
+                held[name].data.copy_(torch.from_numpy(values.astype(np.float32)))
         model.to(self._device).eval()
         if row.atom:
             from smollm2_atom import attach

@@ -1,31 +1,21 @@
 """What quality.md says in words; the figures come from quality.json."""
 
 BESTS = """\
-Groups of 128, at 2 bits of 64 (plain `rtn`: 128); llm-compressor's of 64, because 128 does not divide 576. "Layer by
-layer" is `bcqfmt quantize --text`, "trained" adds `--train-scales 2`. All have the same calibration tokens, AWQ half of
-them. AutoRound ran its recipe `light`, 50 iterations; its default, 200, was not run. Other tools' checkpoints
-(`smollm2_peers.py`) were converted by `bcqfmt convert`, their values not rounded to F16.
+Groups of 128, at 2 bits of 64 (plain `rtn` and `bcq`: 128); GPTQModel's and llm-compressor's of 64, because 128 does
+not divide 576. "Layer by layer" is `bcqfmt quantize --text`, "trained" adds `--train-scales 2`; 2-bit `bcq` has no
+bias. All have the same calibration tokens, AWQ half of them. Other tools' checkpoints (`smollm2_peers.py`) were
+converted by `bcqfmt convert`, their values not rounded to F16.
 
-Without training 4 bits are 4.2 % above FP16, 3 bits 20 %, 2 bits 2.1 times; trained 1.7 %, 12 % and 1.6 times. No other
-tool's row is better at equal or fewer bytes. 4 bits took 86 s on an H200 with 14 threads, training 26 s more; peak
-memory 1.6 GB, with training 1.8 GB, on the GPU 0.7 and 3.0 GB. Other rows ran side by side: their times do not count.
-Training twice gave the same bytes. Not measured: `bcq --rounding gptq`.
+Without training 4 bits are 4.2 % above FP16, 3 bits 20 %, 2 bits 2.0 times; trained 1.7 %, 12 % and 1.5 times.
+Trained, no other tool's row is better; without, AutoRound, which trains every block, is at 3 and 2 bits. `bcq` is best
+at 2 bits, but not at 3 for the bytes ([decision 23](../decisions/0023-non-uniform-levels.md)). How long it takes:
+[Speed of quantizing](quantizing.md). Training twice gave the same bytes. Not measured: `gptq` with 4 and 2 bits in
+groups of 32, 2-bit `bcq` in groups of 64, `mixed24` layer by layer, `multi`.
 """
 
 READING = """\
 Statistics by `bcqfmt calibrate --weighting none`. "weighted" is `bcq --weighting activations`: a squared
 error counts by the mean squared input of its column.
-"""
-
-DRAFT = """\
-3-bit `gptq`, groups of 128, by a draft of the algorithm for the GPU: **not through `bcqfmt quantize`**, which has 30.64
-where the last line has 30.74. "Held-out", on which choices were made, is the validation set without the calibration
-windows (FP16: 27.22).
-"""
-
-DRAFT_END = """\
-So `quantize --text` counts tokens by `loss`, `calibrate` by 1/x² ([decision
-21](../decisions/0021-which-tokens-count.md)).
 """
 
 ATOM = """\
@@ -38,8 +28,9 @@ The gain is the difference of the mean log-likelihoods per token, with its stand
 """
 
 REASON = """\
-A negative gain is a loss. All of these minimise squared errors of weights and ignore the inputs, of which one channel
-carries nearly half of the signal ([decision 17](../decisions/0017-activation-weighting.md)).
+A negative gain is a loss. AutoRound trains; groups of 32 are better for `gptq` at 3 bits. The others minimise squared
+errors of weights and ignore the inputs, of which one channel carries nearly half of the signal ([decision
+17](../decisions/0017-activation-weighting.md)).
 """
 
 ORIGIN = """\
@@ -60,6 +51,6 @@ HOW = """\
   a row has 64 columns, and `mixed24` stores 3.15 bits where a 4096 x 4096 weight has 2.88.
 - **Atom.** Activations are rounded in the forward pass (`smollm2_atom.py`). 128 outlier channels are 22 % of 576,
   against 3 % in Llama-7B. The sizes of the first two rows are computed.
-- **When.** First table (without plain `rtn`) and draft on 2026-11-17, calling the functions behind the commands; the
-  rest on 2026-11-15, same hardware and versions.
+- **When.** First table (without `rtn` without text) and `draft` in the JSON on 2026-11-17, calling the functions
+  behind the commands; the rest on 2026-11-15, same hardware and versions.
 """

@@ -12,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
 
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels.runtime import cubins, device, launch, numba_cuda
+from bcqfmt.kernels.runtime import cubins, device, launch, numba_cuda, tensor_map
 from products.pretended_gpu import Recorder, pretend
 
 
@@ -154,6 +155,64 @@ def test_what_the_driver_is_asked_for(early: bool, monkeypatch: pytest.MonkeyPat
         one = (2, *size, 64, 1, 1, 1024, stream, tuple(values), 0)
         wanted.append(("early", *one, SAID) if early else ("plain", *one))
     assert found.calls == wanted
+
+
+def test_a_tensor_map_is_128_bytes_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Reading(Driver):
+        def arguments(self, address: int) -> tuple[Any, ...]:
+            places = (ctypes.c_uint64 * 3).from_address(address)
+            seen.append([ctypes.string_at(place, size) for place, size in zip(places, (8, 128, 4), strict=True)])
+            return ()
+
+    monkeypatch.setattr(cubins, "code_of", lambda kernel, capability: ("scale", b"code"))
+    monkeypatch.setattr(cubins.importlib, "import_module", lambda name: Reading())
+    made = cubins.Loaded(launch.kernel("u8* y, map x, u32 n", threads=32)(scale), (9, 0))
+    made.launch((1,), 32, 0, 0, [5, bytes(range(128)), 7])
+    assert seen == [[(5).to_bytes(8, "little"), bytes(range(128)), (7).to_bytes(4, "little")]]
+
+
+def test_kernels_take_tensor_maps_by_value() -> None:
+    """What Numba compiles as an address is the map itself in PTX; other arguments stay."""
+    text = """.entry k(
+\t.param .u64 k_param_0,
+\t.param .u64 k_param_1,
+\t.param .u64 k_param_10
+)
+\tld.param.u64 \t%rd6, [k_param_1];
+\tld.param.u64 \t%rd7, [k_param_10];"""
+    found = tensor_map.maps_by_value(text, [1])
+    changed = [(old, new) for old, new in zip(text.split("\n"), found.split("\n"), strict=True) if old != new]
+    assert [new.strip() for _, new in changed] == [
+        ".param .align 64 .b8 k_param_1[128],",
+        "mov.u64 %rd6, k_param_1; cvta.param.u64 %rd6, %rd6;",
+    ]
+
+
+@pytest.mark.parametrize("fine", [True, False])
+def test_what_a_tensor_map_asks_of_the_driver(fine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns 8 .. 71 of 4 rows of 80; bytes of the map, or the driver's refusal."""
+    asked, held = [], ctypes.create_string_buffer(bytes(range(128)), 128)
+
+    def encode(*given: Any) -> tuple[Any, Any]:
+        asked.append(given)
+        status = driver.CUresult.CUDA_SUCCESS if fine else driver.CUresult.CUDA_ERROR_INVALID_VALUE
+        return status, SimpleNamespace(getPtr=lambda: ctypes.addressof(held))
+
+    monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
+    tensor_map._encoded.cache_clear()
+    array = np.zeros((4, 80), np.float16)
+    wanted = tensor_map.TensorMap(array, 8, 64, 16)
+    if fine:
+        assert wanted.encoded() == bytes(range(128))
+    else:
+        with pytest.raises(BcqError, match=r"BCQ-E551.*4 x 64.*INVALID_VALUE"):
+            wanted.encoded()
+    kind, rank, address, sizes, strides, box, steps, *_ = asked[0]
+    assert (kind.name, rank, address) == ("CU_TENSOR_MAP_DATA_TYPE_UINT16", 2, array.ctypes.data + 16)
+    assert [[int(n) for n in part] for part in (sizes, strides, box, steps)] == [[64, 4], [160], [64, 16], [1, 1]]
+    tensor_map._encoded.cache_clear()
 
 
 def test_numbers_beyond_float32_are_infinite(monkeypatch: pytest.MonkeyPatch) -> None:

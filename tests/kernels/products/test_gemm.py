@@ -11,7 +11,7 @@ from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.kernels.gemm import gemm_operand, layouts_of
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.pack import pack_codes
-from bcqfmt.kernels.gemm.shape import gemm_shape
+from bcqfmt.kernels.gemm.shape import blocks_for, gemm_shape
 from bcqfmt.kernels.operands import operand
 from products import kernel_samples as ks
 from products import product_reference as reference
@@ -19,22 +19,22 @@ from simulated import sim_gemm
 from simulated.cuda_sim import simulate
 
 LIMITS = {"F16": 6e-4, "BF16": 4e-3}
-ROLES = {"engine": "wgmma", "vectors": 16, "roles": True}
+WGMMA = {"engine": "wgmma", "vectors": 16}
 # encoding, q, rows, columns, group size, dtype of x, vectors, options
 CASES = [
     ("affine", 4, 70, 200, 64, "F16", 9, {"engine": "wgmma", "depth": 2}),
-    ("affine", 4, 70, 200, 64, "F16", 18, {**ROLES, "depth": 2}),
+    ("affine", 4, 70, 200, 64, "F16", 18, {**WGMMA, "depth": 2}),
     ("affine", 3, 64, 136, 32, "F16", 3, {"depth": 2}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
-    ("affine", 2, 290, 64, 64, "F16", 1, {**ROLES, "stages": 4}),  # tiles of a block alone, then shared ones
-    ("affine", 4, 64, 512, 128, "F16", 2, {**ROLES, "depth": 4}),
+    ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones
+    ("affine", 4, 64, 512, 128, "F16", 2, {**WGMMA, "depth": 4}),
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
     ("bcq", 3, 64, 200, 128, "F16", 11, {"vectors": 16, "depth": 2}),
     ("bcq", 4, 130, 64, 32, "BF16", 2, {"engine": "wgmma", "groups": 2}),
-    ("bcq", 2, 130, 128, 64, "BF16", 2, {**ROLES, "groups": 2}),
+    ("bcq", 2, 130, 128, 64, "BF16", 2, {**WGMMA, "groups": 2}),
     ("bcq", 4, 64, 200, 64, "F16", 2, {}),
     ("bcq", 5, 64, 64, 64, "F16", 2, {}),
     ("table", 4, 64, 136, 32, "F16", 3, {"engine": "wgmma", "depth": 2}),
@@ -139,6 +139,15 @@ def test_what_has_no_layout() -> None:
     )  # fmt: skip
     with pytest.raises(BcqError, match=r"BCQ-E553.*beyond the range"):
         gemm_operand(operand(far), "F16", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("tiles", "steps", "most", "blocks"),
+    [(0, 4, 132, 0), (1, 4, 132, 4), (16, 32, 132, 128), (43, 32, 132, 129), (112, 32, 132, 132), (128, 32, 132, 128),
+     (344, 32, 132, 132), (3, 1, 8, 3)],
+)  # fmt: skip
+def test_blocks_share_tiles_evenly_where_few_would_be_idle(tiles: int, steps: int, most: int, blocks: int) -> None:
+    assert blocks_for(tiles, steps, most) == blocks
 
 
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])

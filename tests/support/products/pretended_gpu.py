@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bcqfmt.kernels.runtime import device, launch
+from bcqfmt.kernels.runtime import device, launch, tensor_map
 
 
 class Launched(NamedTuple):
@@ -56,6 +56,7 @@ def pretend(patch: pytest.MonkeyPatch) -> Recorder:
     patch.setattr(device, "simulated", lambda: False)
     patch.setattr(device, "stream_of", lambda array: next(streams))
     patch.setattr(device, "place_of", lambda array: 0)
+    patch.setattr(tensor_map, "_encoded", lambda *_: bytes(tensor_map.MAP_BYTES))
     return found
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from bcqfmt.kernels.runtime import device
+
 from .block import current, named_barrier, pause, slot_of, wake
 
 
@@ -58,6 +60,23 @@ def bulk_copy(pointer: Any, index: Any, address: int, size: int, barrier: int) -
     for at in range(0, size, 16):
         slot_of(address + at, 16)[:] = found[at : at + 16]
     _come(barrier, 0, size)
+
+
+def prefetch_map(box: Any) -> None:
+    """No effect in the simulator."""
+
+
+def tensor_copy(box: Any, column: int, row: int, address: int, barrier: int) -> None:
+    """A box of a `TensorMap`, zeros outside of the matrix; 16-byte pieces exchanged by the row modulo 8."""
+    found = np.zeros((box.box, 64), np.uint16)
+    inside = device.on_host(box.array).view(np.uint16)[row : row + box.box, box.start : box.start + box.width]
+    inside = inside[:, column : column + 64]
+    found[: inside.shape[0], : inside.shape[1]] = inside
+    for v, piece in np.ndindex(box.box, 8):
+        slot_of(address + 128 * v + ((piece ^ (v & 7)) << 4), 16)[:] = found[v, 8 * piece : 8 * piece + 8].view(
+            np.uint8
+        )
+    _come(barrier, 0, 128 * box.box)
 
 
 def mbarrier_wait(barrier: int, parity: int) -> None:

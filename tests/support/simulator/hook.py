@@ -29,6 +29,8 @@ def launch(kernel: Any, grid: Sequence[int], threads: int, shared: int, argument
             wanted = np.dtype(TYPES[kind[:-1]])
             flat = device.on_host(value).reshape(-1).view(np.uint8)
             values.append(block.Pointer(flat[: flat.size // wanted.itemsize * wanted.itemsize].view(wanted)))
+        elif kind == "map":
+            values.append(value)
         elif kind in ("f32", "f64"):
             values.append(getattr(np, TYPES[kind])(value))
         else:
