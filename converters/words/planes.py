@@ -197,7 +197,7 @@ def _to_planes(source: Side, bits: int, k: int, perm: Array | None, threads: int
 
 def _straight(bits: int, n: int, k: int) -> bool:
     """Whether straight code does it: bits that divide a word, nothing to be cleared after the last code."""
-    return bits in (1, 2, 4, 8) and n >= UNITS and k >= 32 * UNITS and k % 32 == 0
+    return bits in (2, 4, 8) and n >= UNITS and k >= 32 * UNITS and k % 32 == 0
 
 
 def _run_straight(words: Words, planes: Words, to_planes: bool, threads: int, proof: list[bool] | None = None) -> None:

@@ -249,7 +249,7 @@ def straight(order: str, flip: bool, to_planes: bool) -> Callable[..., None]:
 
 @cache
 def straight_rows(bits: int, to_planes: bool, proved: bool = False) -> Callable[..., int]:
-    """The loop of LE(bits) words [blocks * bits, lanes]; 1, 2, 4 or 8 bits, at least four lanes and blocks.
+    """The loop of LE(bits) words [blocks * bits, lanes]; 2, 4 or 8 bits, at least four lanes and blocks.
 
     Arguments: words and planes uint32, both flat; lanes; words from one plane to the next and from one lane to the
     next; blocks; the first lane and the one after the last. ``proved``: words are rebuilt from the stored planes while
