@@ -12,7 +12,7 @@ _SAME = (
     ("--context", "--seq", "--seqlen", "--seq-len", "--ctx-size", "--max-length", "--window"),
     ("--max-tokens", "--tokens", "--max-new-tokens", "--n-predict", "--limit"),
     ("--group-size", "--groups", "--groupsize", "--q-group-size", "--block-size"),
-    ("--bits", "--wbits", "--w-bit", "--q"),
+    ("--bits", "--wbits", "--w-bit", "--q", "--planes"),
     ("--lowest-bits", "--seed-precision", "--min-bits"),
     ("--workers", "--threads", "--jobs", "--num-workers", "-j"),
     ("--overwrite", "--force", "--yes", "-f", "-y"),

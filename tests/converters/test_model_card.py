@@ -19,6 +19,7 @@ from bcqfmt.errors import escape
 from programs.verbs import ROOT
 from sources.conversions import convert
 from sources.dense_samples import dense_folder, quantize
+from sources.peers import any_words
 
 DEMO = ROOT / "bcqfmt" / "data" / "demo"
 COMMIT = "0123456789" * 4
@@ -185,6 +186,7 @@ TEXTS = st.text(
 )
 
 
+@any_words
 @given(st.dictionaries(st.sampled_from(KEPT), TEXTS | st.lists(TEXTS, min_size=1, max_size=4), max_size=4))
 def test_what_is_written_is_what_is_read(values: dict[str, Any]) -> None:
     """Any text becomes one value of one key, for us and for another YAML reader."""
@@ -197,6 +199,7 @@ def test_what_is_written_is_what_is_read(values: dict[str, Any]) -> None:
     }
 
 
+@any_words
 @given(st.dictionaries(st.sampled_from(KEPT), TEXTS | st.lists(TEXTS, max_size=4), max_size=4), st.booleans())
 def test_no_value_is_read_in_another_way_than_yaml_does(values: dict[str, Any], flow: bool) -> None:
     written = yaml.safe_dump(values, allow_unicode=True, default_flow_style=None if flow else False)

@@ -55,7 +55,7 @@ def test_the_rule_that_fits_is_shown(rule: str, tmp_path: Path) -> None:
     assert {trial.rule for trial in trials} == set(rules_of({3}))
     words = ["convert", str(folder), str(tmp_path / "out"), "--against", str(dense)]
     said = run(words, 4)
-    assert "BCQ-E605" in said
+    assert f"BCQ-E605 {folder}:" in said
     best = said.partition("the best: bcqfmt ")[2].split()
     assert best == [*words, "--zero-point", rule]
     run(best, 0)

@@ -185,8 +185,11 @@ def _planned(source: Source, src: str, dst: Path, against: str | None, asked: di
             hint = f"quantize it: {command_line('bcqfmt', 'quantize', src, dst, '--method', 'rtn')}"
             found, expected = fault.finding.found, fault.finding.expected
             raise error("BCQ-E610", src, found=found, expected=expected, hint=hint) from None
-        if fault.code == "BCQ-E605" and against is not None and source.remote is None:
-            fault.hint = _tried(source, against, asked["layout"])
+        if fault.code == "BCQ-E605":
+            tried = against is not None and source.remote is None
+            hint = _tried(source, str(against), asked["layout"]) if tried else fault.hint
+            found, expected = fault.finding.found, fault.finding.expected
+            raise error("BCQ-E605", src, found=found, expected=expected, hint=hint) from None
         raise
 
 
