@@ -209,7 +209,7 @@ def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
 
 def _launch(operand: GemmOperand, plan: Sequence[GemmStep], x: Any, y: Any, addend: Any) -> None:
     """Each segment adds its product to that of the previous one; only the last result has the type of y."""
-    count, (rows, columns) = len(x), operand.shape
+    count, (rows, columns) = x.shape[0], operand.shape  # len() of a tensor takes ten times as long
     if not count:
         return
     taken = x if operand.perm is None else device.columns(x, operand.perm)

@@ -39,7 +39,7 @@ _BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
 class _Prepared:
     """A cache entry made from tensors: valid while their memory is not freed, moved or written to."""
 
-    def __init__(self, tensors: Sequence[Tensor], state: tuple[tuple[int, int], ...], made: Any) -> None:
+    def __init__(self, tensors: Sequence[Tensor], state: list[int], made: Any) -> None:
         self.memory = [_Weak(tensor.untyped_storage()) for tensor in tensors]
         self.state = state
         self.made = made
@@ -79,11 +79,15 @@ def _cached(tensors: Sequence[Tensor], make: Callable[..., Any], *options: Any) 
     return made
 
 
-def _key(tensors: Sequence[Tensor], make: Any, *options: Any) -> tuple[tuple[Any, ...], tuple[tuple[int, int], ...]]:
+def _key(tensors: Sequence[Tensor], make: Any, *options: Any) -> tuple[tuple[Any, ...], list[int]]:
     """Where the cache has what is made of tensors, and the state of them that it is valid for."""
-    # a weakly referenced storage keeps its address, so no other storage can get the same key
-    key = (make, *options, *(tensor.untyped_storage()._cdata for tensor in tensors))
-    return key, tuple((tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors)
+    key, state = [make, *options], []  # in one loop: every product asks
+    for tensor in tensors:
+        # a weakly referenced storage keeps its address, so no other storage can get the same key
+        key.append(tensor.untyped_storage()._cdata)
+        state.append(tensor.data_ptr())
+        state.append(-1 if tensor.is_inference() else tensor._version)
+    return tuple(key), state
 
 
 def _on_cpu(parts: Sequence[Tensor], spec: str, planes: int, index: int) -> cpu.CpuMatrix:

@@ -44,6 +44,11 @@ _KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {"num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
          "qk_nope_head_dim": 32, "v_head_dim": 32, "first_k_dense_replace": 99, "n_routed_experts": 8},
     ),
+    "qwen3_5": (  # linear attention, whose input matrices vLLM puts together in another way than the file
+        transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM,
+        {"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+         "linear_value_head_dim": 32, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "mixtral": (
         transformers.MixtralConfig, transformers.MixtralForCausalLM,
         {"num_local_experts": 4, "num_experts_per_tok": 2},

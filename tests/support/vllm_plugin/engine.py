@@ -1,7 +1,8 @@
 """Run in an environment of `vllm_environment`: python vllm_engine.py TASKS.json ANSWERS.json
 
-A task: ``model``, ``prompts`` (token ids), ``options`` of `LLM`, ``adapter`` (a folder of LoRA). An answer: ``tokens``,
-``logprobs``, and, where the engine is in this process, what is ``held`` by it; or ``error``. Imports nothing of ours.
+A task: ``model``, ``prompts`` (token ids; none: it is only loaded), ``options`` of `LLM`, ``adapter`` (a folder of
+LoRA). An answer: ``tokens``, ``logprobs``, and, where the engine is in this process, what is ``held`` by it; or
+``error``. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     ask = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False, logprobs=1)
     lora = LoRARequest("adapter", 1, task["adapter"]) if "adapter" in task else None
     prompts = [{"prompt_token_ids": prompt} for prompt in task["prompts"]]
-    found = [one.outputs[0] for one in llm.generate(prompts, ask, lora_request=lora)]
+    made = llm.generate(prompts, ask, lora_request=lora) if prompts else []
+    found = [one.outputs[0] for one in made]
     answer = {
         "tokens": [list(one.token_ids) for one in found],
         "logprobs": [[s[t].logprob for s, t in zip(one.logprobs, one.token_ids, strict=True)] for one in found],
@@ -52,7 +54,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 def held(worker: Any) -> dict[str, Any]:
     """``methods``: how many modules have each quantization method; ``shared``: parts of the draft that are the model's.
 
-    ``latent``: the up-projections of keys and values, as multi-head latent attention reads them, times a vector.
+    ``read``: some matrices as vLLM itself reads those of quantized layers, by what its names end in, times a vector.
     """
     import torch
     from vllm.model_executor.layers.quantization.utils.quant_utils import (  # type: ignore[import-not-found, unused-ignore]
@@ -62,14 +64,19 @@ def held(worker: Any) -> dict[str, Any]:
     model: Any = worker.model_runner.get_model()
     modules = dict(model.named_modules())
     methods = (getattr(module, "quant_method", None) for module in modules.values())
-    matrices = [get_and_maybe_dequant_weights(part) for name, part in modules.items() if name.endswith("kv_b_proj")]
+    read: dict[str, list[list[float]]] = {}
+    for name, module in modules.items():
+        leaf = name.rpartition(".")[2]
+        if leaf in ("kv_b_proj", "in_proj_qkvz", "in_proj_ba"):
+            matrix = get_and_maybe_dequant_weights(module)
+            read.setdefault(leaf, []).append((matrix @ torch.arange(matrix.shape[1]).cos()).tolist())
     draft: Any = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
     pairs = {}
     if draft is not None:
         pairs = {"head": (draft.lm_head, model.lm_head), "table": (draft.model.embed_tokens, model.model.embed_tokens)}
     return {
         "methods": Counter(type(method).__name__ for method in methods if method is not None),
-        "latent": [(matrix @ torch.arange(matrix.shape[1]).cos()).tolist() for matrix in matrices],
+        "read": read,
         "shared": [name for name, (own, other) in pairs.items() if own is other],
     }
 

@@ -23,6 +23,13 @@ _NEEDS = (
     "xgrammar<1",
 )  # fmt: skip
 _ENTRY = "[vllm.general_plugins]\nbcqfmt = bcqfmt.integrations.vllm:register\n"
+_TORCHVISION = """\"\"\"In place of torchvision, which some files of vLLM import for images; there are none here.\"\"\"
+import sys
+from unittest.mock import MagicMock
+__path__, __version__ = [], "0.28.0"
+for name in ("io", "transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional"):
+    sys.modules[f"torchvision.{name}"] = MagicMock(__spec__=None)
+"""
 _SETTINGS = {
     "VLLM_PLUGINS": "bcqfmt", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_LOOPBACK_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
@@ -79,4 +86,5 @@ def _site(version: str) -> Path:
         (site / ".ready").touch()
     operators = (ROOT / "tests" / "support" / "vllm_plugin" / "operators.py").read_bytes()
     (site / "vllm" / "_C.py").write_bytes(operators)
+    (site / "torchvision.py").write_text(_TORCHVISION, encoding="utf-8")
     return site
