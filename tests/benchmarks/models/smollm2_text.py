@@ -8,9 +8,8 @@ converted by `bcqfmt convert`, their values not rounded to F16.
 
 Without training 4 bits are 4.2 % above FP16, 3 bits 20 %, 2 bits 2.0 times; trained 1.7 %, 12 % and 1.5 times.
 Trained, no other tool's row is better; without, AutoRound, which trains every block, is at 3 and 2 bits. `bcq` is best
-at 2 bits, but not at 3 for the bytes ([decision 23](../decisions/0023-non-uniform-levels.md)). How long it takes:
-[Speed of quantizing](quantizing.md). Training twice gave the same bytes. Not measured: `gptq` with 4 and 2 bits in
-groups of 32, 2-bit `bcq` in groups of 64, `mixed24` layer by layer, `multi`.
+at 2 bits, but not at 3 for the bytes ([decision 23](../decisions/0023-non-uniform-levels.md), with a second model).
+How long it takes: [Speed of quantizing](quantizing.md). Training twice gave the same bytes. Not measured: `multi`.
 """
 
 READING = """\
