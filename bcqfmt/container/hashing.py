@@ -11,7 +11,7 @@ from .files import ByteSource
 
 __all__ = ["hash_file"]
 
-_PIECE = 1 << 19  # read and hashed while it is in the cache
+_PIECE = 1 << 20  # bytes read and hashed while they are in the cache
 
 
 def hash_file(

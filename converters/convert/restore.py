@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
@@ -20,10 +16,9 @@ from bcqfmt.errors import error
 
 from .source_rebuilder import SourceRebuilder
 
-__all__ = ["WORKERS", "restore", "small_chunks"]
+__all__ = ["WORKERS", "restore"]
 
 WORKERS = min(4, os.cpu_count() or 1)  # files at a time; the heavy work releases the interpreter lock
-_CHUNK = 1 << 20  # bytes hashed and written while they are in the cache
 
 
 def restore(
@@ -54,11 +49,3 @@ def _restore_file(rebuilder: SourceRebuilder, path: str, place: Path, progress: 
         if state.hexdigest() != record["sha256"]:
             raise error("BCQ-E613", path, found=f"sha256 {state.hexdigest()}", expected=record["sha256"])
     return state.hexdigest()
-
-
-def small_chunks(rebuilder: SourceRebuilder, path: str) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of a source file, at most a MiB at a time."""
-    for chunk in rebuilder.chunks(path):
-        for start in range(0, chunk.size, _CHUNK):
-            yield chunk[start : start + _CHUNK]
-        del chunk  # the next one may need the memory

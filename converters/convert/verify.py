@@ -25,7 +25,7 @@ from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import BcqError, error
 from bcqfmt.weight.weight import BcqWeight
 
-from .restore import WORKERS, small_chunks
+from .restore import WORKERS
 from .shard import ReadOnce
 from .source_rebuilder import SourceRebuilder
 
@@ -34,6 +34,7 @@ __all__ = ["SAMPLE_ROWS", "Certificate", "verify"]
 _OTHER = "this is another source, or it was changed since: `bcqfmt restore BCQ OUT` gives the one that was converted"
 
 _ZEROS = {"qzeros", "scaled_zeros", "weight_zero_point", "zero"}
+_CHUNK = 1 << 20  # bytes read, compared and hashed while they are in the cache
 SAMPLE_ROWS = 64  # of every weight, whose values are computed a second time unless all are asked for
 
 
@@ -130,10 +131,18 @@ def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: st
     return state.hexdigest()
 
 
+def _small_chunks(rebuilder: SourceRebuilder, path: str) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of a source file, at most ``_CHUNK`` at a time."""
+    for chunk in rebuilder.chunks(path):
+        for start in range(0, chunk.size, _CHUNK):
+            yield chunk[start : start + _CHUNK]
+        del chunk  # the next one may need the memory
+
+
 def _compared(rebuilder: SourceRebuilder, path: str, real: SourceFile) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of the real file, all of them, each chunk found equal to what is rebuilt."""
     at = 0
-    for chunk in small_chunks(rebuilder, path):
+    for chunk in _small_chunks(rebuilder, path):
         end = at + chunk.size
         found = real.read(at, min(end, real.size) - at)
         if not same_bytes(found, chunk):

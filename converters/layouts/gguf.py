@@ -56,7 +56,7 @@ _UE4M3[127] = 480  # no number of the format, but one of ggml
 _ELEMENTS: Final = {kind.name: kind.elements for kind in TYPES.values()}  # of a block
 _ANY_NUMBERS: Final = Options(allow_nonfinite=True)
 _KEPT = 1 << 26  # bytes of numbers that are kept for their second use
-_TILE = 1 << 21  # bytes of blocks at a time
+_TILE = 1 << 22  # bytes of blocks at a time
 
 
 class Gguf:

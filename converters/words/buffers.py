@@ -127,7 +127,7 @@ def new_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     if size < _LARGE or not _store.users:
         return np.empty(shape, kind)
     flat = np.asarray(_Owner(_store.take(size + _LINE)))
-    start = -flat.ctypes.data % _LINE
+    start = -flat.__array_interface__["data"][0] % _LINE
     return flat[start : start + size].view(kind).reshape(shape)
 
 

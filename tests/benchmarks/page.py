@@ -28,18 +28,26 @@ _CONVERSION = f"""\
   compressed-tensors from int8 codes, `pack` of GPTQModel from weights, scales and zeros.
 - **`convert`, `verify`, `restore`.** Random words in the GPTQ layout, four output shards, two workers, fsync included.
   The copy is `cp -r --reflink=never` and `sync -f`. The output of the round before is removed before the clock starts,
-  for all of them. A conversion reads the source three times (to convert, to compare, to hash), packs every layer,
-  rebuilds its words from the planes and compares them, writes once, and hashes twice with hashlib: the source's files
-  and the new ones. `verify` rebuilds, compares and hashes every file once; `restore` rebuilds, hashes and writes
+  for all of them. A conversion reads the source twice (to convert, to hash), packs every layer, rebuilds its words from
+  the planes and compares them while both are in the cache, writes once, and hashes twice with hashlib: the source's
+  files and the new ones. `verify` rebuilds, compares and hashes every file once; `restore` rebuilds, hashes and writes
   ([decision 15](../decisions/0015-libraries-instead-of-own-code.md)).
 
-The goals of `convert`, `verify` and `restore` hang on the copy: the same run held on two cores of an x86-64 server
-with SHA instructions, where the copy makes 1290 to 1370 MB/s and one SHA-256 1141, gave 0.42 (0.39 to 0.47), 0.52
-(0.49 to 0.57) and 0.72 (0.69 to 0.82). Two digests, packing, rebuilding, three reads and one write take about 4 ms of
-one core per MB: here at most 500 MB/s on two cores.
+Where the time of `convert` goes: ms of one Neoverse-N1 core per MB, by `perf`, on a busy machine. *Least*: the same
+alone in a loop, the shortest run.
 
-Where the time goes, one thread, one layer of 22.5 MB, Neoverse-N1: one SHA-256 14 ms, packing 5 to 10, rebuilding 8 to
-16, reading from the page cache 3, comparing 2, writing 4 to 7.
+| stage | GPTQ | Q4_0 | least |
+|---|---|---|---|
+| two SHA-256 | 1.28 | 1.30 | 1.28 |
+| packing, rebuilding | 0.60 | 0.43 | 0.42 |
+| reading twice | 0.52 | 0.43 | 0.16 |
+| writing | 0.50 | 0.41 | 0.24 |
+| Python, numpy | 0.27 | 0.65 | |
+| the rest | 0.13 | 0.18 | |
+| sum | 3.3 | 3.4 | 2.1 |
+
+0.4 x of a copy at 1600 MB/s are 1.56 ms per MB: 3.1 ms of a core, with both cores never idle. On two cores of an x86-64
+server, copy 1330 MB/s, an earlier version gave 0.42, 0.52 and 0.72.
 
 The machine is shared with others, so the copy itself takes 1.3 to 2.6 s from run to run: compare ratios, not times.
 """
@@ -52,11 +60,9 @@ _GGUF = f"""\
 - **Decoding.** `kernels.cpu`, bit for bit the normative decoder, from planes to F32; gguf-py from blocks to F32. One
   thread each, in turn, processor time; the values must have the same bits.
 
-A conversion reads a file four times (scales for the header, blocks, to compare, to hash), its scales twice more where
-those in progress exceed 64 MiB; it hashes twice, packs, rebuilds, compares, writes. Per MB a Neoverse-N1 core takes
-1.3 ms for two digests, 0.4 to 0.6 for reads and comparison, 0.3 to 1.0 for writing: 2.0 to 2.9 ms without packing, so
-two cores make at most 690 to 1000 MB/s, 0.4 to 0.6 of the copy on an idle machine. Packing takes 0.3 ms, rebuilding
-0.4, scales 0.05 to 0.2.
+A conversion reads a file twice (to convert, to hash), the blocks once more for scales where those in progress exceed
+64 MiB; it packs some rows, rebuilds and compares them, hashes twice, writes. Where the time goes:
+[Conversion](conversion.md).
 
 About fifteen other processes shared the two cores in this run. A copy then waits less than a conversion: ratios of wall
 times are lower than on an idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too:
