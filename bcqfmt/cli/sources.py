@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path
 from bcqfmt.container.files import real_path
-from bcqfmt.errors import error
+from bcqfmt.errors import error, escape
 
 from . import render
 from .command import usage_error
@@ -86,6 +86,9 @@ def check_target(source: str, target: Path, *, overwrite: bool) -> None:
 
     if os.path.lexists(source):
         keep_apart(Path(source), target)
+    above = next((parent for parent in target.parents if os.path.lexists(parent)), target.parent)
+    if os.path.lexists(above) and not above.is_dir():
+        raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
     refuse_existing(target, overwrite=overwrite)
 
 

@@ -1,10 +1,11 @@
-"""The product with the tensor cores of sm_90a: one thread copies, consumer warps decode and multiply.
+"""The product with the tensor cores of sm_90a: producer warps copy, consumer warps decode and multiply.
 
-A producer thread starts bulk copies of weights and of boxes of x, which the copy engine stores as the tensor cores want
-them. The consumer warps, four for every 64 rows, turn codes into numbers and start the tensor cores, which read x from
-shared memory and multiply while the next codes are turned into numbers. Two barriers for every stage: *filled*, at
-which the producer and its bytes arrive, and *free*, at which the consumers do. Nothing else waits, so the warps of
-different rows are soon at different places, and the tensor cores always have work.
+One thread of each producer warp starts copies: three of weights, in bulk, without waiting for the previous kernel, one
+of x, in boxes that the copy engine stores as the tensor cores want them. The consumer warps, four for every 64 rows,
+turn codes into numbers and start the tensor cores, which read x from shared memory and multiply while the next codes
+are turned into numbers. Two barriers for every stage: *filled*, at which the producers and their bytes arrive, and
+*free*, at which the consumers do. Nothing else waits, so the warps of different rows are soon at different places, and
+the tensor cores always have work.
 
 The steps of a tile are a loop of their own: where the sums of another tile could come into it, the compiler would wait
 for the tensor cores at every step.

@@ -50,7 +50,7 @@ tensor cores                mma_s8 mma_u8 (unsigned A): m16n8k32, mma_f16 mma_bf
                             128 x 8 bits, and + popcount, sums from 0; mma_b1_wide(a0..a3, b0, b1): 16 x 256
 tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, address, step): four warps, x in shared
                             memory (`asm.multiply_group`); wgmma_fence before the first, wgmma_commit after the
-                            last, wgmma_wait(n) before sums are read; fence_async() after copies of x;
+                            last, wgmma_wait(n) before sums are read;
                             more_registers(n) fewer_registers(n): what each thread of four warps has from here on
 sums of a tile              zero_sums scale_sums save_sums load_sums at_once add_rows store_sums (`sums`)
 ==========================  ================================================================================

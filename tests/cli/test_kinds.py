@@ -144,6 +144,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             "a text; expected a file that bcqfmt calibrate wrote",
             "make them: bcqfmt calibrate MODEL --text text.txt",
         ),
+        (["convert", GPTQ, "text.txt/out"], 7, "text.txt is no folder", "choose another place"),
         (["convert", GPTQ, GPTQ], 7, "it is the source", "choose another place, {}-bcq for example"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

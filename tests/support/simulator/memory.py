@@ -271,7 +271,3 @@ def more_registers(count: int) -> None:
 
 def fewer_registers(count: int) -> None:
     """No effect, as above."""
-
-
-def fence_async() -> None:
-    """Copies are visible immediately."""
