@@ -63,6 +63,10 @@ def maps_by_value(text: str, numbers: list[int]) -> str:
     """The PTX of a kernel in which the arguments of these numbers, addresses for Numba, are maps themselves."""
     for number in numbers:
         name = rf"(\w+_param_{number})"
-        text = re.sub(rf"\.param \.u64 {name}\b", rf".param .align 64 .b8 \1[{MAP_BYTES}]", text, count=1)
-        text = re.sub(rf"ld\.param\.u64\s+(%rd\d+), \[{name}\];", r"mov.u64 \1, \2; cvta.param.u64 \1, \1;", text)
+        text, declared = re.subn(rf"\.param \.u64 {name}\b", rf".param .align 64 .b8 \1[{MAP_BYTES}]", text)
+        text, read = re.subn(
+            rf"ld\.param\.u64\s+(%rd\d+), \[{name}\];", r"mov.u64 \1, \2; cvta.param.u64 \1, \1;", text
+        )
+        if declared != 1 or not read:  # by another version of the compiler
+            raise error("BCQ-E551", found=f"PTX in which argument {number} is declared {declared} times, read {read}")
     return text

@@ -188,6 +188,8 @@ def test_kernels_take_tensor_maps_by_value() -> None:
         ".param .align 64 .b8 k_param_1[128],",
         "mov.u64 %rd6, k_param_1; cvta.param.u64 %rd6, %rd6;",
     ]
+    with pytest.raises(BcqError, match="argument 2 is declared 0 times"):
+        tensor_map.maps_by_value(text, [2])
 
 
 @pytest.mark.parametrize("fine", [True, False])
