@@ -22,7 +22,7 @@ from bcqfmt.converters.jobs.pool import ShardDone, Stop, Tick, run_all
 from bcqfmt.converters.jobs.source_files import check_unchanged, hash_source, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import Workspace, partial_folder
-from bcqfmt.converters.layouts.protocol import Layout, Module, Options, Unforeseen
+from bcqfmt.converters.layouts.protocol import Layout, Module, NonfiniteNumbers, Options
 from bcqfmt.converters.layouts.registry import find_modules, layouts
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
@@ -216,7 +216,7 @@ class Conversion:
             options = Options(self.options.zero_point, self.options.allow_nonfinite, threads, read_late=True)
             try:
                 job, written = self._written(space, shard, options, stop, progress)
-            except Unforeseen:
+            except NonfiniteNumbers:
                 job, written = self._written(space, shard, replace(options, read_late=False), stop, progress)
             record = space.finish(shard.file, self.plan, job.record(written))
         shard_done(shard.file, record["size"])
@@ -234,6 +234,6 @@ class Conversion:
         job = ShardJob(self.source, shard, self.modules, self.layouts, options, stop.check)
         try:
             return job, write_shard(space.folder / shard.file, job.units, job.weights, tick=tick)
-        except Unforeseen:
+        except NonfiniteNumbers:
             progress(-sum(done))
             raise

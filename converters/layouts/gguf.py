@@ -40,7 +40,7 @@ from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .protocol import Converted, Module, Options, Rebuilder, Rule, Unforeseen, Values
+from .protocol import Converted, Module, NonfiniteNumbers, Options, Rebuilder, Rule, Values
 from .rebuild import as_bytes, same_bytes
 from .uniform import check_finite
 
@@ -130,7 +130,7 @@ class Gguf:
 
             each_share(pack, len(tiles), 1, options.threads)
             if late and _nonfinite(small.keep(_joined(pieces)), module, _ANY_NUMBERS):
-                raise Unforeseen
+                raise NonfiniteNumbers
             return found
 
         parts = {}

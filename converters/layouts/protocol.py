@@ -22,7 +22,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Converted", "Layout", "Module", "Options", "Rebuilder", "Rule", "Unforeseen", "Values"]
+__all__ = ["Converted", "Layout", "Module", "NonfiniteNumbers", "Options", "Rebuilder", "Rule", "Values"]
 
 Array = npt.NDArray[Any]
 Rule = dict[str, Any]
@@ -43,8 +43,8 @@ class Rebuilder(NamedTuple):
     optional: Mapping[str, Values] = {}
 
 
-class Unforeseen(Exception):
-    """Numbers that were read late do not fit the weight's description, which was made without them."""
+class NonfiniteNumbers(Exception):
+    """Numbers that were read late are not finite, which the description of the weight, made before, does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Options:
     """What the user may decide about a conversion's meaning, and how it is done.
 
     ``read_late``: a layout may describe a weight before it has read its numbers, if they are finite in most files; it
-    raises `Unforeseen` when a part is computed and they are not.
+    raises `NonfiniteNumbers` when a part is computed and they are not.
     """
 
     zero_point: str = "auto"

@@ -109,7 +109,7 @@ class GemmShape:
 
 
 def blocks_for(tiles: int, steps: int, most: int) -> int:
-    """How many blocks of threads share the steps of so many tiles: all, or somewhat fewer if each then has one part."""
+    """How many of ``most`` blocks share the steps of all tiles: all, or fewer if each then has a part of one tile."""
     return min(_evenly(tiles, most) or most, tiles * steps)
 
 
