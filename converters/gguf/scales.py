@@ -47,15 +47,20 @@ _NAMES: Final = list(_PLACES)
 _FLIP: Final = {"Q6_K": int.from_bytes(b"\x80" * 16, "little")}
 
 
-def code_words(name: str, rows: Array) -> Words:
-    """The codes of blocks uint8 [N, row bytes]: words uint32 [N, ceil(G*bits/32)]; none for types without them."""
+def code_words(name: str, rows: Array, proof: list[bool] | None = None) -> Words:
+    """The codes of blocks uint8 [N, row bytes]: words uint32 [N, ceil(G*bits/32)]; none for types without them.
+
+    ``proof``: gets whether the words give back the packed fields.
+    """
     if name not in _PLACES:
         return {}
     kind = KINDS[name]
     count = rows.shape[1] // kind.nbytes
     width = -(-count * kind.groups * kind.scale_bits // 32)
     found = {part: np.zeros((len(rows), width), np.uint32) for part in _PLACES[name]}
-    _run(name, True, rows, found)
+    good = _run(name, True, rows, found)
+    if proof is not None:
+        proof.append(good)
     return found
 
 
@@ -66,11 +71,11 @@ def fill_codes(name: str, fields: dict[str, Array], rows: Array) -> None:
         _run(name, False, rows, words)
 
 
-def _run(name: str, to_words: bool, rows: Array, words: Words) -> None:
+def _run(name: str, to_words: bool, rows: Array, words: Words) -> bool:
     scale, *offset = (array.reshape(-1).view(np.uint16) for array in words.values())
     place, _ = _field(name)
     about = len(rows), rows.shape[1] // KINDS[name].nbytes, KINDS[name].nbytes, place, scale.size // len(rows)
-    _loop(name, to_words)(rows.reshape(-1), scale, *(offset or [scale]), *about)
+    return _loop(name, to_words)(rows.reshape(-1), scale, *(offset or [scale]), *about)
 
 
 @cache
@@ -94,6 +99,15 @@ class _Bits(Emit):
             shift = self.builder.shl if by > 0 else self.builder.lshr
             found = self.builder.or_(found, shift(bits, wide(abs(by))))
         return self.builder.trunc(found, target)
+
+    def packed(self, name: str) -> Any:
+        """The field of a block, made from its codes; the arguments are those of ``_there``."""
+        target = ir.IntType(8 * _field(name)[1])
+        found = target(_FLIP.get(name, 0))
+        for argument, (_, kind, places) in enumerate(_of_block(name), 3):
+            codes = self.load(self.at(argument, self.values[5], kind), 2)
+            found = self.builder.xor(found, self.moved(codes, [(b, a) for a, b in places], target))
+        return found
 
 
 def _of_block(name: str) -> list[tuple[str, Any, list[tuple[int, int]]]]:
@@ -124,39 +138,52 @@ def _there(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) 
 
 def _back(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
     """The inverse of ``_there``."""
-    name = _NAMES[number.literal_value]
 
     def write(emit: _Bits) -> None:
-        target = ir.IntType(8 * _field(name)[1])
-        packed = target(_FLIP.get(name, 0))
-        for argument, (_, kind, places) in enumerate(_of_block(name), 3):
-            codes = emit.load(emit.at(argument, emit.values[5], kind), 2)
-            packed = emit.builder.xor(packed, emit.moved(codes, [(b, a) for a, b in places], target))
-        emit.store(packed, emit.at(1, emit.values[2], target), 1)
+        packed = emit.packed(_NAMES[number.literal_value])
+        emit.store(packed, emit.at(1, emit.values[2], packed.type), 1)
 
     return None, write
 
 
-there, back = (intrinsic(function, _Bits) for function in (_there, _back))
+def _same(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
+    """Whether the field is what ``_back`` would store."""
+
+    def write(emit: _Bits) -> Any:
+        packed = emit.packed(_NAMES[number.literal_value])
+        return emit.builder.icmp_unsigned("==", packed, emit.load(emit.at(1, emit.values[2], packed.type), 1))
+
+    return types.boolean, write
+
+
+there, back, same = (intrinsic(function, _Bits) for function in (_there, _back, _same))
 
 
 @cache
-def _loop(name: str, to_words: bool) -> Callable[..., None]:
-    """The loop of a type: blocks uint8, scale and offset codes uint16, all flat; numbers as ``_run`` gives them."""
+def _loop(name: str, to_words: bool) -> Callable[..., bool]:
+    """The loop of a type: blocks uint8, scale and offset codes uint16, all flat; numbers as ``_run`` gives them.
+
+    Whether the words give back the fields, which is seen while they are in the cache.
+    """
     stamp, number = stamp_of(intrinsics, kinds), _NAMES.index(name)
     units = KINDS[name].groups * KINDS[name].scale_bits // _UNIT
 
-    def loop(blocks: Any, scale: Any, offset: Any, rows: Any, count: Any, size: Any, place: Any, width: Any) -> None:
+    def loop(blocks: Any, scale: Any, offset: Any, rows: Any, count: Any, size: Any, place: Any, width: Any) -> Any:
+        good = True
         for r in range(rows if stamp else 0):
-            for b in range(count):
-                at, to = (r * count + b) * size + place, r * width + b * units
-                if to_words:
-                    there(number, blocks, at, scale, offset, to)
-                else:
-                    back(number, blocks, at, scale, offset, to)
+            for again in range(2 if to_words else 1):
+                for b in range(count):
+                    at, to = (r * count + b) * size + place, r * width + b * units
+                    if not to_words:
+                        back(number, blocks, at, scale, offset, to)
+                    elif again == 0:
+                        there(number, blocks, at, scale, offset, to)
+                    else:
+                        good &= same(number, blocks, at, scale, offset, to)
+        return good
 
     def flat(kind: Any, read: bool) -> Any:
         return types.Array(kind, 1, "C", readonly=read)
 
     codes = flat(types.uint16, not to_words)
-    return compiled(loop, types.void, flat(types.uint8, to_words), codes, codes, *(types.int64,) * 5)
+    return compiled(loop, types.boolean, flat(types.uint8, to_words), codes, codes, *(types.int64,) * 5)

@@ -41,7 +41,6 @@ from bcqfmt.weight.scheme import Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Converted, Module, NonfiniteNumbers, Options, Rebuilder, Rule, Values
-from .rebuild import as_bytes, same_bytes
 from .uniform import check_finite
 
 __all__ = ["Gguf"]
@@ -99,7 +98,7 @@ class Gguf:
         They are read again for their parts unless there is room to keep them. Blocks are read, packed and rebuilt some
         rows at a time, so that few of them are in memory.
         """
-        name, shape = module.settings["type"], module.settings["shape"]
+        name, shape, order = (module.settings[key] for key in ("type", "shape", "order"))
         small = _SmallParts(self._shared, module)
         late = options.read_late and name not in ("Q1_0", "NVFP4")  # whose description depends on more of them
         numbers = {} if late else small.keep(_numbers(module))
@@ -110,6 +109,8 @@ class Gguf:
         scheme = Scheme(segments=(segment,), nonfinite=nonfinite)
         spec = WeightSpec(scheme=scheme, shape=shape, dtype="F32", widths=(shape[-1],))
         proof: list[bool] = []
+        # where every field is read here, and rows and numbers are in the order of the file
+        checked = proof if late and order == "<" and not module.settings["heads"] else None
 
         def planes() -> Array:
             found = new_array(spec.parts()["s0_planes"].shape, np.uint32)
@@ -120,13 +121,9 @@ class Gguf:
             def pack(first: int, stop: int) -> None:
                 for i, (e, start, end) in enumerate(tiles[first:stop], first):
                     blocks = _read(module, e * spec.out + start, e * spec.out + end)
-                    planes_of(name, blocks, module.settings["order"], matrices[e][:, start:end])
+                    planes_of(name, blocks, order, matrices[e][:, start:end], checked)
                     if late:
-                        pieces[i] = numbers_of(name, blocks, module.settings["order"])
-                    if late and not module.settings["heads"]:  # the rebuilt rows are those of the file
-                        fields = {**pieces[i], "planes": matrices[e][:, start:end]}
-                        again = blocks_of(name, fields, module.settings["order"])
-                        proof.append(same_bytes(as_bytes(again), as_bytes(blocks)))
+                        pieces[i] = numbers_of(name, blocks, order, checked)
 
             each_share(pack, len(tiles), 1, options.threads)
             if late and _nonfinite(small.keep(_joined(pieces)), module, _ANY_NUMBERS):
