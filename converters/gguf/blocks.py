@@ -24,10 +24,10 @@ from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.converters.words.gguf import Field
 
 from .kinds import KINDS
-from .scales import code_words, fill_codes
+from .scales import code_words, fill_codes, new_code_words
 from .ternary import bytes_of_trits, trits_of_bytes
 
-__all__ = ["blocks_of", "numbers_of", "planes_of"]
+__all__ = ["blocks_of", "in_order", "new_numbers", "numbers_of", "planes_of"]
 
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
@@ -35,14 +35,12 @@ _NUMBERS = {"d": "scale", "m": "offset", "dd": "scale_scale", "dmin": "offset_sc
 _SIGN = 0x8000
 
 
-def planes_of(
-    name: str, rows: Array, order: str = "<", planes: Array | None = None, proof: list[bool] | None = None
-) -> Array:
-    """The planes of blocks uint8 [N, row bytes]; ``order``: the byte order of the file; ``planes``: to be filled.
+def planes_of(name: str, rows: Array, planes: Array | None = None, proof: list[bool] | None = None) -> Array:
+    """The planes of blocks uint8 [N, row bytes], little-endian; ``planes``: to be filled.
 
     ``proof``: gets whether they give back the codes of the blocks, as `numbers_of` tells of everything else.
     """
-    kind, rows = KINDS[name], in_order(name, rows, order)
+    kind, rows = KINDS[name], np.ascontiguousarray(rows)
     columns = rows.shape[1] // kind.nbytes * kind.elements
     planes = new_planes(kind.bits, len(rows), columns) if planes is None else planes
     if name == "TQ1_0":
@@ -57,17 +55,27 @@ def planes_of(
     return planes
 
 
-def numbers_of(name: str, rows: Array, order: str = "<", proof: list[bool] | None = None) -> Fields:
-    """All fields but the planes, of blocks uint8 [N, row bytes]; ``proof``: whether they give back theirs."""
-    rows, found = in_order(name, rows, order), {}
+def new_numbers(name: str, rows: int, row_bytes: int) -> Fields:
+    """All fields but the planes, to be filled."""
+    count, kind, found = row_bytes // KINDS[name].nbytes, KINDS[name].block(), {}
+    for stored, (_, part) in _numbers(name).items():
+        number = kind[stored]
+        found[part] = np.empty((rows, count * number.shape[0]), number.base)
+    return found | new_code_words(name, rows, count)
+
+
+def numbers_of(name: str, rows: Array, fields: Fields | None = None, proof: list[bool] | None = None) -> Fields:
+    """All fields but the planes; arguments as for `planes_of`."""
+    rows = np.ascontiguousarray(rows)
+    found = new_numbers(name, *rows.shape) if fields is None else fields
     for stored, (field, part) in _numbers(name).items():
-        numbers = words.field_to_numbers(rows, field, _SIGN if stored == "dmin" else 0, proof)
-        found[part] = numbers.view(np.uint8 if stored == "e" else np.float16)
-    return found | code_words(name, rows, proof)
+        words.field_to_numbers(rows, field, found[part], _SIGN if stored == "dmin" else 0, proof)
+    code_words(name, rows, found, proof)
+    return found
 
 
 def blocks_of(name: str, fields: Fields, order: str = "<") -> Array:
-    """The inverse of both: uint8 [N, row bytes]."""
+    """The inverse of both: uint8 [N, row bytes]; ``order``: the byte order of the file."""
     kind, planes = KINDS[name], fields["planes"]
     _, n, width = planes.shape
     rows = new_array((n, 32 * width // kind.elements * kind.nbytes), np.uint8)
@@ -110,9 +118,9 @@ def _numbers(name: str) -> dict[str, tuple[Field, str]]:
 
 def _field(name: str, stored: str, order: str = "") -> Field:
     """Where a field of a block is."""
-    kind, block = KINDS[name], KINDS[name].block()
-    (size, offset, *_) = (block.fields or {})[stored]
-    return Field(order, offset, size.itemsize, kind.nbytes, name == "Q8_0")
+    block, at = KINDS[name].block(), KINDS[name].names.index(stored)
+    offset = sum(block[before].itemsize for before in KINDS[name].names[:at])
+    return Field(order, offset, block[stored].itemsize, block.itemsize, name == "Q8_0")
 
 
 def _negated(numbers: Array) -> Array:

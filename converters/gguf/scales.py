@@ -20,7 +20,7 @@ from bcqfmt.compiled.loops import compiled, stamp_of, types
 from . import kinds
 from .kinds import KINDS
 
-__all__ = ["code_words", "fill_codes"]
+__all__ = ["code_words", "fill_codes", "new_code_words"]
 
 Array = npt.NDArray[Any]
 Words = dict[str, npt.NDArray[np.uint32]]
@@ -47,21 +47,18 @@ _NAMES: Final = list(_PLACES)
 _FLIP: Final = {"Q6_K": int.from_bytes(b"\x80" * 16, "little")}
 
 
-def code_words(name: str, rows: Array, proof: list[bool] | None = None) -> Words:
-    """The codes of blocks uint8 [N, row bytes]: words uint32 [N, ceil(G*bits/32)]; none for types without them.
+def new_code_words(name: str, rows: int, count: int) -> Words:
+    """Words for the codes of ``rows`` of ``count`` blocks, uint32 [N, ceil(G*bits/32)]; none for types without them."""
+    width = -(-count * KINDS[name].groups * KINDS[name].scale_bits // 32)
+    return {part: np.zeros((rows, width), np.uint32) for part in _PLACES.get(name, ())}
 
-    ``proof``: gets whether the words give back the packed fields.
-    """
-    if name not in _PLACES:
-        return {}
-    kind = KINDS[name]
-    count = rows.shape[1] // kind.nbytes
-    width = -(-count * kind.groups * kind.scale_bits // 32)
-    found = {part: np.zeros((len(rows), width), np.uint32) for part in _PLACES[name]}
-    good = _run(name, True, rows, found)
-    if proof is not None:
-        proof.append(good)
-    return found
+
+def code_words(name: str, rows: Array, words: dict[str, Array], proof: list[bool] | None = None) -> None:
+    """Fill ``words`` with the codes of blocks uint8 [N, row bytes]; ``proof``: gets whether they give these back."""
+    if name in _PLACES:
+        good = _run(name, True, rows, {part: words[part] for part in _PLACES[name]})
+        if proof is not None:
+            proof.append(good)
 
 
 def fill_codes(name: str, fields: dict[str, Array], rows: Array) -> None:

@@ -44,18 +44,16 @@ def planes_to_field(planes: Array, field: Field, rows: Codes) -> None:
     _run(rows.reshape(-1), field, np.require(words.view(np.uint32), requirements="A"), False)
 
 
-def field_to_numbers(rows: Codes, field: Field, flip: int = 0, proof: list[bool] | None = None) -> Array:
-    """Numbers uint8, uint16 or uint32 [N, blocks of a row] from a field of that size; ``flip``: bits to be inverted.
+def field_to_numbers(rows: Codes, field: Field, numbers: Array, flip: int = 0, proof: list[bool] | None = None) -> None:
+    """Fill ``numbers``, contiguous, from a field of 1, 2 or 4 bytes, one for every block of ``rows``.
 
-    ``proof``: see `field_to_planes`.
+    ``flip``: bits that are stored inverted; ``proof``: see `field_to_planes`.
     """
     kind = np.dtype(f"u{field.size}")
-    numbers = np.empty((len(rows), rows.shape[1] // field.block), kind)
     stored = np.ascontiguousarray(rows).view(kind)[:, field.offset // field.size :: field.block // field.size]
-    good = _gather(stored, numbers, kind.type(flip))
+    good = _gather(stored, numbers.view(kind), kind.type(flip))
     if proof is not None:
         proof.append(good)
-    return numbers
 
 
 @compiled

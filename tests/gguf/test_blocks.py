@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import read_gguf
 from bcqfmt.container.gguf.types import TYPES
-from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
+from bcqfmt.converters.gguf.blocks import blocks_of, in_order, numbers_of, planes_of
 from bcqfmt.converters.gguf.kinds import KINDS, Kind
 from bcqfmt.converters.gguf.values import values_of
 from bcqfmt.converters.words import planes_to_codes
@@ -38,7 +38,13 @@ def random_rows(name: str, seed: int, rows: int = 3, blocks: int = 2) -> Any:
 
 
 def fields_of(name: str, rows: Any, order: str = "<") -> dict[str, Any]:
-    return {**numbers_of(name, rows, order), "planes": planes_of(name, rows, order)}
+    """All fields, which must give back the blocks."""
+    proof: list[bool] = []
+    rows = in_order(name, rows, order)
+    fields = {**numbers_of(name, rows, proof=proof), "planes": planes_of(name, rows, proof=proof)}
+    assert proof
+    assert all(proof)
+    return fields
 
 
 @pytest.mark.parametrize("name", KINDS)
