@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _SYNC_EVERY = 1 << 25  # bytes
-_PIECE = 1 << 18  # bytes hashed and written while they are in the cache
+_PIECE = 1 << 20  # bytes hashed and written while they are in the cache
 
 
 class OutputFile:
