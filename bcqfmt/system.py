@@ -26,6 +26,7 @@ __all__ = [
     "lock_file",
     "peak_memory",
     "read_at",
+    "real_path",
     "require_locks",
     "reserve",
     "sync_data",
@@ -110,6 +111,11 @@ def require_locks() -> None:
             found=f"no file locks on {sys.platform}",
             expected="Linux or macOS for jobs that can be resumed: convert, quantize, calibrate",
         )
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The path without links; unlike ``Path.resolve`` it takes links that run in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
