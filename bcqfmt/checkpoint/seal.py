@@ -39,7 +39,6 @@ class Change(NamedTuple):
         return self.path.endswith(".safetensors") or self.path == INDEX or self.path.startswith(f"{SOURCE}/")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         old, new = (None if record is None else record._asdict() for record in (self.old, self.new))
         return {"path": self.path, "kind": self.kind, "old": old, "new": new}
 

@@ -73,12 +73,8 @@ def save(
             or name in (CONFIG, INDEX, MANIFEST)
             or name.endswith(".safetensors")
         ):
-            raise error(
-                "BCQ-E302",
-                name,
-                found="a file name that is not free",
-                expected="a side file with a plain relative path",
-            )
+            found = "a file name that is not free"
+            raise error("BCQ-E302", name, found=found, expected="a side file with a plain relative path")
     with folder_in_progress(target, overwrite=overwrite, like=MANIFEST) as work:
         _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
         _validated(work)

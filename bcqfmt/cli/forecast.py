@@ -66,7 +66,6 @@ class Forecast:
         return len(names), sum(self.conversion.source.tensors[name].nbytes for name in names)
 
     def evidence(self) -> str:
-        """Why the source is read the way it is."""
         settings, source = self.conversion.settings, self.conversion.source
         said = [f"{', '.join(source.quant)} says {escape(settings.method)}" if source.quant and settings.method else ""]
         if settings.format and self.conversion.modules:
@@ -76,7 +75,6 @@ class Forecast:
         return "; ".join(["tensor names and shapes", *filter(None, said)])
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         plan, (tensors, dense_bytes) = self.conversion.plan, self.dense()
         found = {
             "source": str(self.conversion.source.place),
@@ -104,7 +102,6 @@ class Forecast:
         return found
 
     def text(self) -> list[str]:
-        """The plan as lines of text."""
         plan, (tensors, dense_bytes) = self.conversion.plan, self.dense()
         layouts = sorted({layout for layout, *_ in self.kinds()})
         pairs = [("layout", f"{', '.join(layouts)} ({self.evidence()})")]

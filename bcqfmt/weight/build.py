@@ -242,11 +242,8 @@ def with_outliers(
     """The scheme with CSR outliers, and the three parts; columns in original order."""
     allowed = tuple(range(len(spec.widths))) if segments is None else tuple(sorted(set(segments)))
     if mode not in ("add", "replace") or not set(allowed) <= set(range(len(spec.widths))) or not allowed:
-        raise error(
-            "BCQ-E302",
-            found=f"mode {mode!r}, segments {list(allowed)}",
-            expected="add or replace; segments of the weight",
-        )
+        found = f"mode {mode!r}, segments {list(allowed)}"
+        raise error("BCQ-E302", found=found, expected="add or replace; segments of the weight")
     columns = _int32(indices, "indices")
     if columns.size and (columns.min() < 0 or columns.max() >= spec.columns):
         raise error("BCQ-V408", found=f"columns up to {columns.max()}", expected=f"0..{spec.columns - 1}")

@@ -253,12 +253,8 @@ class BcqWeight:
         Integer zeros are stored packed, floating-point ones as they are. For weights of one segment with a scale.
         """
         if len(self.scheme.segments) != 1 or self.scheme.segments[0].scale is None:
-            raise error(
-                "BCQ-E305",
-                tensor=self.name,
-                found="no single segment with a scale",
-                expected="apply it before from_segments",
-            )
+            found = "no single segment with a scale"
+            raise error("BCQ-E305", tensor=self.name, found=found, expected="apply it before from_segments")
         made = build.Coded(codes, scale, zero, bits, rows)
         return self._made(*build.second_order((self.spec, self._arrays()), made))
 

@@ -55,7 +55,6 @@ class Plan:
     parameters: int
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as data."""
         return {
             "generator": {"name": "bcqfmt", "version": __version__},
             "options": self.options,

@@ -145,7 +145,6 @@ class Gguf:
         return Converted(weight, rules, {"blocks": "s0_planes"}, {"blocks": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """A rule for every type."""
         optional: dict[str, Values] = {"heads": _heads, "byte_order": lambda *_: ["big"]}
         return {
             f"gguf.{name.lower()}": Rebuilder(partial(_rebuilt, name), partial(_fits, name), {}, optional)
@@ -281,7 +280,6 @@ class _SmallParts:
         return self.keep(_numbers(self._module))
 
     def part(self, suffix: str) -> Array:
-        """A part as it is stored."""
         field = suffix.removeprefix("s0_")
         if field == "scale_scale" and "scale" in self._module.tensors:
             return self._module.tensors["scale"].array()

@@ -79,7 +79,6 @@ class Hqq:
         return Converted(weight, rules, {"W_q": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """Rule name -> how it rebuilds a tensor."""
         return {"hqq.W_q": Rebuilder(_w_q, _fits)}
 
     def _module(self, source: SourceCheckpoint, name: str) -> Module:

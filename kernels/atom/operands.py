@@ -68,7 +68,6 @@ class AtomWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads of the weight."""
         return self.words.nbytes + self.scale.nbytes
 
 

@@ -98,11 +98,14 @@ def command(
       bcqfmt convert model-gptq/ model-bcq/ --resume
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
+    whole = not dry_run and part is None
     _check_usage(resume, overwrite, part)
-    check_push_options(push, private, create_pr, whole=not dry_run and part is None)
+    check_push_options(push, private, create_pr, whole=whole)
     _check_engine(executor, ray_address, part)
+    if html is not None and not whole:
+        raise usage_error("--html needs a complete conversion.")
     if html is not None:
-        _check_report(html, dst, overwrite, src, whole=not dry_run and part is None)
+        check_report_path(html, dst, overwrite, src)
     from bcqfmt.cli.forecast import Forecast
 
     if not dry_run and not resume:
@@ -161,12 +164,6 @@ def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] 
         raise usage_error("--part is for machines without an engine; Ray does all parts.")
     if executor != "ray" and ray_address is not None:
         raise usage_error("--ray-address goes with --executor ray.")
-
-
-def _check_report(report: Path, dst: Path, overwrite: bool, src: str, *, whole: bool) -> None:
-    if not whole:
-        raise usage_error("--html needs a complete conversion.")
-    check_report_path(report, dst, overwrite, src)
 
 
 def _ray(address: str | None, at_once: int | None) -> RayExecutor:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.seal import Change, Sealing, seal
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
@@ -70,8 +69,5 @@ def _text(done: Sealing) -> list[str]:
 def _figures(change: Change) -> str:
     if change.kind == "released":
         return _RELEASED
-    return " -> ".join(_figure(record) for record in (change.old, change.new) if record is not None)
-
-
-def _figure(record: FileRecord) -> str:
-    return f"{record.size:,} bytes, sha256 {record.sha256[:12]}"
+    records = [record for record in (change.old, change.new) if record is not None]
+    return " -> ".join(f"{record.size:,} bytes, sha256 {record.sha256[:12]}" for record in records)

@@ -73,12 +73,9 @@ def _linear_of(model: nn.Module, name: str, weight: BcqWeight) -> nn.Linear:
     except AttributeError:
         module = None
     if not isinstance(module, nn.Linear) or tuple(module.weight.shape) != weight.shape:
-        raise error(
-            "BCQ-E552",
-            tensor=name,
-            found="no such module" if module is None else type(module).__name__,
-            expected=f"an nn.Linear with a weight of shape {list(weight.shape)}",
-        )
+        found = "no such module" if module is None else type(module).__name__
+        expected = f"an nn.Linear with a weight of shape {list(weight.shape)}"
+        raise error("BCQ-E552", tensor=name, found=found, expected=expected)
     return module
 
 

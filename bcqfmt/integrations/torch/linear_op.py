@@ -140,11 +140,8 @@ def _matrix(spec: str, index: int) -> int | None:
 def _check(x: Tensor, spec: str, parts: Sequence[Tensor], bias: Tensor | None) -> None:
     columns, rows = spec_of(spec).columns, spec_of(spec).out
     if x.dim() < 1 or x.shape[-1] != columns or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise error(
-            "BCQ-E552",
-            found=f"x of shape {list(x.shape)} and {x.dtype}",
-            expected=f"[..., {columns}], float32, float16 or bfloat16",
-        )
+        found = f"x of shape {list(x.shape)} and {x.dtype}"
+        raise error("BCQ-E552", found=found, expected=f"[..., {columns}], float32, float16 or bfloat16")
     if not parts or parts[0].device != x.device:
         raise error("BCQ-E552", found=f"x on {x.device}, {len(parts)} parts on another", expected="one device")
     if bias is not None and (bias.shape != (rows,) or bias.device != x.device or not bias.is_floating_point()):

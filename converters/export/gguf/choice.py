@@ -44,7 +44,6 @@ class Choice(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether every value is the same."""
         return not self.found
 
 
