@@ -261,9 +261,8 @@ class BcqWeight:
     def with_perm(self, perm: Array) -> BcqWeight:
         """The same stored columns; stored column j is original column ``perm[j]`` (``([E,] in)`` integers)."""
         if self.scheme.outliers is not None:
-            raise error(
-                "BCQ-E305", tensor=self.name, found="a weight with outliers", expected="with_perm before with_outliers"
-            )
+            found = "a weight with outliers"
+            raise error("BCQ-E305", tensor=self.name, found=found, expected="with_perm before with_outliers")
         spec, part = build.with_perm(self.spec, perm)
         return self._made(spec, {**self._arrays(), **part})
 

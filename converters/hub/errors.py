@@ -37,9 +37,8 @@ def library() -> ModuleType:
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError:
-        raise error(
-            "BCQ-E306", found="huggingface_hub", hint="pip install 'huggingface_hub>=1.31,<3', or give a local folder"
-        ) from None
+        hint = "pip install 'huggingface_hub>=1.31,<3', or give a local folder"
+        raise error("BCQ-E306", found="huggingface_hub", hint=hint) from None
     return huggingface_hub
 
 

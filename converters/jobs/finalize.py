@@ -110,9 +110,8 @@ def _source_digests(source: SourceCheckpoint, plan: Plan, space: Workspace) -> d
     for i, path in enumerate(source.models):
         record = space.done(digest_step(i), plan)
         if record is None:
-            raise error(
-                "BCQ-E404", str(space.folder), found=f"the digest of {path} is not done", expected="all of them"
-            )
+            expected = "all of them"
+            raise error("BCQ-E404", str(space.folder), found=f"the digest of {path} is not done", expected=expected)
         found[path] = FileRecord(record["source_size"], record["source_sha256"])
     return found
 

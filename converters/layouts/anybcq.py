@@ -118,9 +118,8 @@ def _group_size(source: SourceCheckpoint, name: str, alpha: StoredTensor, column
     """What the number of groups makes of the columns; AnyBCQ has full groups only."""
     groups = alpha.shape[0]
     if columns % groups:
-        raise error(
-            "BCQ-E604", source.home[alpha.name], alpha.name, f"{groups} groups", f"a divisor of {columns} columns"
-        )
+        found = f"{groups} groups"
+        raise error("BCQ-E604", source.home[alpha.name], alpha.name, found, f"a divisor of {columns} columns")
     if columns // groups < 8:
         raise error("BCQ-E608", source.folder.name, name, f"groups of {columns // groups} columns", "8 and more")
     return columns // groups

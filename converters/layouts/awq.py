@@ -144,14 +144,6 @@ def _fits(spec: WeightSpec) -> bool:
     return plain(spec, bits=[4]) and spec.out % 8 == 0
 
 
-def _qweight(weight: BcqWeight, rule: Rule) -> Array:
-    return words.planes_to_awq(weight.planes()[0], k=weight.shape[1])
-
-
-def _qzeros(weight: BcqWeight, rule: Rule) -> Array:
-    return words.codes_to_awq_gemm(zero_points_of(weight).astype(np.uint8))
-
-
 # ------------------------------------------------------------------------------------------- GEMV and GEMV-fast
 def is_gemv(source: SourceCheckpoint, settings: Settings, name: str) -> bool:
     """Whether I32 tensors lie row after row. GPTQ tensors of equal outline are told apart by qzeros and the method."""
@@ -247,19 +239,14 @@ def _groups(source: SourceCheckpoint, settings: Settings, name: str, columns: in
     size = columns_per_group(source, name, stated, columns)
     if columns % size or (size < 128 and size not in (32, 64)):
         found = f"groups of {size} in {columns} columns"
-        raise error(
-            "BCQ-E608", source.folder.name, name, found, "32, 64, or 128 and more, and a divisor of the columns"
-        )
+        expected = "32, 64, or 128 and more, and a divisor of the columns"
+        raise error("BCQ-E608", source.folder.name, name, found, expected)
     return size, padded_groups(columns, size)
 
 
 def _without_padding(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
     """The numbers of real groups; the padding is not part of the weight."""
     return StoredTensor(tensor.name, tensor.dtype, shape, make=lambda: tensor.array()[: shape[0], : shape[1]])
-
-
-def _gemv_qweight(weight: BcqWeight, rule: Rule) -> Array:
-    return words.planes_to_columns(weight.planes()[0], k=weight.shape[1])
 
 
 def _gemv_qzeros(weight: BcqWeight, rule: Rule) -> Array:
@@ -269,24 +256,23 @@ def _gemv_qzeros(weight: BcqWeight, rule: Rule) -> Array:
     return words.codes_to_stream_columns(padded, 4)
 
 
-def _fast_qweight(weight: BcqWeight, rule: Rule) -> Array:
-    return words.planes_to_gemv_fast(weight.planes()[0])
-
-
 def _four_bits(spec: WeightSpec) -> bool:
     return plain(spec, bits=[4])
 
 
-def _groups_stored(spec: WeightSpec, rule: Rule) -> list[int]:
-    return [padded_groups(spec.columns, spec.scheme.segments[0].group_size)]
-
-
 _REBUILDERS: Final = {
-    "awq.qweight": Rebuilder(_qweight, _fits),
-    "awq.qzeros": Rebuilder(_qzeros, _fits),
-    "awq.gemv.qweight": Rebuilder(_gemv_qweight, _four_bits),
-    "awq.gemv.qzeros": Rebuilder(_gemv_qzeros, _four_bits, {"groups": _groups_stored}),
+    "awq.qweight": Rebuilder(lambda weight, _: words.planes_to_awq(weight.planes()[0], k=weight.shape[1]), _fits),
+    "awq.qzeros": Rebuilder(lambda weight, _: words.codes_to_awq_gemm(zero_points_of(weight).astype(np.uint8)), _fits),
+    "awq.gemv.qweight": Rebuilder(
+        lambda weight, _: words.planes_to_columns(weight.planes()[0], k=weight.shape[1]), _four_bits
+    ),
+    "awq.gemv.qzeros": Rebuilder(
+        _gemv_qzeros,
+        _four_bits,
+        {"groups": lambda spec, _: [padded_groups(spec.columns, spec.scheme.segments[0].group_size)]},
+    ),
     "awq.gemv_fast.qweight": Rebuilder(
-        _fast_qweight, lambda spec: plain(spec, "offset", [4]) and spec.out % 4 == 0 and spec.columns % 64 == 0
+        lambda weight, _: words.planes_to_gemv_fast(weight.planes()[0]),
+        lambda spec: plain(spec, "offset", [4]) and spec.out % 4 == 0 and spec.columns % 64 == 0,
     ),
 }

@@ -102,9 +102,14 @@ class CompressedTensors:
         zeros = _zeros(module, wide)
         weight = affine_weight(module, shape, bits, size, scale, False, zeros, perm, planes, options)
         rules: dict[str, Rule] = {s["codes"]: {"rule": f"compressed.{s['codes']}", "packing": s["packing"]}}
-        rules["weight_scale"] = _narrow_rule(tensors["weight_scale"], "s0_scale", wide)
+        rules["weight_scale"] = {"rule": "part", "part": "s0_scale"}
+        if tensors["weight_scale"].shape != wide:
+            rules["weight_scale"] = {"rule": "compressed.scale", "shape": list(tensors["weight_scale"].shape)}
         if "weight_zero_point" in tensors:
-            rules["weight_zero_point"] = _zero_rule(tensors["weight_zero_point"], s["packing"])
+            zero = tensors["weight_zero_point"]
+            rules["weight_zero_point"] = {"rule": "compressed.zero_packed", "packing": s["packing"]}
+            if zero.dtype == "I8":
+                rules["weight_zero_point"] = {"rule": "compressed.zero_plain", "shape": list(zero.shape)}
         if "weight_shape" in tensors:
             rules["weight_shape"] = {"rule": "compressed.weight_shape", "dtype": tensors["weight_shape"].dtype}
         if "weight_g_idx" in tensors:
@@ -251,18 +256,6 @@ def _zeros(module: Module, wide: tuple[int, ...]) -> int | Array:
         return unpack_zeros(array, bits, wide[-2], module.settings["packing"])
 
     return per_matrix(one, tensor.array(), stacked=len(wide) == 3)
-
-
-def _narrow_rule(tensor: StoredTensor, part: str, wide: tuple[int, ...]) -> Rule:
-    if tensor.shape == wide:
-        return {"rule": "part", "part": part}
-    return {"rule": "compressed.scale", "shape": list(tensor.shape)}
-
-
-def _zero_rule(tensor: StoredTensor, packing: str) -> Rule:
-    if tensor.dtype == "I8":
-        return {"rule": "compressed.zero_plain", "shape": list(tensor.shape)}
-    return {"rule": "compressed.zero_packed", "packing": packing}
 
 
 # ----------------------------------------------------------------------------------------- the configuration

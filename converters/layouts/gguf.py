@@ -222,9 +222,8 @@ def _numbers(module: Module) -> Fields:
             found = (
                 f"the scale byte 0xFF, which ggml reads as 480, and a second scale in {module.tensors['scale'].name}"
             )
-            raise error(
-                "BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448 where there are two scales"
-            )
+            expected = "UE4M3 up to 448 where there are two scales"
+            raise error("BCQ-E604", tensor=stored.name, found=found, expected=expected)
         fields["scale"] = _UE4M3[codes] if wide else codes
     return fields
 

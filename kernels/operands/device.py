@@ -139,9 +139,8 @@ def _check_sizes(operand: Operand) -> None:
     for segment in operand.segments:
         largest = max(segment.planes.size, segment.bits * operand.rows * segment.groups, *operand.shape)
         if largest > LIMIT:
-            raise error(
-                "BCQ-E554", tensor=operand.name, found=f"{largest} words", expected=f"at most {LIMIT} in one array"
-            )
+            found = f"{largest} words"
+            raise error("BCQ-E554", tensor=operand.name, found=found, expected=f"at most {LIMIT} in one array")
 
 
 def check_operand(operand: DeviceOperand) -> None:

@@ -123,7 +123,7 @@ def command(
     )
     forecast = Forecast(conversion, dst, source.remote)
     if dry_run:
-        render.emit_json(forecast.as_dict()) if as_json else render.echo(forecast.text())
+        render.show(as_json, forecast.as_dict(), forecast.text())
         if not as_json:
             render.say(render.findings(conversion.warnings))
         return

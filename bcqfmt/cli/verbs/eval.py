@@ -89,9 +89,8 @@ def command(
         other = None if reference is None else run.open_folder(reference, device=options["device"])
         windows = [] if text is None else run.windows_of(opened, text, context, max_tokens)
         if other is not None and text is not None and run.windows_of(other, text, context, max_tokens) != windows:
-            raise error(
-                "BCQ-E302", other.folder.name, found="another tokenizer", expected="a reference with the same one"
-            )
+            expected = "a reference with the same one"
+            raise error("BCQ-E302", other.folder.name, found="another tokenizer", expected=expected)
         waiting(f"loading {model}")
         loaded = run.load(opened, **options)
         if loaded.note:
@@ -113,7 +112,7 @@ def command(
             found["tasks"] = [score._asdict() for score in scores]
             lines += render.table(("task", "metric", "value", "standard error"), [_row(s) for s in scores], left=(0, 1))
     found["dtype"] = str(loaded.model.dtype).removeprefix("torch.")
-    render.emit_json(found) if as_json else render.echo(lines)
+    render.show(as_json, found, lines)
 
 
 def _check_usage(

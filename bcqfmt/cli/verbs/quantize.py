@@ -129,7 +129,7 @@ def command(
     quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)
     plan = _plan(quantization, dst)
     if asked["dry_run"]:
-        render.emit_json(plan) if as_json else render.echo(_plan_text(quantization, plan))
+        render.show(as_json, plan, _plan_text(quantization, plan))
         if not as_json:
             render.say(render.findings(quantization.warnings))
         return

@@ -44,10 +44,7 @@ def command(folder: str, accept: bool, dry_run: bool, as_json: bool) -> int:
             dry_run=dry_run,
             progress=bar(stack, total=total, unit="B", unit_scale=True, desc="hashing"),
         )
-    if as_json:
-        render.emit_json({"dry_run": dry_run, **done.as_dict()})
-    else:
-        render.echo(_text(done))
+    render.show(as_json, {"dry_run": dry_run, **done.as_dict()}, _text(done))
     return done.exit_code
 
 

@@ -42,9 +42,8 @@ def load_linears(model: nn.Module, checkpoint: Checkpoint, *, dense: bool = Fals
     found = {name: tensor for name, tensor in checkpoint.dense() if dense}
     for name, tensor in found.items():
         if name not in targets or tuple(targets[name].shape) != tensor.shape:
-            raise error(
-                "BCQ-E552", tensor=name, found="no such tensor in the model", expected=f"one of shape {tensor.shape}"
-            )
+            expected = f"one of shape {tensor.shape}"
+            raise error("BCQ-E552", tensor=name, found="no such tensor in the model", expected=expected)
     for name, tensor in found.items():
         targets[name].data.copy_(tensor.to_torch())
     for name, old in replaced.items():

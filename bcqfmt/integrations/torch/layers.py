@@ -170,9 +170,8 @@ class BcqLinear(BcqModule):
     ) -> None:  # fmt: skip
         """Empty: for ``load_state_dict``. ``bias`` of type ``dtype``; ``options``: those of :class:`BcqModule`."""
         if len(spec.shape) != 2:
-            raise error(
-                "BCQ-E552", found=f"a stack of shape {list(spec.shape)}", expected="one matrix; BcqStack takes stacks"
-            )
+            found = f"a stack of shape {list(spec.shape)}"
+            raise error("BCQ-E552", found=found, expected="one matrix; BcqStack takes stacks")
         super().__init__(spec, device=device, **options)
         self.in_features, self.out_features = spec.columns, spec.out
         self.register_buffer("bias", torch.empty(spec.out, dtype=dtype, device=device) if bias else None)

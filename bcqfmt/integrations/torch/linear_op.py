@@ -238,10 +238,6 @@ def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dt
     return found
 
 
-def _linear_fake(x: Tensor, _parts: Any, spec: str, *_: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], spec_of(spec).out))
-
-
 def _values_fake(parts: Sequence[Tensor], spec: str, _planes: int, _index: int, dtype: torch.dtype) -> Tensor:
     return parts[0].new_empty(spec_of(spec).shape[-2:], dtype=dtype)
 
@@ -270,7 +266,9 @@ for _name, _on, _function in (
     ("values", "CUDA", _values_cuda),
 ):  # fmt: skip
     torch.library.impl(f"bcqfmt::{_name}", _on, _function)
-torch.library.register_fake("bcqfmt::linear", _linear_fake)
+torch.library.register_fake(
+    "bcqfmt::linear", lambda x, _parts, spec, *_: x.new_empty((*x.shape[:-1], spec_of(spec).out))
+)
 torch.library.register_fake("bcqfmt::values", _values_fake)
 torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setup)
 

@@ -153,9 +153,8 @@ def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> An
         raise
     except Exception as fault:  # loaders raise anything on bad files
         reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
-        raise error(
-            "BCQ-E102", folder.name, found=escape(reason), expected=f"{what} that transformers knows", hint=hint
-        ) from fault
+        expected = f"{what} that transformers knows"
+        raise error("BCQ-E102", folder.name, found=escape(reason), expected=expected, hint=hint) from fault
 
 
 def windows_of(opened: Opened, text: str, context: int = 512, most: int | None = None) -> list[list[int]]:

@@ -139,10 +139,9 @@ def _tensors(model: Any) -> tuple[dict[str, BcqWeight], dict[str, StoredTensor]]
     parts: set[str] = set()
     away = [name for name, tensor in model.state_dict().items() if tensor.device.type == "meta"]
     if away:
-        raise error(
-            "BCQ-E305", tensor=away[0], found=f"{len(away)} tensors that are not in memory (device_map)",
-            expected="a model that is in memory", hint="load it without device_map, then save it",
-        )  # fmt: skip
+        found = f"{len(away)} tensors that are not in memory (device_map)"
+        hint = "load it without device_map, then save it"
+        raise error("BCQ-E305", tensor=away[0], found=found, expected="a model that is in memory", hint=hint)
     base = f"{model.base_model_prefix}."
     for path, module in model.named_modules():
         if isinstance(module, BcqModule):
