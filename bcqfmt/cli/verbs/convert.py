@@ -99,9 +99,15 @@ def command(
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
     whole = not dry_run and part is None
-    _check_usage(resume, overwrite, part)
+    if resume and overwrite:
+        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
+    if overwrite and part is not None:
+        raise usage_error("--part never overwrites; `bcqfmt finalize --overwrite` does.")
     check_push_options(push, private, create_pr, whole=whole)
-    _check_engine(executor, ray_address, part)
+    if executor == "ray" and part is not None:
+        raise usage_error("--part is for machines without an engine; Ray does all parts.")
+    if executor != "ray" and ray_address is not None:
+        raise usage_error("--ray-address goes with --executor ray.")
     if html is not None and not whole:
         raise usage_error("--html needs a complete conversion.")
     if html is not None:
@@ -149,21 +155,6 @@ def command(
         render.emit_json(summary)
     elif push is not None:
         render.echo(f"pushed: {summary['pushed']}")
-
-
-def _check_usage(resume: bool, overwrite: bool, part: tuple[int, int] | None) -> None:
-    """Options that contradict each other, before anything is looked at."""
-    if resume and overwrite:
-        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
-    if overwrite and part is not None:
-        raise usage_error("--part never overwrites; `bcqfmt finalize --overwrite` does.")
-
-
-def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] | None) -> None:
-    if executor == "ray" and part is not None:
-        raise usage_error("--part is for machines without an engine; Ray does all parts.")
-    if executor != "ray" and ray_address is not None:
-        raise usage_error("--ray-address goes with --executor ray.")
 
 
 def _ray(address: str | None, at_once: int | None) -> RayExecutor:
