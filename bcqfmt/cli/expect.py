@@ -16,8 +16,6 @@ from .command import command_line, command_words
 if TYPE_CHECKING:
     from bcqfmt.inspect.kinds import Found
 
-__all__ = ["another_folder", "expect", "expected", "expected_bcq", "fitting"]
-
 _WORDS = {
     "bcq": "a BCQ folder",
     "bcq file": "a BCQ file",

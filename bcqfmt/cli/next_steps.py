@@ -11,8 +11,6 @@ from bcqfmt.errors import escape
 
 from .command import command_line
 
-__all__ = ["run_it", "step_lines"]
-
 PROMPT = "Once upon a time"
 _GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)  # of GPTQModel
 _SERVED_GROUPS = (None, -1, 32, 64, 128)  # of vLLM's kernels

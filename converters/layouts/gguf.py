@@ -43,8 +43,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .protocol import Converted, Module, NonfiniteNumbers, Options, Rebuilder, Rule, Values
 from .uniform import check_finite
 
-__all__ = ["Gguf"]
-
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -143,7 +141,6 @@ class Gguf:
         return Converted(weight, rules, {"blocks": "s0_planes"}, {"blocks": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """A rule for every type."""
         optional: dict[str, Values] = {"heads": _heads, "byte_order": lambda *_: ["big"]}
         return {
             f"gguf.{name.lower()}": Rebuilder(partial(_rebuilt, name), partial(_fits, name), {}, optional)
@@ -229,9 +226,8 @@ def _numbers(module: Module) -> Fields:
             found = (
                 f"the scale byte 0xFF, which ggml reads as 480, and a second scale in {module.tensors['scale'].name}"
             )
-            raise error(
-                "BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448 where there are two scales"
-            )
+            expected = "UE4M3 up to 448 where there are two scales"
+            raise error("BCQ-E604", tensor=stored.name, found=found, expected=expected)
         fields["scale"] = _UE4M3[codes] if wide else codes
     return fields
 
@@ -301,7 +297,6 @@ class _SmallParts:
         return self.keep(_numbers(self._module))[field]
 
     def part(self, suffix: str) -> Array:
-        """A part as it is stored."""
         field = suffix.removeprefix("s0_")
         if field == "scale_scale" and "scale" in self._module.tensors:
             return self._module.tensors["scale"].array()

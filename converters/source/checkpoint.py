@@ -28,17 +28,6 @@ from .gguf import Blocks, Copy, place_tensors, read_files, split_names
 from .gguf_config import config_of
 from .gguf_tokenizer import tokenizer_files
 
-__all__ = [
-    "FOREIGN",
-    "INDEX_SUFFIX",
-    "QUANT_FILES",
-    "SourceCheckpoint",
-    "SourceModel",
-    "foreign_files",
-    "open_source",
-]
-__all__ += ["read_gguf_source", "read_source"]
-
 INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -59,7 +48,6 @@ class SourceModel:
     gguf: GgufHeader | None = None
 
     def header_bytes(self) -> bytes:
-        """The bytes of the file before its data."""
         return self.source.read(0, self.header.data_start).tobytes()
 
 
@@ -109,7 +97,6 @@ class SourceCheckpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model files are GGUF."""
         return any(model.gguf is not None for model in self.models.values())
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
@@ -133,13 +120,9 @@ def open_source(folder: Path) -> SourceCheckpoint:
         return _open_gguf(folder)
     if not folder.is_dir():
         lone = folder.exists()
-        raise error(
-            "BCQ-E101",
-            str(folder),
-            found="a file" if lone else "no such folder",
-            expected="a model folder, or a .gguf file",
-            hint="name the folder that it is in" if lone else None,
-        )
+        found = "a file" if lone else "no such folder"
+        hint = "name the folder that it is in" if lone else None
+        raise error("BCQ-E101", str(folder), found=found, expected="a model folder, or a .gguf file", hint=hint)
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)
