@@ -128,7 +128,7 @@ def _evenly(tiles: int, most: int) -> int:
 
 
 def _whole_tile(rows: int, count: int) -> tuple[int, int] | None:
-    """Groups and vectors of tiles that no blocks have to share, those with the least padding; None if there are none."""
+    """Groups and vectors of tiles that no blocks share, those with the least padding; None if there are none."""
     found = []
     for groups, vectors in _MANY:
         tiles = -(-rows // (SIDE * groups)) * -(-count // vectors)
