@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,15 +54,7 @@ class Export:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
-        return {
-            "format": self.format,
-            "weights": self.weights,
-            "dense": self.dense,
-            "files": self.files,
-            "bytes": self.nbytes,
-            "notes": self.notes,
-        }
+        return {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
 
 
 def export(

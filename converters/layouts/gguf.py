@@ -145,7 +145,6 @@ class Gguf:
         return Converted(weight, rules, {"blocks": "s0_planes"}, {"blocks": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """A rule for every type."""
         optional: dict[str, Values] = {"heads": _heads, "byte_order": lambda *_: ["big"]}
         return {
             f"gguf.{name.lower()}": Rebuilder(partial(_rebuilt, name), partial(_fits, name), {}, optional)
@@ -223,9 +222,8 @@ def _numbers(module: Module) -> Fields:
             found = (
                 f"the scale byte 0xFF, which ggml reads as 480, and a second scale in {module.tensors['scale'].name}"
             )
-            raise error(
-                "BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448 where there are two scales"
-            )
+            expected = "UE4M3 up to 448 where there are two scales"
+            raise error("BCQ-E604", tensor=stored.name, found=found, expected=expected)
         fields["scale"] = _UE4M3[codes] if wide else codes
     return fields
 
@@ -281,7 +279,6 @@ class _SmallParts:
         return self.keep(_numbers(self._module))
 
     def part(self, suffix: str) -> Array:
-        """A part as it is stored."""
         field = suffix.removeprefix("s0_")
         if field == "scale_scale" and "scale" in self._module.tensors:
             return self._module.tensors["scale"].array()

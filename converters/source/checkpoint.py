@@ -47,7 +47,6 @@ class SourceModel:
     gguf: GgufHeader | None = None
 
     def header_bytes(self) -> bytes:
-        """The bytes of the file before its data."""
         return self.source.read(0, self.header.data_start).tobytes()
 
 
@@ -97,7 +96,6 @@ class SourceCheckpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model files are GGUF."""
         return any(model.gguf is not None for model in self.models.values())
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
@@ -121,13 +119,9 @@ def open_source(folder: Path) -> SourceCheckpoint:
         return _open_gguf(folder)
     if not folder.is_dir():
         lone = folder.exists()
-        raise error(
-            "BCQ-E101",
-            str(folder),
-            found="a file" if lone else "no such folder",
-            expected="a model folder, or a .gguf file",
-            hint="name the folder that it is in" if lone else None,
-        )
+        found = "a file" if lone else "no such folder"
+        hint = "name the folder that it is in" if lone else None
+        raise error("BCQ-E101", str(folder), found=found, expected="a model folder, or a .gguf file", hint=hint)
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)
