@@ -27,6 +27,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .decode import decoder
 from .layout import SIDE, GemmLayout
+from .portable import portable_kernel
 from .roles import roles_kernel
 from .shape import GemmShape, gemm_shape
 from .tile_end import tile_end
@@ -49,6 +50,8 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
         "u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
         "u32 vector_tiles, u32 addend_step, u32 waves"
     )
+    if shape.engine == "mma" and shape.producers:
+        return portable_kernel(shape, declared)
     return (roles_kernel if shape.engine == "wgmma" else _mma_kernel)(shape, declared)
 
 
@@ -62,7 +65,7 @@ def _mma_kernel(shape: GemmShape, declared: str) -> Kernel:
     code_pieces, set_pieces, x_pieces = code_bytes // 16, set_bytes // 16, n * 8
     blocks, sharing, sets = layout.blocks, layout.sharing, layout.sets
     warp_codes, warp_sets = depth * code_bytes, own_sets * set_bytes
-    ahead, pending = stages - 2, stages - 3
+    ahead, pending = stages - 1, stages - 2
     per_set, pieces = depth // own_sets, depth * x_pieces
     x_steps, ragged = -(-pieces // threads), width != blocks * SIDE
     (held_words, load_numbers, decode), multiply = decoder(layout), _multiplier(shape)

@@ -39,6 +39,8 @@ class GemmShape:
     blocks: int = 1
     added: bool = False
     paired: bool = False
+    height: int = 1
+    producers: int = 0
 
     @property
     def members(self) -> int:
@@ -48,7 +50,17 @@ class GemmShape:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.members + (128 if self.engine == "wgmma" else 0)
+        return self.members + (128 if self.engine == "wgmma" else self.copiers)
+
+    @property
+    def copiers(self) -> int:
+        """Threads that only copy, with mma."""
+        return 32 * self.producers
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of 64 rows of a tile."""
+        return self.groups * self.height
 
     @property
     def registers(self) -> int:
@@ -58,7 +70,7 @@ class GemmShape:
     @property
     def rows(self) -> int:
         """Of a tile."""
-        return SIDE * self.groups
+        return SIDE * self.row_blocks
 
     @property
     def x_bytes(self) -> int:
@@ -78,7 +90,7 @@ class GemmShape:
     @property
     def numbers_at(self) -> int:
         """Where the numbers of a stage are."""
-        return self.codes_at + self.depth * self.groups * self.layout.code_bytes
+        return self.codes_at + self.depth * self.row_blocks * self.layout.code_bytes
 
     @property
     def sets(self) -> int:
@@ -89,7 +101,7 @@ class GemmShape:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
-        used = self.numbers_at + self.sets * self.groups * self.layout.set_bytes
+        used = self.numbers_at + self.sets * self.row_blocks * self.layout.set_bytes
         return -(-used // 1024) * 1024
 
     @property

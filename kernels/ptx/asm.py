@@ -14,7 +14,7 @@ from typing import Any
 from bcqfmt.kernels.runtime.numba_cuda import types
 
 __all__ = [
-    "F32", "F64", "I32", "NONE", "U32", "U64", "asm", "asm_at", "intrinsic_of", "multiply_group", "reinterpret",
+    "F32", "F64", "I32", "NONE", "U32", "U64", "asm", "asm_at", "copy_run", "intrinsic_of", "multiply_group", "reinterpret",
     "shared_base", "shared_load", "shared_store",
 ]  # fmt: skip
 
@@ -90,6 +90,12 @@ def asm_at(text: str, result: Any, *arguments: Any, size: int, count: int = 1, e
         return signature, codegen
 
     return intrinsic_of(typing, text, len(arguments) + 2)
+
+
+def copy_run(count: int, step: int) -> Function:
+    """``f(pointer, index, address)``: ``count`` asynchronous copies of 16 bytes, each ``step`` bytes after the other."""
+    text = " ".join(f"cp.async.cg.shared.global [$0+{i * step}], [$1+{i * step}], 16;" for i in range(count))
+    return asm_at(text, NONE, U32, size=16, effects="memory")
 
 
 def shared_load(element: Any, count: int = 1) -> Function:

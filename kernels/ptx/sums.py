@@ -1,7 +1,8 @@
 """Sums of a tile in a local array, taken all at once: what would be thousands of lines for Numba if it were unrolled.
 
 A thread of a product on tensor cores has, for every 8 vectors k, four sums: ``sums[4 k + 2 h + j]`` of row ``h`` and
-vector ``8 k + j`` of its own. All functions take the array first; the simulator of the tests has the same in Python.
+vector ``8 k + j`` of its own. All functions take the array first; ``first``: where in it the sums begin. The simulator
+of the tests has the same in Python.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def at_once(count: int) -> int:
     return max(1, 4 * _LOADED // count)
 
 
-def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[..., Any]) -> Function:
+def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[..., Any], first: int = 0) -> Function:
     """``f(sums, *arguments)``: ``make(context, builder, places, signature, values)`` with the places of the sums.
 
-    None among ``arguments`` is a pointer of any type.
+    None among ``arguments`` is a pointer of any type. ``first``: where in the array they begin.
     """
 
     def typing(context: Any, *given: Any) -> Any:
@@ -33,7 +34,7 @@ def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[...,
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
-            places = [builder.gep(data, [ir.Constant(_WORD, i)]) for i in range(count)]
+            places = [builder.gep(data, [ir.Constant(_WORD, first + i)]) for i in range(count)]
             make(context, builder, places, signature.args[1:], values[1:])
             return context.get_dummy_value()
 
@@ -52,14 +53,14 @@ def zero_sums(count: int) -> Function:
     return _each(count, (), "zero sums", make)
 
 
-def scale_sums(count: int) -> Function:
+def scale_sums(count: int, first: int = 0) -> Function:
     """``f(sums, scale, next_scale)``: times the scale of their row."""
 
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
         for i, place in enumerate(places):
             builder.store(builder.fmul(builder.load(place), values[i >> 1 & 1]), place)
 
-    return _each(count, (F32, F32), "scale sums", make)
+    return _each(count, (F32, F32), "scale sums", make, first)
 
 
 def save_sums(count: int) -> Function:
@@ -115,7 +116,7 @@ def _pieces(context: Any, builder: Any, count: int, kinds: Any, values: Any) -> 
         index = builder.add(index, values[2])
 
 
-def add_rows(count: int) -> Function:
+def add_rows(count: int, first: int = 0) -> Function:
     """``f(sums, pointer, place, step, left, inside, next_inside)``: plus ``pointer[place + step (8 k + j) + h]``.
 
     Float32; only for vectors before ``left`` and for rows whose ``inside`` (h 0) or ``next_inside`` is not 0.
@@ -126,10 +127,10 @@ def add_rows(count: int) -> Function:
             sum_ = builder.fadd(builder.load(places[i]), builder.load(place))
             builder.store(sum_, places[i])
 
-    return _each(count, (None, U32, U32, U32, U32, U32), "add rows", make)
+    return _each(count, (None, U32, U32, U32, U32, U32), "add rows", make, first)
 
 
-def store_sums(count: int, out: int, paired: bool) -> Function:
+def store_sums(count: int, out: int, paired: bool, first: int = 0) -> Function:
     """``f(sums, pointer, place, step, left, inside, next_inside)``: to ``pointer[place + step (8 k + j) + h]``.
 
     Which ones: as in :func:`add_rows`. ``out``: the type, 0 float32, 1 float16, 2 bfloat16; rounded once. ``paired``:
@@ -155,7 +156,7 @@ def store_sums(count: int, out: int, paired: bool) -> Function:
             else:
                 builder.store(value(i), place)
 
-    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out} {paired}", make)
+    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out} {paired}", make, first)
 
 
 def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kind: Any, paired: bool = False) -> Any:

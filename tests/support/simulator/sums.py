@@ -20,12 +20,12 @@ def zero_sums(count: int) -> Any:
     return zero
 
 
-def scale_sums(count: int) -> Any:
+def scale_sums(count: int, first: int = 0) -> Any:
     """``f(sums, scale, next_scale)``."""
 
     def scale(sums: Any, low: Any, high: Any) -> None:
         for i in range(count):
-            sums[i] = np.float32(sums[i] * np.float32(high if i & 2 else low))
+            sums[first + i] = np.float32(sums[first + i] * np.float32(high if i & 2 else low))
 
     return scale
 
@@ -56,17 +56,17 @@ def load_sums(count: int) -> Any:
     return load
 
 
-def add_rows(count: int) -> Any:
+def add_rows(count: int, first: int = 0) -> Any:
     """``f(sums, pointer, place, step, left, inside, next_inside)``."""
 
     def add(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
         for i, at in _wanted(count, place, step, left, inside):
-            sums[i] = np.float32(sums[i] + pointer[at])
+            sums[first + i] = np.float32(sums[first + i] + pointer[at])
 
     return add
 
 
-def store_sums(count: int, out: int, paired: bool) -> Any:
+def store_sums(count: int, out: int, paired: bool, first: int = 0) -> Any:
     """``f(sums, pointer, place, step, left, inside, next_inside)``."""
     narrow: Any = (np.float32, arithmetic.f32_to_f16, arithmetic.f32_to_bf16)[out]
 
@@ -74,7 +74,7 @@ def store_sums(count: int, out: int, paired: bool) -> Any:
         if paired and (place % 2 or step % 2 or inside[0] != inside[1]):
             raise IndexError(f"pairs at {place} in steps of {step}")
         for i, at in _wanted(count, place, step, left, inside):
-            pointer[at] = narrow(sums[i])
+            pointer[at] = narrow(sums[first + i])
 
     return store
 
