@@ -48,7 +48,7 @@ def span_of(width: int, group_size: int) -> int:
 
 @functools.cache
 def gemv(q: int, span: int, kind: int, reordered: bool, blocks: int = 3) -> Kernel:
-    """The kernel for q planes, a :func:`span_of` chunks and activations of ``kind``; x goes through perm if ``reordered``.
+    """The kernel for q planes, a `span_of` chunks and activations of ``kind``; ``reordered``: x goes through perm.
 
     ``per_group``: tiles of a group, or chunks where ``span`` is 0.
     """
@@ -87,7 +87,9 @@ def gemv(q: int, span: int, kind: int, reordered: bool, blocks: int = 3) -> Kern
             for m in static(steps):  # the sum of x of the whole group
                 part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
             cuda.syncthreads()
-            total = add(total, table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, row, lane)
+            total = add(
+                total, table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, row, lane
+            )
             cuda.syncthreads()
         if row < rows:
             place = ptx.u64((first_split + cuda.blockIdx.y) * cuda.gridDim.z + vector)
@@ -143,7 +145,7 @@ def _table(kind: int, reordered: bool) -> Any:
 
 
 def _loader(q: int, span: int) -> Any:
-    """A device function: the eight words of every plane of a row, word T the one that lane l wants at steps 4 T ... ."""
+    """A device function: the eight words of every plane of a row, word k the one that the lane wants at steps 4 k .."""
 
     def load(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
         if row < rows:
@@ -152,13 +154,13 @@ def _loader(q: int, span: int) -> Any:
                 for k in static(8):
                     word = ptx.min_u32(ptx.u32(tile * 8 + k), last)
                     own[8 * i + k] = words[ptx.u32((word * q + i) * rows + row)]
-        for m in static(3):
-            other = lane >> (2 + m) & 1
+        for m in static(3):  # words whose numbers differ in bit m change places where the lane has bit m + 2
+            other = ptx.u32((lane >> (2 + m) & 1) * 0x4444)
             for i in static(4 * q):
                 low = i // 2**m * 2 ** (m + 1) + i % 2**m
                 a, b = ptx.u32(own[low]), ptx.u32(own[low + 2**m])
-                own[low] = b if other else a
-                own[low + 2**m] = a if other else b
+                own[low] = ptx.prmt(a, b, ptx.u32(0x3210 ^ other))
+                own[low + 2**m] = ptx.prmt(a, b, ptx.u32(0x7654 ^ other))
 
     def nothing(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
         return
@@ -168,7 +170,7 @@ def _loader(q: int, span: int) -> Any:
 
 def _adder(q: int, span: int) -> Any:
     """A device function: what a tile adds to the sum of a row, group by group, plane by plane."""
-    across = TILE // span
+    across, look_up = TILE // span, ptx.looked_up(4 * TILE, span)
 
     def add(
         total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
@@ -179,12 +181,7 @@ def _adder(q: int, span: int) -> Any:
             x_sum = ptx.shfl_xor_f32(part, ptx.u32(g * span))
             if row < rows and group < groups:
                 for i in static(q):
-                    found = ptx.f32(0)
-                    for s in static(span):
-                        t = g * span + s
-                        pick = ptx.u32(0x4440 | ((lane ^ t) & 3))
-                        entry = ptx.prmt(ptx.u32(own[8 * i + t // 4]), ptx.u32(0), pick)
-                        found = ptx.add_f32(found, ptx.lds_f32(table, ptx.u32(entry * (4 * TILE) + ((lane ^ t) << 2))))
+                    found = look_up(own, table, lane, 8 * i, g)
                     total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
                 total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
         return total
@@ -211,8 +208,8 @@ def _any_adder(q: int) -> Any:
                 word = ptx.u32(column >> 5)
                 after = ptx.min_u32(ptx.u32(word + 1), last)
                 for i in range(q):
-                    low, high = words[ptx.u32((word * q + i) * rows + row)], words[ptx.u32((after * q + i) * rows + row)]
-                    entry = ptx.u32(ptx.funnel_right(low, high, column) & _ALL)
+                    here, next_ = ptx.u32((word * q + i) * rows + row), ptx.u32((after * q + i) * rows + row)
+                    entry = ptx.u32(ptx.funnel_right(words[here], words[next_], column) & _ALL)
                     found = ptx.lds_f32(place, ptx.u32(entry * (4 * TILE)))
                     total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
         return total

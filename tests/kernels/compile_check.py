@@ -1,4 +1,4 @@
-"""Every CUDA kernel compiled for sm_80, 86, 89 and 90 without a GPU: to PTX by Numba, to machine code by ptxas.
+"""Every CUDA kernel compiled for sm_80 to sm_120 without a GPU: to PTX by Numba, to machine code by ptxas.
 
 ``make kernels-check`` runs it. A kernel that spills registers, uses local memory, or computes in binary64 where it
 should not, fails. A factory of kernels, any public function in kernels/ that returns a Kernel, is named by its module
@@ -248,7 +248,7 @@ def main() -> int:
     """Compile everything, print a line each, 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="module or module.factory")
-    parser.add_argument("--arch", default="80,86,89,90")
+    parser.add_argument("--arch", default="80,86,89,90,100,120")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     ptxas()

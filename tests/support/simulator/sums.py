@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic
+from .block import slot_of
 
-__all__ = ["add_rows", "at_once", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+__all__ = ["add_rows", "at_once", "load_sums", "looked_up", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
 
 def zero_sums(count: int) -> Any:
@@ -84,3 +85,16 @@ def _wanted(count: int, place: int, step: int, left: int, inside: tuple[int, ...
         k, h, j = i // 4, i >> 1 & 1, i & 1
         if 8 * k + j < left and inside[h]:
             yield i, place + step * (8 * k + j) + h
+
+
+def looked_up(stride: int, span: int) -> Any:
+    """``f(words, table, lane, word, part)``."""
+
+    def look_up(words: Any, table: int, lane: int, word: int, part: int) -> Any:
+        total = np.float32(0)
+        for t in range(part * span, (part + 1) * span):
+            entry = int(words[word + t // 4]) >> 8 * ((lane ^ t) & 3) & 0xFF
+            total += slot_of(table + entry * stride + 4 * (lane ^ t), 4).view(np.float32)[0]
+        return total
+
+    return look_up
