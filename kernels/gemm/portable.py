@@ -28,7 +28,7 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
     steps, stage_bytes, members, x_bytes = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes
     codes_at, numbers_at, barriers_at, own_sets = shape.codes_at, shape.numbers_at, shape.barriers_at, shape.sets
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
-    warp_codes, warp_set, copying = code_bytes // 4, set_bytes // 4, 32 * shape.producers
+    warp_codes, warp_set, copying = code_bytes // 4, set_bytes // 4, shape.copiers
     block_codes, block_sets, consumers = depth * code_bytes, own_sets * set_bytes, 4 * groups
     sums_count = height * shape.vectors // 2
     (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
