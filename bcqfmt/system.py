@@ -18,21 +18,6 @@ from typing import Any
 
 from .errors import error
 
-__all__ = [
-    "BINARY",
-    "ForkLock",
-    "after_fork",
-    "cores",
-    "lock_file",
-    "peak_memory",
-    "read_at",
-    "require_locks",
-    "reserve",
-    "sync_data",
-    "sync_file",
-    "sync_folder",
-]
-
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 
 

@@ -26,8 +26,6 @@ from .descriptor import (
 )
 from .folder import MANIFEST
 
-__all__ = ["FileRecord", "Manifest", "WeightRecord", "manifest_bytes", "parse_manifest", "relative_path"]
-
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 

@@ -21,8 +21,6 @@ from .folder import MANIFEST, Layout, model_layout
 from .manifest import Manifest, parse_manifest
 from .model_file import FolderNames, ModelFile, read_model_file
 
-__all__ = ["Checkpoint", "open"]
-
 
 class Checkpoint:
     """A BCQ file or folder: ``ckpt[name]`` is a :class:`BcqWeight` or, for a dense tensor, a :class:`StoredTensor`.

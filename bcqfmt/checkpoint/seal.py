@@ -21,8 +21,6 @@ from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, parse_
 from .model_file import read_model_file
 from .validation import validate
 
-__all__ = ["Change", "Sealing", "seal"]
-
 
 class Change(NamedTuple):
     """What became of a file since the manifest was written: ``kind`` is added, removed, changed or released.

@@ -12,8 +12,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .folder import SINGLE
 
-__all__ = ["Unit", "natural", "plan_shards", "shard_names"]
-
 _ENTRY = 120  # bytes of a tensor entry in the header without its name, rounded up
 _DESCRIBED = 200  # bytes of a weight in the descriptor without its name; schemes are shared
 

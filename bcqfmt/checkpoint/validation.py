@@ -39,8 +39,6 @@ from .manifest import Manifest, parse_manifest
 from .model_file import FolderNames, ModelFile, read_model_file
 from .provenance import check_provenance
 
-__all__ = ["Report", "validate"]
-
 _NOT_READ = ("BCQ-E101", "BCQ-E102", "BCQ-V508")  # something is there, and is no file that can be read
 _KEPT = 1000  # findings of one code
 Digest = tuple[Future[str], str]  # computed, and as the manifest states it

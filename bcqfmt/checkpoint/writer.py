@@ -31,8 +31,6 @@ from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relati
 from .shards import Unit, plan_shards, shard_names
 from .validation import validate
 
-__all__ = ["DEFAULT_SHARD_BYTES", "save", "write_shard", "write_tensors"]
-
 DEFAULT_SHARD_BYTES = 5_000_000_000
 _PIECE = 1 << 22  # bytes handed over at a time
 Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]

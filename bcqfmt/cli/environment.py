@@ -20,8 +20,6 @@ from typing import NamedTuple
 from bcqfmt.errors import BcqError, escape
 from bcqfmt.version import __version__, pip_install
 
-__all__ = ["MINIMUM", "Check", "checks"]
-
 # What pyproject.toml asks for; a test compares the two.
 MINIMUM = {
     "numpy": (2, 0),

@@ -13,8 +13,6 @@ from bcqfmt.inspect.kinds import Found, look
 
 from .command import command_line, command_words
 
-__all__ = ["another_folder", "expect", "expected", "expected_bcq", "fitting"]
-
 _WORDS = {
     "bcq": "a BCQ folder",
     "bcq file": "a BCQ file",

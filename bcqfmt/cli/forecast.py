@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from bcqfmt.converters.convert.conversion import Conversion
     from bcqfmt.converters.hub import RemoteHeaders
 
-__all__ = ["Forecast", "module_rows", "module_table", "nearest"]
-
 
 class Forecast:
     """The figures of a plan; ``text`` for people, ``as_dict`` for scripts."""

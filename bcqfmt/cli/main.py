@@ -20,9 +20,6 @@ from bcqfmt.version import __version__, pip_install
 from . import render
 from .command import CONTEXT, VERBS, Terminated, debug_option, verb_module
 
-__all__ = ["cli", "main", "preload"]
-
-
 _MEANT = {  # what other tools call it
     "run": "generate", "chat": "generate", "perplexity": "eval", "ppl": "eval", "evaluate": "eval", "compare": "diff",
     "info": "inspect", "show": "inspect", "ls": "inspect", "check": "validate", "test": "validate", "import": "convert",

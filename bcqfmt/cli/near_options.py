@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-__all__ = ["near_options"]
-
 # words for one thing, in other tools or in other verbs; which of them a verb has is its own business
 _SAME = (
     ("--html", "--report", "--out", "--output", "--output-file", "--plot", "-o"),

@@ -13,8 +13,6 @@ from bcqfmt.inspect.kinds import look
 
 from .command import command_line
 
-__all__ = ["run_it", "step_lines"]
-
 PROMPT = "Once upon a time"
 _GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)  # of GPTQModel
 _SERVED_GROUPS = (None, -1, 32, 64, 128)  # of vLLM's kernels

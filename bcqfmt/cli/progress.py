@@ -15,8 +15,6 @@ from bcqfmt.errors import escape
 
 from . import render
 
-__all__ = ["Progress", "announce_kernels", "bar", "return_large_blocks", "waiting"]
-
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 _LARGE = 1 << 20
 

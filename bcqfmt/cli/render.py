@@ -17,22 +17,6 @@ from typing import Any, TextIO
 
 from bcqfmt.errors import Finding, escape
 
-__all__ = [
-    "count",
-    "discard",
-    "echo",
-    "emit_json",
-    "fields",
-    "findings",
-    "flush",
-    "percent",
-    "safe",
-    "say",
-    "size",
-    "stream",
-    "table",
-]  # fmt: skip
-
 _LONGEST = 1 << 20  # of a line; names are cut long before
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 _NARROWEST = 24  # a first column is never cut below this

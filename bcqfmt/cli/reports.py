@@ -17,8 +17,6 @@ from .command import usage_error
 if TYPE_CHECKING:
     from bcqfmt.converters.report import Report, WeightRow
 
-__all__ = ["check_output", "check_report_path", "table", "total_line", "write_report"]
-
 
 def check_report_path(path: Path, bcq: Path, overwrite: bool, source: str = "") -> None:
     """Before any work: a page that can be written, and not into a model's folder."""

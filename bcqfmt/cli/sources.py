@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
-__all__ = ["Source", "check_target", "find_source", "keep_apart", "read_stats", "read_text"]
-
 
 class Source(NamedTuple):
     """An opened source; ``name``: what the model is called, ``revision``: its commit, where it is from the hub.

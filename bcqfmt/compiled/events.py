@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["before_first_compilation"]
-
 event: Any = importlib.import_module("numba.core.event")  # by name, because it has no type hints
 
 

@@ -20,15 +20,6 @@ from bcqfmt.system import BINARY, reserve, sync_data, sync_file, sync_folder
 if TYPE_CHECKING:
     import hashlib
 
-__all__ = [
-    "OutputFile",
-    "folder_in_progress",
-    "make_folders",
-    "output_path",
-    "refuse_other_things",
-    "reported",
-    "write_file",
-]
 
 _SYNC_EVERY = 1 << 25  # bytes
 _PIECE = 1 << 18  # bytes hashed and written while they are in the cache

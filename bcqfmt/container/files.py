@@ -24,21 +24,6 @@ from bcqfmt import limits
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import BINARY, ForkLock, read_at
 
-__all__ = [
-    "ByteSource",
-    "SourceFile",
-    "cannot_list",
-    "file_state",
-    "folded",
-    "inside",
-    "named",
-    "read_json",
-    "read_small",
-    "real_path",
-    "refuse_pipes",
-]
-__all__ += ["unfit", "unwritable"]
-
 Bytes = npt.NDArray[np.uint8]
 
 _FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)

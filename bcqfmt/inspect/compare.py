@@ -22,8 +22,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .tensor_details import row_blocks
 
-__all__ = ["Comparison", "Difference", "ValueDifference", "compare"]
-
 Tensor = BcqWeight | StoredTensor
 _CHUNK = 1 << 22
 

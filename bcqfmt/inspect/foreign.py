@@ -12,8 +12,6 @@ from bcqfmt.checkpoint.folder import CONFIG, INDEX, SINGLE, model_layout, read_c
 from bcqfmt.container.files import inside
 from bcqfmt.errors import Sink, error, escape, refuse
 
-__all__ = ["kind_of", "method_of", "model_config", "model_files"]
-
 _BY_NAME = (("qweight", "gptq or awq"), ("weight_packed", "compressed-tensors"), ("W_q", "hqq"))
 _ANYBCQ = re.compile(r"alpha_[1-9][0-9]?")  # plane scales of one precision: only AnyBCQ has them
 _GROUP_NUMBERS = (("bits", "num_bits"), ("group_size", "group_size"))

@@ -19,8 +19,6 @@ from bcqfmt.errors import BcqError
 
 from .foreign import kind_of, model_config
 
-__all__ = ["Found", "look"]
-
 STATS_KEY: Final = "bcqfmt_stats"  # in the metadata of what `bcqfmt calibrate` writes
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NAMES = {"gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "anybcq": "AnyBCQ", "gptq or awq": "GPTQ or AWQ"}

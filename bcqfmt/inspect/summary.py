@@ -28,9 +28,6 @@ from bcqfmt.weight.scheme_json import scheme_json
 
 from .foreign import kind_of, method_of, model_config, model_files
 
-__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_gguf"]
-__all__ += ["summarize_sources"]
-
 Openers = Mapping[str, Callable[[], ByteSource]]
 
 

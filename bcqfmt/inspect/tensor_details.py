@@ -26,8 +26,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .foreign import model_files
 
-__all__ = ["Details", "Values", "row_blocks", "tensor_details"]
-
 _FIRST = 8
 _BLOCK = 1 << 22  # elements looked at together
 

@@ -14,8 +14,6 @@ from bcqfmt.errors import error, escape
 from bcqfmt.kernels.runtime.device import require_cuda
 from bcqfmt.version import pip_install
 
-__all__ = ["check_folder", "check_length", "is_bcq", "longest_context", "require_harness"]
-
 _TOKENIZER = ("*token*", "*vocab*", "*.model", "*.tiktoken", "tekken.json")  # what the files of any kind are called
 
 

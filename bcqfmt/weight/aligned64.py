@@ -18,8 +18,6 @@ from bcqfmt.errors import error
 from .packing import Words, pack, pack_planes, unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, WeightSpec
 
-__all__ = ["aligned_form", "canonical_form", "misfit", "tile_codes", "tile_meta_fields", "to_meta", "to_tiles"]
-
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
 Built = tuple[WeightSpec, dict[str, Array]]

@@ -17,23 +17,6 @@ from bcqfmt.errors import error
 from .packing import pack, pack_planes, unpack
 from .scheme import BYTE_FLOATS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
-__all__ = [
-    "Coded",
-    "affine",
-    "bcq",
-    "concatenate",
-    "declared_zero",
-    "float_second",
-    "minimal_zeros",
-    "one_segment",
-    "plane_numbers",
-    "second_order",
-    "table",
-    "with_outliers",
-    "with_perm",
-    "wrap",
-]
-
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Built = tuple[WeightSpec, Arrays]

@@ -21,9 +21,6 @@ from .aligned64 import tile_codes, tile_meta_fields
 from .packing import unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
 
-__all__ = ["Numbers", "alpha_z", "coded_numbers", "decode_matrix", "levels_of", "load_rows", "refuse_truncation"]
-__all__ += ["row_ranges", "scale_of", "zero_of"]
-
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
 

@@ -22,8 +22,6 @@ from .decode import row_ranges
 from .packing import pack, pack_planes, unpack, unpack_bits
 from .scheme import OutlierRule, Scheme, SecondOrder, Segment, WeightSpec
 
-__all__ = ["slice_columns", "slice_rows"]
-
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
 Built = tuple[WeightSpec, dict[str, Array]]

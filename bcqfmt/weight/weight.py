@@ -19,8 +19,6 @@ from .packing import unpack_codes
 from .scheme import Scheme, Segment, WeightSpec, part_prefix
 from .scheme_json import Misfit, digest_of, scheme_json, scheme_of
 
-__all__ = ["BcqWeight"]
-
 Array = npt.NDArray[Any]
 Range = tuple[int, int] | None
 

@@ -37,8 +37,6 @@ from .names import dense_linears
 from .readers import check_orientation, reader_notes
 from .target import Target, dense_unit, uniform
 
-__all__ = ["TARGETS", "Export", "export"]
-
 TARGETS: Final = ("gptq", "awq", "compressed-tensors", "dense")
 _COPY = 1 << 22
 _CONFIG_NAMES = dict(zip(FLOATS, ("float16", "bfloat16", "float32"), strict=True))  # as config.json has them

@@ -7,8 +7,6 @@ from bcqfmt.errors import escape
 from .names import block_path, in_block, skip_rules
 from .target import Recipe, Target, Uniform, best_group_size, not_lossless
 
-__all__ = ["to_awq"]
-
 
 def to_awq(weights: list[Uniform], dense: list[str]) -> Target:
     """The tensors and the configuration; ``dense``: linear layers that are not quantized."""

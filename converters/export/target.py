@@ -26,9 +26,6 @@ from bcqfmt.weight import decode
 from bcqfmt.weight.scheme import PackedZero, SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Recipe", "Shaped", "Target", "Uniform", "best_group_size", "dense_unit", "not_lossless", "scattered"]
-__all__ += ["uniform"]
-
 Shaped = dict[str, tuple[str, tuple[int, ...], Rule]]
 _BLOCK = 1 << 22  # elements decoded together
 

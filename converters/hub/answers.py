@@ -18,8 +18,6 @@ from urllib.parse import urljoin, urlsplit
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["limited"]
-
 ANSWERS = 100_000_000  # bytes of answers that are no files, to one call; 100,000 files are listed in 30 MB
 REFUSAL = 1_000_000  # bytes of an answer that refuses or redirects, or that a store gives to an upload
 _EACH = 10_000  # bytes that an answer counts at least: pages without an end have one, too

@@ -22,8 +22,6 @@ from bcqfmt.errors import BcqError, error
 
 from .answers import limited
 
-__all__ = ["PAUSES", "address", "attempt", "explain", "library", "may_help", "status_of"]
-
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the first, second, ... retry
 LONGEST_WAIT = 60  # seconds; a hub that asks for a longer wait is an error
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENAMETOOLONG}

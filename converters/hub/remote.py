@@ -23,8 +23,6 @@ from bcqfmt.version import __version__
 from .errors import attempt, library
 from .repo import HubRepo
 
-__all__ = ["RemoteFile", "RemoteHeaders", "remote_headers"]
-
 FIRST_READ = 1 << 18  # bytes; nearly every header fits
 _WORKERS = 8
 _SLOWEST = 10_000  # bytes per second, below which a transfer is given up

@@ -16,8 +16,6 @@ from bcqfmt.version import __version__
 
 from .errors import attempt, library
 
-__all__ = ["KEEP", "SKIP", "HubFile", "HubRepo", "looks_like_hub_id", "needed", "resolve", "split_hub_id"]
-
 # What a checkpoint consists of. Weights of other kinds and code are never fetched, whatever their names match;
 # nor are weights in folders below: a checkpoint's own shards lie at the top.
 KEEP = (

@@ -36,8 +36,6 @@ from .plan import Plan
 from .source_files import SideFile, digest_step
 from .workspace import Workspace
 
-__all__ = ["finalize"]
-
 
 def finalize(
     source: SourceCheckpoint,

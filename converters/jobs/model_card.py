@@ -18,8 +18,6 @@ from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import escape
 from bcqfmt.version import __version__
 
-__all__ = ["Facts", "How", "converted", "model_card", "quantized", "with_name", "with_perplexity"]
-
 TEMPLATE = """\
 ---
 $front

@@ -33,8 +33,6 @@ from bcqfmt.version import __version__
 
 from .paths import check_paths
 
-__all__ = ["Plan", "Shard", "make_plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:

@@ -17,8 +17,6 @@ from bcqfmt.errors import error
 from .plan import Plan
 from .workspace import Workspace
 
-__all__ = ["SideFile", "check_unchanged", "digest_step", "hash_source", "source_state"]
-
 
 def source_state(source: SourceCheckpoint) -> dict[str, Any]:
     """Inodes, sizes and times of the model files."""

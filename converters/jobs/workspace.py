@@ -30,8 +30,6 @@ from bcqfmt.system import lock_file, require_locks, sync_folder
 
 from .plan import Plan
 
-__all__ = ["Workspace", "partial_folder", "read_plan", "refuse_existing"]
-
 WORK = ".bcq_work"
 _VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
 

@@ -31,8 +31,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import Kinds, expect, gather
 from .uniform import plain, segment_weight
 
-__all__ = ["AnyBcq"]
-
 Array = npt.NDArray[Any]
 _ALPHA = re.compile(r"(.+)\.alpha_([1-9][0-9]?)")
 

@@ -31,8 +31,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
 from .uniform import affine_weight, plain, zero_points_of
 
-__all__ = ["Awq"]
-
 Array = npt.NDArray[Any]
 # what configurations call the variants; exllama and ipex are kernels that read the GEMM layout
 _CALLED: Final = {

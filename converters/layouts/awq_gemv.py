@@ -35,8 +35,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, padded_groups
 from .uniform import affine_weight, plain, segment_weight, zero_points_of
 
-__all__ = ["REBUILDERS", "TENSORS", "convert_gemv", "convert_gemv_fast", "gemv_fast_module", "gemv_module", "is_gemv"]
-
 Array = npt.NDArray[Any]
 TENSORS: Final = {"qweight": (("I32",), (2,)), "qzeros": (("I32",), (2,)), "scales": (FLOATS, (2,))}  # GEMM and GEMV
 

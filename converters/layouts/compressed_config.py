@@ -15,8 +15,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, version_of
 from bcqfmt.errors import error, escape
 
-__all__ = ["CtScheme", "Targets", "library_version", "read_scheme", "refuse_formats"]
-
 _STRATEGIES: Final = ("group", "channel", "tensor")
 _FORMATS: Final = {
     "marlin-24": "packed for the sparse Marlin kernel",

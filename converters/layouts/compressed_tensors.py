@@ -37,8 +37,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
 from .uniform import affine_weight
 
-__all__ = ["CompressedTensors"]
-
 Array = npt.NDArray[Any]
 _PLAIN: Final = {
     "weight": (("I8",), (2, 3)),

@@ -28,8 +28,6 @@ from .g_idx import group_index
 from .protocol import Rebuilder, Rule, Values
 from .uniform import plain, zero_points_of
 
-__all__ = ["REBUILDERS", "packings", "per_matrix", "planes_of", "telling_bits", "unpack_zeros", "widened"]
-
 Array = npt.NDArray[Any]
 
 

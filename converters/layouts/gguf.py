@@ -44,8 +44,6 @@ from .protocol import Converted, Module, NonfiniteNumbers, Options, Rebuilder, R
 from .rebuild import as_bytes, same_bytes
 from .uniform import check_finite
 
-__all__ = ["Gguf"]
-
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
 _IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -36,8 +36,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather
 from .uniform import affine_weight, plain, zero_points_of
 
-__all__ = ["Gptq"]
-
 Array = npt.NDArray[Any]
 _TENSORS: Final = {
     "qweight": (("I32",), (2,)),

@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["RULES", "choose_rule", "decode_zeros", "encode_zeros", "rules_for", "rules_of"]
-
 Array = npt.NDArray[Any]
 RULES: Final = ("v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 # GPTQModel before 7.0 subtracted these from words 0, 1, 2 of every block of three; 0 and 2 are swapped from what one in

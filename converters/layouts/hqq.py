@@ -34,8 +34,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
 from .uniform import plain, segment_weight
 
-__all__ = ["Hqq"]
-
 Array = npt.NDArray[Any]
 _PACKING: Final = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 5: "8bit_u8", 6: "8bit_u8", 8: "8bit_u8"}
 _SLABS: Final = {1: 8, 2: 4, 3: 10, 4: 2, 5: 1, 6: 1, 8: 1}

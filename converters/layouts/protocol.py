@@ -22,8 +22,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Converted", "Layout", "Module", "NonfiniteNumbers", "Options", "Rebuilder", "Rule", "Values"]
-
 Array = npt.NDArray[Any]
 Rule = dict[str, Any]
 Values = Callable[[WeightSpec, Rule], Collection[Any]]

@@ -15,8 +15,6 @@ from bcqfmt.errors import error, escape
 
 from .protocol import Layout, Module, Options, Rebuilder
 
-__all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders", "refuse_by_name"]
-
 LAYOUTS: Final = {
     "gptq": ("bcqfmt.converters.layouts.gptq", "Gptq"),
     "awq": ("bcqfmt.converters.layouts.awq", "Awq"),

@@ -8,8 +8,6 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["Kinds", "columns_per_group", "expect", "gather", "padded_groups", "prefixes"]
-
 Kinds = Mapping[str, tuple[Sequence[str], Sequence[int]]]  # suffix -> element types and numbers of dimensions
 _SHOWN = 5  # names in a message
 

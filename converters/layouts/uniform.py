@@ -21,8 +21,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Module, Options
 
-__all__ = ["affine_weight", "check_finite", "plain", "segment_weight", "zero_points_of"]
-
 Array = npt.NDArray[Any]
 
 

@@ -20,8 +20,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .svg import Mark, Series, scatter, standalone
 
-__all__ = ["Combination", "Point", "Sweep", "Tensors", "mark_front", "plot"]
-
 Tensors = Iterable[tuple[str, npt.NDArray[Any]]]
 Evaluate = Callable[[Tensors], float]
 

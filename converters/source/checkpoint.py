@@ -27,17 +27,6 @@ from .gguf import Blocks, Copy, place_tensors, read_files, split_names
 from .gguf_config import config_of
 from .gguf_tokenizer import tokenizer_files
 
-__all__ = [
-    "FOREIGN",
-    "INDEX_SUFFIX",
-    "QUANT_FILES",
-    "SourceCheckpoint",
-    "SourceModel",
-    "foreign_files",
-    "open_source",
-]
-__all__ += ["read_gguf_source", "read_source"]
-
 INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

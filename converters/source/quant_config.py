@@ -15,8 +15,6 @@ from bcqfmt.errors import error, escape
 from .checkpoint import SourceCheckpoint
 from .patterns import Patterns
 
-__all__ = ["Settings", "read_settings", "refuse_transforms", "version_of"]
-
 _ALIASES = {
     "bits": ("bits", "w_bit", "wbits", "weight_bits"),
     "group_size": ("group_size", "q_group_size"),

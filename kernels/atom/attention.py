@@ -19,8 +19,6 @@ from bcqfmt.kernels.runtime.limits import LIMIT, PROCESSORS
 from .attention_kernel import ATTENTION_WARPS, HEADS, TILE, attention_kernel, join_kernel, shared_bytes
 from .cache_kernel import CACHE_WARPS, quantize_kv_kernel
 
-__all__ = ["HEAD_DIMS", "KvCache", "decode_attention", "quantize_kv", "splits_for"]
-
 HEAD_DIMS = (64, 128, 256)
 _FLOATS = ("F16", "BF16", "F32")
 

@@ -28,18 +28,6 @@ from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Segment
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = [
-    "GROUP",
-    "NORM_THREADS",
-    "OUTLIERS",
-    "TOKENS",
-    "AtomWeight",
-    "atom_codes",
-    "pack_w4",
-    "padded",
-    "step_factor",
-]
-
 GROUP = 128  # columns that share a scale
 OUTLIERS = 128  # channels in int8: the last group
 RULES = ("absmax", "paper")

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 
-__all__ = ["HELD", "LARGE", "TILES", "WIDE", "Held", "Tile", "held_for", "tile_for"]
-
 
 class Tile(NamedTuple):
     """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` x ``tokens``.

@@ -30,8 +30,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segments
 
-__all__ = ["PLANE_WORK", "CpuMatrix", "prepare", "target"]
-
 PLANE_WORK = 192  # vectors times planes up to which products from planes are faster than decoding
 _BATCH = 8  # vectors that are multiplied together
 _SMALL = 1 << 23  # elements times planes times vectors below which one thread is faster than two

@@ -39,7 +39,7 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
         row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
-        waves: Any,
+        whole: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.u32((ptx.shared_address(memory) + 1023) & 0xFFFFFC00)

@@ -9,8 +9,6 @@ from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 
-__all__ = ["MixedShape", "MixedSpace", "preferred", "space_for"]
-
 
 class MixedShape(NamedTuple):
     """What a kernel is compiled for.

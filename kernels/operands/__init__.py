@@ -28,8 +28,6 @@ from bcqfmt.errors import error
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Operand", "OperandSegment", "Outliers", "operand"]
-
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
 Float = npt.NDArray[np.float32]

@@ -27,8 +27,6 @@ from bcqfmt.kernels.runtime.limits import LIMIT
 
 from . import Operand, OperandSegment
 
-__all__ = ["DeviceOperand", "DeviceSegment", "check_operand", "to_device"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class DeviceSegment:

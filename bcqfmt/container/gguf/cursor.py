@@ -8,8 +8,6 @@ from typing import Final
 from bcqfmt.container.files import ByteSource
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["MAX_HEADER", "Cursor"]
-
 MAX_HEADER: Final = 100_000_000  # bytes; the largest tokenizers take about 20 million
 _WINDOW = 1 << 20  # bytes read first; doubled on need
 

@@ -21,8 +21,6 @@ from .cursor import Cursor
 from .types import REMOVED, TYPES, TensorType
 from .values import Value, decode, read_values
 
-__all__ = ["MAGIC", "GgufHeader", "TensorInfo", "read_gguf"]
-
 MAGIC: Final = b"GGUF"
 _ALIGNMENT = "general.alignment"
 _U32 = 4

@@ -12,8 +12,6 @@ from bcqfmt.errors import BcqError, error, escape
 
 from .cursor import Cursor
 
-__all__ = ["Value", "decode", "read_values"]
-
 _CODES: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _NUMPY: Final = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9

@@ -19,8 +19,6 @@ from . import linear_op
 from .layers import BcqModule
 from .parts import TORCH_DTYPES, named_parts, spec_of, suffixes, text_of
 
-__all__ = ["BcqEmbedding", "TiedHead"]
-
 
 class BcqEmbedding(BcqModule):
     """Rows of a BCQ weight (vocabulary, features) in place of :class:`torch.nn.Embedding`.

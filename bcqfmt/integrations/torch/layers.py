@@ -29,8 +29,6 @@ from .parts import (
 )
 from .processor import dense_products
 
-__all__ = ["BcqLinear", "BcqModule", "BcqStack", "TrainableBcqLinear"]
-
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # types that nothing converts, by element size
 
 

@@ -30,8 +30,6 @@ from bcqfmt.kernels import cpu, matmul
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
 
-__all__ = ["gpu_operand", "linear", "prepared_count", "release", "values"]
-
 _Weak: Any = reductions.StorageWeakRef
 _BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
 

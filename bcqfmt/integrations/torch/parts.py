@@ -23,11 +23,6 @@ from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.scheme_json import resolved_json, scheme_of
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = [
-    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "named_parts", "refuse_bias", "refuse_planes",
-    "spec_of", "stored_of", "suffixes", "text_of", "weight_of",
-]  # fmt: skip
-
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "I32": torch.int32, "U16": torch.uint16, "U8": torch.uint8,
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from bcqfmt.errors import error
 from bcqfmt.integrations.torch.layers import BcqModule, BcqStack
 
-__all__ = ["ExpertList", "ExpertMatrix", "ExpertStack", "ExpertsForward"]
-
 
 class ExpertMatrix:
     """One matrix (out, in), in one piece or several above each other; torch functions take it as a tensor."""

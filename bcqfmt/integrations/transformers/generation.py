@@ -10,8 +10,6 @@ from bcqfmt.errors import BcqError, error, escape
 
 from .run import Loaded, Opened, Tick
 
-__all__ = ["Generated", "Sampling", "generate", "prompt_tokens"]
-
 Show = Callable[[str], None]
 
 

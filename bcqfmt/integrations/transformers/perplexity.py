@@ -13,8 +13,6 @@ from bcqfmt.errors import error
 
 from . import run
 
-__all__ = ["Perplexity", "TextModel"]
-
 
 class Perplexity(NamedTuple):
     """exp(mean negative log-likelihood) over ``tokens`` predicted tokens."""

@@ -15,8 +15,6 @@ from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.integrations.model_folder import check_folder, check_length, is_bcq
 from bcqfmt.version import pip_install
 
-__all__ = ["Figures", "Loaded", "Opened", "Tick", "evaluate", "load", "open_folder", "windows_of"]
-
 Tick = Callable[[int], None]
 
 

@@ -28,8 +28,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .side_files import kept_files, side_files
 
-__all__ = ["forget", "remember", "wrap_save_pretrained"]
-
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _ORIGIN = "_bcq_origin"
 

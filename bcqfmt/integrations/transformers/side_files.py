@@ -15,8 +15,6 @@ from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.limits import MAX_JSON_FILE_BYTES
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["GENERATION", "kept_files", "side_files"]
-
 GENERATION = "generation_config.json"
 _WRITTEN = {CONFIG, INDEX, MANIFEST, GENERATION}
 _MOST = 64_000_000  # larger files are not side files

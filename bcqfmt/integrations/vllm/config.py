@@ -28,8 +28,6 @@ from bcqfmt.weight.scheme import WeightSpec
 
 from .method import BcqEmbeddingMethod, BcqLinearMethod, TiedHeadMethod
 
-__all__ = ["BcqConfig"]
-
 
 class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
     """``quantization_config`` of a BCQ folder. The weights are described in the manifest, not in config.json."""

@@ -31,8 +31,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .slices import pieces_of, slices_of, weights_of_pieces
 from .warm_up import warm_up, warm_up_rows
 
-__all__ = ["BcqEmbeddingMethod", "BcqLinearMethod", "TiedHeadMethod"]
-
 _PREFIX = "bcq_"
 _DENSE = "weight"
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 
-__all__ = ["Slice", "pieces_of", "slices_of", "weights_of_pieces"]
-
 _QKV = {"q": 0, "k": 1, "v": 2}  # names that vLLM gives the pieces of a fused layer
 
 

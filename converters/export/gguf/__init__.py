@@ -28,8 +28,6 @@ from .encode import Error
 from .metadata import metadata_of
 from .tensors import Tensor, tensors_of
 
-__all__ = ["GgufExport", "export_gguf"]
-
 # values of general.file_type
 _FILE_TYPES: Final = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15,

@@ -27,8 +27,6 @@ from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Choice", "choose", "half", "known_rules", "named_numbers"]
-
 Float = npt.NDArray[np.float64]
 _BLOCK: Final = 32
 _RANGES: Final = (("Q4_0", 8), ("Q5_0", 16), ("Q8_0", 128))  # -n .. n-1

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # these need Numba, which the first call asks for with a bett
     from bcqfmt.kernels.atom.attention import KvCache
     from bcqfmt.kernels.atom.w4a4 import Activations, AtomDevice
 
-__all__ = ["decode_attention", "quantize_kv", "quantize_reorder", "rmsnorm_reorder_quant", "w4a4"]
-
 
 def quantize_reorder(x: Tensor, perm: Tensor, *, clip: float = 1.0, rule: str = "absmax") -> Activations:
     """x (tokens, in) float16, bfloat16 or float32, gathered by perm (in) int32 and quantized token by token.

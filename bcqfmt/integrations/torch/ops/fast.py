@@ -29,8 +29,6 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import ROWS
 
-__all__ = ["bit_gemv", "csr_outliers", "mixed_gemv"]
-
 _FORMULAS = ("bcq", "affine", "offset")
 _NUMBERS = ("F16", "BF16", "F32")
 

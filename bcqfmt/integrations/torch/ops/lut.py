@@ -20,8 +20,6 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import dequant, lut
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 
-__all__ = ["dequantize", "lut_gemv"]
-
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
