@@ -25,8 +25,8 @@ from bcqfmt.weight.weight import BcqWeight
 
 __all__ = ["BATCH_LIMIT", "LAUNCHES", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
 
-# Launches of the fast product, or vectors by look-up, that are faster than dequantize + matmul, measured on an H200;
-# for what `gemm` does not take. Then the same of float32.
+# For what `gemm` does not take: launches of the fast product, and vectors by look-up, that are faster than dequantize +
+# matmul, measured on an H200; then the same of float32 (launches of four vectors).
 LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
@@ -229,7 +229,7 @@ def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     if weight.mixed is not None and mixed_of.batch_limit(weight.mixed, dtype):
         return "mixed" if vectors <= PAIRS[wide] else "dequantize"
     if at_once := weight.at_once(dtype):
-        return "bits" if vectors <= LAUNCHES[wide] * at_once else "dequantize"
+        return "bits" if vectors <= LAUNCHES[wide and at_once == 4] * at_once else "dequantize"
     return "look-up" if vectors <= LOOK_UP[wide] else "dequantize"
 
 

@@ -29,10 +29,8 @@ class _Tiles(NamedTuple):
         from .kernel import CHUNK, TILE, span_of
 
         span, chunks = span_of(segment.width, segment.group_size), -(-min(segment.group_size, segment.width) // CHUNK)
-        if span == TILE:
-            per_group = -(-chunks // TILE)
-            return cls(span, per_group, segment.groups * per_group)
-        return cls(span, 1 if span else chunks, -(-segment.groups * chunks // TILE))
+        per_group = -(-chunks // (span or 1))
+        return cls(span, per_group, -(-segment.groups * per_group * (span or 1) // TILE))
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:

@@ -9,9 +9,9 @@ memory, and then each of its rows reads one entry per chunk and plane: 8 multipl
   the same order, so two runs give the same bits. That kernel adds the outliers too.
 - The table is ``[entry][chunk]``, so a chunk has a bank of shared memory of its own. Lane l takes the chunks in the
   order l, l ^ 1, l ^ 2, ...: at every step the 32 lanes read 32 chunks, and none waits for another.
-- Every group begins a new chunk. Where a group has 2^n chunks, a multiple of 32 or the whole row, the words of a tile
-  are loaded once, neighbouring rows by neighbouring lanes, and put into the order of the lane; all chunks of a group
-  are added up before they are scaled. Other group sizes take their bits chunk by chunk.
+- Every group begins a new chunk. Where it has a multiple of 8 columns or the whole row, the words of a tile are loaded
+  once, neighbouring rows by neighbouring lanes, and put into the order of the lane; the chunks of a *span* have the
+  same group and are added up before they are scaled. Other group sizes take their bits chunk by chunk.
 - Columns beyond the end of a group or row count as x = 0, so their bits do not matter.
 
 Indices are checked when an operand is made. If ``perm`` or the outliers hold a wrong column nevertheless, it is
@@ -39,28 +39,29 @@ _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
 def span_of(width: int, group_size: int) -> int:
-    """Chunks of a group in a tile: 1, 2, 4, ... 32; 0 for group sizes whose bits are taken chunk by chunk."""
-    if group_size >= width or group_size % (CHUNK * TILE) == 0:
+    """Chunks in a row of a tile that have the same group: 1, 2, 4, ... 32; 0 where groups do not begin at bytes."""
+    if group_size >= width:
         return TILE
     chunks = group_size // CHUNK
-    return chunks if chunks * CHUNK == group_size and chunks in (1, 2, 4, 8, 16) else 0
+    return 0 if group_size % CHUNK else min(TILE, chunks & -chunks)
 
 
 @functools.cache
-def gemv(q: int, span: int, kind: int, reordered: bool, blocks: int = 3) -> Kernel:
+def gemv(q: int, span: int, kind: int, reordered: bool) -> Kernel:
     """The kernel for q planes, a `span_of` chunks and activations of ``kind``; ``reordered``: x goes through perm.
 
-    ``per_group``: tiles of a group, or chunks where ``span`` is 0.
+    ``per_group``: spans of a group, or chunks where ``span`` is 0.
     """
     make_table, load, add = _table(kind, reordered), _loader(q, span), _adder(q, span) if span else _any_adder(q)
-    held, across, steps = 8 * q if span else 1, TILE // (span or TILE), span.bit_length() - 1
+    held, each = 8 * q if span else 1, span or 1
+    across, steps = TILE // each, each.bit_length() - 1
 
     @kernel(
         f"u32* words, f32* alpha, f32* z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
         "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 tiles, u32 first_split",
         threads=THREADS,
-        blocks=blocks,
-        variant=repr((q, span, kind, reordered, blocks)),
+        blocks=3 if q <= 4 else 2,
+        variant=repr((q, span, kind, reordered)),
     )
     @unrolled
     def lut_gemv(
@@ -75,12 +76,9 @@ def gemv(q: int, span: int, kind: int, reordered: bool, blocks: int = 3) -> Kern
             own = cuda.local.array(held, types.uint32)
             load(own, words, rows, width, tile, row, lane)
             # the chunk that this lane has of the table, and its group
-            if span:
-                group = ptx.u32(ptx.div_u32(tile, per_group) * across + lane // span)
-                chunk = ptx.u32(ptx.rem_u32(tile, per_group) * TILE + lane % span)
-            else:
-                group = ptx.div_u32(ptx.u32(tile * TILE + lane), per_group)
-                chunk = ptx.u32(tile * TILE + lane - group * per_group)
+            first = ptx.u32(tile * across + lane // each)
+            group = ptx.div_u32(first, per_group)
+            chunk = ptx.u32((first - group * per_group) * each + lane % each)
             part = make_table(
                 table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
             )
@@ -177,7 +175,7 @@ def _adder(q: int, span: int) -> Any:
         group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
     ) -> Any:  # fmt: skip
         for g in static(across):
-            group = ptx.u32(ptx.div_u32(tile, per_group) * across + (lane // span ^ g))
+            group = ptx.div_u32(ptx.u32(tile * across + (lane // span ^ g)), per_group)
             x_sum = ptx.shfl_xor_f32(part, ptx.u32(g * span))
             if row < rows and group < groups:
                 for i in static(q):
