@@ -37,7 +37,6 @@ class FileRecord(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> FileRecord:
-        """Of a file with this content."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 

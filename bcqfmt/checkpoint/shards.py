@@ -25,17 +25,14 @@ class Unit(NamedTuple):
 
     @classmethod
     def of_weight(cls, weight: BcqWeight) -> Unit:
-        """The parts of a weight."""
         return cls(weight.name, {part.name: part for part in weight.parts().values()}, True)
 
     @classmethod
     def of_dense(cls, tensor: StoredTensor) -> Unit:
-        """A dense tensor."""
         return cls(tensor.name, {tensor.name: tensor}, False)
 
     @property
     def nbytes(self) -> int:
-        """Data bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property

@@ -38,7 +38,6 @@ class Progress:
                 self._bar.update(nbytes)
 
     def done(self, file: str, nbytes: int) -> None:
-        """A file is complete."""
         with self._lock:
             self.finished += 1
             if self._bar is None:
@@ -91,7 +90,7 @@ def announce_kernels(stack: ExitStack, *, dense: bool = False) -> None:
         return
     from tqdm import tqdm
 
-    from bcqfmt.compiled.events import before_first_compilation
+    from bcqfmt.compiled.loops import before_first_compilation
     from bcqfmt.kernels.runtime.cubins import compile_listener
 
     def tell(name: str, folder: Path) -> None:

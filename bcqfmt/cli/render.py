@@ -48,6 +48,11 @@ def emit_json(value: Any) -> None:
     _put(sys.stdout, text + "\n")
 
 
+def show(as_json: bool, data: Any, lines: str | Iterable[str]) -> None:
+    """The result of a verb: as JSON, or as text."""
+    emit_json(data) if as_json else echo(lines)
+
+
 def flush() -> None:
     """Bring out what is still buffered, before the exit code is settled."""
     _put(sys.stdout, "", flush=True)

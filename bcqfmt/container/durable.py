@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _SYNC_EVERY = 1 << 25  # bytes
-_PIECE = 1 << 18  # bytes hashed and written while they are in the cache
+_PIECE = 1 << 20  # bytes hashed and written while they are in the cache
 
 
 class OutputFile:
@@ -189,10 +189,8 @@ def refuse_other_things(target: Path, like: str) -> None:
     names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else set()
     if not fnmatch.filter(names, like) or ".git" in names:
         found = f"no checkpoint: it has {'a .git' if '.git' in names else f'no {like}'}"
-        raise error(
-            "BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing",
-            hint="choose another name, or remove it yourself if it is not needed",
-        )  # fmt: skip
+        hint = "choose another name, or remove it yourself if it is not needed"
+        raise error("BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing", hint=hint)
 
 
 def _take_name(work: Path, target: Path) -> None:

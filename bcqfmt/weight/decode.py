@@ -126,9 +126,8 @@ def refuse_truncation(spec: WeightSpec, planes: int) -> None:
         raise error("BCQ-E302", found=f"{planes} planes", expected="at least 1")
     for k, segment in enumerate(spec.scheme.segments):
         if planes < segment.bits and segment.encoding in _WHOLE:
-            raise error(
-                "BCQ-E304", found=f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"
-            )
+            found = f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"
+            raise error("BCQ-E304", found=found)
 
 
 class _Context:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,13 @@ from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_tensors
 from bcqfmt.container.dtypes import FLOATS, logical_name
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, write_file
-from bcqfmt.container.files import SourceFile, inside, read_small, real_path
+from bcqfmt.container.files import SourceFile, inside, read_small
 from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.checkpoint import QUANT_FILES
 from bcqfmt.converters.source.front_matter import CARD, front_lines, front_matter
 from bcqfmt.errors import BcqError, error, escape, refuse
+from bcqfmt.system import real_path
 from bcqfmt.version import __version__
 
 from .awq import to_awq
@@ -54,15 +55,7 @@ class Export:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
-        return {
-            "format": self.format,
-            "weights": self.weights,
-            "dense": self.dense,
-            "files": self.files,
-            "bytes": self.nbytes,
-            "notes": self.notes,
-        }
+        return {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
 
 
 def export(

@@ -45,17 +45,14 @@ class Uniform:
 
     @property
     def n(self) -> int:
-        """Rows of a matrix."""
         return self.weight.spec.out
 
     @property
     def k(self) -> int:
-        """Columns."""
         return self.weight.spec.columns
 
     @property
     def groups(self) -> int:
-        """Groups a row."""
         return self.weight.spec.groups(0)
 
     @property

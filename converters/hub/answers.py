@@ -78,7 +78,6 @@ class _Factory:
         return client
 
     def before(self, request: Any) -> None:
-        """A request is about to be sent."""
         if _running:
             request.headers["Accept-Encoding"] = "identity"  # a compressed answer has no size before it is unpacked
             request.extensions.setdefault(_KIND, "file" if self.is_file(str(request.url)) else "answer")

@@ -131,7 +131,6 @@ class RemoteHeaders:
 
     @property
     def headers(self) -> dict[str, Header]:
-        """The header of every model file."""
         return {name: model.header for name, model in self.checkpoint.models.items()}
 
     @property

@@ -99,13 +99,8 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
     repo_id, named = split_hub_id(repo_id, file=True)
     wanted = revision or named or "main"
     if not _fine_revision(wanted):
-        raise error(
-            "BCQ-E302",
-            repo_id,
-            found=f"revision '{escape(wanted)}'",
-            expected="a branch, a tag or a commit",
-            hint=_EXAMPLE,
-        )
+        found = f"revision '{escape(wanted)}'"
+        raise error("BCQ-E302", repo_id, found=found, expected="a branch, a tag or a commit", hint=_EXAMPLE)
     hub = library()
     if offline or hub.constants.HF_HUB_OFFLINE:
         return _chosen(_from_cache(repo_id, wanted), file)

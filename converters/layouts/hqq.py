@@ -64,9 +64,8 @@ class Hqq:
             codes = words.hqq_to_codes(tensors["W_q"].array(), bits, n, k, options.threads)
             if bits in (5, 6) and int(codes.max()) >= 2**bits:  # a byte can hold what a code cannot
                 found = f"code {int(codes.max())}"
-                raise error(
-                    "BCQ-E604", tensor=tensors["W_q"].name, found=found, expected=f"0..{2**bits - 1} at {bits} bits"
-                )
+                expected = f"0..{2**bits - 1} at {bits} bits"
+                raise error("BCQ-E604", tensor=tensors["W_q"].name, found=found, expected=expected)
             return words.codes_to_planes(codes, bits, threads=options.threads)
 
         floats = {"s0_scale": (_by_row(scale, n), False), "s0_zero": (_by_row(zero, n), False)}
@@ -79,7 +78,6 @@ class Hqq:
         return Converted(weight, rules, {"W_q": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """Rule name -> how it rebuilds a tensor."""
         return {"hqq.W_q": Rebuilder(_w_q, _fits)}
 
     def _module(self, source: SourceCheckpoint, name: str) -> Module:
@@ -178,9 +176,8 @@ def _matrix(source: SourceCheckpoint, tensor: StoredTensor) -> tuple[int, int]:
 def _text(source: SourceCheckpoint, tensor: StoredTensor) -> str:
     if tensor.shape[0] > _TEXT:
         found = f"shape {list(tensor.shape)}"
-        raise error(
-            "BCQ-E604", source.home[tensor.name], tensor.name, found, f"at most {_TEXT} characters, a byte each"
-        )
+        expected = f"at most {_TEXT} characters, a byte each"
+        raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, expected)
     return tensor.tobytes().decode("latin-1")
 
 

@@ -70,12 +70,10 @@ class Module:
 
     @property
     def weight_name(self) -> str:
-        """The name of the weight it becomes."""
         return f"{self.name}.weight"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors in the source."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 

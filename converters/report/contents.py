@@ -47,7 +47,6 @@ class WeightRow:
 
     @property
     def size(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
 
@@ -79,7 +78,6 @@ class SourceFacts:
 
     @property
     def nbytes(self) -> int:
-        """All files of the source."""
         return sum(self.files.values())
 
 

@@ -96,7 +96,6 @@ class Sweep:
 
     @property
     def tries(self) -> int:
-        """Number of combinations."""
         return len(self._tries)
 
     def run(self, evaluate: Evaluate | None = None, tick: Callable[[int], None] | None = None) -> Iterator[Point]:

@@ -203,7 +203,6 @@ class _Parser:
         self._text, self._at, self._depth = text, 0, 0
 
     def whole(self) -> Step:
-        """All of the pattern."""
         step = self._alternatives()
         if self._at < len(self._text):
             raise _NotUnderstood("a parenthesis too many")

@@ -22,17 +22,14 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps_m * self.warps_n
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block."""
         return self.rows * self.warps_m
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
         return self.tokens * self.warps_n
 
     @property
@@ -42,7 +39,6 @@ class Tile(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a block."""
         return self.stage * self.stages
 
 
@@ -59,12 +55,10 @@ class Held(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps * self.parts
 
     @property
     def block_rows(self) -> int:
-        """Rows of a tile."""
         return 32 * self.warps
 
     def shared(self, groups: int) -> int:

@@ -45,12 +45,10 @@ class AtomDevice:
 
     @property
     def groups(self) -> int:
-        """Groups of 128 columns."""
         return self.columns // GROUP
 
     @property
     def rows(self) -> int:
-        """out rounded up to 32."""
         return padded(self.out, 32)
 
 

@@ -19,8 +19,6 @@ from .layout import SIDE
 from .shape import GemmShape
 from .tile_end import tile_end
 
-__all__ = ["portable_kernel"]
-
 
 def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
     """The kernel of `kernel.gemm_kernel` for the engine mma."""

@@ -10,8 +10,6 @@ from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from .layout import SIDE
 from .shape import GemmShape
 
-__all__ = ["tile_end"]
-
 
 def tile_end(shape: GemmShape) -> Any:
     """A device function for the threads that have the sums of a tile.

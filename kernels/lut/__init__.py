@@ -10,8 +10,6 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS
 
-__all__ = ["BATCH_LIMIT", "lut_gemv", "multiply"]
-
 BATCH_LIMIT = 8  # vectors of one launch
 BLOCKS = 4  # wanted for every processor
 

@@ -28,8 +28,6 @@ from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["CHUNK", "SHARED", "SHARERS", "THREADS", "TILE", "gemv", "reduce", "span_of"]
-
 THREADS = 256
 CHUNK, TILE = 8, 32  # columns of a chunk, chunks of a table
 SHARERS = 32  # threads that add up the outliers of a row

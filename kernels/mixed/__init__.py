@@ -53,7 +53,6 @@ class MixedOperand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
         words = device.describe(self.units).size + device.describe(self.perm).size
         return 4 * words + (0 if self.outliers is None else self.outliers.nbytes)
 

@@ -28,7 +28,6 @@ class MixedShape(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Consumer warps."""
         return self.slices * self.sides
 
     @property
@@ -43,7 +42,6 @@ class MixedShape(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a buffer."""
         return self.slices * TWO_BYTES
 
     @property

@@ -33,7 +33,6 @@ class Entries:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
         return 4 * (device.describe(self.indptr).size + device.describe(self.entries).size)
 
 

@@ -101,12 +101,8 @@ def borrowed(text: str, tensors: Sequence[Tensor]) -> BcqWeight:
     for suffix, tensor in named_parts(text, tensors).items():
         kind = spec.parts()[suffix].dtype
         if tensor.dtype != TORCH_DTYPES[kind] or not tensor.is_contiguous():
-            raise error(
-                "BCQ-E552",
-                tensor=suffix,
-                found=f"{tensor.dtype} with strides {tensor.stride()}",
-                expected=f"contiguous {kind}",
-            )
+            found = f"{tensor.dtype} with strides {tensor.stride()}"
+            raise error("BCQ-E552", tensor=suffix, found=found, expected=f"contiguous {kind}")
         shape = tuple(tensor.shape)
         if not tensor.numel():
             arrays[suffix] = np.empty(shape, numpy_dtype(kind))

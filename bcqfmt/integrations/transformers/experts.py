@@ -61,7 +61,6 @@ class ExpertStack(BcqStack):
 
     @property
     def pieces(self) -> list[BcqModule]:
-        """What its matrices are in."""
         return [self]
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -82,7 +81,6 @@ class ExpertList:
 
     @property
     def pieces(self) -> list[BcqModule]:
-        """What its matrices are in."""
         return list(dict.fromkeys(module for row in self.rows for module, _ in row))
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -103,7 +101,6 @@ class ExpertsForward:
         self.leaves: list[str] = []
 
     def __call__(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
-        """As the module's own."""
         experts = self.experts
         stacks = {leaf: getattr(experts, leaf) for leaf in self.leaves}
         held = {leaf: stack for leaf, stack in stacks.items() if isinstance(stack, ExpertList | ExpertStack)}

@@ -56,11 +56,9 @@ class _DensePiece(nn.Module):
         self.weight = nn.Parameter(rows, requires_grad=False)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x W^T + bias``."""
         return nn.functional.linear(x, self.weight, bias)
 
     def values(self) -> Tensor:
-        """The matrix."""
         return self.weight
 
 

@@ -70,9 +70,8 @@ def weights_of_pieces(layer: Any, rows: Sequence[int | None], sizes: Sequence[in
         found.append(number)
     if any(left) or list(rows).count(None) > 1:
         shown = ", ".join("?" if count is None else str(count) for count in rows)
-        raise error(
-            "BCQ-E305", found=f"weights of {shown} rows", expected=f"pieces of {', '.join(map(str, whole))} rows"
-        )
+        expected = f"pieces of {', '.join(map(str, whole))} rows"
+        raise error("BCQ-E305", found=f"weights of {shown} rows", expected=expected)
     return found
 
 

@@ -48,7 +48,6 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, without padding."""
         return tensor_bytes(self.type, self.shape)
 
     def chunks(self, each: Each = map) -> Iterator[Bytes]:

@@ -138,11 +138,8 @@ def _w4a4(
     from bcqfmt.kernels.atom import w4a4 as w4
 
     if tokens < 0 or codes.dim() != 3:
-        raise error(
-            "BCQ-E552",
-            found=f"codes of shape {list(codes.shape)} for {tokens} tokens",
-            expected=f"[tokens / {TOKENS}, in / {GROUP}, 256]",
-        )
+        found = f"codes of shape {list(codes.shape)} for {tokens} tokens"
+        raise error("BCQ-E552", found=found, expected=f"[tokens / {TOKENS}, in / {GROUP}, 256]")
     ready = w4.Activations(codes=codes, scale=scale, tokens=tokens, columns=codes.shape[1] * GROUP)
     weight = w4.AtomDevice(
         out=out, columns=perm.numel(), words=words, scale=weight_scale, perm=perm, tickets=tickets, settled=settled
