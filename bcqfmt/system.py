@@ -94,6 +94,11 @@ def require_locks() -> None:
         raise error("BCQ-E307", found=f"no file locks on {sys.platform}", expected=expected)
 
 
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The path without links; unlike ``Path.resolve`` it takes links that run in a circle."""
+    return Path(os.path.realpath(path))
+
+
 def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
     """Lock an open file against other processes, until it is closed or the process ends.
 

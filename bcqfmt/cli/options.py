@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bcqfmt.errors import escape
-from bcqfmt.integrations.model_folder import check_length
 from bcqfmt.system import cores
 
 from . import render
@@ -236,6 +235,8 @@ def fitting_context(asked: int | None, models: Mapping[Path, int | None], what: 
 
     ``models``: folders, and their positions where they are known.
     """
+    from bcqfmt.integrations.model_folder import check_length
+
     found = asked or _CONTEXT
     for folder, longest in models.items():
         if asked is not None:

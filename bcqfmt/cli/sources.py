@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path
-from bcqfmt.container.files import real_path
 from bcqfmt.errors import error, escape
+from bcqfmt.system import real_path
 
 from . import render
 from .command import usage_error

@@ -22,12 +22,13 @@ from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_tensors
 from bcqfmt.container.dtypes import FLOATS, logical_name
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, write_file
-from bcqfmt.container.files import SourceFile, inside, read_small, real_path
+from bcqfmt.container.files import SourceFile, inside, read_small
 from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.checkpoint import QUANT_FILES
 from bcqfmt.converters.source.front_matter import CARD, front_lines, front_matter
 from bcqfmt.errors import BcqError, error, escape, refuse
+from bcqfmt.system import real_path
 from bcqfmt.version import __version__
 
 from .awq import to_awq

@@ -16,12 +16,13 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, PICKLES, SHARD_NAME
-from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, real_path, unwritable
+from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, error, escape
+from bcqfmt.system import real_path
 
 from .gguf import Blocks, Copy, place_tensors, read_files, split_names
 from .gguf_config import config_of

@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, output_path
-from bcqfmt.container.files import SourceFile, real_path
+from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
 from bcqfmt.errors import error, escape
+from bcqfmt.system import real_path
 from bcqfmt.weight.weight import BcqWeight
 
 from .encode import Error
