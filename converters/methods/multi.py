@@ -49,8 +49,8 @@ _TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how f
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
 _WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
 _BLOCK = 128  # columns that take up earlier errors at once
-_HIGHER = 1.5  # a precision then counts this much more than the one below: errors of that one disturb it
-_PASSES = 2  # over all codes with the others fixed, before and after every fit of numbers
+_STARTS = 4  # of the joint search at most, when errors are compensated: it then only gives numbers to begin with
+_PASSES = 4  # over all codes with the others fixed, before and after every fit of numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,7 @@ class Multi(MethodBase[MultiSettings]):
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight with a scale set for each precision; notes: the mean squared error of each."""
         weight, s = checked(job), self._settings
-        layer = Compensation.of(job, s.dampening, _WHY_HESSIAN) if s.rounding == "gptq" else None
-        codes, precisions, size = self._found(job, weight, layer)
+        codes, precisions, size = self._found(job, weight, self._layers(job) if s.rounding == "gptq" else [])
         sets = {s.lowest_bits + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
         alpha, z = sets.pop(s.bits)
         made = bcq_weight(
@@ -121,29 +120,43 @@ class Multi(MethodBase[MultiSettings]):
         mse = {str(p): decoded_square_sums(weight, made, p)[1] / weight.size for p in range(s.lowest_bits, s.bits + 1)}
         return Quantized(made, {"mse_by_precision": mse})
 
-    def _found(self, job: Job, weight: F32, layer: Compensation | None) -> tuple[Codes, list[Numbers], int]:
-        """Codes, the numbers of each precision, the group size."""
+    @property
+    def lower_precisions(self) -> tuple[int, ...]:
+        """Planes of the precisions below the highest whose own inputs matter."""
+        s = self._settings
+        return tuple(range(s.lowest_bits, s.bits)) if s.rounding == "gptq" else ()
+
+    def _layers(self, job: Job) -> list[Compensation]:
+        """For every precision, the lowest first, all in the order of the highest; without inputs of its own, that."""
+        highest = Compensation.of(job, self._settings.dampening, _WHY_HESSIAN)
+        lower = [replace(job, weight=one.weight, stats=one.stats) for one in job.lower]
+        others = [Compensation.of(one, self._settings.dampening, _WHY_HESSIAN, highest.order) for one in lower]
+        return [*(others or [highest] * len(self.lower_precisions)), highest]
+
+    def _found(self, job: Job, weight: F32, layers: list[Compensation]) -> tuple[Codes, list[Numbers], int]:
+        """Codes, the numbers of each precision, the group size; layers: of every precision, to compensate errors."""
         s, importance = self._settings, None
-        if layer is not None:
-            importance = layer.costs
+        if layers:
+            importance = layers[-1].costs
         elif s.weighting == "activations":
             importance = importance_of(stats_of(job, _WHY))
+        targets = [*(one.weight for one in job.lower), weight] if job.lower else [weight] * len(layers)
         if s.nested == "joint":
             alone = [self._alone(job, weight, p, importance) for p in range(s.lowest_bits, s.bits + 1)]
             seed, fixed = alone[0], None
-            weights = self._shared(job, weight, alone, importance)
-            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone)
+            same = np.where(np.arange(s.bits) + 1 < s.lowest_bits, 0.0, 1.0)
+            weights = same if layers else self._shared(job, weight, alone, importance)
+            starts = min(s.starts, _STARTS) if layers else s.starts
+            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone, starts)
         else:
-            seed = self._alone(job, weight, s.lowest_bits, importance, layer)
+            seed = self._alone(job, targets[0] if layers else weight, s.lowest_bits, importance, *layers[:1])
             fixed = seed.codes
             weights = np.array([_NEXT * 2.0 ** (t - 1) if t else 1.0 for t in range(s.bits - s.lowest_bits)])
-            codes, numbers, _ = self._extended(job, weight, seed, weights, importance)
-        if layer is not None and weights.any():
-            free = 0 if fixed is None else 1  # the numbers of the seed stay
+            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, (), s.starts)
+        free = 0 if fixed is None else 1  # the numbers of the seed stay
+        if layers and len(numbers) > free:
             planes = [PlaneNumbers.of(one, seed.group_size, seed.stored, s.bias) for one in numbers[free:]]
-            weights = weights[weights > 0.0]
-            weights = weights * _HIGHER ** np.arange(weights.size)
-            codes = nested_fitted(weight, layer, planes, weights, s.turns, codes, fixed, job.threads)
+            codes = nested_fitted(targets[free:], layers[free:], planes, s.turns, fixed, job.threads)
             numbers = [*numbers[:free], *(one.as_stored() for one in planes)]
         return codes, numbers, seed.group_size
 
@@ -174,7 +187,10 @@ class Multi(MethodBase[MultiSettings]):
         shares = np.where(np.arange(own.size) < 2, 1.0, 0.5)
         for _ in range(_TRIES if self._settings.starts else 1):
             weights[-own.size :] = shares * (goals[0] / goals)
-            errors = self._extended(job, weight[rows], some[0], weights, importance, some[1:] or some)[2].sum(axis=0)
+            found = self._extended(
+                job, weight[rows], some[0], weights, importance, some[1:] or some, self._settings.starts
+            )
+            errors = found[2].sum(axis=0)
             worst = float((errors / goals).max())
             best = min(best, (worst, weights.copy()), key=lambda pair: pair[0])
             shares = shares * (errors / goals / worst) ** _STEP if worst else shares
@@ -182,8 +198,8 @@ class Multi(MethodBase[MultiSettings]):
         return best[1]
 
     def _extended(
-        self, job: Job, weight: F32, seed: Solved, weights: F64, importance: F64 | None = None,
-        given: Sequence[Solved] = (),
+        self, job: Job, weight: F32, seed: Solved, weights: F64, importance: F64 | None, given: Sequence[Solved],
+        starts: int,
     ) -> tuple[Codes, list[Numbers], F64]:  # fmt: skip
         """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``.
 
@@ -196,7 +212,7 @@ class Multi(MethodBase[MultiSettings]):
         errors = np.empty((rows, more + 1))
         codes = np.empty(weight.shape, np.uint8)
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
-        starts = np.stack([_scales(one, s.bits) for one in given], axis=2) if given else np.empty((rows, groups, 0, 1))
+        begun = np.stack([_scales(one, s.bits) for one in given], axis=2) if given else np.empty((rows, groups, 0, 1))
 
         def work(begin: int, stop: int) -> None:
             scratch = new_work(size, s.bits)
@@ -207,8 +223,8 @@ class Multi(MethodBase[MultiSettings]):
                 found[:, :, 0] = _scales(seed, s.bits)[block]
                 own = np.zeros((len(ordered), groups, more + 1))
                 extend_rows(
-                    weight[block], ordered, own_weights, size, s.rounds, s.bias, s.starts, kinds, s.lowest_bits,
-                    starts[block], codes[block], found, own, scratch, fixed, free,
+                    weight[block], ordered, own_weights, size, s.rounds, s.bias, starts, kinds, s.lowest_bits,
+                    begun[block], codes[block], found, own, scratch, fixed, free,
                 )  # fmt: skip
                 for i, one in enumerate(found_here, first):
                     one.fill(job, block, found[:, :, i], seed.stored)
@@ -236,56 +252,55 @@ def _scales(solved: Solved, planes: int) -> F64:
 
 
 def nested_fitted(
-    weight: F32, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, turns: int, nearest: Codes,
-    fixed: Codes | None, threads: int = 1,
+    targets: Sequence[F32], layers: Sequence[Compensation], numbers: list[PlaneNumbers], turns: int,
+    fixed: Codes | None = None, threads: int = 1,
 ) -> Codes:  # fmt: skip
     """``compensated.fitted`` for several precisions: codes ``[out, in]`` of the highest; ``numbers`` get what belongs.
 
-    A code is chosen for the weighted sum of the output errors of all precisions: first column by column, the errors of
-    every precision compensated by later columns, then for all others as they stand. weights: ``[precisions]``. nearest:
-    other codes, for rows that have less output error with them. fixed: the first bits of codes, which stay, or None.
+    A code is chosen for the sum of the output errors of all precisions: first column by column, the errors of every
+    precision compensated by later columns, then for all others as they stand. targets float32 ``[out, in]``, layers:
+    of every precision, all in one order of columns. fixed: the first bits of codes, which stay, or None.
     """
-    made, q = np.empty(weight.shape, np.uint8), numbers[-1].planes
-    for rows in rows_at_a_time(*weight.shape):
-        part, own = weight[rows], [one.rows(rows) for one in numbers]
+    made, q = np.empty(targets[0].shape, np.uint8), numbers[-1].planes
+    hessians = tuple(one.hessian for one in layers)
+    for rows in rows_at_a_time(*made.shape):
+        parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
         kept = None if fixed is None else fixed[rows]
-        codes = _nested_codes(part, layer, own, weights, kept, threads)
-        if kept is None:  # else the nearest have other first bits
-            errors = [_pulls(part, own, one, layer.hessian, threads)[2] @ weights for one in (codes, nearest[rows])]
-            codes = np.where((errors[0] <= errors[1])[:, None], codes, nearest[rows])
+        codes = _nested_codes(parts, layers, own, kept, threads)
         for turn in range(turns + 1):
-            missing, pulls, _ = _pulls(part, own, codes, layer.hessian, threads)
-            _descend(codes, layer, own, weights, kept, missing, pulls, threads)
-            for one, pull in zip(own, pulls, strict=True):
-                if turn < turns:
-                    fit_numbers(layer.hessian, one, codes >> np.uint8(q - one.planes), pull, threads)
+            missing, pulls = _pulls(parts, own, codes, hessians, threads)
+            _descend(codes, hessians, own, kept, missing, pulls, threads)
+            if turn < turns:
+                for one, hessian, pull in zip(own, hessians, pulls, strict=True):
+                    fit_numbers(hessian, one, codes >> np.uint8(q - one.planes), pull, threads)
         made[rows] = codes
         for one, other in zip(numbers, own, strict=True):
             one.take(rows, other)
     return made
 
 
-def _pulls(weight: F32, numbers: list[PlaneNumbers], codes: Codes, hessian: F64, threads: int) -> tuple[F64, F64, F64]:
-    """What every precision misses, e, and e H, ``[precisions, rows, in]``; e H e^T, ``[rows, precisions]``."""
+def _pulls(
+    targets: Sequence[F32], numbers: list[PlaneNumbers], codes: Codes, hessians: Sequence[F64], threads: int
+) -> tuple[F64, F64]:
+    """What every precision misses, e, and e H, ``[precisions, rows, in]``."""
     q = numbers[-1].planes
-    lacks = np.stack([missed(weight, one, codes >> np.uint8(q - one.planes)) for one in numbers])
-    found = [pull_of(one, hessian, threads) for one in lacks]
-    return lacks, np.stack([one for one, _ in found]), np.stack([errors for _, errors in found], axis=1)
+    lacks = np.stack(
+        [missed(part, one, codes >> np.uint8(q - one.planes)) for part, one in zip(targets, numbers, strict=True)]
+    )
+    return lacks, np.stack([pull_of(one, own, threads)[0] for one, own in zip(lacks, hessians, strict=True)])
 
 
 def _descend(
-    codes: Codes, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, fixed: Codes | None, missing: F64,
+    codes: Codes, hessians: tuple[F64, ...], numbers: list[PlaneNumbers], fixed: Codes | None, missing: F64,
     pulls: F64, threads: int,
 ) -> None:  # fmt: skip
-    """Every code in turn the best for all others as they are, twice; all arrays in place."""
+    """Every code in turn the best for all others as they are, some times; all arrays in place."""
     first = np.empty((0, 0), np.uint8) if fixed is None else fixed
     which, levels = np.arange(codes.shape[1]) // numbers[0].size, _levels(numbers)
 
     def share(row: int, stop: int) -> None:
         for _ in range(_PASSES):
-            descend_nested(
-                layer.hessian, levels, weights, first, _free(numbers), which, codes, missing, pulls, row, stop
-            )
+            descend_nested(hessians, levels, first, _free(numbers), which, codes, missing, pulls, row, stop)
 
     each_share(share, codes.shape[0], 8, threads)
 
@@ -302,26 +317,28 @@ def _free(numbers: list[PlaneNumbers]) -> int:
 
 
 def _nested_codes(
-    weight: F32, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, fixed: Codes | None, threads: int
-) -> Codes:
+    targets: Sequence[F32], layers: Sequence[Compensation], numbers: list[PlaneNumbers], fixed: Codes | None,
+    threads: int,
+) -> Codes:  # fmt: skip
     """Codes ``[rows, in]``, rounded column by column, errors of every precision compensated by later columns."""
-    (rows, n), size = weight.shape, numbers[0].size
-    back = layer.order[::-1]  # as the factor has them: rounding runs from the last column to the first
-    given, which = weight[:, back].astype(np.float64), np.ascontiguousarray(back // size)
+    (rows, n), size = targets[0].shape, numbers[0].size
+    back = layers[0].order[::-1]  # as the factors have them: rounding runs from the last column to the first
+    given = np.stack([one[:, back] for one in targets]).astype(np.float64)
+    which = np.ascontiguousarray(back // size)
+    factors = tuple(one.factor for one in layers)
+    costs = np.stack([one.costs[back] for one in layers])
     levels, free = _levels(numbers), _free(numbers)
     first = np.empty((0, 0), np.uint8) if fixed is None else np.ascontiguousarray(fixed[:, back])
     missing, codes = np.zeros((len(numbers), rows, n)), np.empty((rows, n), np.uint8)
     for high in range(n, 0, -_BLOCK):
         low = max(high - _BLOCK, 0)
-        target = np.repeat(given[None, :, low:high], len(numbers), axis=0)
+        target = np.ascontiguousarray(given[:, :, low:high])
 
         def share(row: int, stop: int, low: int = low, high: int = high, target: F64 = target) -> None:
             count, depth, width = stop - row, n - high, high - low
-            for own, left in zip(target, missing, strict=True):
-                accumulate(own, row, 0, left, row, high, layer.factor, high, low, count, depth, width, -1.0)
-            round_nested(
-                target, low, high, layer.factor, levels, weights, first, free, which, codes, missing, row, stop
-            )
+            for own, left, factor in zip(target, missing, factors, strict=True):
+                accumulate(own, row, 0, left, row, high, factor, high, low, count, depth, width, -1.0)
+            round_nested(target, low, high, factors, costs, levels, first, free, which, codes, missing, row, stop)
 
         each_share(share, rows, 8, threads)
     made = np.empty_like(codes)

@@ -184,16 +184,17 @@ def round_to_levels(
 
 @compiled
 def round_nested(
-    target: Any, t_col: Any, last: Any, factor: Any, levels: Any, weights: Any, fixed: Any, free: Any, which: Any,
+    target: Any, t_col: Any, last: Any, factors: Any, costs: Any, levels: Any, fixed: Any, free: Any, which: Any,
     codes: Any, missed: Any, row: Any, stop_row: Any,
 ) -> None:  # fmt: skip
     """:func:`round_columns` down to ``t_col`` for P precisions at once, each with targets and errors of its own.
 
-    A number gets the code of least weighted sum of squared errors, the lowest of equal ones. target ``[P, rows,
-    width]``, missed ``[P, rows, in]``; levels float64 ``[P, rows, groups, L]`` by code; weights ``[P]``. fixed: uint8
-    ``[rows, in]``, what codes are without their ``free`` lowest bits, or ``[0, 0]``.
+    A number gets the code of least sum of what errors cost, the lowest of equal ones. target ``[P, rows,
+    width]``, missed ``[P, rows, in]``; factors: a tuple, one for each precision; costs float64 ``[P, in]``: what
+    squared errors count; levels float64 ``[P, rows, groups, L]`` by code. fixed: uint8 ``[rows, in]``, what codes are
+    without their ``free`` lowest bits, or ``[0, 0]``.
     """
-    count = weights.size
+    count = costs.shape[0]
     for r in range(row, stop_row):
         for c in range(last - 1, t_col - 1, -1):
             group = which[c]
@@ -209,12 +210,12 @@ def round_nested(
                 cost = 0.0
                 for p in range(count):
                     distance = target[p, r, at] - levels[p, r, group, code]
-                    cost += weights[p] * (distance * distance)
+                    cost += costs[p, c] * (distance * distance)
                 if cost < least:
                     least, best = cost, code
             codes[r, c] = np.uint8(best)
-            shares = factor[c, t_col:c]
             for p in range(count):
+                shares = factors[p][c, t_col:c]
                 miss = target[p, r, at] - levels[p, r, group, best]
                 missed[p, r, c] = miss
                 below = target[p, r, :at]
@@ -224,19 +225,19 @@ def round_nested(
 
 @compiled
 def descend_nested(
-    hessian: Any, levels: Any, weights: Any, fixed: Any, free: Any, which: Any, codes: Any, error: Any, pull: Any,
-    row: Any, stop_row: Any,
+    hessians: Any, levels: Any, fixed: Any, free: Any, which: Any, codes: Any, error: Any, pull: Any, row: Any,
+    stop_row: Any,
 ) -> None:  # fmt: skip
-    """One pass over all columns: each gets the code of least weighted sum of output errors, the others as they are.
+    """One pass over all columns: each gets the code of least sum of output errors, the others as they are.
 
-    codes uint8 ``[rows, in]``; error (weight less value) and pull (error times hessian) float64 ``[P, rows, in]``: all
-    are kept up to date. The rest as in :func:`round_nested`, columns in the order of ``hessian``.
+    hessians: a tuple, one for each precision. codes uint8 ``[rows, in]``; error (weight less value) and pull (error
+    times hessian) float64 ``[P, rows, in]``: all are kept up to date. The rest as in :func:`round_nested`, columns in
+    the order of the hessians.
     """
-    count = weights.size
+    count = levels.shape[0]
     for r in range(row, stop_row):
         for c in range(codes.shape[1]):
             group = which[c]
-            own = hessian[c, c]
             low = 0
             high = levels.shape[3]
             if fixed.size > 0:
@@ -249,14 +250,14 @@ def descend_nested(
                 cost = 0.0
                 for p in range(count):
                     step = levels[p, r, group, now] - levels[p, r, group, code]
-                    cost += weights[p] * step * (2.0 * pull[p, r, c] + step * own)
+                    cost += step * (2.0 * pull[p, r, c] + step * hessians[p][c, c])
                 if cost < least:
                     least, best = cost, code
             if best == now:
                 continue
             codes[r, c] = np.uint8(best)
-            across = hessian[c]
             for p in range(count):
+                across = hessians[p][c]
                 step = levels[p, r, group, now] - levels[p, r, group, best]
                 if step != 0.0:
                     error[p, r, c] += step
