@@ -263,7 +263,7 @@ def nested_fitted(
     """
     made, q = np.empty(targets[0].shape, np.uint8), numbers[-1].planes
     hessians = tuple(one.hessian for one in layers)
-    for rows in rows_at_a_time(*made.shape):
+    for rows in rows_at_a_time(*targets[0].shape):
         parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
         kept = None if fixed is None else fixed[rows]
         codes = _nested_codes(parts, layers, own, kept, threads)
