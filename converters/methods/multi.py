@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,8 +48,8 @@ _GOALS = (1.1, 1.1, 1.25)  # of the joint search, times the error of planes made
 _TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how far its error is above its goal
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
 _WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
+_FLOAT = np.float32  # of all sums for the output of nested planes
 _BLOCK = 128  # columns that take up earlier errors at once
-_STARTS = 4  # of the joint search at most, when errors are compensated: it then only gives numbers to begin with
 _PASSES = 4  # over all codes with the others fixed, before and after every fit of numbers
 
 
@@ -141,18 +141,19 @@ class Multi(MethodBase[MultiSettings]):
         elif s.weighting == "activations":
             importance = importance_of(stats_of(job, _WHY))
         targets = [*(one.weight for one in job.lower), weight] if job.lower else [weight] * len(layers)
-        if s.nested == "joint":
+        fixed = None
+        if s.nested == "joint" and not layers:
             alone = [self._alone(job, weight, p, importance) for p in range(s.lowest_bits, s.bits + 1)]
-            seed, fixed = alone[0], None
-            same = np.where(np.arange(s.bits) + 1 < s.lowest_bits, 0.0, 1.0)
-            weights = same if layers else self._shared(job, weight, alone, importance)
-            starts = min(s.starts, _STARTS) if layers else s.starts
-            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone, starts)
+            seed, weights = alone[0], self._shared(job, weight, alone, importance)
+            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone)
+        elif s.nested == "joint":  # numbers to begin with
+            seed = self._alone(job, weight, s.lowest_bits, importance)
+            codes, numbers, _ = self._extended(job, weight, seed, np.ones(s.bits), importance, starts=0)
         else:
             seed = self._alone(job, targets[0] if layers else weight, s.lowest_bits, importance, *layers[:1])
             fixed = seed.codes
             weights = np.array([_NEXT * 2.0 ** (t - 1) if t else 1.0 for t in range(s.bits - s.lowest_bits)])
-            codes, numbers, _ = self._extended(job, weight, seed, weights, importance, (), s.starts)
+            codes, numbers, _ = self._extended(job, weight, seed, weights, importance)
         free = 0 if fixed is None else 1  # the numbers of the seed stay
         if layers and len(numbers) > free:
             planes = [PlaneNumbers.of(one, seed.group_size, seed.stored, s.bias) for one in numbers[free:]]
@@ -187,10 +188,7 @@ class Multi(MethodBase[MultiSettings]):
         shares = np.where(np.arange(own.size) < 2, 1.0, 0.5)
         for _ in range(_TRIES if self._settings.starts else 1):
             weights[-own.size :] = shares * (goals[0] / goals)
-            found = self._extended(
-                job, weight[rows], some[0], weights, importance, some[1:] or some, self._settings.starts
-            )
-            errors = found[2].sum(axis=0)
+            errors = self._extended(job, weight[rows], some[0], weights, importance, some[1:] or some)[2].sum(axis=0)
             worst = float((errors / goals).max())
             best = min(best, (worst, weights.copy()), key=lambda pair: pair[0])
             shares = shares * (errors / goals / worst) ** _STEP if worst else shares
@@ -198,18 +196,19 @@ class Multi(MethodBase[MultiSettings]):
         return best[1]
 
     def _extended(
-        self, job: Job, weight: F32, seed: Solved, weights: F64, importance: F64 | None, given: Sequence[Solved],
-        starts: int,
+        self, job: Job, weight: F32, seed: Solved, weights: F64, importance: F64 | None = None,
+        given: Sequence[Solved] = (), starts: int | None = None,
     ) -> tuple[Codes, list[Numbers], F64]:  # fmt: skip
         """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``.
 
-        ``given``: planes from which a search for all bits begins too; without any, those of the seed stay.
+        ``given``: planes from which a search for all bits begins too; without any, those of the seed stay. ``starts``:
+        by default as many as set.
         """
         s, size, (rows, groups) = self._settings, seed.group_size, seed.numbers.z.shape
         more = s.bits - s.lowest_bits
         first = 1 - bool(given)  # of the precisions whose numbers are found here
         found_here = [new_numbers(s.lowest_bits + i, rows, groups, seed.stored) for i in range(first, more + 1)]
-        errors = np.empty((rows, more + 1))
+        errors, tries = np.empty((rows, more + 1)), s.starts if starts is None else starts
         codes = np.empty(weight.shape, np.uint8)
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
         begun = np.stack([_scales(one, s.bits) for one in given], axis=2) if given else np.empty((rows, groups, 0, 1))
@@ -223,7 +222,7 @@ class Multi(MethodBase[MultiSettings]):
                 found[:, :, 0] = _scales(seed, s.bits)[block]
                 own = np.zeros((len(ordered), groups, more + 1))
                 extend_rows(
-                    weight[block], ordered, own_weights, size, s.rounds, s.bias, starts, kinds, s.lowest_bits,
+                    weight[block], ordered, own_weights, size, s.rounds, s.bias, tries, kinds, s.lowest_bits,
                     begun[block], codes[block], found, own, scratch, fixed, free,
                 )  # fmt: skip
                 for i, one in enumerate(found_here, first):
@@ -262,53 +261,53 @@ def nested_fitted(
     of every precision, all in one order of columns. fixed: the first bits of codes, which stay, or None.
     """
     made, q = np.empty(targets[0].shape, np.uint8), numbers[-1].planes
-    hessians = tuple(one.hessian for one in layers)
-    for rows in rows_at_a_time(*targets[0].shape):
-        parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
-        kept = None if fixed is None else fixed[rows]
-        codes = _nested_codes(parts, layers, own, kept, threads)
-        for turn in range(turns + 1):
-            missing, pulls = _pulls(parts, own, codes, hessians, threads)
-            _descend(codes, hessians, own, kept, missing, pulls, threads)
-            if turn < turns:
-                for one, hessian, pull in zip(own, hessians, pulls, strict=True):
-                    fit_numbers(hessian, one, codes >> np.uint8(q - one.planes), pull, threads)
-        made[rows] = codes
-        for one, other in zip(numbers, own, strict=True):
-            one.take(rows, other)
+    hessians = _each(one.hessian for one in layers)
+    factors = _each(one.factor for one in layers)
+
+    def share(first: int, stop: int) -> None:
+        for rows in rows_at_a_time(*made.shape, threads, first, stop):
+            parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
+            kept = np.empty((0, 0), np.uint8) if fixed is None else fixed[rows]
+            codes = _nested_codes(parts, layers, factors, own, kept)
+            read = [codes >> np.uint8(q - one.planes) for one in own]
+            pulls = np.stack([
+                pull_of(missed(part, one, own_codes).astype(_FLOAT), hessian, 1)[0]
+                for part, one, own_codes, hessian in zip(parts, own, read, hessians, strict=True)
+            ])  # fmt: skip
+            for turn in range(turns + 1):
+                _descend(codes, hessians, own, kept, pulls)
+                if turn < turns:
+                    for one, hessian, pull in zip(own, hessians, pulls, strict=True):
+                        fit_numbers(hessian, one, codes >> np.uint8(q - one.planes), pull, 1, in_turn=True)
+            made[rows] = codes
+            for one, other in zip(numbers, own, strict=True):
+                one.take(rows, other)
+
+    each_share(share, made.shape[0], 8, threads)
     return made
 
 
-def _pulls(
-    targets: Sequence[F32], numbers: list[PlaneNumbers], codes: Codes, hessians: Sequence[F64], threads: int
-) -> tuple[F64, F64]:
-    """What every precision misses, e, and e H, ``[precisions, rows, in]``."""
-    q = numbers[-1].planes
-    lacks = np.stack(
-        [missed(part, one, codes >> np.uint8(q - one.planes)) for part, one in zip(targets, numbers, strict=True)]
-    )
-    return lacks, np.stack([pull_of(one, own, threads)[0] for one, own in zip(lacks, hessians, strict=True)])
+def _each(matrices: Iterable[F64]) -> tuple[F32, ...]:
+    """As float32; one that several precisions share is converted once."""
+    found: dict[int, F32] = {}
+    return tuple(found.setdefault(id(one), one.astype(_FLOAT)) for one in matrices)
 
 
 def _descend(
-    codes: Codes, hessians: tuple[F64, ...], numbers: list[PlaneNumbers], fixed: Codes | None, missing: F64,
-    pulls: F64, threads: int,
+    codes: Codes, hessians: tuple[F32, ...], numbers: list[PlaneNumbers], fixed: Codes, pulls: F32
 ) -> None:  # fmt: skip
-    """Every code in turn the best for all others as they are, some times; all arrays in place."""
-    first = np.empty((0, 0), np.uint8) if fixed is None else fixed
+    """Every code in turn the best for all others as they are, until none changes, or some times; in place."""
     which, levels = np.arange(codes.shape[1]) // numbers[0].size, _levels(numbers)
-
-    def share(row: int, stop: int) -> None:
-        for _ in range(_PASSES):
-            descend_nested(hessians, levels, first, _free(numbers), which, codes, missing, pulls, row, stop)
-
-    each_share(share, codes.shape[0], 8, threads)
+    diagonals, costs = np.stack([np.diagonal(one) for one in hessians]), np.empty(levels.shape[3], _FLOAT)
+    for _ in range(_PASSES):
+        if not descend_nested(hessians, diagonals, levels, fixed, _free(numbers), which, codes, pulls, costs):
+            break
 
 
-def _levels(numbers: list[PlaneNumbers]) -> F64:
+def _levels(numbers: list[PlaneNumbers]) -> F32:
     """What the codes of the highest precision are worth at every one, ``[precisions, rows, groups, codes]``."""
     q = numbers[-1].planes
-    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers])
+    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers]).astype(_FLOAT)
 
 
 def _free(numbers: list[PlaneNumbers]) -> int:
@@ -317,30 +316,30 @@ def _free(numbers: list[PlaneNumbers]) -> int:
 
 
 def _nested_codes(
-    targets: Sequence[F32], layers: Sequence[Compensation], numbers: list[PlaneNumbers], fixed: Codes | None,
-    threads: int,
+    targets: Sequence[F32], layers: Sequence[Compensation], factors: tuple[F32, ...], numbers: list[PlaneNumbers],
+    fixed: Codes,
 ) -> Codes:  # fmt: skip
     """Codes ``[rows, in]``, rounded column by column, errors of every precision compensated by later columns."""
-    (rows, n), size = targets[0].shape, numbers[0].size
+    rows, n = targets[0].shape
     back = layers[0].order[::-1]  # as the factors have them: rounding runs from the last column to the first
-    given = np.stack([one[:, back] for one in targets]).astype(np.float64)
-    which = np.ascontiguousarray(back // size)
-    factors = tuple(one.factor for one in layers)
-    costs = np.stack([one.costs[back] for one in layers])
-    levels, free = _levels(numbers), _free(numbers)
-    first = np.empty((0, 0), np.uint8) if fixed is None else np.ascontiguousarray(fixed[:, back])
-    missing, codes = np.zeros((len(numbers), rows, n)), np.empty((rows, n), np.uint8)
+    given, which = (
+        np.stack([one[:, back] for one in targets]).astype(_FLOAT),
+        np.ascontiguousarray(back // numbers[0].size),
+    )
+    weights = np.stack([one.costs[back] for one in layers]).astype(_FLOAT)
+    levels, free, first = (
+        _levels(numbers),
+        _free(numbers),
+        np.ascontiguousarray(fixed[:, back] if fixed.size else fixed),
+    )
+    missing, codes = np.zeros(given.shape, _FLOAT), np.empty((rows, n), np.uint8)
+    costs = np.empty(levels.shape[3], _FLOAT)
     for high in range(n, 0, -_BLOCK):
         low = max(high - _BLOCK, 0)
         target = np.ascontiguousarray(given[:, :, low:high])
-
-        def share(row: int, stop: int, low: int = low, high: int = high, target: F64 = target) -> None:
-            count, depth, width = stop - row, n - high, high - low
-            for own, left, factor in zip(target, missing, factors, strict=True):
-                accumulate(own, row, 0, left, row, high, factor, high, low, count, depth, width, -1.0)
-            round_nested(target, low, high, factors, costs, levels, first, free, which, codes, missing, row, stop)
-
-        each_share(share, rows, 8, threads)
+        for own, left, factor in zip(target, missing, factors, strict=True):
+            accumulate(own, 0, 0, left, 0, high, factor, high, low, rows, n - high, high - low, _FLOAT(-1.0))
+        round_nested(target, low, high, factors, weights, levels, first, free, which, codes, missing, costs)
     made = np.empty_like(codes)
     made[:, back] = codes
     return made

@@ -1,7 +1,7 @@
 """Compiled loops of error-compensated rounding: a blocked Cholesky factor, its inverse, and the rounding itself.
 
-All matrices are float64 in C order. Every loop adds in an order that depends on neither threads nor blocks of rows, so
-the result is the same however the rows are shared out.
+All matrices are float64 in C order, those of nested planes float32. Every loop adds in an order that depends on neither
+threads nor blocks of rows, so the result is the same however the rows are shared out.
 """
 
 from __future__ import annotations
@@ -184,18 +184,18 @@ def round_to_levels(
 
 @compiled
 def round_nested(
-    target: Any, t_col: Any, last: Any, factors: Any, costs: Any, levels: Any, fixed: Any, free: Any, which: Any,
-    codes: Any, missed: Any, row: Any, stop_row: Any,
+    target: Any, t_col: Any, last: Any, factors: Any, weights: Any, levels: Any, fixed: Any, free: Any, which: Any,
+    codes: Any, missed: Any, costs: Any,
 ) -> None:  # fmt: skip
     """:func:`round_columns` down to ``t_col`` for P precisions at once, each with targets and errors of its own.
 
-    A number gets the code of least sum of what errors cost, the lowest of equal ones. target ``[P, rows,
-    width]``, missed ``[P, rows, in]``; factors: a tuple, one for each precision; costs float64 ``[P, in]``: what
-    squared errors count; levels float64 ``[P, rows, groups, L]`` by code. fixed: uint8 ``[rows, in]``, what codes are
-    without their ``free`` lowest bits, or ``[0, 0]``.
+    A number gets the code of least weighted sum of squared errors, the lowest of equal ones. target ``[P, rows,
+    width]``, missed ``[P, rows, in]``; factors: a tuple, one for each precision; weights ``[P, in]``; levels ``[P,
+    rows, groups, L]`` by code. fixed: uint8 ``[rows, in]``, what codes are without their ``free`` lowest bits, or
+    ``[0, 0]``. costs: scratch, ``[L]``. All other numbers are float32.
     """
-    count = costs.shape[0]
-    for r in range(row, stop_row):
+    count = weights.shape[0]
+    for r in range(codes.shape[0]):
         for c in range(last - 1, t_col - 1, -1):
             group = which[c]
             at = c - t_col
@@ -204,15 +204,18 @@ def round_nested(
             if fixed.size > 0:
                 low = np.int64(fixed[r, c]) << free
                 high = low + (1 << free)
+            for code in range(costs.size):
+                costs[code] = 0.0
+            for p in range(count):
+                table = levels[p, r, group]
+                wanted, weight = target[p, r, at], weights[p, c]
+                for code in range(costs.size):
+                    distance = wanted - table[code]
+                    costs[code] += weight * (distance * distance)
             best = low
-            least = np.inf
-            for code in range(low, high):
-                cost = 0.0
-                for p in range(count):
-                    distance = target[p, r, at] - levels[p, r, group, code]
-                    cost += costs[p, c] * (distance * distance)
-                if cost < least:
-                    least, best = cost, code
+            for code in range(low + 1, high):
+                if costs[code] < costs[best]:
+                    best = code
             codes[r, c] = np.uint8(best)
             for p in range(count):
                 shares = factors[p][c, t_col:c]
@@ -225,17 +228,17 @@ def round_nested(
 
 @compiled
 def descend_nested(
-    hessians: Any, levels: Any, fixed: Any, free: Any, which: Any, codes: Any, error: Any, pull: Any, row: Any,
-    stop_row: Any,
-) -> None:  # fmt: skip
+    hessians: Any, diagonals: Any, levels: Any, fixed: Any, free: Any, which: Any, codes: Any, pull: Any, costs: Any
+) -> bool:
     """One pass over all columns: each gets the code of least sum of output errors, the others as they are.
 
-    hessians: a tuple, one for each precision. codes uint8 ``[rows, in]``; error (weight less value) and pull (error
-    times hessian) float64 ``[P, rows, in]``: all are kept up to date. The rest as in :func:`round_nested`, columns in
-    the order of the hessians.
+    hessians: a tuple, one for each precision; diagonals: theirs, ``[P, in]``. codes uint8 ``[rows, in]`` and pull
+    (what is missed, times hessian) ``[P, rows, in]`` are kept up to date. costs: scratch, ``[L]``. The rest as in
+    :func:`round_nested`, columns in the order of the hessians. Returns whether a code has changed.
     """
+    changed = False
     count = levels.shape[0]
-    for r in range(row, stop_row):
+    for r in range(codes.shape[0]):
         for c in range(codes.shape[1]):
             group = which[c]
             low = 0
@@ -244,26 +247,31 @@ def descend_nested(
                 low = np.int64(fixed[r, c]) << free
                 high = low + (1 << free)
             now: Any = np.int64(codes[r, c])
+            for code in range(costs.size):
+                costs[code] = 0.0
+            for p in range(count):
+                table = levels[p, r, group]
+                level, half, own = table[now], pull[p, r, c], diagonals[p, c]
+                for code in range(costs.size):
+                    step = level - table[code]
+                    costs[code] += step * (half + half + step * own)
             best = now
-            least = 0.0
+            least = costs[now]  # zero
             for code in range(low, high):
-                cost = 0.0
-                for p in range(count):
-                    step = levels[p, r, group, now] - levels[p, r, group, code]
-                    cost += step * (2.0 * pull[p, r, c] + step * hessians[p][c, c])
-                if cost < least:
-                    least, best = cost, code
+                if costs[code] < least:
+                    least, best = costs[code], code
             if best == now:
                 continue
+            changed = True
             codes[r, c] = np.uint8(best)
             for p in range(count):
                 across = hessians[p][c]
                 step = levels[p, r, group, now] - levels[p, r, group, best]
                 if step != 0.0:
-                    error[p, r, c] += step
                     mine = pull[p, r]
                     for j in range(mine.size):
                         mine[j] += step * across[j]
+    return changed
 
 
 @compiled
