@@ -48,7 +48,6 @@ _GOALS = (1.1, 1.1, 1.25)  # of the joint search, times the error of planes made
 _TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how far its error is above its goal
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
 _WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
-_FLOAT = np.float32  # of all sums for the output of nested planes
 _BLOCK = 128  # columns that take up earlier errors at once
 _PASSES = 4  # over all codes with the others fixed, before and after every fit of numbers
 
@@ -83,10 +82,11 @@ class Multi(MethodBase[MultiSettings]):
     those above it. A plane more brings errors down to about a quarter, so with weights 1 and 4 both would count the
     same.
 
-    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`); single groups may then get worse.
-
     With ``nested = joint`` no bits are fixed: the sum over precisions of the errors, each divided by that of planes
     made for it alone, is minimised over all planes and scales, beginning with those and with the planes above.
+
+    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`), and the output errors of all precisions
+    count the same; single groups may then get worse. Each can have inputs and a target of its own (``Job.lower``).
     """
 
     name = "multi"
@@ -127,11 +127,17 @@ class Multi(MethodBase[MultiSettings]):
         return tuple(range(s.lowest_bits, s.bits)) if s.rounding == "gptq" else ()
 
     def _layers(self, job: Job) -> list[Compensation]:
-        """For every precision, the lowest first, all in the order of the highest; without inputs of its own, that."""
-        highest = Compensation.of(job, self._settings.dampening, _WHY_HESSIAN)
-        lower = [replace(job, weight=one.weight, stats=one.stats) for one in job.lower]
-        others = [Compensation.of(one, self._settings.dampening, _WHY_HESSIAN, highest.order) for one in lower]
-        return [*(others or [highest] * len(self.lower_precisions)), highest]
+        """For every precision, the lowest first; without inputs of their own, that of the highest.
+
+        All have the order of the highest, but for a seed, which is made by itself.
+        """
+        s, highest = self._settings, Compensation.of(job, self._settings.dampening, _WHY_HESSIAN)
+        made = []
+        for i, one in enumerate(job.lower):
+            order = None if s.nested == "seed" and i == 0 else highest.order
+            own = replace(job, weight=one.weight, stats=one.stats)
+            made.append(Compensation.of(own, s.dampening, _WHY_HESSIAN, order))
+        return [*(made or [highest] * len(self.lower_precisions)), highest]
 
     def _found(self, job: Job, weight: F32, layers: list[Compensation]) -> tuple[Codes, list[Numbers], int]:
         """Codes, the numbers of each precision, the group size; layers: of every precision, to compensate errors."""
@@ -260,20 +266,19 @@ def nested_fitted(
     precision compensated by later columns, then for all others as they stand. targets float32 ``[out, in]``, layers:
     of every precision, all in one order of columns. fixed: the first bits of codes, which stay, or None.
     """
-    made, q = np.empty(targets[0].shape, np.uint8), numbers[-1].planes
-    hessians = _each(one.hessian for one in layers)
-    factors = _each(one.factor for one in layers)
+    out, columns = targets[0].shape
+    made, q = np.empty((out, columns), np.uint8), numbers[-1].planes
+    hessians, factors = _singles(one.hessian for one in layers), _singles(one.factor for one in layers)
 
     def share(first: int, stop: int) -> None:
-        for rows in rows_at_a_time(*made.shape, threads, first, stop):
+        for rows in rows_at_a_time(out, columns, threads, first, stop):
             parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
             kept = np.empty((0, 0), np.uint8) if fixed is None else fixed[rows]
             codes = _nested_codes(parts, layers, factors, own, kept)
-            read = [codes >> np.uint8(q - one.planes) for one in own]
-            pulls = np.stack([
-                pull_of(missed(part, one, own_codes).astype(_FLOAT), hessian, 1)[0]
-                for part, one, own_codes, hessian in zip(parts, own, read, hessians, strict=True)
-            ])  # fmt: skip
+            pulls = np.empty((len(own), *codes.shape), np.float32)
+            for one, part, hessian, pull in zip(own, parts, hessians, pulls, strict=True):
+                missing = missed(part, one, codes >> np.uint8(q - one.planes))
+                pull[:] = pull_of(missing.astype(np.float32), hessian, 1)[0]
             for turn in range(turns + 1):
                 _descend(codes, hessians, own, kept, pulls)
                 if turn < turns:
@@ -283,14 +288,14 @@ def nested_fitted(
             for one, other in zip(numbers, own, strict=True):
                 one.take(rows, other)
 
-    each_share(share, made.shape[0], 8, threads)
+    each_share(share, out, 8, threads)
     return made
 
 
-def _each(matrices: Iterable[F64]) -> tuple[F32, ...]:
-    """As float32; one that several precisions share is converted once."""
+def _singles(matrices: Iterable[F64]) -> tuple[F32, ...]:
+    """As float32; what several precisions share is there once."""
     found: dict[int, F32] = {}
-    return tuple(found.setdefault(id(one), one.astype(_FLOAT)) for one in matrices)
+    return tuple(found.setdefault(id(one), one.astype(np.float32)) for one in matrices)
 
 
 def _descend(
@@ -298,7 +303,7 @@ def _descend(
 ) -> None:  # fmt: skip
     """Every code in turn the best for all others as they are, until none changes, or some times; in place."""
     which, levels = np.arange(codes.shape[1]) // numbers[0].size, _levels(numbers)
-    diagonals, costs = np.stack([np.diagonal(one) for one in hessians]), np.empty(levels.shape[3], _FLOAT)
+    diagonals, costs = np.stack([np.diagonal(one) for one in hessians]), np.empty(levels.shape[3], np.float32)
     for _ in range(_PASSES):
         if not descend_nested(hessians, diagonals, levels, fixed, _free(numbers), which, codes, pulls, costs):
             break
@@ -307,7 +312,7 @@ def _descend(
 def _levels(numbers: list[PlaneNumbers]) -> F32:
     """What the codes of the highest precision are worth at every one, ``[precisions, rows, groups, codes]``."""
     q = numbers[-1].planes
-    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers]).astype(_FLOAT)
+    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers]).astype(np.float32)
 
 
 def _free(numbers: list[PlaneNumbers]) -> int:
@@ -323,22 +328,22 @@ def _nested_codes(
     rows, n = targets[0].shape
     back = layers[0].order[::-1]  # as the factors have them: rounding runs from the last column to the first
     given, which = (
-        np.stack([one[:, back] for one in targets]).astype(_FLOAT),
+        np.stack([one[:, back] for one in targets]).astype(np.float32),
         np.ascontiguousarray(back // numbers[0].size),
     )
-    weights = np.stack([one.costs[back] for one in layers]).astype(_FLOAT)
+    weights = np.stack([one.costs[back] for one in layers]).astype(np.float32)
     levels, free, first = (
         _levels(numbers),
         _free(numbers),
         np.ascontiguousarray(fixed[:, back] if fixed.size else fixed),
     )
-    missing, codes = np.zeros(given.shape, _FLOAT), np.empty((rows, n), np.uint8)
-    costs = np.empty(levels.shape[3], _FLOAT)
+    missing, codes = np.zeros(given.shape, np.float32), np.empty((rows, n), np.uint8)
+    costs = np.empty(levels.shape[3], np.float32)
     for high in range(n, 0, -_BLOCK):
         low = max(high - _BLOCK, 0)
         target = np.ascontiguousarray(given[:, :, low:high])
         for own, left, factor in zip(target, missing, factors, strict=True):
-            accumulate(own, 0, 0, left, 0, high, factor, high, low, rows, n - high, high - low, _FLOAT(-1.0))
+            accumulate(own, 0, 0, left, 0, high, factor, high, low, rows, n - high, high - low, np.float32(-1.0))
         round_nested(target, low, high, factors, weights, levels, first, free, which, codes, missing, costs)
     made = np.empty_like(codes)
     made[:, back] = codes
