@@ -19,8 +19,6 @@ from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight
 from bcqfmt.kernels.matmul import matmul, path_of
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
 
-__all__ = ["CYCLED", "Row", "bandwidth", "figures", "measured", "relative_error", "replayed"]
-
 CYCLED = 260_000_000  # bytes of weights that are used in turn: more than the L2 cache holds
 KINDS = (("affine", 4), ("bcq", 2), ("bcq", 3), ("bcq", 4))  # encoding, bits
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CODES", "RETIRED", "Code"]
-
 
 class Code(NamedTuple):
     """One entry of the registry; ``severity`` is ``error``, ``warning`` or ``note``."""

@@ -22,22 +22,6 @@ from typing import NamedTuple
 
 from .codes import CODES
 
-__all__ = [
-    "BcqError",
-    "Finding",
-    "FormatError",
-    "InputError",
-    "MismatchError",
-    "NetworkError",
-    "OutputError",
-    "ResourceError",
-    "Sink",
-    "UnsupportedError",
-    "UsageError",
-    "escape",
-    "refuse",
-]
-
 _SHOWN = 160  # characters of a foreign name or text that a message shows
 
 

@@ -18,21 +18,6 @@ from typing import Any
 
 from .errors import error
 
-__all__ = [
-    "BINARY",
-    "ForkLock",
-    "after_fork",
-    "cores",
-    "lock_file",
-    "peak_memory",
-    "read_at",
-    "require_locks",
-    "reserve",
-    "sync_data",
-    "sync_file",
-    "sync_folder",
-]
-
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
 
 
@@ -105,11 +90,13 @@ def reserve(descriptor: int, size: int) -> None:
 def require_locks() -> None:
     """BCQ-E307 on a system without file locks; jobs call it before they create anything."""
     if _fcntl is None:
-        raise error(
-            "BCQ-E307",
-            found=f"no file locks on {sys.platform}",
-            expected="Linux or macOS for jobs that can be resumed: convert, quantize, calibrate",
-        )
+        expected = "Linux or macOS for jobs that can be resumed: convert, quantize, calibrate"
+        raise error("BCQ-E307", found=f"no file locks on {sys.platform}", expected=expected)
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """The path without links; unlike ``Path.resolve`` it takes links that run in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
@@ -150,11 +137,9 @@ class ForkLock:
         _fork_locks.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """As that of ``threading.RLock``."""
         return self._lock.acquire(blocking)
 
     def release(self) -> None:
-        """As that of ``threading.RLock``."""
         self._lock.release()
 
     def __enter__(self) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 from bcqfmt.errors import error, escape
 
-__all__ = ["Registry"]
-
 
 class Registry:
     """Classes of one kind. ``built_in``: name -> (module, class); ``group``: the entry points of other packages."""

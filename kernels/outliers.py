@@ -19,8 +19,6 @@ from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["add_entries", "csr_outliers", "csr_outliers_kernel"]
-
 _TYPES = ("f32", "u16", "u16")
 _WARPS = 8
 

@@ -24,22 +24,6 @@ from bcqfmt.weight.scheme_json import (
     scheme_of,
 )
 
-__all__ = [
-    "VERSION",
-    "Descriptor",
-    "allowed_name",
-    "check_tables",
-    "check_version",
-    "descriptor_json",
-    "expect_tables",
-    "known_features",
-    "parse_descriptor",
-    "parse_entries",
-    "parse_schemes",
-    "parse_weights",
-    "tables_json",
-]
-
 VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]*")

@@ -14,22 +14,6 @@ from bcqfmt.container.files import cannot_list, inside, read_json
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 
-__all__ = [
-    "CONFIG",
-    "INDEX",
-    "MANIFEST",
-    "SHARD_NAME",
-    "SINGLE",
-    "SOURCE",
-    "Layout",
-    "config_entries",
-    "file_list",
-    "is_documentation",
-    "leaving_links",
-    "model_layout",
-    "read_config",
-]
-
 FORGOTTEN_IMPORT = "this is BCQ: import bcqfmt.integrations.transformers before from_pretrained"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -26,8 +26,6 @@ from .descriptor import (
 )
 from .folder import MANIFEST
 
-__all__ = ["FileRecord", "Manifest", "WeightRecord", "manifest_bytes", "parse_manifest", "relative_path"]
-
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -39,7 +37,6 @@ class FileRecord(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> FileRecord:
-        """Of a file with this content."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 

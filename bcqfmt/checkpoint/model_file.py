@@ -15,8 +15,6 @@ from bcqfmt.weight.scheme import WeightSpec, part_prefix
 
 from .descriptor import Descriptor, parse_descriptor
 
-__all__ = ["FolderNames", "ModelFile", "read_model_file"]
-
 _PREFIX_END = re.compile("bcq_")
 
 

@@ -21,8 +21,6 @@ from .descriptor import check_version
 from .folder import SOURCE
 from .manifest import check_files, relative_path
 
-__all__ = ["RAW", "RECORD", "check_provenance", "check_raw", "check_rules", "source_record"]
-
 RECORD = f"{SOURCE}/source.json"
 RAW = f"{SOURCE}/raw.safetensors"
 

@@ -21,8 +21,6 @@ from .folder import MANIFEST, Layout, model_layout
 from .manifest import Manifest, parse_manifest
 from .model_file import FolderNames, ModelFile, read_model_file
 
-__all__ = ["Checkpoint", "open"]
-
 
 class Checkpoint:
     """A BCQ file or folder: ``ckpt[name]`` is a :class:`BcqWeight` or, for a dense tensor, a :class:`StoredTensor`.
@@ -133,12 +131,8 @@ class Checkpoint:
             if name in file.specs or name in file.dense:
                 return file
         close = [escape(other) for other in self._names if name.rpartition(".")[2] in other][:3]
-        raise error(
-            "BCQ-E301",
-            self.path.name,
-            name,
-            "not in this checkpoint" + (f"; there is {', '.join(close)}" if close else ""),
-        )
+        found = "not in this checkpoint" + (f"; there is {', '.join(close)}" if close else "")
+        raise error("BCQ-E301", self.path.name, name, found)
 
     def _open(self, name: str) -> ModelFile:
         with self._lock:

@@ -21,8 +21,6 @@ from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, parse_
 from .model_file import read_model_file
 from .validation import validate
 
-__all__ = ["Change", "Sealing", "seal"]
-
 
 class Change(NamedTuple):
     """What became of a file since the manifest was written: ``kind`` is added, removed, changed or released.
@@ -41,7 +39,6 @@ class Change(NamedTuple):
         return self.path.endswith(".safetensors") or self.path == INDEX or self.path.startswith(f"{SOURCE}/")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         old, new = (None if record is None else record._asdict() for record in (self.old, self.new))
         return {"path": self.path, "kind": self.kind, "old": old, "new": new}
 
@@ -110,10 +107,9 @@ def _old_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise error("BCQ-E302", folder.name, found="a file", expected="a BCQ folder: a file on its own has no manifest")
     if not os.path.lexists(folder / MANIFEST):
-        raise error(
-            "BCQ-V601", folder.name, found=f"no {MANIFEST} to renew", expected="a finished BCQ folder",
-            hint=f"finish or repeat the run that writes the folder, or download {MANIFEST} again",
-        )  # fmt: skip
+        expected = "a finished BCQ folder"
+        hint = f"finish or repeat the run that writes the folder, or download {MANIFEST} again"
+        raise error("BCQ-V601", folder.name, found=f"no {MANIFEST} to renew", expected=expected, hint=hint)
     raw = read_json(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     found = parse_manifest(raw, refuse)
     assert found is not None  # refuse has raised otherwise
@@ -128,10 +124,9 @@ def _files(folder: Path, progress: Callable[[int], object] | None) -> dict[str, 
         if name == MANIFEST or is_documentation(name):
             continue
         if not relative_path(name) or name.encode(errors="replace").decode() != name:
-            raise error(
-                "BCQ-E302", name, found="a file name that no manifest can hold", expected="text without a backslash",
-                hint="rename the file, or remove it",
-            )  # fmt: skip
+            expected = "text without a backslash"
+            hint = "rename the file, or remove it"
+            raise error("BCQ-E302", name, found="a file name that no manifest can hold", expected=expected, hint=hint)
         with closing(SourceFile(place, name)) as source:
             found[name] = FileRecord(source.size, hash_file(source, progress))
     return found

@@ -12,8 +12,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .folder import SINGLE
 
-__all__ = ["Unit", "natural", "plan_shards", "shard_names"]
-
 _ENTRY = 120  # bytes of a tensor entry in the header without its name, rounded up
 _DESCRIBED = 200  # bytes of a weight in the descriptor without its name; schemes are shared
 
@@ -27,17 +25,14 @@ class Unit(NamedTuple):
 
     @classmethod
     def of_weight(cls, weight: BcqWeight) -> Unit:
-        """The parts of a weight."""
         return cls(weight.name, {part.name: part for part in weight.parts().values()}, True)
 
     @classmethod
     def of_dense(cls, tensor: StoredTensor) -> Unit:
-        """A dense tensor."""
         return cls(tensor.name, {tensor.name: tensor}, False)
 
     @property
     def nbytes(self) -> int:
-        """Data bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property

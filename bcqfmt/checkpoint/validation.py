@@ -39,8 +39,6 @@ from .manifest import Manifest, parse_manifest
 from .model_file import FolderNames, ModelFile, read_model_file
 from .provenance import check_provenance
 
-__all__ = ["Report", "validate"]
-
 _NOT_READ = ("BCQ-E101", "BCQ-E102", "BCQ-V508")  # something is there, and is no file that can be read
 _KEPT = 1000  # findings of one code
 Digest = tuple[Future[str], str]  # computed, and as the manifest states it
@@ -266,6 +264,7 @@ class _Run:
             return
         opened = {file.source.shown for file in files}
         wanted = {name: file for name, file in layout.weight_map.items() if file in opened}
+        doubled = {f.tensor for f in self.report.findings if f.code == "BCQ-V505"}  # which is a finding of its own
         for text, names in (
             ("tensors that the index leaves out", [name for name in where if name not in wanted]),
             ("tensors that the index names and no file has", [name for name in wanted if name not in where]),
@@ -274,7 +273,7 @@ class _Run:
                 [n for n in wanted if n in where and where[n] != wanted[n]],
             ),
         ):
-            if names and not _doubled(self.report.findings, names):
+            if not set(names) <= doubled:
                 shown = ", ".join(f"'{escape(name, 60)}'" for name in names[:3])
                 self.sink(Finding("BCQ-V504", INDEX, "", f"{len(names)} {text}: {shown}", "none"))
 
@@ -357,11 +356,6 @@ class _Run:
         """A file that cannot be read is one finding, however often it is read."""
         if not any(f.code == finding.code and f.file == finding.file for f in self.report.findings):
             self.sink(finding)
-
-
-def _doubled(findings: list[Finding], names: list[str]) -> bool:
-    """Whether all names are known to be in two files, which is a finding of its own."""
-    return {f.tensor for f in findings if f.code == "BCQ-V505"} >= set(names)
 
 
 def _order(finding: Finding) -> tuple[int, int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ from .folder import CONFIG, INDEX, MANIFEST, config_entries, is_documentation
 from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from .shards import Unit, plan_shards, shard_names
 from .validation import validate
-
-__all__ = ["DEFAULT_SHARD_BYTES", "save", "write_shard", "write_tensors"]
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 _PIECE = 1 << 22  # bytes handed over at a time
@@ -75,12 +73,8 @@ def save(
             or name in (CONFIG, INDEX, MANIFEST)
             or name.endswith(".safetensors")
         ):
-            raise error(
-                "BCQ-E302",
-                name,
-                found="a file name that is not free",
-                expected="a side file with a plain relative path",
-            )
+            found = "a file name that is not free"
+            raise error("BCQ-E302", name, found=found, expected="a side file with a plain relative path")
     with folder_in_progress(target, overwrite=overwrite, like=MANIFEST) as work:
         _write_folder(work, units, weights, dict(config or {}), extra, max_shard_size, generator, ignorable)
         _validated(work)
@@ -161,9 +155,10 @@ def write_tensors(
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
     state = hashlib.sha256(head)
+    chunks = (chunk for name in entries for chunk in tensors[name].chunks(_PIECE))
     with OutputFile(path, size) as output:
         output.write(head)
-        with closing(read_ahead(_chunks(tensors, entries))) as stream:
+        with closing(read_ahead(chunks)) as stream:
             for chunk in stream:
                 output.write(chunk.data, state)
                 if tick is not None:
@@ -172,12 +167,6 @@ def write_tensors(
         if check is not None:
             check(output.temporary)
     return FileRecord(size, state.hexdigest())
-
-
-def _chunks(tensors: Mapping[str, StoredTensor], order: Iterable[str]) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of every tensor in order."""
-    for name in order:
-        yield from tensors[name].chunks(_PIECE)
 
 
 def _unit(name: Any, tensor: Any) -> Unit:
@@ -193,9 +182,8 @@ def _unit(name: Any, tensor: Any) -> Unit:
     if not _encodable(name):
         raise error("BCQ-E302", tensor=name, found="a name with a lone surrogate", expected="text")
     if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:
-        raise error(
-            "BCQ-V302", tensor=name, found="a reserved or too long name", expected="another name for a dense tensor"
-        )
+        found = "a reserved or too long name"
+        raise error("BCQ-V302", tensor=name, found=found, expected="another name for a dense tensor")
     return Unit.of_dense(tensor.renamed(name))
 
 
@@ -241,9 +229,8 @@ def _check_paths(names: list[str]) -> None:
     folders = {name[:i] for name in names for i, character in enumerate(name) if character == "/"}
     for name in names:
         if not _encodable(name) or name in folders:
-            raise error(
-                "BCQ-E302", name, found="a name that is no text, or that is a folder too", expected="another name"
-            )
+            found = "a name that is no text, or that is a folder too"
+            raise error("BCQ-E302", name, found=found, expected="another name")
 
 
 def _encodable(text: str) -> bool:

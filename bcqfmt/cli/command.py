@@ -14,9 +14,6 @@ from click.shell_completion import CompletionItem
 
 from bcqfmt.errors import error
 
-__all__ = ["CONTEXT", "VERBS", "Terminated", "command_line", "command_words", "debug_option", "html_option"]
-__all__ += ["hub_options", "json_option", "push_options", "stoppable", "usage_error", "verb", "verb_module"]
-
 # The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
 VERBS = {
     "inspect": "Show what is in a checkpoint.",

@@ -6,14 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bcqfmt.codes import CODES
 from bcqfmt.errors import BcqError, error
-from bcqfmt.inspect.kinds import Found, look
 
 from .command import command_line, command_words
 
-__all__ = ["another_folder", "expect", "expected", "expected_bcq", "fitting"]
+if TYPE_CHECKING:
+    from bcqfmt.inspect.kinds import Found
 
 _WORDS = {
     "bcq": "a BCQ folder",
@@ -35,7 +36,7 @@ def expect(path: str | Path, *wanted: str, file: bool = False) -> Found:
     ``file``: the verb takes files as well as folders. What is missing, unclear or unfinished passes: the verb's own
     reader says more about it.
     """
-    found = look(path)
+    found = _look(path)
     single = not Path(path).is_dir() and found.kind in ("dense", "quantized")
     if found.kind in ("missing", "unclear", "unfinished") or (found.kind in wanted and (file or not single)):
         return found
@@ -51,7 +52,7 @@ def expect(path: str | Path, *wanted: str, file: bool = False) -> Found:
 
 def fitting(path: str | Path) -> str | None:
     """The command that makes BCQ of what lies at ``path``; None where there is none."""
-    return _advice(look(path), path, ("bcq", "bcq file"))
+    return _advice(_look(path), path, ("bcq", "bcq file"))
 
 
 @contextlib.contextmanager
@@ -106,7 +107,7 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     if "stats" in wanted:
         text = str(path) if found.kind == "text" else "FILE"
         return f"make them: {command_line('bcqfmt', 'calibrate', 'MODEL', '--text', text)}"
-    home = None if found.home is None or found.kind in ("lfs", "page") else look(found.home)
+    home = None if found.home is None or found.kind in ("lfs", "page") else _look(found.home)
     if home is not None and home.kind in wanted:
         named = [str(found.home) if word == str(path) else word for word in words]
         return f"it is part of {home.words}, name that: {command_line('bcqfmt', *named)}"
@@ -141,3 +142,9 @@ def _target(words: tuple[str, ...], path: str | Path) -> str:
     if words[:1] in (("convert",), ("quantize",)) and len(given) > 1 and given[0] == str(path):
         return given[1]
     return another_folder(path)
+
+
+def _look(path: str | Path) -> Found:
+    from bcqfmt.inspect.kinds import look  # reads files by numpy, which help does without
+
+    return look(path)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from bcqfmt.converters.convert.conversion import Conversion
     from bcqfmt.converters.hub import RemoteHeaders
 
-__all__ = ["Forecast", "module_rows", "module_table", "nearest"]
-
 
 class Forecast:
     """The figures of a plan; ``text`` for people, ``as_dict`` for scripts."""
@@ -36,7 +34,8 @@ class Forecast:
         self.output = plan.nbytes + 2 * headers + sides + kept
         self.largest = max((module.nbytes for module in conversion.modules.values()), default=0)
         self.memory = memory_of(headers, self.largest, conversion.workers)
-        self.present = _size_of(output_path(f"{output_path(target)}.partial"))
+        partial = output_path(f"{output_path(target)}.partial")
+        self.present = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
         self.free = shutil.disk_usage(nearest(target)).free
 
     @property
@@ -48,9 +47,8 @@ class Forecast:
     def check_disk(self) -> None:
         """BCQ-E802 when the output does not fit."""
         if self.needed > self.free:
-            raise error(
-                "BCQ-E802", str(self.target), found=f"{self.free:,} bytes free", expected=f"{self.needed:,} bytes"
-            )
+            found = f"{self.free:,} bytes free"
+            raise error("BCQ-E802", str(self.target), found=found, expected=f"{self.needed:,} bytes")
 
     def kinds(self) -> list[tuple[str, str, int, int]]:
         """Layout, scheme, modules, bytes: the classes of quantized tensors."""
@@ -68,7 +66,6 @@ class Forecast:
         return len(names), sum(self.conversion.source.tensors[name].nbytes for name in names)
 
     def evidence(self) -> str:
-        """Why the source is read the way it is."""
         settings, source = self.conversion.settings, self.conversion.source
         said = [f"{', '.join(source.quant)} says {escape(settings.method)}" if source.quant and settings.method else ""]
         if settings.format and self.conversion.modules:
@@ -78,7 +75,6 @@ class Forecast:
         return "; ".join(["tensor names and shapes", *filter(None, said)])
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         plan, (tensors, dense_bytes) = self.conversion.plan, self.dense()
         found = {
             "source": str(self.conversion.source.place),
@@ -106,7 +102,6 @@ class Forecast:
         return found
 
     def text(self) -> list[str]:
-        """The plan as lines of text."""
         plan, (tensors, dense_bytes) = self.conversion.plan, self.dense()
         layouts = sorted({layout for layout, *_ in self.kinds()})
         pairs = [("layout", f"{', '.join(layouts)} ({self.evidence()})")]
@@ -143,10 +138,6 @@ def _sides(conversion: Conversion, remote: RemoteHeaders | None) -> int:
     if remote is not None:
         return sum(remote.repo.files[path].size for path in source.side_files)
     return sum((source.folder / path).stat().st_size for path in source.side_files)
-
-
-def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
 
 
 def nearest(path: Path) -> Path:

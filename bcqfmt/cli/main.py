@@ -20,9 +20,35 @@ from bcqfmt.version import __version__, pip_install
 from . import render
 from .command import CONTEXT, VERBS, Terminated, debug_option, verb_module
 
-__all__ = ["cli", "main", "preload"]
-
-
+# words for one thing, in other tools or in other verbs; which of them a verb has is its own business
+_SAME = (
+    ("--html", "--report", "--out", "--output", "--output-file", "--plot", "-o"),
+    ("--context", "--seq", "--seqlen", "--seq-len", "--ctx-size", "--max-length", "--window"),
+    ("--max-tokens", "--tokens", "--max-new-tokens", "--n-predict", "--limit"),
+    ("--group-size", "--groups", "--groupsize", "--q-group-size", "--block-size"),
+    ("--bits", "--wbits", "--w-bit", "--q", "--planes"),
+    ("--lowest-bits", "--seed-precision", "--min-bits"),
+    ("--workers", "--threads", "--jobs", "--num-workers", "-j"),
+    ("--overwrite", "--force", "--yes", "-f", "-y"),
+    ("--to", "--format", "--layout", "--from", "--type"),
+    ("--text", "--dataset", "--corpus", "--file", "--data"),
+    ("--reference", "--against", "--baseline", "--compare"),
+    ("--tasks", "--task", "--benchmarks"),
+    ("--task-folder", "--include-path"),
+    ("--stats", "--calibration", "--imatrix", "--hessian"),
+    ("--zero-point", "--zeros", "--zero-points"),
+    ("--dtype", "--torch-dtype", "--precision"),
+    ("--device", "--gpu", "--cuda", "--device-map"),
+    ("--temperature", "--temp", "-t"),
+    ("--prompt", "-p", "--input"),
+    ("--deep", "--full", "--strict"),
+    ("--version", "-v", "-V"),
+    ("--debug", "--verbose", "-v"),
+    ("--revision", "--branch", "--commit"),
+    ("--resume", "--continue"),
+    ("--exclude", "--ignore", "--skip"),
+    ("-n", "--rows", "--samples", "--nsamples"),
+)
 _MEANT = {  # what other tools call it
     "run": "generate", "chat": "generate", "perplexity": "eval", "ppl": "eval", "evaluate": "eval", "compare": "diff",
     "info": "inspect", "show": "inspect", "ls": "inspect", "check": "validate", "test": "validate", "import": "convert",
@@ -38,7 +64,6 @@ class Group(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb's module."""
         if cmd_name not in VERBS:
             return None
         command = verb_module(cmd_name).command
@@ -63,7 +88,10 @@ class Group(click.Group):
         if name in VERBS or name.startswith("-"):
             return super().resolve_command(ctx, args)
         if name == "help":  # of a verb, or of all
-            return self.resolve_command(ctx, [args[1], "--help"]) if args[1:] else self._own_help(ctx)
+            if args[1:]:
+                return self.resolve_command(ctx, [args[1], "--help"])
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
         if name == "version":
             _show_version(ctx, as_json="--json" in args)
         near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, VERBS, 1, 0.6)
@@ -75,10 +103,6 @@ class Group(click.Group):
     ) -> click.Context:
         """The words of the command line are kept with it: messages repeat them (`command.command_words`)."""
         return super().make_context(info_name, args, parent, obj=tuple(args), **extra)
-
-    def _own_help(self, ctx: click.Context) -> NoReturn:
-        click.echo(ctx.get_help(), color=ctx.color)
-        ctx.exit()
 
     def main(
         self,
@@ -111,9 +135,7 @@ class _Outcome:
             render.flush()
         except SystemExit:  # click exits when the reader of its help or version has gone
             return 0
-        except click.exceptions.Abort:  # click's word for an interrupt
-            return self.fault(error("BCQ-E901", found="stopped from the keyboard"), 130)
-        except KeyboardInterrupt:
+        except (click.exceptions.Abort, KeyboardInterrupt):  # the former is click's word for an interrupt
             return self.fault(error("BCQ-E901", found="stopped from the keyboard"), 130)
         except Terminated:
             return self.fault(error("BCQ-E901", found="stopped by SIGTERM"), 143)
@@ -133,8 +155,9 @@ class _Outcome:
 
     def fault(self, fault: BcqError, code: int) -> int:
         """``error:`` and ``hint:`` on stderr, an object on stdout for scripts."""
-        if self.debug:
-            self._trace()
+        trace = traceback.format_exc().rstrip("\n")
+        if self.debug and trace != "NoneType: None":
+            render.say(trace)
         render.say(f"error: {fault}")
         if fault.hint:
             render.say(f"hint: {fault.hint}")
@@ -172,19 +195,14 @@ class _Outcome:
         except OSError:  # stdout itself is what failed; stderr has the message
             render.discard()
 
-    def _trace(self) -> None:
-        lines = "".join(traceback.format_exc()).rstrip("\n")
-        if lines != "NoneType: None":
-            render.say(lines)
-
 
 def _nearest(fault: click.UsageError, ctx: click.Context) -> click.UsageError:
     """For an option that the verb does not have: the same with one that means the same, if there is one."""
     if not isinstance(fault, click.NoSuchOption):
         return fault
-    from .near_options import near_options
-
-    near = " or ".join(f"'{name}'" for name in near_options(fault.option_name, ctx))
+    mine = {word for param in ctx.command.get_params(ctx) if isinstance(param, click.Option) for word in param.opts}
+    alike = [word for same in _SAME if fault.option_name in same for word in same if word in mine]
+    near = " or ".join(f"'{word}'" for word in alike)
     return click.UsageError(f"No such option '{fault.option_name}'. Did you mean {near}?", ctx) if near else fault
 
 

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.folder import CONFIG
 from bcqfmt.errors import escape
-from bcqfmt.inspect.kinds import look
 
 from .command import command_line
-
-__all__ = ["run_it", "step_lines"]
 
 PROMPT = "Once upon a time"
 _GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)  # of GPTQModel
@@ -28,6 +24,9 @@ _LOADERS = {
 
 def run_it(folder: Path) -> dict[str, str]:
     """``run it``, and ``in Python``: commands for a folder that was just written; empty for one that writes no text."""
+    from bcqfmt.checkpoint.folder import CONFIG
+    from bcqfmt.inspect.kinds import look
+
     gguf = sorted(folder.glob("*.gguf")) if folder.is_dir() else [folder] if folder.suffix == ".gguf" else []
     if gguf:
         return {"run it": command_line("llama-cli", "-m", gguf[0], "-p", PROMPT)}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bcqfmt.errors import escape
-from bcqfmt.integrations.model_folder import check_length
 from bcqfmt.system import cores
 
 from . import render
@@ -61,7 +60,6 @@ class _Size(ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number of bytes."""
         if isinstance(value, int):
             return value
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", value.strip().lower())
@@ -79,7 +77,6 @@ class _Part(ParamType[tuple[int, int]]):
     name = "i/N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Which part, of how many."""
         if isinstance(value, tuple):
             return value
         match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
@@ -134,7 +131,6 @@ class WithSettings(click.Command):
     """A verb that takes every setting of every method; the methods are loaded when it is called."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Its own parameters and the settings."""
         return [*super().get_params(ctx), *_options()]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -235,6 +231,8 @@ def fitting_context(asked: int | None, models: Mapping[Path, int | None], what: 
 
     ``models``: folders, and their positions where they are known.
     """
+    from bcqfmt.integrations.model_folder import check_length
+
     found = asked or _CONTEXT
     for folder, longest in models.items():
         if asked is not None:

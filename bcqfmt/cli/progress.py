@@ -15,8 +15,6 @@ from bcqfmt.errors import escape
 
 from . import render
 
-__all__ = ["Progress", "announce_kernels", "bar", "return_large_blocks", "waiting"]
-
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 _LARGE = 1 << 20
 
@@ -40,7 +38,6 @@ class Progress:
                 self._bar.update(nbytes)
 
     def done(self, file: str, nbytes: int) -> None:
-        """A file is complete."""
         with self._lock:
             self.finished += 1
             if self._bar is None:
@@ -93,7 +90,7 @@ def announce_kernels(stack: ExitStack, *, dense: bool = False) -> None:
         return
     from tqdm import tqdm
 
-    from bcqfmt.compiled.events import before_first_compilation
+    from bcqfmt.compiled.loops import before_first_compilation
     from bcqfmt.kernels.runtime.cubins import compile_listener
 
     def tell(name: str, folder: Path) -> None:

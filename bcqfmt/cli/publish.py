@@ -14,8 +14,6 @@ from . import render
 from .command import command_line, usage_error
 from .progress import bar
 
-__all__ = ["check_push_options", "hashing", "publish"]
-
 
 def check_push_options(push: str | None, private: bool, create_pr: bool, *, whole: bool) -> None:
     """Before any work: options that go together, a name that can be one, somebody who is logged in."""

@@ -17,22 +17,6 @@ from typing import Any, TextIO
 
 from bcqfmt.errors import Finding, escape
 
-__all__ = [
-    "count",
-    "discard",
-    "echo",
-    "emit_json",
-    "fields",
-    "findings",
-    "flush",
-    "percent",
-    "safe",
-    "say",
-    "size",
-    "stream",
-    "table",
-]  # fmt: skip
-
 _LONGEST = 1 << 20  # of a line; names are cut long before
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 _NARROWEST = 24  # a first column is never cut below this
@@ -62,6 +46,11 @@ def emit_json(value: Any) -> None:
     """One JSON text on stdout, pure ASCII; DEL, which JSON lets through, is escaped too."""
     text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f")
     _put(sys.stdout, text + "\n")
+
+
+def show(as_json: bool, data: Any, lines: str | Iterable[str]) -> None:
+    """The result of a verb: as JSON, or as text."""
+    emit_json(data) if as_json else echo(lines)
 
 
 def flush() -> None:

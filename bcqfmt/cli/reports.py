@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bcqfmt.container.durable import write_file
-from bcqfmt.container.files import real_path
 from bcqfmt.errors import error, escape
+from bcqfmt.system import real_path
 
 from . import render
 from .command import usage_error
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report import Report, WeightRow
-
-__all__ = ["check_output", "check_report_path", "table", "total_line", "write_report"]
 
 
 def check_report_path(path: Path, bcq: Path, overwrite: bool, source: str = "") -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path
-from bcqfmt.container.files import real_path
 from bcqfmt.errors import error, escape
+from bcqfmt.system import real_path
 
 from . import render
 from .command import usage_error
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
     from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-
-__all__ = ["Source", "check_target", "find_source", "keep_apart", "read_stats", "read_text"]
 
 
 class Source(NamedTuple):
@@ -116,9 +114,8 @@ def read_text(file: Path) -> str:
         raise error(code, str(file), found=fault.strerror or str(fault), expected=wanted) from fault
     except UnicodeDecodeError as fault:
         hint = "write it as UTF-8: iconv -f LATIN1 -t UTF-8, if that is what it is in"
-        raise error(
-            "BCQ-E102", str(file), found=f"byte {fault.start} is no UTF-8", expected=wanted, hint=hint
-        ) from fault
+        found = f"byte {fault.start} is no UTF-8"
+        raise error("BCQ-E102", str(file), found=found, expected=wanted, hint=hint) from fault
 
 
 def _called(folder: Path) -> tuple[str, str]:

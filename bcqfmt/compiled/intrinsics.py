@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Emit", "features", "has_dot_products", "intrinsic", "ir", "types", "vector_type"]
-
 ir: Any = importlib.import_module("llvmlite.ir")  # by name, because these modules have no type hints
 types: Any = importlib.import_module("numba.types")
 extending: Any = importlib.import_module("numba.extending")

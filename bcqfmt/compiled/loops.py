@@ -9,8 +9,10 @@ editing one of those, `make clean`, unless the function has a :func:`stamp_of` o
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,3 +61,27 @@ def stamp_of(*modules: Any) -> int:
     values of its closure. Only numbers can stand there: functions of numba have another identity in every process.
     """
     return zlib.crc32(b"".join(Path(module.__file__).read_bytes() for module in modules)) | 1
+
+
+event: Any = importlib.import_module("numba.core.event")  # by name, because it has no type hints
+
+
+class _First(event.Listener):  # type: ignore[misc]
+    """Tells of the first function that is compiled; what comes from the cache on disk is not."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.tell, self.told = tell, False
+
+    def on_start(self, event: Any) -> None:
+        if not self.told:
+            self.told = True
+            self.tell()
+
+    def on_end(self, event: Any) -> None:
+        """It is compiled."""
+
+
+def before_first_compilation(tell: Callable[[], None]) -> AbstractContextManager[Any]:
+    """A context in which ``tell`` is called once, before numba compiles a function for the CPU."""
+    found: AbstractContextManager[Any] = event.install_listener("numba:compile", _First(tell))
+    return found

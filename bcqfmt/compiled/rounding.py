@@ -11,8 +11,6 @@ import numpy as np
 
 from .loops import inner
 
-__all__ = ["HALVES", "KINDS", "LARGEST", "QUANTA", "nearest", "pattern", "pattern64", "rounded"]
-
 KINDS: Final = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}
 LARGEST: Final = {"F16": 65504.0, "BF16": 3.3895313892515355e38, "F32": 3.4028234663852886e38}
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from bcqfmt.errors import error
 from bcqfmt.system import after_fork
 
-__all__ = ["aligned", "each_share", "scratch", "together"]
-
 _LINE = 64  # bytes of a cache line, and of a vector register
 
 

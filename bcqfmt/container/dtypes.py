@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["BITS", "EXPONENT", "FLOATS", "element_bytes", "float64_of", "logical_name", "name_of", "nbytes_of"]
-__all__ += ["numpy_dtype", "round_to"]
-
 Array = npt.NDArray[Any]
 
 BITS: Final[dict[str, int]] = {

@@ -20,18 +20,9 @@ from bcqfmt.system import BINARY, reserve, sync_data, sync_file, sync_folder
 if TYPE_CHECKING:
     import hashlib
 
-__all__ = [
-    "OutputFile",
-    "folder_in_progress",
-    "make_folders",
-    "output_path",
-    "refuse_other_things",
-    "reported",
-    "write_file",
-]
 
 _SYNC_EVERY = 1 << 25  # bytes
-_PIECE = 1 << 18  # bytes hashed and written while they are in the cache
+_PIECE = 1 << 20  # bytes hashed and written while they are in the cache
 
 
 class OutputFile:
@@ -198,10 +189,8 @@ def refuse_other_things(target: Path, like: str) -> None:
     names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else set()
     if not fnmatch.filter(names, like) or ".git" in names:
         found = f"no checkpoint: it has {'a .git' if '.git' in names else f'no {like}'}"
-        raise error(
-            "BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing",
-            hint="choose another name, or remove it yourself if it is not needed",
-        )  # fmt: skip
+        hint = "choose another name, or remove it yourself if it is not needed"
+        raise error("BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing", hint=hint)
 
 
 def _take_name(work: Path, target: Path) -> None:

@@ -22,22 +22,7 @@ import numpy.typing as npt
 
 from bcqfmt import limits
 from bcqfmt.errors import BcqError, error, escape
-from bcqfmt.system import BINARY, ForkLock, read_at
-
-__all__ = [
-    "ByteSource",
-    "SourceFile",
-    "cannot_list",
-    "file_state",
-    "folded",
-    "inside",
-    "named",
-    "read_json",
-    "read_small",
-    "real_path",
-    "refuse_pipes",
-]
-__all__ += ["unfit", "unwritable"]
+from bcqfmt.system import BINARY, ForkLock, read_at, real_path
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -211,11 +196,6 @@ def named(path: str | os.PathLike[str]) -> Path:
     """The path, made absolute where it has no name to show in messages (``.``, ``..``)."""
     place = Path(path)
     return place if place.name not in ("", "..") else real_path(place)
-
-
-def real_path(path: str | os.PathLike[str]) -> Path:
-    """The path without links; unlike ``Path.resolve`` it takes links that run in a circle."""
-    return Path(os.path.realpath(path))
 
 
 def read_small(path: Path, limit: int, shown: str, too_long: str) -> bytes:

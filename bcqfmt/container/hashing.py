@@ -9,8 +9,6 @@ import numpy as np
 
 from .files import ByteSource
 
-__all__ = ["hash_file"]
-
 _PIECE = 1 << 20  # bytes read and hashed while they are in the cache
 
 

@@ -20,7 +20,6 @@ from .strict_json import canonical
 _KEYS = {"dtype", "shape", "data_offsets"}
 _FORM = "dtype, shape and data_offsets, integers from 0 on"
 _MAX_FAULTS = 100  # malformed entries after which the rest is not looked at
-__all__ = ["Header", "TensorEntry", "check_strict", "header_bytes", "layout", "read_header", "require_header", "twins"]
 
 
 class TensorEntry(NamedTuple):

@@ -15,8 +15,6 @@ from bcqfmt import limits
 
 from .strict_json import JsonFault, check_limits, unique_keys
 
-__all__ = ["HeaderFault", "scan_header"]
-
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LARGE = 1_000_000  # characters of a header from which on an entry is looked at before it is parsed
 _DEEP = re.compile(rf'(?:\[|\{{"[^"\\]{{0,80}}":){{{limits.MAX_JSON_DEPTH}}}')

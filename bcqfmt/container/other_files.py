@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bcqfmt.errors import escape
 
-__all__ = ["other_kind"]
-
 _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive (a pickled torch file or an npz)"),
     (b"PK\x05\x06", "an empty ZIP archive"),

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["read_ahead"]
-
 T = TypeVar("T")
 _DEPTH = 4
 _END: Any = object()

@@ -19,8 +19,6 @@ from .dtypes import BITS, name_of, nbytes_of, numpy_dtype
 from .files import ByteSource
 from .header import Header
 
-__all__ = ["StoredTensor"]
-
 Array = npt.NDArray[Any]
 _CHUNK = 1 << 22
 

@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 
 from bcqfmt import limits
 
-__all__ = ["JsonFault", "canonical", "check_limits", "parse", "unique_keys"]
-
 
 class JsonFault(Exception):
     """A text that is refused; ``kind`` is ``utf8``, ``json`` or ``duplicate``."""

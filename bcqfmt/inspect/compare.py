@@ -22,8 +22,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .tensor_details import row_blocks
 
-__all__ = ["Comparison", "Difference", "ValueDifference", "compare"]
-
 Tensor = BcqWeight | StoredTensor
 _CHUNK = 1 << 22
 
@@ -70,7 +68,6 @@ class Difference:
     values: ValueDifference | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -91,12 +88,10 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Nothing differs."""
         return not (self.only_a or self.only_b or self.differences)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tensors of each kind."""
         kinds = [difference.kind for difference in self.differences]
         return {
             "equal": self.equal_count,
@@ -107,7 +102,6 @@ class Comparison:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "equal": self.equal,
             "counts": self.counts,

@@ -26,10 +26,7 @@ from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
 from bcqfmt.weight.scheme_json import scheme_json
 
-from .foreign import kind_of, method_of, model_config, model_files
-
-__all__ = ["ModuleRow", "SchemeRow", "Summary", "TypeRow", "summarize", "summarize_gguf"]
-__all__ += ["summarize_sources"]
+from .kinds import kind_of, method_of, model_config, model_files
 
 Openers = Mapping[str, Callable[[], ByteSource]]
 
@@ -65,7 +62,6 @@ class SchemeRow:
         return self.nbytes * 8 / self.parameters
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers."""
         counts = {"weights": self.weights, "parameters": self.parameters, "bytes": self.nbytes}
         return {**counts, "bits_per_weight": self.bits_per_weight}
 
@@ -101,22 +97,18 @@ class Summary:
 
     @property
     def weights(self) -> int:
-        """Number of quantized weights."""
         return sum(row.weights for row in self.schemes)
 
     @property
     def dense_tensors(self) -> int:
-        """Number of tensors that are stored as they are."""
         return sum(row.tensors for row in self.dense.values())
 
     @property
     def quantized_parameters(self) -> int:
-        """Elements of all weights."""
         return sum(row.parameters for row in self.schemes)
 
     @property
     def parameters(self) -> int:
-        """Elements of all weights and dense tensors."""
         return self.quantized_parameters + sum(row.elements for row in self.dense.values())
 
     @property
@@ -126,7 +118,6 @@ class Summary:
 
     @property
     def dense_bytes(self) -> int:
-        """Data bytes of the dense tensors."""
         return sum(row.nbytes for row in self.dense.values())
 
     @property
@@ -142,7 +133,6 @@ class Summary:
         return total * 8 / self.parameters if self.parameters else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         found: dict[str, Any] = {
             "path": self.path,
             "kind": "folder" if self.folder else "file",

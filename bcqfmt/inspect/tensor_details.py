@@ -24,9 +24,7 @@ from bcqfmt.weight.describe import segment_text
 from bcqfmt.weight.scheme_json import scheme_json
 from bcqfmt.weight.weight import BcqWeight
 
-from .foreign import model_files
-
-__all__ = ["Details", "Values", "row_blocks", "tensor_details"]
+from .kinds import model_files
 
 _FIRST = 8
 _BLOCK = 1 << 22  # elements looked at together
@@ -78,7 +76,6 @@ class Details:
         return self.tensor.parts() if isinstance(self.tensor, BcqWeight) else {"": self.tensor}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         tensor = self.tensor
         found: dict[str, Any] = {
             "name": self.name,
@@ -156,10 +153,5 @@ def _foreign(place: Path, name: str) -> StoredTensor:
         if name in header.tensors:
             return StoredTensor.in_file(name, header, source)
         source.close()
-    raise error(
-        "BCQ-E301",
-        place.name,
-        name,
-        "not in this checkpoint",
-        hint="`bcqfmt inspect PATH --modules --json` lists names",
-    )
+    found = "not in this checkpoint"
+    raise error("BCQ-E301", place.name, name, found, hint="`bcqfmt inspect PATH --modules --json` lists names")

@@ -14,8 +14,6 @@ from bcqfmt.errors import error, escape
 from bcqfmt.kernels.runtime.device import require_cuda
 from bcqfmt.version import pip_install
 
-__all__ = ["check_folder", "check_length", "is_bcq", "longest_context", "require_harness"]
-
 _TOKENIZER = ("*token*", "*vocab*", "*.model", "*.tiktoken", "tekken.json")  # what the files of any kind are called
 
 
@@ -28,9 +26,8 @@ def check_folder(folder: Path, *, device: str = "cpu", tokens: int = 0, hint: st
     """
     if folder.is_file():
         place = escape(f"{folder.parent}/")
-        raise error(
-            "BCQ-E302", str(folder), found="a file", expected="a model folder", hint=f"name its folder: {place}"
-        )
+        expected = "a model folder"
+        raise error("BCQ-E302", str(folder), found="a file", expected=expected, hint=f"name its folder: {place}")
     if not folder.is_dir():  # transformers would look for a hub id
         raise error("BCQ-E101", str(folder), found="no such folder", expected="a model folder")
     if device.startswith("cuda") and is_bcq(folder):

@@ -18,8 +18,6 @@ from bcqfmt.errors import error
 from .packing import Words, pack, pack_planes, unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, WeightSpec
 
-__all__ = ["aligned_form", "canonical_form", "misfit", "tile_codes", "tile_meta_fields", "to_meta", "to_tiles"]
-
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
 Built = tuple[WeightSpec, dict[str, Array]]
@@ -108,11 +106,8 @@ def aligned_form(spec: WeightSpec, parts: Parts) -> Built:
     codes = unpack(parts["s0_scale_codes"].array(), 4, groups).reshape(-1, groups)
     zeros = _zero_points(spec, parts, codes)
     if zeros.max() > 3 or codes.reshape(-1, 3)[:, 1:].max() > 7:
-        raise error(
-            "BCQ-E305",
-            found="a zero above 3, or a scale code above 7 in the second or third group of a tile",
-            expected="numbers that fit aligned64",
-        )
+        found = "a zero above 3, or a scale code above 7 in the second or third group of a tile"
+        raise error("BCQ-E305", found=found, expected="numbers that fit aligned64")
     low, high = (
         unpack_codes(parts[f"s{k}_planes"].array(), spec.widths[k]).reshape(-1, spec.widths[k]) for k in (0, 1)
     )

@@ -17,23 +17,6 @@ from bcqfmt.errors import error
 from .packing import pack, pack_planes, unpack
 from .scheme import BYTE_FLOATS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
-__all__ = [
-    "Coded",
-    "affine",
-    "bcq",
-    "concatenate",
-    "declared_zero",
-    "float_second",
-    "minimal_zeros",
-    "one_segment",
-    "plane_numbers",
-    "second_order",
-    "table",
-    "with_outliers",
-    "with_perm",
-    "wrap",
-]
-
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Built = tuple[WeightSpec, Arrays]
@@ -82,9 +65,8 @@ def affine(
     kind, arrays = _numbers(scale, "scale")
     shape = (scale.codes if isinstance(scale, Coded) else scale).shape
     if np.ndim(zero) and np.shape(zero) != shape:
-        raise error(
-            "BCQ-E302", found=f"zero points {np.shape(zero)}", expected=f"one integer, or {shape} as the scales"
-        )
+        found = f"zero points {np.shape(zero)}"
+        raise error("BCQ-E302", found=found, expected=f"one integer, or {shape} as the scales")
     declared, part = declared_zero(zero, bits)
     segment = Segment(encoding="affine", bits=bits, **sized(group_size), scale=kind, zero=declared)
     arrays |= {"s0_planes": pack_planes(codes, bits), **part}
@@ -143,7 +125,8 @@ def bcq(
         if (set_bias is None) != (bias is None):
             raise error("BCQ-E302", found=f"precision {p}", expected="a bias in every scale set, or in none")
     segment, arrays = plane_numbers(q, group_size, alpha, bias, scale_sets)
-    arrays["s0_planes"] = _pack_bits(signs)
+    planes = [pack_planes(signs[..., i, :, :].astype(np.uint8), 1)[..., 0, :, :] for i in range(q)]
+    arrays["s0_planes"] = np.stack(planes, axis=-3)
     return one_segment(segment, (*signs.shape[:-3], *signs.shape[-2:]), dtype or _float(alpha, "alpha")), arrays
 
 
@@ -259,11 +242,8 @@ def with_outliers(
     """The scheme with CSR outliers, and the three parts; columns in original order."""
     allowed = tuple(range(len(spec.widths))) if segments is None else tuple(sorted(set(segments)))
     if mode not in ("add", "replace") or not set(allowed) <= set(range(len(spec.widths))) or not allowed:
-        raise error(
-            "BCQ-E302",
-            found=f"mode {mode!r}, segments {list(allowed)}",
-            expected="add or replace; segments of the weight",
-        )
+        found = f"mode {mode!r}, segments {list(allowed)}"
+        raise error("BCQ-E302", found=found, expected="add or replace; segments of the weight")
     columns = _int32(indices, "indices")
     if columns.size and (columns.min() < 0 or columns.max() >= spec.columns):
         raise error("BCQ-V408", found=f"columns up to {columns.max()}", expected=f"0..{spec.columns - 1}")
@@ -335,8 +315,3 @@ def declared_zero(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZe
         return low, {}
     bits = high.bit_length()
     return PackedZero(bits), {f"s{k}_zero": pack(values, bits)}
-
-
-def _pack_bits(signs: Array) -> Array:
-    planes = [pack_planes(signs[..., i, :, :].astype(np.uint8), 1)[..., 0, :, :] for i in range(signs.shape[-3])]
-    return np.stack(planes, axis=-3)

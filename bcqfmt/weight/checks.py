@@ -19,8 +19,6 @@ from . import aligned64
 from .packing import padding_is_zero, unpack
 from .scheme import PackedZero, PartSpec, SecondOrder, WeightSpec, byte_type
 
-__all__ = ["Place", "check_content", "check_parts", "check_spec", "guard_indices"]
-
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
 _INDICES = ("perm", "outlier_indptr", "outlier_indices")

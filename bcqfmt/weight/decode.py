@@ -21,9 +21,6 @@ from .aligned64 import tile_codes, tile_meta_fields
 from .packing import unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
 
-__all__ = ["Numbers", "alpha_z", "coded_numbers", "decode_matrix", "levels_of", "load_rows", "refuse_truncation"]
-__all__ += ["row_ranges", "scale_of", "zero_of"]
-
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float64]
 
@@ -129,9 +126,8 @@ def refuse_truncation(spec: WeightSpec, planes: int) -> None:
         raise error("BCQ-E302", found=f"{planes} planes", expected="at least 1")
     for k, segment in enumerate(spec.scheme.segments):
         if planes < segment.bits and segment.encoding in _WHOLE:
-            raise error(
-                "BCQ-E304", found=f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"
-            )
+            found = f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"
+            raise error("BCQ-E304", found=found)
 
 
 class _Context:

@@ -7,8 +7,6 @@ from typing import Final
 
 from .scheme import PackedZero, Scheme, SecondOrder, Segment, WeightSpec
 
-__all__ = ["PART_KINDS", "part_kind", "scheme_text", "segment_text", "spare_bits"]
-
 PART_KINDS: Final = ("planes", "scales", "zeros", "offsets", "alphas", "biases", "perm", "outliers", "tiles")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["pack", "pack_planes", "padding_is_zero", "unpack", "unpack_bits", "unpack_codes", "words_for"]
-
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
 

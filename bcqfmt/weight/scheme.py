@@ -9,11 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from .packing import words_for
 
-__all__ = [
-    "BYTE_FLOATS", "FEATURES", "OutlierRule", "PackedZero", "PartSpec", "Scheme", "SecondOrder", "Segment",
-    "WeightSpec", "byte_type", "features_of", "part_prefix", "sized",
-]  # fmt: skip
-
 FEATURES: Final = (
     "aligned64", "bcq", "byte-floats", "float-zero", "multi-precision", "nonfinite", "offset", "outliers", "perm",
     "second-order", "second-order-offset", "segments", "stack", "super-groups", "table",

@@ -13,20 +13,6 @@ from bcqfmt.errors import escape
 
 from .scheme import BYTE_FLOATS, ENCODINGS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
-__all__ = [
-    "Misfit",
-    "digest_of",
-    "entry_json",
-    "expect",
-    "expect_keys",
-    "integer",
-    "is_int",
-    "one_of",
-    "resolved_json",
-    "scheme_json",
-    "scheme_of",
-]
-
 
 class Misfit(Exception):
     """A JSON value that does not fit the schema; the message says where and why."""

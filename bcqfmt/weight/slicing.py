@@ -22,8 +22,6 @@ from .decode import row_ranges
 from .packing import pack, pack_planes, unpack, unpack_bits
 from .scheme import OutlierRule, Scheme, SecondOrder, Segment, WeightSpec
 
-__all__ = ["slice_columns", "slice_rows"]
-
 Array = npt.NDArray[Any]
 Parts = Mapping[str, StoredTensor]
 Built = tuple[WeightSpec, dict[str, Array]]
@@ -44,11 +42,8 @@ def slice_rows(spec: WeightSpec, parts: Parts, start: int, stop: int) -> Built:
         for order in segment.numbers().values():
             rows = order.rows if isinstance(order, SecondOrder) else 1
             if (start % rows or (stop % rows and stop != spec.out)) and start // rows != (stop - 1) // rows:
-                raise error(
-                    "BCQ-E303",
-                    found=f"rows {start}..{stop}",
-                    expected=f"multiples of {rows}, the second-order row group",
-                )
+                found = f"rows {start}..{stop}"
+                raise error("BCQ-E303", found=found, expected=f"multiples of {rows}, the second-order row group")
     lead = [(0, spec.stack)] if len(spec.shape) == 3 else []
     arrays: dict[str, Array] = {}
     for suffix, part in parts.items():
@@ -148,11 +143,8 @@ def _cut(k: int, segment: Segment, columns: Array, groups: Array, starts: Array,
 
 
 def _inexpressible(asked: str, why: str) -> Exception:
-    return error(
-        "BCQ-E303",
-        found=f"{asked}: {why}",
-        expected="whole groups, or cuts of at least 8 columns and at most 16 segments",
-    )
+    expected = "whole groups, or cuts of at least 8 columns and at most 16 segments"
+    return error("BCQ-E303", found=f"{asked}: {why}", expected=expected)
 
 
 def _shared(order: Any, piece: _Piece) -> int:

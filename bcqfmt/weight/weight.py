@@ -19,8 +19,6 @@ from .packing import unpack_codes
 from .scheme import Scheme, Segment, WeightSpec, part_prefix
 from .scheme_json import Misfit, digest_of, scheme_json, scheme_of
 
-__all__ = ["BcqWeight"]
-
 Array = npt.NDArray[Any]
 Range = tuple[int, int] | None
 
@@ -255,21 +253,16 @@ class BcqWeight:
         Integer zeros are stored packed, floating-point ones as they are. For weights of one segment with a scale.
         """
         if len(self.scheme.segments) != 1 or self.scheme.segments[0].scale is None:
-            raise error(
-                "BCQ-E305",
-                tensor=self.name,
-                found="no single segment with a scale",
-                expected="apply it before from_segments",
-            )
+            found = "no single segment with a scale"
+            raise error("BCQ-E305", tensor=self.name, found=found, expected="apply it before from_segments")
         made = build.Coded(codes, scale, zero, bits, rows)
         return self._made(*build.second_order((self.spec, self._arrays()), made))
 
     def with_perm(self, perm: Array) -> BcqWeight:
         """The same stored columns; stored column j is original column ``perm[j]`` (``([E,] in)`` integers)."""
         if self.scheme.outliers is not None:
-            raise error(
-                "BCQ-E305", tensor=self.name, found="a weight with outliers", expected="with_perm before with_outliers"
-            )
+            found = "a weight with outliers"
+            raise error("BCQ-E305", tensor=self.name, found=found, expected="with_perm before with_outliers")
         spec, part = build.with_perm(self.spec, perm)
         return self._made(spec, {**self._arrays(), **part})
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
@@ -215,16 +214,14 @@ class Conversion:
         else:
             options = Options(self.options.zero_point, self.options.allow_nonfinite, threads, read_late=True)
             try:
-                job, written = self._written(space, shard, options, stop, progress)
+                found = self._written(space, shard, options, stop, progress)
             except NonfiniteNumbers:
-                job, written = self._written(space, shard, replace(options, read_late=False), stop, progress)
-            record = space.finish(shard.file, self.plan, job.record(written))
+                found = self._written(space, shard, replace(options, read_late=False), stop, progress)
+            record = space.finish(shard.file, self.plan, found)
         shard_done(shard.file, record["size"])
 
-    def _written(
-        self, space: Workspace, shard: Shard, options: Options, stop: Stop, progress: Tick
-    ) -> tuple[ShardJob, FileRecord]:
-        """Write a shard; when that fails, ``progress`` goes back to where it was."""
+    def _written(self, space: Workspace, shard: Shard, options: Options, stop: Stop, progress: Tick) -> dict[str, Any]:
+        """Write a shard; its record. When that fails, ``progress`` goes back to where it was."""
         done: list[int] = []
 
         def tick(size: int) -> None:
@@ -233,7 +230,9 @@ class Conversion:
 
         job = ShardJob(self.source, shard, self.modules, self.layouts, options, stop.check)
         try:
-            return job, write_shard(space.folder / shard.file, job.units, job.weights, tick=tick)
+            return job.record(write_shard(space.folder / shard.file, job.units, job.weights, tick=tick))
         except NonfiniteNumbers:
             progress(-sum(done))
             raise
+        finally:
+            job.forget()

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from .conversion import Conversion
 
-__all__ = ["RayExecutor"]
 
 _RETRIES = 5  # of a task whose process or machine was lost
 _OWN = 150_000_000  # bytes that a Ray worker uses before it does anything
@@ -116,12 +115,9 @@ class RayExecutor:
         machines = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         self.say(f"ray: {machines} with {cores} CPUs; {len(tasks)} tasks of 1 CPU and {need / 1e6:.0f} MB")
         if need > most:
-            raise error(
-                "BCQ-E801",
-                found=f"the node with the most memory gives tasks {most:,} bytes",
-                expected=f"{need:,}, for the largest weight",
-                hint="start a larger node, or give a node more: ray start --memory BYTES",
-            )
+            found = f"the node with the most memory gives tasks {most:,} bytes"
+            hint = "start a larger node, or give a node more: ray start --memory BYTES"
+            raise error("BCQ-E801", found=found, expected=f"{need:,}, for the largest weight", hint=hint)
 
     # -- the tasks ----------------------------------------------------------------------------------------------
 

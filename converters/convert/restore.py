@@ -16,8 +16,6 @@ from bcqfmt.errors import error
 
 from .source_rebuilder import SourceRebuilder
 
-__all__ = ["WORKERS", "restore"]
-
 WORKERS = min(4, os.cpu_count() or 1)  # files at a time; the heavy work releases the interpreter lock
 
 

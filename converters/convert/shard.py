@@ -93,6 +93,10 @@ class ShardJob:
         rules = {name: [rule, weight] if weight else [rule] for name, (rule, weight) in self.rules.items()}
         return {"file": self._shard.file, **written._asdict(), "rules": rules}
 
+    def forget(self) -> None:
+        """Let go of the weights, which refer to this job: else their memory is free only after garbage collection."""
+        self.weights, self.units = {}, []
+
     def _converted(self, name: str) -> BcqWeight:
         """The weight of a module, its small tensors proved."""
         self._check_stop()
@@ -111,24 +115,37 @@ class ShardJob:
         parts = weight.parts()
         for suffix, part in heavy.items():
             prove = partial(self._prove, rule=rules[suffix], tensor=module.tensors[suffix], known=known)
-            parts[part] = self._proved_part(weight, part, module.nbytes, prove, proofs.get(suffix, []))
+            parts |= self._proved_part(weight, part, module.nbytes, prove, proofs.get(suffix, []))
         return BcqWeight(name, weight.spec, parts)
 
     def _proved_part(
         self, weight: BcqWeight, part: str, source_size: int, prove: Callable[..., None], proof: list[bool]
-    ) -> StoredTensor:
-        """A large part, computed on demand; with it the rule is proved that rebuilds the source tensor from it."""
-        planned = weight.parts()[part]
+    ) -> dict[str, StoredTensor]:
+        """A large part, computed on demand; with it the rule is proved that rebuilds the source tensor from it.
+
+        It is computed before the parts that the file has just before it: the layout may find them on the way.
+        """
+        parts = weight.parts()
+        planned, held = parts[part], list[Array]()
 
         def make() -> Array:
+            if held:
+                return held.pop()
             with _one_at_a_time:
                 wait_for_room(source_size + planned.nbytes, self._room, self._check_stop)
                 array = planned.array()
-            computed = {**weight.parts(), part: StoredTensor.from_array(part, array, planned.dtype)}
+            computed = {**parts, part: StoredTensor.from_array(part, array, planned.dtype)}
             prove(BcqWeight(weight.name, weight.spec, computed), proof=proof)
             return array
 
-        return StoredTensor(part, planned.dtype, planned.shape, make=make)
+        def after(tensor: StoredTensor) -> Array:
+            if not held:
+                held.append(make())
+            return tensor.array()
+
+        before = {name: tensor for name, tensor in parts.items() if name < part and tensor.dtype == planned.dtype}
+        found = {name: tensor.made_by(partial(after, tensor)) for name, tensor in before.items()}
+        return {**found, part: StoredTensor(part, planned.dtype, planned.shape, make=make)}
 
     def _prove(
         self,

@@ -27,8 +27,6 @@ from bcqfmt.converters.words.buffers import read_array
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["SourceRebuilder"]
-
 Bytes = npt.NDArray[np.uint8]
 _COPY = 1 << 22  # bytes read at a time
 
@@ -90,13 +88,9 @@ class SourceRebuilder:
         self.folder: Path = checkpoint.path
         manifest = checkpoint.manifest
         if manifest is not None and manifest.source is not None and manifest.source["format"] == "dense":
-            raise error(
-                "BCQ-E614",
-                self.folder.name,
-                found="quantized from a dense checkpoint, which rounds",
-                expected="a folder that was converted",
-                hint="keep the source; `bcqfmt export --to dense` writes the quantized values",
-            )
+            found = "quantized from a dense checkpoint, which rounds"
+            hint = "keep the source; `bcqfmt export --to dense` writes the quantized values"
+            raise error("BCQ-E614", self.folder.name, found=found, expected="a folder that was converted", hint=hint)
         if not (self.folder / SOURCE).is_dir():
             raise error(
                 "BCQ-E614", self.folder.name, found=f"no {SOURCE}/", expected="a folder converted with provenance"

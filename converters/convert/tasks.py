@@ -25,7 +25,6 @@ from bcqfmt.version import __version__
 if TYPE_CHECKING:
     from .conversion import Conversion
 
-__all__ = ["Task", "fault_of", "memory_of", "run_task", "tasks_of"]
 
 _BASE = 300_000_000  # the interpreter, numpy and the compiled word packers, rounded up
 _PER_HEADER_BYTE = 16  # of memory, for what is kept of the source's headers

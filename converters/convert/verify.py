@@ -29,8 +29,6 @@ from .restore import WORKERS
 from .shard import ReadOnce
 from .source_rebuilder import SourceRebuilder
 
-__all__ = ["SAMPLE_ROWS", "Certificate", "verify"]
-
 _OTHER = "this is another source, or it was changed since: `bcqfmt restore BCQ OUT` gives the one that was converted"
 
 _ZEROS = {"qzeros", "scaled_zeros", "weight_zero_point", "zero"}

@@ -14,8 +14,6 @@ from bcqfmt.converters.layouts.registry import find_modules, layouts
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
 
-__all__ = ["Trial", "try_rules"]
-
 _MOST = 8  # modules that are decoded; a wrong rule shows in each of them
 
 

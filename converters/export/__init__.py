@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,13 @@ from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_tensors
 from bcqfmt.container.dtypes import FLOATS, logical_name
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, write_file
-from bcqfmt.container.files import SourceFile, inside, read_small, real_path
+from bcqfmt.container.files import SourceFile, inside, read_small
 from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.checkpoint import QUANT_FILES
 from bcqfmt.converters.source.front_matter import CARD, front_lines, front_matter
 from bcqfmt.errors import BcqError, error, escape, refuse
+from bcqfmt.system import real_path
 from bcqfmt.version import __version__
 
 from .awq import to_awq
@@ -36,8 +37,6 @@ from .gptq import to_gptq
 from .names import dense_linears
 from .readers import check_orientation, reader_notes
 from .target import Target, dense_unit, uniform
-
-__all__ = ["TARGETS", "Export", "export"]
 
 TARGETS: Final = ("gptq", "awq", "compressed-tensors", "dense")
 _COPY = 1 << 22
@@ -56,15 +55,7 @@ class Export:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
-        return {
-            "format": self.format,
-            "weights": self.weights,
-            "dense": self.dense,
-            "files": self.files,
-            "bytes": self.nbytes,
-            "notes": self.notes,
-        }
+        return {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
 
 
 def export(

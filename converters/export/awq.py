@@ -7,13 +7,13 @@ from bcqfmt.errors import escape
 from .names import block_path, in_block, skip_rules
 from .target import Recipe, Target, Uniform, best_group_size, not_lossless
 
-__all__ = ["to_awq"]
-
 
 def to_awq(weights: list[Uniform], dense: list[str]) -> Target:
     """The tensors and the configuration; ``dense``: linear layers that are not quantized."""
     for weight in weights:
-        _check(weight)
+        found, expected = _misfit(weight)
+        if found:
+            raise not_lossless(weight.weight, found, f"{expected} in AWQ")
     size = best_group_size(weights)
     for weight in weights:
         if not weight.fits(size):
@@ -64,12 +64,6 @@ def _skipped(dense: list[str], quantized: list[str]) -> tuple[list[str], list[st
         else:
             kept[fit] = None
     return list(kept), left
-
-
-def _check(weight: Uniform) -> None:
-    found, expected = _misfit(weight)
-    if found:
-        raise not_lossless(weight.weight, found, f"{expected} in AWQ")
 
 
 def _misfit(weight: Uniform) -> tuple[str, str]:

@@ -9,8 +9,6 @@ from bcqfmt.weight.packing import words_for
 from .names import HEAD, is_head, patterns
 from .target import Recipe, Shaped, Target, Uniform, not_lossless
 
-__all__ = ["to_compressed"]
-
 _FORMAT = "pack-quantized"
 # The first version that packs densely; the next minor one no longer knows weight_g_idx.
 _VERSION = "0.18.0"

@@ -14,8 +14,6 @@ from bcqfmt.weight.packing import words_for
 from .names import expressions, in_block, is_head, skip_rules
 from .target import Recipe, Target, Uniform, best_group_size, not_lossless
 
-__all__ = ["to_gptq"]
-
 _BITS = (2, 3, 4, 8)
 _KERNELS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 _OTHER_BITS = (

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable
 from bcqfmt.checkpoint.shards import natural
 from bcqfmt.container.stored_tensor import StoredTensor
 
-__all__ = ["HEAD", "block_path", "dense_linears", "expressions", "in_block", "is_head", "patterns", "skip_rules"]
-
 HEAD = "lm_head"
 _EMBEDDINGS = re.compile(r"(^|[._])(embed|embeddings?|embed_tokens|wte|wpe|tok_embeddings)([._]|$)")
 

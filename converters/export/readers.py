@@ -14,8 +14,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .names import is_head
 from .target import Uniform, not_lossless
 
-__all__ = ["check_orientation", "reader_notes"]
-
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _RENAMED = {"mixtral": "the experts", "phi3": "the fused projections"}  # GPTQModel has other modules for these
 # Models that have [in, out] weights in their own checkpoints, and the layers that show it: more outputs or more inputs

@@ -26,9 +26,6 @@ from bcqfmt.weight import decode
 from bcqfmt.weight.scheme import PackedZero, SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Recipe", "Shaped", "Target", "Uniform", "best_group_size", "dense_unit", "not_lossless", "scattered"]
-__all__ += ["uniform"]
-
 Shaped = dict[str, tuple[str, tuple[int, ...], Rule]]
 _BLOCK = 1 << 22  # elements decoded together
 
@@ -48,17 +45,14 @@ class Uniform:
 
     @property
     def n(self) -> int:
-        """Rows of a matrix."""
         return self.weight.spec.out
 
     @property
     def k(self) -> int:
-        """Columns."""
         return self.weight.spec.columns
 
     @property
     def groups(self) -> int:
-        """Groups a row."""
         return self.weight.spec.groups(0)
 
     @property

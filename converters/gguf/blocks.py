@@ -24,43 +24,58 @@ from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.converters.words.gguf import Field
 
 from .kinds import KINDS
-from .scales import code_words, fill_codes
+from .scales import code_words, fill_codes, new_code_words
 from .ternary import bytes_of_trits, trits_of_bytes
 
-__all__ = ["blocks_of", "numbers_of", "planes_of"]
+__all__ = ["blocks_of", "in_order", "new_numbers", "numbers_of", "planes_of"]
 
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
 _NUMBERS = {"d": "scale", "m": "offset", "dd": "scale_scale", "dmin": "offset_scale", "e": "scale"}
-_SIGN = np.uint16(0x8000)
+_SIGN = 0x8000
 
 
-def planes_of(name: str, rows: Array, order: str = "<", planes: Array | None = None) -> Array:
-    """The planes of blocks uint8 [N, row bytes]; ``order``: the byte order of the file; ``planes``: to be filled."""
-    kind, rows = KINDS[name], in_order(name, rows, order)
+def planes_of(name: str, rows: Array, planes: Array | None = None, proof: list[bool] | None = None) -> Array:
+    """The planes of blocks uint8 [N, row bytes], little-endian; ``planes``: to be filled.
+
+    ``proof``: gets whether they give back the codes of the blocks, as `numbers_of` tells of everything else.
+    """
+    kind, rows = KINDS[name], np.ascontiguousarray(rows)
     columns = rows.shape[1] // kind.nbytes * kind.elements
     planes = new_planes(kind.bits, len(rows), columns) if planes is None else planes
     if name == "TQ1_0":
         codes = trits_of_bytes(rows.reshape(-1, kind.nbytes)).reshape(len(rows), columns)
         planes[...] = words.codes_to_planes(codes, 2)
+        if proof is not None:
+            again = rows.copy()
+            bytes_of_trits(words.planes_to_codes(planes, columns).reshape(-1, 256), again.reshape(-1, kind.nbytes))
+            proof.append(np.array_equal(again, rows))
     for field, (first, stop) in _fields(name):
-        words.field_to_planes(rows, field, planes[first:stop])
+        words.field_to_planes(rows, field, planes[first:stop], proof)
     return planes
 
 
-def numbers_of(name: str, rows: Array, order: str = "<") -> Fields:
-    """All fields but the planes, of blocks uint8 [N, row bytes]."""
-    rows = in_order(name, rows, order)
-    runs, found = rows.view(KINDS[name].runs), {}
-    for field, part in _numbers(name).items():
-        found[part] = np.ascontiguousarray(runs[field]).view(np.uint8 if field == "e" else np.float16)
-    if "offset_scale" in found:
-        found["offset_scale"] = _negated(found["offset_scale"])
-    return found | code_words(name, rows)
+def new_numbers(name: str, rows: int, row_bytes: int) -> Fields:
+    """All fields but the planes, to be filled."""
+    count, kind, found = row_bytes // KINDS[name].nbytes, KINDS[name].block(), {}
+    for stored, (_, part) in _numbers(name).items():
+        number = kind[stored]
+        found[part] = np.empty((rows, count * number.shape[0]), number.base)
+    return found | new_code_words(name, rows, count)
+
+
+def numbers_of(name: str, rows: Array, fields: Fields | None = None, proof: list[bool] | None = None) -> Fields:
+    """All fields but the planes; arguments as for `planes_of`."""
+    rows = np.ascontiguousarray(rows)
+    found = new_numbers(name, *rows.shape) if fields is None else fields
+    for stored, (field, part) in _numbers(name).items():
+        words.field_to_numbers(rows, field, found[part], _SIGN if stored == "dmin" else 0, proof)
+    code_words(name, rows, found, proof)
+    return found
 
 
 def blocks_of(name: str, fields: Fields, order: str = "<") -> Array:
-    """The inverse of both: uint8 [N, row bytes]."""
+    """The inverse of both: uint8 [N, row bytes]; ``order``: the byte order of the file."""
     kind, planes = KINDS[name], fields["planes"]
     _, n, width = planes.shape
     rows = new_array((n, 32 * width // kind.elements * kind.nbytes), np.uint8)
@@ -70,7 +85,7 @@ def blocks_of(name: str, fields: Fields, order: str = "<") -> Array:
     for field, (first, stop) in _fields(name):
         words.planes_to_field(planes[first:stop], field, rows)
     runs = rows.view(kind.runs)
-    for stored, part in _numbers(name).items():
+    for stored, (_, part) in _numbers(name).items():
         numbers = _negated(fields[part]) if stored == "dmin" else np.ascontiguousarray(fields[part])
         runs[stored] = numbers.view(kind.runs[stored])
     fill_codes(name, fields, rows)
@@ -92,24 +107,23 @@ def in_order(name: str, rows: Array, order: str) -> Array:
 @cache
 def _fields(name: str) -> list[tuple[Field, tuple[int, int]]]:
     """The fields of codes of a block, and the planes that each of them holds."""
-    kind, block, found, at = KINDS[name], KINDS[name].block(), [], 0
-    places = {}
-    for field in kind.names:
-        places[field], at = at, at + block[field].itemsize
-    for codes in kind.codes:
-        size = block[codes.field].itemsize
-        field_of_codes = Field(codes.order, places[codes.field], size, kind.nbytes, name == "Q8_0")
-        found.append((field_of_codes, (codes.first, codes.stop)))
-    return found
+    return [(_field(name, field, order), (first, stop)) for field, order, first, stop in KINDS[name].codes]
 
 
 @cache
-def _numbers(name: str) -> dict[str, str]:
+def _numbers(name: str) -> dict[str, tuple[Field, str]]:
     """The fields of a block that are numbers, and the fields here that they become."""
-    return {stored: field for stored, field in _NUMBERS.items() if stored in KINDS[name].names}
+    return {stored: (_field(name, stored), part) for stored, part in _NUMBERS.items() if stored in KINDS[name].names}
+
+
+def _field(name: str, stored: str, order: str = "") -> Field:
+    """Where a field of a block is."""
+    block, at = KINDS[name].block(), KINDS[name].names.index(stored)
+    offset = sum(block[before].itemsize for before in KINDS[name].names[:at])
+    return Field(order, offset, block[stored].itemsize, block.itemsize, name == "Q8_0")
 
 
 def _negated(numbers: Array) -> Array:
     """The same F16 numbers with the other sign, NaNs included."""
-    found: Array = (np.ascontiguousarray(numbers).view(np.uint16) ^ _SIGN).view(np.float16)
+    found: Array = (np.ascontiguousarray(numbers).view(np.uint16) ^ np.uint16(_SIGN)).view(np.float16)
     return found

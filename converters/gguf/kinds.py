@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["KINDS", "Codes", "Kind"]
-
 
 class Codes(NamedTuple):
     """A field that holds the planes ``first`` to ``stop`` (0: the most significant) in an order of `words.gguf`."""

@@ -11,8 +11,6 @@ from bcqfmt.converters import words
 
 from .blocks import blocks_of
 
-__all__ = ["q8_0"]
-
 Array = npt.NDArray[Any]
 
 

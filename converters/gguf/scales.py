@@ -20,7 +20,7 @@ from bcqfmt.compiled.loops import compiled, stamp_of, types
 from . import kinds
 from .kinds import KINDS
 
-__all__ = ["code_words", "fill_codes"]
+__all__ = ["code_words", "fill_codes", "new_code_words"]
 
 Array = npt.NDArray[Any]
 Words = dict[str, npt.NDArray[np.uint32]]
@@ -47,16 +47,18 @@ _NAMES: Final = list(_PLACES)
 _FLIP: Final = {"Q6_K": int.from_bytes(b"\x80" * 16, "little")}
 
 
-def code_words(name: str, rows: Array) -> Words:
-    """The codes of blocks uint8 [N, row bytes]: words uint32 [N, ceil(G*bits/32)]; none for types without them."""
-    if name not in _PLACES:
-        return {}
-    kind = KINDS[name]
-    count = rows.shape[1] // kind.nbytes
-    width = -(-count * kind.groups * kind.scale_bits // 32)
-    found = {part: np.zeros((len(rows), width), np.uint32) for part in _PLACES[name]}
-    _run(name, True, rows, found)
-    return found
+def new_code_words(name: str, rows: int, count: int) -> Words:
+    """Words for the codes of ``rows`` of ``count`` blocks, uint32 [N, ceil(G*bits/32)]; none for types without them."""
+    width = -(-count * KINDS[name].groups * KINDS[name].scale_bits // 32)
+    return {part: np.zeros((rows, width), np.uint32) for part in _PLACES.get(name, ())}
+
+
+def code_words(name: str, rows: Array, words: dict[str, Array], proof: list[bool] | None = None) -> None:
+    """Fill ``words`` with the codes of blocks uint8 [N, row bytes]; ``proof``: gets whether they give these back."""
+    if name in _PLACES:
+        good = _run(name, True, rows, {part: words[part] for part in _PLACES[name]})
+        if proof is not None:
+            proof.append(good)
 
 
 def fill_codes(name: str, fields: dict[str, Array], rows: Array) -> None:
@@ -66,11 +68,11 @@ def fill_codes(name: str, fields: dict[str, Array], rows: Array) -> None:
         _run(name, False, rows, words)
 
 
-def _run(name: str, to_words: bool, rows: Array, words: Words) -> None:
+def _run(name: str, to_words: bool, rows: Array, words: Words) -> bool:
     scale, *offset = (array.reshape(-1).view(np.uint16) for array in words.values())
     place, _ = _field(name)
     about = len(rows), rows.shape[1] // KINDS[name].nbytes, KINDS[name].nbytes, place, scale.size // len(rows)
-    _loop(name, to_words)(rows.reshape(-1), scale, *(offset or [scale]), *about)
+    return _loop(name, to_words)(rows.reshape(-1), scale, *(offset or [scale]), *about)
 
 
 @cache
@@ -95,18 +97,41 @@ class _Bits(Emit):
             found = self.builder.or_(found, shift(bits, wide(abs(by))))
         return self.builder.trunc(found, target)
 
+    def packed(self, name: str) -> Any:
+        """The field of a block, made from its codes; the arguments are those of ``_there``."""
+        target = ir.IntType(8 * _field(name)[1])
+        found = target(_FLIP.get(name, 0))
+        for argument, (kind, places) in enumerate(_of_block(name), 3):
+            codes = self.load(self.at(argument, self.values[5], kind), 2)
+            for step in _to_bytes(name):
+                codes = self.moved(codes, step, ir.IntType(8 * KINDS[name].groups))
+            found = self.builder.xor(found, self.moved(codes, [(b, a) for a, b in places], target))
+        return found
 
-def _of_block(name: str) -> list[tuple[str, Any, list[tuple[int, int]]]]:
-    """The parts with the type of what a block has of each, and all bits: (in the field, among the codes)."""
+
+def _of_block(name: str) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """For each part the type of what a block has of it, and all bits: (in the field, among codes of a byte each)."""
     kind = KINDS[name]
-    return [
-        (
-            part,
-            ir.IntType(kind.groups * kind.scale_bits),
-            [(place(j, i), j * kind.scale_bits + i) for j in range(kind.groups) for i in range(kind.scale_bits)],
-        )
-        for part, place in _PLACES[name].items()
-    ]
+    bits = [(j, i) for j in range(kind.groups) for i in range(kind.scale_bits)]
+    whole = ir.IntType(len(bits))
+    return [(whole, [(place(j, i), 8 * j + i) for j, i in bits]) for place in _PLACES[name].values()]
+
+
+def _to_bytes(name: str) -> list[list[tuple[int, int]]]:
+    """Steps from codes without gaps to codes of a byte each: half of a run moves, then half of each half, and so on.
+
+    So few distances are left from there to the field that moving bits takes a quarter of the time.
+    """
+    kind, found, run = KINDS[name], [], KINDS[name].groups
+
+    def place(j: int, run: int) -> int:
+        return j // run * 8 * run + j % run * kind.scale_bits
+
+    while run > 1:
+        moves = [(place(j, run), place(j, run // 2)) for j in range(kind.groups)]
+        found.append([(a + i, b + i) for a, b in moves for i in range(kind.scale_bits)])
+        run //= 2
+    return found
 
 
 def _there(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
@@ -116,47 +141,63 @@ def _there(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) 
     def write(emit: _Bits) -> None:
         packed = emit.load(emit.at(1, emit.values[2], ir.IntType(8 * _field(name)[1])), 1)
         packed = emit.builder.xor(packed, packed.type(_FLIP.get(name, 0)))
-        for argument, (_, kind, places) in enumerate(_of_block(name), 3):
-            emit.store(emit.moved(packed, places, kind), emit.at(argument, emit.values[5], kind), 2)
+        for argument, (kind, places) in enumerate(_of_block(name), 3):
+            codes = emit.moved(packed, places, ir.IntType(8 * KINDS[name].groups))
+            for step in reversed(_to_bytes(name)):
+                codes = emit.moved(codes, [(b, a) for a, b in step], codes.type)
+            emit.store(emit.builder.trunc(codes, kind), emit.at(argument, emit.values[5], kind), 2)
 
     return None, write
 
 
 def _back(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
     """The inverse of ``_there``."""
-    name = _NAMES[number.literal_value]
 
     def write(emit: _Bits) -> None:
-        target = ir.IntType(8 * _field(name)[1])
-        packed = target(_FLIP.get(name, 0))
-        for argument, (_, kind, places) in enumerate(_of_block(name), 3):
-            codes = emit.load(emit.at(argument, emit.values[5], kind), 2)
-            packed = emit.builder.xor(packed, emit.moved(codes, [(b, a) for a, b in places], target))
-        emit.store(packed, emit.at(1, emit.values[2], target), 1)
+        packed = emit.packed(_NAMES[number.literal_value])
+        emit.store(packed, emit.at(1, emit.values[2], packed.type), 1)
 
     return None, write
 
 
-there, back = (intrinsic(function, _Bits) for function in (_there, _back))
+def _same(number: Any, blocks: Any, at: Any, scale: Any, offset: Any, to: Any) -> Any:
+    """Whether the field is what ``_back`` would store."""
+
+    def write(emit: _Bits) -> Any:
+        packed = emit.packed(_NAMES[number.literal_value])
+        return emit.builder.icmp_unsigned("==", packed, emit.load(emit.at(1, emit.values[2], packed.type), 1))
+
+    return types.boolean, write
+
+
+there, back, same = (intrinsic(function, _Bits) for function in (_there, _back, _same))
 
 
 @cache
-def _loop(name: str, to_words: bool) -> Callable[..., None]:
-    """The loop of a type: blocks uint8, scale and offset codes uint16, all flat; numbers as ``_run`` gives them."""
+def _loop(name: str, to_words: bool) -> Callable[..., bool]:
+    """The loop of a type: blocks uint8, scale and offset codes uint16, all flat; numbers as ``_run`` gives them.
+
+    Whether the words give back the fields, which is seen while they are in the cache.
+    """
     stamp, number = stamp_of(intrinsics, kinds), _NAMES.index(name)
     units = KINDS[name].groups * KINDS[name].scale_bits // _UNIT
 
-    def loop(blocks: Any, scale: Any, offset: Any, rows: Any, count: Any, size: Any, place: Any, width: Any) -> None:
+    def loop(blocks: Any, scale: Any, offset: Any, rows: Any, count: Any, size: Any, place: Any, width: Any) -> Any:
+        good = True
         for r in range(rows if stamp else 0):
-            for b in range(count):
-                at, to = (r * count + b) * size + place, r * width + b * units
-                if to_words:
-                    there(number, blocks, at, scale, offset, to)
-                else:
-                    back(number, blocks, at, scale, offset, to)
+            for again in range(2 if to_words else 1):
+                for b in range(count):
+                    at, to = (r * count + b) * size + place, r * width + b * units
+                    if not to_words:
+                        back(number, blocks, at, scale, offset, to)
+                    elif again == 0:
+                        there(number, blocks, at, scale, offset, to)
+                    else:
+                        good &= same(number, blocks, at, scale, offset, to)
+        return good
 
     def flat(kind: Any, read: bool) -> Any:
         return types.Array(kind, 1, "C", readonly=read)
 
     codes = flat(types.uint16, not to_words)
-    return compiled(loop, types.void, flat(types.uint8, to_words), codes, codes, *(types.int64,) * 5)
+    return compiled(loop, types.boolean, flat(types.uint8, to_words), codes, codes, *(types.int64,) * 5)

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from bcqfmt.compiled.loops import compiled, types
 from bcqfmt.converters.words.buffers import new_array
 
-__all__ = ["bytes_of_trits", "trits_of_bytes"]
-
 Bytes = npt.NDArray[np.uint8]
 _SIZES: Final = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # bytes first..stop hold 5 or 4 codes, byte after byte
 _BYTES: Final = np.array([min((n * 256 + 242) // 243, 255) for n in range(256)], np.uint8)  # of every number below 243

@@ -11,8 +11,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["values_of"]
-
 Array = npt.NDArray[Any]
 _TYPES: Final = {  # bytes of a block, elements
     "Q4_0": (18, 32), "Q4_1": (20, 32), "Q5_0": (22, 32), "Q5_1": (24, 32), "Q8_0": (34, 32), "Q2_K": (84, 256),

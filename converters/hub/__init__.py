@@ -78,6 +78,9 @@ def _fetch(
     hub = library()
     wanted = repo.needed()
     largest = max((wanted[name].size for name in (wanted if only is None else only)), default=0)
+    patterns = list(KEEP)
+    if only is not None or repo.file:
+        patterns = [glob.escape(name) for name in (wanted if only is None else only)]
 
     def fetch() -> str:
         return str(
@@ -85,7 +88,7 @@ def _fetch(
                 repo.repo_id,
                 revision=repo.commit,
                 local_files_only=local,
-                allow_patterns=_patterns(repo) if only is None else [glob.escape(name) for name in only],
+                allow_patterns=patterns,
                 ignore_patterns=None if repo.file else list(SKIP),
                 force_download=force,
                 library_name="bcqfmt",
@@ -95,11 +98,6 @@ def _fetch(
         )
 
     return Path(attempt(fetch, repo.repo_id, again=_not_retried, file_bytes=largest))
-
-
-def _patterns(repo: HubRepo) -> list[str]:
-    """What is fetched: the files of a checkpoint, or those of the GGUF model that was named."""
-    return [glob.escape(name) for name in repo.needed()] if repo.file else list(KEEP)
 
 
 def _silent() -> type[Any]:

@@ -18,8 +18,6 @@ from urllib.parse import urljoin, urlsplit
 
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["limited"]
-
 ANSWERS = 100_000_000  # bytes of answers that are no files, to one call; 100,000 files are listed in 30 MB
 REFUSAL = 1_000_000  # bytes of an answer that refuses or redirects, or that a store gives to an upload
 _EACH = 10_000  # bytes that an answer counts at least: pages without an end have one, too
@@ -80,7 +78,6 @@ class _Factory:
         return client
 
     def before(self, request: Any) -> None:
-        """A request is about to be sent."""
         if _running:
             request.headers["Accept-Encoding"] = "identity"  # a compressed answer has no size before it is unpacked
             request.extensions.setdefault(_KIND, "file" if self.is_file(str(request.url)) else "answer")

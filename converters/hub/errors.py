@@ -22,8 +22,6 @@ from bcqfmt.errors import BcqError, error
 
 from .answers import limited
 
-__all__ = ["PAUSES", "address", "attempt", "explain", "library", "may_help", "status_of"]
-
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before the first, second, ... retry
 LONGEST_WAIT = 60  # seconds; a hub that asks for a longer wait is an error
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENAMETOOLONG}
@@ -39,9 +37,8 @@ def library() -> ModuleType:
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError:
-        raise error(
-            "BCQ-E306", found="huggingface_hub", hint="pip install 'huggingface_hub>=1.31,<3', or give a local folder"
-        ) from None
+        hint = "pip install 'huggingface_hub>=1.31,<3', or give a local folder"
+        raise error("BCQ-E306", found="huggingface_hub", hint=hint) from None
     return huggingface_hub
 
 
@@ -105,12 +102,8 @@ def explain(fault: BaseException, repo_id: str, file: str = "", tries: int = 1) 
         found = "this revision has not been downloaded completely before"
         return error("BCQ-E705", place, found=found, hint=f"without --offline and HF_HUB_OFFLINE, or once: {fetch}")
     if "RevisionNotFoundError" in names:
-        return error(
-            "BCQ-E707",
-            repo_id,
-            found="no such branch, tag or commit",
-            hint=f"list them: git ls-remote https://huggingface.co/{repo_id}",
-        )
+        hint = f"list them: git ls-remote https://huggingface.co/{repo_id}"
+        return error("BCQ-E707", repo_id, found="no such branch, tag or commit", hint=hint)
     if names & {"GatedRepoError", "DisabledRepoError"} or status in (401, 402, 403, 451):
         if names & {"RepositoryNotFoundError"} and "GatedRepoError" not in names:
             return _not_found(repo_id)
@@ -171,12 +164,8 @@ def _without_answer(fault: BaseException, names: set[str], place: str, tries: in
 
 
 def _not_found(repo_id: str) -> BcqError:
-    return error(
-        "BCQ-E701",
-        repo_id,
-        found="neither a folder here nor a model on the hub that you can see",
-        hint="check the spelling; for a private or gated model: hf auth login",
-    )
+    hint = "check the spelling; for a private or gated model: hf auth login"
+    return error("BCQ-E701", repo_id, found="neither a folder here nor a model on the hub that you can see", hint=hint)
 
 
 def _denied(repo_id: str, gated: bool, status: int) -> BcqError:

@@ -29,8 +29,6 @@ from bcqfmt.version import __version__
 from .errors import address, attempt, library
 from .repo import split_hub_id
 
-__all__ = ["Pushed", "check_push", "files_to_push", "push"]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOGIN = "hf auth login, with a token that may write (https://huggingface.co/settings/tokens)"
 Card = Callable[[str, str], str]

@@ -23,8 +23,6 @@ from bcqfmt.version import __version__
 from .errors import attempt, library
 from .repo import HubRepo
 
-__all__ = ["RemoteFile", "RemoteHeaders", "remote_headers"]
-
 FIRST_READ = 1 << 18  # bytes; nearly every header fits
 _WORKERS = 8
 _SLOWEST = 10_000  # bytes per second, below which a transfer is given up
@@ -133,7 +131,6 @@ class RemoteHeaders:
 
     @property
     def headers(self) -> dict[str, Header]:
-        """The header of every model file."""
         return {name: model.header for name, model in self.checkpoint.models.items()}
 
     @property

@@ -16,8 +16,6 @@ from bcqfmt.version import __version__
 
 from .errors import attempt, library
 
-__all__ = ["KEEP", "SKIP", "HubFile", "HubRepo", "looks_like_hub_id", "needed", "resolve", "split_hub_id"]
-
 # What a checkpoint consists of. Weights of other kinds and code are never fetched, whatever their names match;
 # nor are weights in folders below: a checkpoint's own shards lie at the top.
 KEEP = (
@@ -101,13 +99,8 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
     repo_id, named = split_hub_id(repo_id, file=True)
     wanted = revision or named or "main"
     if not _fine_revision(wanted):
-        raise error(
-            "BCQ-E302",
-            repo_id,
-            found=f"revision '{escape(wanted)}'",
-            expected="a branch, a tag or a commit",
-            hint=_EXAMPLE,
-        )
+        found = f"revision '{escape(wanted)}'"
+        raise error("BCQ-E302", repo_id, found=found, expected="a branch, a tag or a commit", hint=_EXAMPLE)
     hub = library()
     if offline or hub.constants.HF_HUB_OFFLINE:
         return _chosen(_from_cache(repo_id, wanted), file)

@@ -9,9 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, is_documentation
 from bcqfmt.checkpoint.manifest import FileRecord, Manifest, WeightRecord, manifest_bytes
@@ -22,7 +19,7 @@ from bcqfmt.container.durable import make_folders, write_file
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
-from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint, SourceModel
+from bcqfmt.converters.source.checkpoint import INDEX_SUFFIX, QUANT_FILES, SourceCheckpoint
 from bcqfmt.converters.source.front_matter import CARD
 from bcqfmt.converters.source.gguf import gaps
 from bcqfmt.converters.source.quant_config import Settings
@@ -35,8 +32,6 @@ from .paths import written_anew
 from .plan import Plan
 from .source_files import SideFile, digest_step
 from .workspace import Workspace
-
-__all__ = ["finalize"]
 
 
 def finalize(
@@ -105,12 +100,8 @@ def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
         pool.shutdown(cancel_futures=True)
     missing = [shard.file for shard, record in zip(plan.shards, records, strict=True) if record is None]
     if missing:
-        raise error(
-            "BCQ-E404",
-            str(space.folder),
-            found=f"{len(missing)} of {len(plan.shards)} shards are not done: {', '.join(missing[:3])}",
-            expected="all of them",
-        )
+        found = f"{len(missing)} of {len(plan.shards)} shards are not done: {', '.join(missing[:3])}"
+        raise error("BCQ-E404", str(space.folder), found=found, expected="all of them")
     return [record for record in records if record is not None]
 
 
@@ -119,9 +110,8 @@ def _source_digests(source: SourceCheckpoint, plan: Plan, space: Workspace) -> d
     for i, path in enumerate(source.models):
         record = space.done(digest_step(i), plan)
         if record is None:
-            raise error(
-                "BCQ-E404", str(space.folder), found=f"the digest of {path} is not done", expected="all of them"
-            )
+            expected = "all of them"
+            raise error("BCQ-E404", str(space.folder), found=f"the digest of {path} is not done", expected=expected)
         found[path] = FileRecord(record["source_size"], record["source_sha256"])
     return found
 
@@ -148,7 +138,10 @@ def _write_provenance(
         for name, (rule, *weight) in record["rules"].items():
             number = rules.setdefault(canonical(rule), len(rules))
             tensors[source.home[name]][name] = [number, *weight]
-    between = {path: left for path, model in source.models.items() if (left := _between(model)) is not None}
+    between = {}  # the bytes of a GGUF file that belong to no tensor, unless they are all zero
+    for path, model in source.models.items():
+        if model.gguf is not None and (left := gaps(model.source, model.gguf)) is not None:
+            between[path] = left
     for path in between:
         tensors[path][""] = [rules.setdefault(canonical({"rule": "raw"}), len(rules))]
     table = sorted(rules)
@@ -185,11 +178,6 @@ def _write_provenance(
     raw |= {f"{path}/": StoredTensor.from_array("", left) for path, left in between.items()}
     if raw:
         files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"})
-
-
-def _between(model: SourceModel) -> npt.NDArray[np.uint8] | None:
-    """The bytes of a GGUF file that belong to no tensor, unless they are all zero."""
-    return None if model.gguf is None else gaps(model.source, model.gguf)
 
 
 def _folder_files(

@@ -18,8 +18,6 @@ from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import escape
 from bcqfmt.version import __version__
 
-__all__ = ["Facts", "How", "converted", "model_card", "quantized", "with_name", "with_perplexity"]
-
 TEMPLATE = """\
 ---
 $front
@@ -155,10 +153,11 @@ def converted(settings: Settings, provenance: bool) -> How:
     method = _words(settings.method or "quantized")
     article = "an" if method[0] in "aeiou" else "a"
     summary = f"Converted without loss from {article} {method} checkpoint by bcqfmt {__version__}:"
+    size = settings.group_size
     stated = [
         method,
         f"{settings.bits} bit" if settings.bits is not None else "",
-        _groups(settings.group_size),
+        "" if size is None else f"groups of {size}" if size > 0 else "one group per row",
         "symmetric" if settings.sym is True else "asymmetric" if settings.sym is False else "",
         "act order" if settings.desc_act is True else "",
         f"by {settings.tool[0]} {'.'.join(map(str, settings.tool[1]))}".strip() if settings.tool is not None else "",
@@ -247,10 +246,6 @@ def _generates(facts: Facts) -> bool:
     names = facts.config.get("architectures")
     causal = isinstance(names, list) and any(isinstance(name, str) and name.endswith("ForCausalLM") for name in names)
     return causal and any(name in facts.side_files for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
-
-
-def _groups(size: int | None) -> str:
-    return "" if size is None else f"groups of {size}" if size > 0 else "one group per row"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

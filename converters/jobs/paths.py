@@ -16,8 +16,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.front_matter import CARD
 from bcqfmt.errors import error
 
-__all__ = ["QUANTIZATION", "check_paths", "written_anew"]
-
 QUANTIZATION: Final = "bcq_quantization.json"
 _ARCHIVED: Final = ".header"  # what the name of a model file gets in the archive
 _ANEW: Final = {folded(name) for name in (CONFIG, CARD, INDEX, QUANTIZATION)}

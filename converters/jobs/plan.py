@@ -33,8 +33,6 @@ from bcqfmt.version import __version__
 
 from .paths import check_paths
 
-__all__ = ["Plan", "Shard", "make_plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -57,7 +55,6 @@ class Plan:
     parameters: int
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as data."""
         return {
             "generator": {"name": "bcqfmt", "version": __version__},
             "options": self.options,
@@ -169,7 +166,8 @@ def make_plan(
             )
         )
     check_paths(source, [shard.file for shard in shards])
-    quantized = sum(_elements(module) for module in modules)
+    shapes = [m.settings.get("shape") or (m.settings["n"], m.settings["k"]) for m in modules]
+    quantized = sum(math.prod(shape) for shape in shapes)
     plain = sum(math.prod(source.tensors[name].shape) for name in dense)
     known = _fingerprint(source) if carried_out else {}
     asked = {**options, "max_shard_size": max_shard_size}
@@ -197,7 +195,3 @@ def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
 def _digest(source: SourceCheckpoint, path: str) -> str:
     with closing(SourceFile(inside(source.folder, path), path)) as opened:
         return hash_file(opened)
-
-
-def _elements(module: Module) -> int:
-    return math.prod(module.settings.get("shape") or (module.settings["n"], module.settings["k"]))

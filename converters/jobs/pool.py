@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-__all__ = ["Gate", "ShardDone", "Stop", "Stopped", "Tick", "run_all", "run_each"]
-
 T = TypeVar("T")
 Tick = Callable[[int], None]  # bytes done since the last call
 ShardDone = Callable[[str, int], None]  # name and size of a finished shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,8 +17,6 @@ from bcqfmt.errors import error
 
 from .plan import Plan
 from .workspace import Workspace
-
-__all__ = ["SideFile", "check_unchanged", "digest_step", "hash_source", "source_state"]
 
 
 def source_state(source: SourceCheckpoint) -> dict[str, Any]:
@@ -49,8 +48,9 @@ def hash_source(
 ) -> None:
     """Hash a model file and record its digest, unless an earlier run did; ``progress`` may raise to stop."""
     if space.done(digest_step(index), plan) is None:
-        file = source.models[path].source
-        record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, progress)}
+        # a descriptor of its own: reads through one take turns
+        with closing(copy.copy(source.models[path].source)) as file:
+            record = {"path": path, "source_size": file.size, "source_sha256": hash_file(file, progress)}
         space.finish(digest_step(index), plan, record)
 
 

@@ -11,8 +11,6 @@ from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import escape
 
-__all__ = ["add_warnings", "in_words"]
-
 _SHOWN = 3  # paths in a message
 _LONG = 40  # characters; the names of data sets are shorter, sentences are longer
 

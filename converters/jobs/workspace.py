@@ -30,8 +30,6 @@ from bcqfmt.system import lock_file, require_locks, sync_folder
 
 from .plan import Plan
 
-__all__ = ["Workspace", "partial_folder", "read_plan", "refuse_existing"]
-
 WORK = ".bcq_work"
 _VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
 
@@ -103,13 +101,9 @@ class Workspace:
             return self.finished
         stated = canonical(source).encode("ascii") + b"\n"
         if state.exists() and state.read_bytes() != stated:
-            raise error(
-                "BCQ-E103",
-                str(self.folder),
-                found="the source files were written to since this conversion began",
-                expected="the same files",
-                hint="start anew with --overwrite",
-            )
+            found = "the source files were written to since this conversion began"
+            hint = "start anew with --overwrite"
+            raise error("BCQ-E103", str(self.folder), found=found, expected="the same files", hint=hint)
         write_file(state, stated)
         if self.finished:
             return True
@@ -220,20 +214,12 @@ class Workspace:
         if self.folder.is_symlink() or not self.folder.is_dir() or not (ours or not any(self.folder.iterdir())):
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion")
         if not allowed:
-            with contextlib.suppress(FileNotFoundError):
-                self._probe()
-            raise error(
-                "BCQ-E401",
-                str(self.folder),
-                found="an unfinished conversion",
-                expected="--resume to go on with it, or --overwrite to start anew",
-                hint=f"bcqfmt convert ... {self.target.name} --resume",
-            )
-
-    def _probe(self) -> None:
-        """BCQ-E403 when the unfinished conversion is being worked on right now."""
-        self._take_lock("lock", create=False)
-        self.release()
+            with contextlib.suppress(FileNotFoundError):  # BCQ-E403 when it is being worked on right now
+                self._take_lock("lock", create=False)
+                self.release()
+            expected = "--resume to go on with it, or --overwrite to start anew"
+            hint = f"bcqfmt convert ... {self.target.name} --resume"
+            raise error("BCQ-E401", str(self.folder), found="an unfinished conversion", expected=expected, hint=hint)
 
     def _take_lock(self, name: str, *, shared: bool = False, create: bool = True) -> None:
         flags = os.O_RDWR | (os.O_CREAT if create else 0)

@@ -25,13 +25,10 @@ from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Segment, WeightSpec
-from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import Kinds, expect, gather
 from .uniform import plain, segment_weight
-
-__all__ = ["AnyBcq"]
 
 Array = npt.NDArray[Any]
 _ALPHA = re.compile(r"(.+)\.alpha_([1-9][0-9]?)")
@@ -80,11 +77,12 @@ class AnyBcq:
         return Converted(weight, rules, {"qweight": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """Rule name -> how it rebuilds a tensor."""
         return {
-            "anybcq.qweight": Rebuilder(_qweight, _fits),
+            "anybcq.qweight": Rebuilder(lambda weight, _: words.planes_to_anybcq(weight.planes()[0]), _fits),
             "anybcq.alpha": Rebuilder(
-                _alpha, _fits, {"part": lambda spec, _: [part for part in spec.parts() if part.startswith("s0_alpha")]}
+                lambda weight, rule: weight.parts()[rule["part"]].array().transpose(2, 0, 1),
+                _fits,
+                {"part": lambda spec, _: [part for part in spec.parts() if part.startswith("s0_alpha")]},
             ),
         }
 
@@ -120,9 +118,8 @@ def _group_size(source: SourceCheckpoint, name: str, alpha: StoredTensor, column
     """What the number of groups makes of the columns; AnyBCQ has full groups only."""
     groups = alpha.shape[0]
     if columns % groups:
-        raise error(
-            "BCQ-E604", source.home[alpha.name], alpha.name, f"{groups} groups", f"a divisor of {columns} columns"
-        )
+        found = f"{groups} groups"
+        raise error("BCQ-E604", source.home[alpha.name], alpha.name, found, f"a divisor of {columns} columns")
     if columns // groups < 8:
         raise error("BCQ-E608", source.folder.name, name, f"groups of {columns // groups} columns", "8 and more")
     return columns // groups
@@ -146,11 +143,3 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
 
 def _fits(spec: WeightSpec) -> bool:
     return plain(spec, "bcq")
-
-
-def _qweight(weight: BcqWeight, rule: Rule) -> Array:
-    return words.planes_to_anybcq(weight.planes()[0])
-
-
-def _alpha(weight: BcqWeight, rule: Rule) -> Array:
-    return weight.parts()[rule["part"]].array().transpose(2, 0, 1)

@@ -28,8 +28,6 @@ from .g_idx import group_index
 from .protocol import Rebuilder, Rule, Values
 from .uniform import plain, zero_points_of
 
-__all__ = ["REBUILDERS", "packings", "per_matrix", "planes_of", "telling_bits", "unpack_zeros", "widened"]
-
 Array = npt.NDArray[Any]
 
 
@@ -112,10 +110,6 @@ def _aligned(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape, 1) if len(shape) == 1 else shape
 
 
-def _scale(weight: BcqWeight, rule: Rule) -> Array:
-    return _narrowed(weight.parts()["s0_scale"].array(), tuple(rule["shape"]))
-
-
 def _zero_plain(weight: BcqWeight, rule: Rule) -> Array:
     zeros = zero_points_of(weight).astype(np.int16) - np.int16(2 ** (weight.scheme.segments[0].bits - 1))
     return _narrowed(zeros.astype(np.int8), tuple(rule["shape"]))
@@ -140,10 +134,6 @@ def _weight(weight: BcqWeight, rule: Rule) -> Array:
         return words.planes_to_codes(planes, weight.shape[-1], perm) ^ np.uint8(128)
 
     return per_matrix(one, weight.planes()[0], _perm(weight), stacked=len(weight.shape) == 3)
-
-
-def _weight_shape(weight: BcqWeight, rule: Rule) -> Array:
-    return np.array(weight.shape, numpy_dtype(rule["dtype"]))
 
 
 def _g_idx(weight: BcqWeight, rule: Rule) -> Array:
@@ -181,10 +171,14 @@ REBUILDERS: dict[str, Rebuilder] = {
     "compressed.weight": Rebuilder(
         _weight, lambda spec: plain(spec, bits=[8], stack=True), {"packing": lambda *_: ["bytes"]}
     ),
-    "compressed.scale": Rebuilder(_scale, _matrices, _SHAPED),
+    "compressed.scale": Rebuilder(
+        lambda weight, rule: _narrowed(weight.parts()["s0_scale"].array(), tuple(rule["shape"])), _matrices, _SHAPED
+    ),
     "compressed.zero_packed": Rebuilder(_zero_packed, _matrices, {"packing": _packings}),
     "compressed.zero_plain": Rebuilder(_zero_plain, _matrices, _SHAPED),
-    "compressed.weight_shape": Rebuilder(_weight_shape, _matrices, _INTEGERS),
+    "compressed.weight_shape": Rebuilder(
+        lambda weight, rule: np.array(weight.shape, numpy_dtype(rule["dtype"])), _matrices, _INTEGERS
+    ),
     "compressed.g_idx": Rebuilder(
         _g_idx,
         _matrices,

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["group_index", "permutation"]
-
 Array = npt.NDArray[Any]
 
 

@@ -31,7 +31,7 @@ from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import numpy_dtype
 from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters.gguf.blocks import blocks_of, numbers_of, planes_of
+from bcqfmt.converters.gguf.blocks import blocks_of, in_order, new_numbers, numbers_of, planes_of
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.gguf_rows import heads_fit, rows_back, rows_put_back
@@ -41,10 +41,7 @@ from bcqfmt.weight.scheme import Scheme, SecondOrder, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Converted, Module, NonfiniteNumbers, Options, Rebuilder, Rule, Values
-from .rebuild import as_bytes, same_bytes
 from .uniform import check_finite
-
-__all__ = ["Gguf"]
 
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
@@ -100,8 +97,8 @@ class Gguf:
         rows at a time, so that few of them are in memory.
         """
         name, shape = module.settings["type"], module.settings["shape"]
-        small = _SmallParts(self._shared, module)
         late = options.read_late and name not in ("Q1_0", "NVFP4")  # whose description depends on more of them
+        small = _SmallParts(self._shared, module, late)
         numbers = {} if late else small.keep(_numbers(module))
         nonfinite = _nonfinite(numbers, module, options)
         odd = name == "Q1_0" and bool((numbers["scale"] == 0).any())
@@ -115,21 +112,18 @@ class Gguf:
             found = new_array(spec.parts()["s0_planes"].shape, np.uint32)
             matrices = found.reshape(spec.stack, -1, *found.shape[-2:])
             tiles = _tiles(shape, module.settings["heads"], module.tensors["blocks"].shape[1])
-            pieces: list[Fields] = [{}] * len(tiles)
+            fields = _new_numbers(module) if late else {}
 
             def pack(first: int, stop: int) -> None:
-                for i, (e, start, end) in enumerate(tiles[first:stop], first):
-                    blocks = _read(module, e * spec.out + start, e * spec.out + end)
-                    planes_of(name, blocks, module.settings["order"], matrices[e][:, start:end])
+                for e, start, end in tiles[first:stop]:
+                    rows = e * spec.out + start, e * spec.out + end
+                    blocks = _read(module, *rows, proof if late else None)
+                    planes_of(name, blocks, matrices[e][:, start:end], proof if late else None)
                     if late:
-                        pieces[i] = numbers_of(name, blocks, module.settings["order"])
-                    if late and not module.settings["heads"]:  # the rebuilt rows are those of the file
-                        fields = {**pieces[i], "planes": matrices[e][:, start:end]}
-                        again = blocks_of(name, fields, module.settings["order"])
-                        proof.append(same_bytes(as_bytes(again), as_bytes(blocks)))
+                        numbers_of(name, blocks, _rows(fields, *rows), proof)
 
             each_share(pack, len(tiles), 1, options.threads)
-            if late and _nonfinite(small.keep(_joined(pieces)), module, _ANY_NUMBERS):
+            if late and _nonfinite(small.keep(fields), module, _ANY_NUMBERS):
                 raise NonfiniteNumbers
             return found
 
@@ -147,7 +141,6 @@ class Gguf:
         return Converted(weight, rules, {"blocks": "s0_planes"}, {"blocks": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """A rule for every type."""
         optional: dict[str, Values] = {"heads": _heads, "byte_order": lambda *_: ["big"]}
         return {
             f"gguf.{name.lower()}": Rebuilder(partial(_rebuilt, name), partial(_fits, name), {}, optional)
@@ -202,21 +195,29 @@ def _tiles(shape: tuple[int, ...], heads: int, row_bytes: int) -> list[tuple[int
     return [(e, start, min(start + step, out)) for e in range(stack) for start in range(0, out, step)]
 
 
-def _read(module: Module, first: int, stop: int) -> Array:
-    """Blocks uint8 [rows, row bytes], rows in the order of Hugging Face."""
-    stored = module.tensors["blocks"]
+def _read(module: Module, first: int, stop: int, proof: list[bool] | None = None) -> Array:
+    """Blocks uint8 [rows, row bytes], little-endian, rows in the order of Hugging Face.
+
+    ``proof``: gets whether these give back the bytes of the file, if they are others.
+    """
+    stored, name, order = module.tensors["blocks"], module.settings["type"], module.settings["order"]
     rows = new_array((stop - first, stored.shape[1]), np.uint8)
     stored.read_into(rows.reshape(-1), first * stored.shape[1])
-    return rows_put_back(rows, module.settings["heads"] * len(rows) // stored.shape[0])
+    heads = module.settings["heads"] * len(rows) // stored.shape[0]
+    blocks = in_order(name, rows_put_back(rows, heads), order)
+    if proof is not None and blocks is not rows:
+        proof.append(np.array_equal(rows_back(in_order(name, blocks, order), heads), rows))
+    return blocks
 
 
 def _numbers(module: Module) -> Fields:
     """All fields but the planes; BCQ-E604 for a scale of NVFP4 that the format cannot hold."""
     name, shape, stored = module.settings["type"], module.settings["shape"], module.tensors["blocks"]
     tiles = _tiles(shape, module.settings["heads"], stored.shape[1])
-    places = [(e * shape[-2] + start, e * shape[-2] + stop) for e, start, stop in tiles]
-    pieces = [numbers_of(name, _read(module, *rows), module.settings["order"]) for rows in places]
-    fields = _joined(pieces)
+    fields = _new_numbers(module)
+    for e, start, stop in tiles:
+        rows = e * shape[-2] + start, e * shape[-2] + stop
+        numbers_of(name, _read(module, *rows), _rows(fields, *rows))
     if name == "NVFP4":
         codes = fields["scale"]
         codes = np.where(codes == 0x7F, np.uint8(0), codes & 0x7F)  # as ggml reads them
@@ -225,16 +226,19 @@ def _numbers(module: Module) -> Fields:
             found = (
                 f"the scale byte 0xFF, which ggml reads as 480, and a second scale in {module.tensors['scale'].name}"
             )
-            raise error(
-                "BCQ-E604", tensor=stored.name, found=found, expected="UE4M3 up to 448 where there are two scales"
-            )
+            expected = "UE4M3 up to 448 where there are two scales"
+            raise error("BCQ-E604", tensor=stored.name, found=found, expected=expected)
         fields["scale"] = _UE4M3[codes] if wide else codes
     return fields
 
 
-def _joined(pieces: list[Fields]) -> Fields:
-    """The numbers of all rows."""
-    return {field: np.concatenate([piece[field] for piece in pieces]) for field in pieces[0]}
+def _new_numbers(module: Module) -> Fields:
+    return new_numbers(module.settings["type"], *module.tensors["blocks"].shape)
+
+
+def _rows(fields: Fields, first: int, stop: int) -> Fields:
+    """Some rows of all of them."""
+    return {field: array[first:stop] for field, array in fields.items()}
 
 
 def _nonfinite(numbers: Fields, module: Module, options: Options) -> bool:
@@ -253,11 +257,14 @@ class _Shared:
 
 
 class _SmallParts:
-    """The parts of a weight but for the planes: its numbers are kept while there is room, else read again."""
+    """The parts of a weight but for the planes: its numbers are kept while there is room, else read again.
 
-    def __init__(self, shared: _Shared, module: Module) -> None:
-        self._shared, self._module, self._size = shared, module, 0
-        self._kept: Fields | None = None
+    ``once``: every part is asked for only once.
+    """
+
+    def __init__(self, shared: _Shared, module: Module, once: bool) -> None:
+        self._shared, self._module, self._once = shared, module, once
+        self._kept: Fields = {}
 
     def keep(self, numbers: Fields) -> Fields:
         """Keep them if there is room, else only until those of a few other weights have been read."""
@@ -265,32 +272,38 @@ class _SmallParts:
         with self._shared.lock:
             if size <= self._shared.room:
                 self._shared.room -= size
-                self._kept, self._size = numbers, size
+                self._kept = dict(numbers)
             else:
                 self._shared.last.append((self._module, numbers))
         return numbers
 
     def __del__(self) -> None:
-        with self._shared.lock:
-            self._shared.room += self._size
+        for field in list(self._kept):
+            self._taken(field)
 
-    def _numbers(self) -> Fields:
-        if self._kept is not None:
-            return self._kept
+    def _taken(self, field: str) -> Array:
+        """Numbers that need not be kept any longer."""
+        with self._shared.lock:
+            found = self._kept.pop(field)
+            self._shared.room += found.nbytes
+        return found
+
+    def _numbers(self, field: str) -> Array:
+        if field in self._kept:
+            return self._taken(field) if self._once else self._kept[field]
         for module, numbers in list(self._shared.last):
             if module is self._module:
-                return numbers
-        return self.keep(_numbers(self._module))
+                return numbers[field]
+        return self.keep(_numbers(self._module))[field]
 
     def part(self, suffix: str) -> Array:
-        """A part as it is stored."""
         field = suffix.removeprefix("s0_")
         if field == "scale_scale" and "scale" in self._module.tensors:
             return self._module.tensors["scale"].array()
-        numbers = self._numbers()
-        if field == "bias":
-            return np.full_like(numbers["scale"], -0.0)
-        return numbers[field] if field in numbers else numbers["scale"]
+        if not KINDS[self._module.settings["type"]].scale_bits and field != "offset":
+            scale = self._numbers("scale")  # also as the alpha of Q1_0 and the codes of NVFP4
+            return np.full_like(scale, -0.0) if field == "bias" else scale
+        return self._numbers(field)
 
 
 # ----------------------------------------------------------------------------------------------- parts to blocks

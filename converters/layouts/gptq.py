@@ -29,14 +29,12 @@ from bcqfmt.weight.packing import words_for
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-from .awq_gemv import is_gemv
+from .awq import is_gemv
 from .g_idx import group_index, permutation
 from .gptq_zeros import choose_rule, decode_zeros, encode_zeros, rules_for
 from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather
 from .uniform import affine_weight, plain, zero_points_of
-
-__all__ = ["Gptq"]
 
 Array = npt.NDArray[Any]
 _TENSORS: Final = {
@@ -99,7 +97,6 @@ class Gptq:
         return Converted(weight, rules, {"qweight": "s0_planes"}, {"qweight": proof})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """Rule name -> how it rebuilds a tensor."""
         return _REBUILDERS
 
     def _module(self, source: SourceCheckpoint, settings: Settings, name: str) -> Module:
@@ -165,12 +162,9 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
         (field,) = fields_seen
         reading = "v2" if field == middle else "v1"
         if field in (middle, middle - 1) and (field == middle) != (rule == "v2"):
-            raise error(
-                "BCQ-E605",
-                found=f"symmetric zero fields are {field}: {reading}; the configuration says {escape(version)}",
-                expected="zero points that fit the configuration",
-                hint="choose: --zero-point v2 or v1-nowrap; --against MODEL, the model before quantization, tries both",
-            )
+            found = f"symmetric zero fields are {field}: {reading}; the configuration says {escape(version)}"
+            hint = "choose: --zero-point v2 or v1-nowrap; --against MODEL, the model before quantization, tries both"
+            raise error("BCQ-E605", found=found, expected="zero points that fit the configuration", hint=hint)
     return rule
 
 

@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from bcqfmt.errors import error
 
-__all__ = ["RULES", "choose_rule", "decode_zeros", "encode_zeros", "rules_for", "rules_of"]
-
 Array = npt.NDArray[Any]
 RULES: Final = ("v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 # GPTQModel before 7.0 subtracted these from words 0, 1, 2 of every block of three; 0 and 2 are swapped from what one in
@@ -84,12 +82,9 @@ def choose_rule(asked: str, version: str, bits: int, tool: tuple[str, tuple[int,
     if not ones:
         return "v1-nowrap"
     legal = [rule for rule in rules_for(bits) if rule != "v2"]
-    raise error(
-        "BCQ-E605",
-        found=f"stored {bits}-bit zero fields with all bits set, which tools read differently",
-        expected=f"one of {', '.join(legal)}",
-        hint=f"choose: --zero-point {' or '.join(legal)}; --against MODEL, the model before quantization, tries all",
-    )
+    found = f"stored {bits}-bit zero fields with all bits set, which tools read differently"
+    hint = f"choose: --zero-point {' or '.join(legal)}; --against MODEL, the model before quantization, tries all"
+    raise error("BCQ-E605", found=found, expected=f"one of {', '.join(legal)}", hint=hint)
 
 
 def _known_rule(tool: tuple[str, tuple[int, ...]] | None, bits: int) -> str | None:
@@ -112,10 +107,7 @@ def _constants(words: int, bits: int, rule: str) -> npt.NDArray[np.uint32]:
         return np.resize(np.array(_SWAPPED, np.uint32), words)
     one = sum(1 << (bits * i) for i in range(32 // bits)) if 32 % bits == 0 else 0
     if not one:
-        raise error(
-            "BCQ-E605",
-            found=f"rule {rule} with {bits} bits",
-            expected="2, 4 or 8 bits, whose fields do not straddle words",
-            hint=f"choose: --zero-point {' or '.join(rules_for(bits))}",
-        )
+        found = f"rule {rule} with {bits} bits"
+        hint = f"choose: --zero-point {' or '.join(rules_for(bits))}"
+        raise error("BCQ-E605", found=found, expected="2, 4 or 8 bits, whose fields do not straddle words", hint=hint)
     return np.full(words, one, np.uint32)

@@ -34,8 +34,6 @@ from .protocol import Converted, Module, Options, Rebuilder, Rule
 from .tensors import columns_per_group, expect, gather, prefixes
 from .uniform import plain, segment_weight
 
-__all__ = ["Hqq"]
-
 Array = npt.NDArray[Any]
 _PACKING: Final = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 5: "8bit_u8", 6: "8bit_u8", 8: "8bit_u8"}
 _SLABS: Final = {1: 8, 2: 4, 3: 10, 4: 2, 5: 1, 6: 1, 8: 1}
@@ -66,9 +64,8 @@ class Hqq:
             codes = words.hqq_to_codes(tensors["W_q"].array(), bits, n, k, options.threads)
             if bits in (5, 6) and int(codes.max()) >= 2**bits:  # a byte can hold what a code cannot
                 found = f"code {int(codes.max())}"
-                raise error(
-                    "BCQ-E604", tensor=tensors["W_q"].name, found=found, expected=f"0..{2**bits - 1} at {bits} bits"
-                )
+                expected = f"0..{2**bits - 1} at {bits} bits"
+                raise error("BCQ-E604", tensor=tensors["W_q"].name, found=found, expected=expected)
             return words.codes_to_planes(codes, bits, threads=options.threads)
 
         floats = {"s0_scale": (_by_row(scale, n), False), "s0_zero": (_by_row(zero, n), False)}
@@ -81,7 +78,6 @@ class Hqq:
         return Converted(weight, rules, {"W_q": "s0_planes"})
 
     def rebuilders(self) -> Mapping[str, Rebuilder]:
-        """Rule name -> how it rebuilds a tensor."""
         return {"hqq.W_q": Rebuilder(_w_q, _fits)}
 
     def _module(self, source: SourceCheckpoint, name: str) -> Module:
@@ -180,9 +176,8 @@ def _matrix(source: SourceCheckpoint, tensor: StoredTensor) -> tuple[int, int]:
 def _text(source: SourceCheckpoint, tensor: StoredTensor) -> str:
     if tensor.shape[0] > _TEXT:
         found = f"shape {list(tensor.shape)}"
-        raise error(
-            "BCQ-E604", source.home[tensor.name], tensor.name, found, f"at most {_TEXT} characters, a byte each"
-        )
+        expected = f"at most {_TEXT} characters, a byte each"
+        raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, expected)
     return tensor.tobytes().decode("latin-1")
 
 

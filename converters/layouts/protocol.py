@@ -22,8 +22,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Converted", "Layout", "Module", "NonfiniteNumbers", "Options", "Rebuilder", "Rule", "Values"]
-
 Array = npt.NDArray[Any]
 Rule = dict[str, Any]
 Values = Callable[[WeightSpec, Rule], Collection[Any]]
@@ -72,12 +70,10 @@ class Module:
 
     @property
     def weight_name(self) -> str:
-        """The name of the weight it becomes."""
         return f"{self.name}.weight"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors in the source."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 

@@ -19,8 +19,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .protocol import Rebuilder, Rule
 from .tensors import padded_groups
 
-__all__ = ["apply_rule", "as_bytes", "check_rule", "pieces", "rebuilds", "same_bytes"]
-
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 _COMPARED = 1 << 20  # bytes of the source that are read at a time, to be compared while they are in the cache

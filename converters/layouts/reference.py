@@ -24,8 +24,6 @@ from bcqfmt.converters.gguf.values import values_of
 
 from .protocol import Module
 
-__all__ = ["reference_rows"]
-
 Array = npt.NDArray[Any]
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of nibble i
 _PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}  # how gptq_p cuts a width, low bits first

@@ -15,8 +15,6 @@ from bcqfmt.errors import error, escape
 
 from .protocol import Layout, Module, Options, Rebuilder
 
-__all__ = ["LAYOUTS", "find_modules", "layouts", "rebuilders", "refuse_by_name"]
-
 LAYOUTS: Final = {
     "gptq": ("bcqfmt.converters.layouts.gptq", "Gptq"),
     "awq": ("bcqfmt.converters.layouts.awq", "Awq"),
@@ -97,13 +95,11 @@ def refuse_by_name(source: SourceCheckpoint) -> None:
             what = next(what for mark, what in _REFUSED if name.endswith(mark))
             raise error("BCQ-E601", source.home[name], name, f"this is {what}", "a uniform or binary-coded layout")
         if name.endswith(".B") and tensor.dtype == "I32" and name.removesuffix("B") + "s" in source.tensors:
-            raise error(
-                "BCQ-E601", source.home[name], name, "this is packed for the Marlin kernel", "the plain GPTQ layout"
-            )
+            found = "this is packed for the Marlin kernel"
+            raise error("BCQ-E601", source.home[name], name, found, "the plain GPTQ layout")
         if name.endswith(".weight") and tensor.dtype.startswith("F8_"):
-            raise error(
-                "BCQ-E601", source.home[name], name, f"this is an FP8 checkpoint ({tensor.dtype})", "integer codes"
-            )
+            expected = "integer codes"
+            raise error("BCQ-E601", source.home[name], name, f"this is an FP8 checkpoint ({tensor.dtype})", expected)
 
 
 def _check_claims(source: SourceCheckpoint, modules: list[Module], settings: Settings, chosen: str) -> None:

@@ -8,8 +8,6 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["Kinds", "columns_per_group", "expect", "gather", "padded_groups", "prefixes"]
-
 Kinds = Mapping[str, tuple[Sequence[str], Sequence[int]]]  # suffix -> element types and numbers of dimensions
 _SHOWN = 5  # names in a message
 
@@ -56,13 +54,8 @@ def expect(
 ) -> None:
     """BCQ-E604 unless the tensor has one of the types and this shape; ``why``: what the shape follows from."""
     if tensor.dtype not in dtypes or tensor.shape != shape:
-        raise error(
-            "BCQ-E604",
-            source.home[tensor.name],
-            tensor.name,
-            f"{tensor.dtype} {list(tensor.shape)}",
-            f"{' or '.join(dtypes)} {list(shape)} {why}",
-        )
+        expected = f"{' or '.join(dtypes)} {list(shape)} {why}"
+        raise error("BCQ-E604", source.home[tensor.name], tensor.name, f"{tensor.dtype} {list(tensor.shape)}", expected)
 
 
 def columns_per_group(source: SourceCheckpoint, name: str, stated: int, columns: int) -> int:

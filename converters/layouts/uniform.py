@@ -21,8 +21,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .protocol import Module, Options
 
-__all__ = ["affine_weight", "check_finite", "plain", "segment_weight", "zero_points_of"]
-
 Array = npt.NDArray[Any]
 
 
@@ -59,9 +57,8 @@ def segment_weight(
     nonfinite = False
     for part, (tensor, _) in floats.items():
         if tensor.dtype not in FLOATS:
-            raise error(
-                "BCQ-E604", tensor=tensor.name, found=f"{part} of type {tensor.dtype}", expected="F16, BF16 or F32"
-            )
+            found = f"{part} of type {tensor.dtype}"
+            raise error("BCQ-E604", tensor=tensor.name, found=found, expected="F16, BF16 or F32")
         nonfinite = check_finite(tensor.array(), tensor.dtype, tensor.name, options) or nonfinite
     if perm is not None:
         arrays["perm"] = perm

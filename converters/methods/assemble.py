@@ -14,8 +14,6 @@ from bcqfmt.weight.build import declared_zero, one_segment, plane_numbers, wrap
 from bcqfmt.weight.scheme import Segment, sized
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["ScaleSet", "affine_weight", "bcq_weight"]
-
 Array = npt.NDArray[Any]
 Codes = npt.NDArray[np.uint8]
 ScaleSet = tuple[Array, Array | None]  # alpha [p, out, G] and bias [out, G], as stored

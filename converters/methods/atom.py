@@ -27,8 +27,6 @@ from .matrix import checked, refuse_overflow
 from .parameters import MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["Atom", "AtomSettings"]
-
 F64 = npt.NDArray[np.float64]
 SEARCH = 0.0  # the clipping factor that stands for `search`
 _OUTLIER_BITS = 8
@@ -186,12 +184,9 @@ def _runs(job: Job, s: AtomSettings) -> list[_Run]:
     size = min(s.group_size, normal)
     rest = normal % size if size > 0 else 0
     if normal < 8 or 0 < rest < 8:
-        raise error(
-            "BCQ-E621",
-            tensor=job.name,
-            found=f"{columns} columns: {max(normal, 0)} besides {s.outliers} outlier channels",
-            expected=f"at least 8, and in groups of {s.group_size} a last one of at least 8",
-        )
+        found = f"{columns} columns: {max(normal, 0)} besides {s.outliers} outlier channels"
+        expected = f"at least 8, and in groups of {s.group_size} a last one of at least 8"
+        raise error("BCQ-E621", tensor=job.name, found=found, expected=expected)
     runs = [_Run(0, normal - rest, size, s.bits)]
     if rest:
         runs.append(_Run(normal - rest, normal, rest, s.bits))

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["group_columns", "is_identity", "largest_first", "largest_last", "moved_last"]
-
 Indices = npt.NDArray[np.intp]
 
 

@@ -22,11 +22,6 @@ from bcqfmt.compiled.threads import each_share
 
 from .loops.gptq import accumulate, round_columns, round_to_levels
 
-__all__ = [
-    "FixedGrid", "FixedLevels", "GroupNumbers", "GroupRule", "Rounded", "compensated_codes", "fit_numbers", "fitted",
-    "missed", "output_errors", "pull_of", "replace_worse", "rows_at_a_time",
-]  # fmt: skip
-
 F64 = npt.NDArray[np.float64]
 Floats = npt.NDArray[Any]  # float64, of nested planes float32
 Codes = npt.NDArray[np.uint8]

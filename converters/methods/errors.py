@@ -25,8 +25,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .loops.errors import group_errors
 
-__all__ = ["Sums", "decoded_square_sums", "square_sums"]
-
 F32 = npt.NDArray[np.float32]
 
 _BLOCK = 1 << 20  # elements compared at a time: a few times 8 MB, whatever the weight's size

@@ -26,8 +26,6 @@ from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
 from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["DAMPENING", "ROUNDING", "TURNS", "WEIGHTING", "Gptq", "GptqSettings", "UniformRule"]
-
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 

@@ -18,11 +18,6 @@ from bcqfmt.errors import error
 from .loops.gptq import accumulate, factor_block, invert_block, solve_rows, solve_tile
 from .protocol import InputStats, Job
 
-__all__ = [
-    "compensation", "compensation_in", "damped", "dead_columns", "factored", "hessian_of", "importance_of",
-    "inverse_diagonal", "inverse_factor", "stats_of",
-]  # fmt: skip
-
 F64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 _BLOCK = 128
@@ -34,12 +29,9 @@ def stats_of(job: Job, why: str) -> InputStats:
         raise error("BCQ-E623", tensor=job.name, found="no statistics for this weight", expected=why)
     sums = job.stats.square_sum
     if sums.shape != (job.weight.shape[1],):
-        raise error(
-            "BCQ-E624",
-            tensor=job.name,
-            found=f"statistics of {sums.shape[0] if sums.ndim else 0} channels",
-            expected=f"{job.weight.shape[1]}, the columns of the weight",
-        )
+        found = f"statistics of {sums.shape[0] if sums.ndim else 0} channels"
+        expected = f"{job.weight.shape[1]}, the columns of the weight"
+        raise error("BCQ-E624", tensor=job.name, found=found, expected=expected)
     if not np.isfinite(sums).all() or (sums < 0).any():
         raise error(
             "BCQ-E624", tensor=job.name, found="square sums below zero or not finite", expected="sums of squares"
@@ -61,12 +53,8 @@ def hessian_of(job: Job, why: str) -> npt.NDArray[Any]:
     if matrix is None:
         raise error("BCQ-E623", tensor=job.name, found="statistics without a Hessian", expected=why)
     if matrix.shape != (columns, columns):
-        raise error(
-            "BCQ-E624",
-            tensor=job.name,
-            found=f"a Hessian of shape {list(matrix.shape)}",
-            expected=f"[{columns}, {columns}]",
-        )
+        found = f"a Hessian of shape {list(matrix.shape)}"
+        raise error("BCQ-E624", tensor=job.name, found=found, expected=f"[{columns}, {columns}]")
     return matrix
 
 
@@ -103,12 +91,8 @@ def factored(matrix: F64, threads: int = 1, name: str = "") -> F64:
     for start in range(0, n, _BLOCK):
         stop = min(start + _BLOCK, n)
         if not factor_block(matrix, start, stop):
-            raise error(
-                "BCQ-E621",
-                tensor=name,
-                found="a Hessian that is not positive definite",
-                expected="more dampening, or more calibration text",
-            )
+            found = "a Hessian that is not positive definite"
+            raise error("BCQ-E621", tensor=name, found=found, expected="more dampening, or more calibration text")
         block = np.ascontiguousarray(matrix[start:stop, start:stop].T)
 
         def solve(first: int, last: int, start: int = start, stop: int = stop, block: F64 = block) -> None:

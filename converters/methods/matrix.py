@@ -13,8 +13,6 @@ from bcqfmt.errors import error
 from .parameters import ROW
 from .protocol import Job
 
-__all__ = ["checked", "groups_of", "refuse_overflow", "scale_type", "stored_size"]
-
 F32 = npt.NDArray[np.float32]
 
 _SMALLEST = 8  # columns of a group, by the format
@@ -25,12 +23,8 @@ def checked(job: Job) -> F32:
     """The weight of a job in C order; BCQ-E621 for a shape that no group fits, BCQ-E622 for NaN and infinity."""
     weight = job.weight
     if weight.ndim != 2 or not weight.shape[0] or weight.shape[1] < _SMALLEST:
-        raise error(
-            "BCQ-E621",
-            tensor=job.name,
-            found=f"shape {list(weight.shape)}",
-            expected=f"a matrix of at least 1 row and {_SMALLEST} columns",
-        )
+        expected = f"a matrix of at least 1 row and {_SMALLEST} columns"
+        raise error("BCQ-E621", tensor=job.name, found=f"shape {list(weight.shape)}", expected=expected)
     if weight.dtype != np.float32:
         raise error("BCQ-E302", tensor=job.name, found=f"a weight of type {weight.dtype}", expected="float32")
     weight = np.ascontiguousarray(weight)
@@ -63,21 +57,14 @@ def refuse_overflow(job: Job, numbers: npt.NDArray[Any], what: str, dtype: str, 
     wrong = ~np.isfinite(numbers)
     if wrong.any():
         row, group = np.unravel_index(int(np.argmax(wrong)), numbers.shape)
-        raise error(
-            "BCQ-E621",
-            tensor=job.name,
-            found=f"{what} of row {first + row}, group {group} above {LARGEST[dtype]:g}, the largest number of {dtype}",
-            expected="a type that holds it: scale_dtype F32 always does, and BF16 nearly",
-        )
+        found = f"{what} of row {first + row}, group {group} above {LARGEST[dtype]:g}, the largest number of {dtype}"
+        expected = "a type that holds it: scale_dtype F32 always does, and BF16 nearly"
+        raise error("BCQ-E621", tensor=job.name, found=found, expected=expected)
 
 
 def _not_finite(name: str, weight: F32) -> Exception:
     wrong = ~np.isfinite(weight)
     row, column = np.unravel_index(int(np.argmax(wrong)), weight.shape)
     count = int(np.count_nonzero(wrong))
-    return error(
-        "BCQ-E622",
-        tensor=name,
-        found=f"{count} infinities or NaNs, the first at {row}x{column}",
-        expected="finite numbers",
-    )
+    found = f"{count} infinities or NaNs, the first at {row}x{column}"
+    return error("BCQ-E622", tensor=name, found=found, expected="finite numbers")

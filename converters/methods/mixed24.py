@@ -29,8 +29,6 @@ from .parameters import MethodBase, setting
 from .protocol import Job, Quantized
 from .second_order import SecondOrderFit
 
-__all__ = ["Mixed24", "Mixed24Settings", "Split", "equation_6", "equation_10", "outlier_bits", "split"]
-
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
@@ -198,12 +196,8 @@ def columns_of(job: Job, s: Mixed24Settings, groups: F64) -> Columns:
     two = group_columns(np.flatnonzero(~chosen), s.group_size, width)
     last = np.concatenate([group_columns(np.flatnonzero(chosen), s.group_size, width), np.arange(width - tail, width)])
     if 0 < last.size < 8:
-        raise error(
-            "BCQ-E621",
-            tensor=job.name,
-            found=f"{last.size} columns for the 4-bit segment ({width} columns, groups of {s.group_size})",
-            expected="none, or at least 8, the smallest group",
-        )
+        found = f"{last.size} columns for the 4-bit segment ({width} columns, groups of {s.group_size})"
+        raise error("BCQ-E621", tensor=job.name, found=found, expected="none, or at least 8, the smallest group")
     if s.layout == "aligned64" and (width % 64 or last.size * 4 != width):
         raise error(
             "BCQ-E621",

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from .hessian import damped, hessian_of, inverse_diagonal
 from .protocol import Job
 
-__all__ = ["Sensitivity", "by_hessian", "by_range"]
-
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 _WHY = "sensitivities come from the Hessian of the layer's inputs"

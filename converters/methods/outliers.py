@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from bcqfmt.container.dtypes import round_to
 
-__all__ = ["Csr", "csr_of", "largest_scores"]
-
 F64 = npt.NDArray[np.float64]
 _BLOCK = 1 << 22  # scores looked at together: of all of them no second copy is made
 

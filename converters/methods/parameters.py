@@ -26,8 +26,6 @@ from bcqfmt.errors import BcqError, error, escape
 
 from .protocol import Parameter
 
-__all__ = ["GROUP_SIZE", "ROW", "SCALE_DTYPE", "MethodBase", "built", "declared", "setting"]
-
 ROW = -1  # the group size that makes each row one group
 SCALE_DTYPE = "type of the scales; `source`: that of the model, without which only dense exports are possible"
 GROUP_SIZE = "columns that share their numbers: 8 or more, or `row`"

@@ -11,8 +11,6 @@ from bcqfmt.errors import BcqError, error, escape
 
 from .protocol import Method
 
-__all__ = ["METHODS", "build_method", "find_method", "method_names"]
-
 # name -> module and class
 METHODS: Final = {
     "rtn": ("bcqfmt.converters.methods.rtn", "Rtn"),

@@ -15,8 +15,6 @@ from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
 from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["Rtn", "RtnSettings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RtnSettings:

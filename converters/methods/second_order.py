@@ -13,8 +13,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .assemble import affine_weight
 from .loops.second_order import fit_rows
 
-__all__ = ["SecondOrderFit"]
-
 F64 = npt.NDArray[np.float64]
 
 

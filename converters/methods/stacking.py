@@ -16,8 +16,6 @@ from bcqfmt.weight.packing import pack, unpack
 from bcqfmt.weight.scheme import PackedZero, Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["stack"]
-
 Array = npt.NDArray[Any]
 Parts = dict[str, Array]
 
@@ -123,12 +121,9 @@ def _outliers(parts: list[Parts]) -> Parts:
 
 
 def _unequal(first: BcqWeight, other: WeightSpec) -> Exception:
-    return error(
-        "BCQ-E305",
-        tensor=first.name,
-        found=f"a weight of shape {list(other.shape)}, {other.dtype}, {_words(other)}",
-        expected=f"{list(first.shape)}, {first.dtype}, {_words(first.spec)}, like the first of the stack",
-    )
+    found = f"a weight of shape {list(other.shape)}, {other.dtype}, {_words(other)}"
+    expected = f"{list(first.shape)}, {first.dtype}, {_words(first.spec)}, like the first of the stack"
+    return error("BCQ-E305", tensor=first.name, found=found, expected=expected)
 
 
 def _words(spec: WeightSpec) -> str:

@@ -15,8 +15,6 @@ from bcqfmt.errors import BcqError, error, escape
 from .dense import Verdict
 from .rules import Rule, RuleFile, pattern_of
 
-__all__ = ["Choice", "choose"]
-
 
 @dataclass(slots=True)
 class Choice:

@@ -29,8 +29,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import read_settings
 from bcqfmt.errors import error, escape
 
-__all__ = ["Verdict", "check_finite", "judge", "read_matrix", "refuse_quantized"]
-
 _BLOCK = 1 << 20  # elements converted at a time
 _QUANTIZED = (".qweight", ".weight_packed", ".W_q", ".qzeros")
 

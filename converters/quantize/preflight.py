@@ -20,8 +20,6 @@ from .choice import Choice
 from .dense import check_finite
 from .stats import StatsFile
 
-__all__ = ["LazyStats", "check_covered", "check_source", "check_stats", "check_trained"]
-
 TRAINED = ("gptq", "rtn", "bcq")  # methods whose scales are free numbers, for --train-scales
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from bcqfmt.errors import error, escape
 
-__all__ = ["PRESETS", "Preset", "find_preset"]
-
 
 @dataclass(frozen=True, slots=True)
 class Preset:

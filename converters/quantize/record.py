@@ -34,8 +34,6 @@ from bcqfmt.errors import BcqError, error, escape
 from .choice import Choice
 from .stats import StatsFile
 
-__all__ = ["RECORD", "QuantizationRecord", "closing_files", "read_record", "same_record"]
-
 RECORD = QUANTIZATION
 _DEPTH = 32  # of the whole record; a method's notes may nest
 _NUMBERS = ("bytes", "bits_per_weight", "power", "noise")

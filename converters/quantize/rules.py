@@ -28,8 +28,6 @@ from typing import Any
 from bcqfmt.container.files import read_small
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["Rule", "RuleFile", "pattern_of", "read_rules"]
-
 MAX_BYTES = 1_000_000
 _FLAGS = ("dense", "include", "optional")
 _TABLE = re.compile(r"^\s*\[\[?\s*(?P<name>[^\[\]]*?)\s*\]\]?\s*(#.*)?$")

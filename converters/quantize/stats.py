@@ -28,8 +28,6 @@ from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["WEIGHTINGS", "StatsFile", "fingerprint", "open_stats", "stats_tensors", "write_stats"]
-
 KEY: Final = "bcqfmt_stats"
 WEIGHTINGS: Final = ("none", "tokens", "loss")
 _COUNTS: Final = ("rows", "seq", "tokens", "seed")
@@ -52,12 +50,8 @@ class StatsFile(NamedTuple):
         stated = self.record["model"]
         differing = [what for what in mine if stated.get(what) != mine[what]]
         if differing:
-            raise error(
-                "BCQ-E624",
-                self.path.name,
-                found=f"made with a model of other {' and '.join(differing)}",
-                expected=f"statistics of {escape(source.folder.name)}",
-            )
+            found = f"made with a model of other {' and '.join(differing)}"
+            raise error("BCQ-E624", self.path.name, found=found, expected=f"statistics of {escape(source.folder.name)}")
 
     def of(self, name: str, *, hessian: bool = True) -> InputStats | None:
         """The statistics of a weight's input, read now; None where calibration did not see the weight."""

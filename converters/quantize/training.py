@@ -29,8 +29,6 @@ from .calibration import device_of, model_and_tokens
 from .calibration_work import TextOptions
 from .layer_inputs import linears
 
-__all__ = ["train_scales"]
-
 Tensor = torch.Tensor
 
 _RATE = 3e-3  # of the mean number of a weight, in a step

@@ -25,8 +25,6 @@ from bcqfmt.errors import BcqError
 from bcqfmt.version import __version__
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 
-__all__ = ["DenseRow", "Report", "SourceFacts", "WeightRow", "kind_of", "make_report"]
-
 _CARD_BYTES = 1 << 20
 
 
@@ -49,7 +47,6 @@ class WeightRow:
 
     @property
     def size(self) -> int:
-        """Elements."""
         return math.prod(self.shape)
 
 
@@ -81,7 +78,6 @@ class SourceFacts:
 
     @property
     def nbytes(self) -> int:
-        """All files of the source."""
         return sum(self.files.values())
 
 

@@ -15,8 +15,6 @@ from bcqfmt.version import __version__
 from .contents import Report, WeightRow
 from .svg import STYLE, Mark, Series, bars, scatter
 
-__all__ = ["report_html"]
-
 _ROWS = 1000  # of the table; the JSON report has all of them
 _POINTS = 4000  # of a plot; those furthest off are always among them
 _SERIES = 8

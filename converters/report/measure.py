@@ -16,8 +16,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["measure"]
-
 _BLOCK = 1 << 22  # elements of a stack that are decoded at a time
 
 

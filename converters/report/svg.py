@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from bcqfmt.errors import escape
 
-__all__ = ["STYLE", "Mark", "Series", "bars", "scatter", "standalone"]
-
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 44
 _COLOURS = 8
 _WIDTH = 760

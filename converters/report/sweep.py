@@ -20,8 +20,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .svg import Mark, Series, scatter, standalone
 
-__all__ = ["Combination", "Point", "Sweep", "Tensors", "mark_front", "plot"]
-
 Tensors = Iterable[tuple[str, npt.NDArray[Any]]]
 Evaluate = Callable[[Tensors], float]
 
@@ -98,7 +96,6 @@ class Sweep:
 
     @property
     def tries(self) -> int:
-        """Number of combinations."""
         return len(self._tries)
 
     def run(self, evaluate: Evaluate | None = None, tick: Callable[[int], None] | None = None) -> Iterator[Point]:

@@ -16,27 +16,17 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
-from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, real_path, unwritable
+from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, check_limits, parse
 from bcqfmt.errors import BcqError, Finding, error, escape
+from bcqfmt.system import real_path
 
 from .gguf import Blocks, Copy, place_tensors, read_files, split_names
 from .gguf_config import config_of
 from .gguf_tokenizer import tokenizer_files
-
-__all__ = [
-    "FOREIGN",
-    "INDEX_SUFFIX",
-    "QUANT_FILES",
-    "SourceCheckpoint",
-    "SourceModel",
-    "foreign_files",
-    "open_source",
-]
-__all__ += ["read_gguf_source", "read_source"]
 
 INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
@@ -58,7 +48,6 @@ class SourceModel:
     gguf: GgufHeader | None = None
 
     def header_bytes(self) -> bytes:
-        """The bytes of the file before its data."""
         return self.source.read(0, self.header.data_start).tobytes()
 
 
@@ -108,7 +97,6 @@ class SourceCheckpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model files are GGUF."""
         return any(model.gguf is not None for model in self.models.values())
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
@@ -132,13 +120,9 @@ def open_source(folder: Path) -> SourceCheckpoint:
         return _open_gguf(folder)
     if not folder.is_dir():
         lone = folder.exists()
-        raise error(
-            "BCQ-E101",
-            str(folder),
-            found="a file" if lone else "no such folder",
-            expected="a model folder, or a .gguf file",
-            hint="name the folder that it is in" if lone else None,
-        )
+        found = "a file" if lone else "no such folder"
+        hint = "name the folder that it is in" if lone else None
+        raise error("BCQ-E101", str(folder), found=found, expected="a model folder, or a .gguf file", hint=hint)
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
     _check_name(folder.name)

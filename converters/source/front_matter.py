@@ -13,8 +13,6 @@ from collections.abc import Mapping
 
 from bcqfmt.errors import escape
 
-__all__ = ["CARD", "front_lines", "front_matter", "is_repo_id"]
-
 CARD = "README.md"
 KEPT = (
     *("license", "license_name", "license_link", "language", "pipeline_tag", "datasets"),

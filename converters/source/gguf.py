@@ -21,8 +21,6 @@ from bcqfmt.errors import error, escape
 from .gguf_names import Named, architecture, namer
 from .gguf_rows import copied, rows_put_back, swapped
 
-__all__ = ["Blocks", "Copy", "GgufFile", "gap_ranges", "gaps", "place_tensors", "read_files", "split_names"]
-
 Array = npt.NDArray[Any]
 _SPLIT = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _MAX_TAIL = 1 << 30

@@ -18,8 +18,6 @@ from bcqfmt.container.stored_tensor import StoredTensor
 
 from .gguf_names import architecture
 
-__all__ = ["CLASSES", "LARGEST", "NUMBERS", "config_of"]
-
 CLASSES: Final = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),

@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from bcqfmt.container.gguf.header import GgufHeader
 
-__all__ = ["LAYERS", "Named", "architecture", "namer", "stored_name"]
-
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z0-9_]+)\.(weight|bias|scale)")
 _HUGGING_FACE = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.(.+)\.(weight|bias|scale)")
 _TOP: Final = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}

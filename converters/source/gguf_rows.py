@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["copied", "copy_fits", "heads_fit", "rows_back", "rows_put_back", "swapped"]
-
 Array = npt.NDArray[Any]
 
 

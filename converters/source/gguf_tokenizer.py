@@ -13,8 +13,6 @@ import numpy as np
 
 from bcqfmt.container.gguf.header import GgufHeader
 
-__all__ = ["NAMES", "SPLITS", "tokenizer_files"]
-
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # types of tokens
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -17,8 +17,6 @@ from typing import Final
 
 from bcqfmt.errors import BcqError, error, escape
 
-__all__ = ["Patterns"]
-
 _STEPS: Final = 5_000_000  # for all names of a checkpoint: seconds; ten patterns on 70,000 experts take 3.7 million
 _LENGTH: Final = 4_000  # characters of a pattern
 _DEPTH: Final = 30  # groups inside each other
@@ -205,7 +203,6 @@ class _Parser:
         self._text, self._at, self._depth = text, 0, 0
 
     def whole(self) -> Step:
-        """All of the pattern."""
         step = self._alternatives()
         if self._at < len(self._text):
             raise _NotUnderstood("a parenthesis too many")

@@ -15,8 +15,6 @@ from bcqfmt.errors import error, escape
 from .checkpoint import SourceCheckpoint
 from .patterns import Patterns
 
-__all__ = ["Settings", "read_settings", "refuse_transforms", "version_of"]
-
 _ALIASES = {
     "bits": ("bits", "w_bit", "wbits", "weight_bits"),
     "group_size": ("group_size", "q_group_size"),
@@ -88,12 +86,8 @@ def read_settings(source: SourceCheckpoint) -> Settings:
         for key in ("method", "bits", "group_size", "sym", "format"):
             left, right = first.get(key), reading.get(key)
             if left is not None and right is not None and left != right:
-                raise error(
-                    "BCQ-E602",
-                    source.folder.name,
-                    found=f"{key} is {escape(str(left))} in {first_name} and {escape(str(right))} in {name}",
-                    expected="configurations that agree",
-                )
+                found = f"{key} is {escape(str(left))} in {first_name} and {escape(str(right))} in {name}"
+                raise error("BCQ-E602", source.folder.name, found=found, expected="configurations that agree")
     merged: dict[str, Any] = {}
     for reading in readings.values():
         merged.update({key: value for key, value in reading.items() if merged.get(key) is None})
@@ -119,19 +113,11 @@ def refuse_transforms(settings: Settings, folder: str) -> None:
     for key in ("transform_config", "rotation"):
         value = settings.raw.get(key)
         if value not in (None, {}, [], False, "", "none"):
-            raise error(
-                "BCQ-E601",
-                folder,
-                found=f"a rotated checkpoint ({key} is set)",
-                expected="weights that need no rotation at run time",
-            )
+            expected = "weights that need no rotation at run time"
+            raise error("BCQ-E601", folder, found=f"a rotated checkpoint ({key} is set)", expected=expected)
     if settings.raw.get("is_marlin_format") or settings.format in ("marlin", "bitblas", "marlin-24"):
-        raise error(
-            "BCQ-E601",
-            folder,
-            found=f"a checkpoint packed for one kernel ({settings.format or 'marlin'})",
-            expected="the plain GPTQ layout",
-        )
+        found = f"a checkpoint packed for one kernel ({settings.format or 'marlin'})"
+        raise error("BCQ-E601", folder, found=found, expected="the plain GPTQ layout")
 
 
 def _normalised(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from .codes import (
     stream_columns_to_codes,
     stream_rows_to_codes,
 )
-from .gguf import field_to_planes, planes_to_field
+from .gguf import field_to_numbers, field_to_planes, planes_to_field
 from .hqq import codes_to_hqq, hqq_to_codes
 from .planes import (
     anybcq_to_planes,
@@ -76,6 +76,7 @@ __all__ = [
     "codes_to_stream_columns",
     "codes_to_stream_rows",
     "columns_to_planes",
+    "field_to_numbers",
     "field_to_planes",
     "gemv_fast_to_planes",
     "gptq_to_planes",

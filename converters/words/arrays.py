@@ -10,20 +10,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from .buffers import new_array
 
-__all__ = ["Array", "Codes", "Order", "Words", "blocks_of", "codes_in", "cut", "gemv_fast_in", "gemv_fast_out"]
-__all__ += [
-    "flat_planes",
-    "inverse",
-    "length",
-    "new_codes",
-    "new_planes",
-    "padded",
-    "permutation",
-    "planes_in",
-    "whole_blocks",
-    "words_in",
-]
-
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
 Codes = npt.NDArray[np.uint8]

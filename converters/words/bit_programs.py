@@ -22,9 +22,6 @@ import numpy.typing as npt
 
 from .loop import CLEAR, MOVE, SWAP, TAIL
 
-__all__ = ["Container", "Program", "awq", "byte_words", "gemv_fast", "gguf", "planar", "plane_words", "program"]
-__all__ += ["sheet", "slots", "stream", "together"]
-
 _PLANAR_PARTS = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 _CODE = ("k0", "k1", "k2", "k3", "k4")  # which of 32 codes, lowest digit first: the bit address in a plane
 Key = tuple[int, int]  # column, bit (0: the lowest)

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from bcqfmt.container.dtypes import BITS, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
 
-__all__ = ["new_array", "read_array", "reused", "wait_for_room"]
-
 Array = npt.NDArray[Any]
 Block = npt.NDArray[np.uint8]
 _LARGE = 1 << 20  # bytes; smaller arrays are plain ones

@@ -23,12 +23,6 @@ from .bit_programs import Container
 from .buffers import new_array
 from .runs import Side
 
-__all__ = [
-    "awq_gemm_to_codes", "codes_to_awq_gemm", "codes_to_planar_columns", "codes_to_slots", "codes_to_stream_columns",
-    "codes_to_stream_rows", "planar_columns_to_codes", "slots_to_codes", "stream_columns_to_codes",
-    "stream_rows_to_codes",
-]  # fmt: skip
-
 
 def stream_rows_to_codes(words: Array, bits: int, k: int, threads: int = 1) -> Codes:
     """LE(bits) along axis 0, [ceil(k*bits/32), N]: GPTQ weights; compressed-tensors zero points, [G, N] here."""

@@ -14,8 +14,6 @@ from bcqfmt.compiled.threads import each_share
 
 from .arrays import Array, Codes, codes_in, words_in
 
-__all__ = ["codes_to_hqq", "hqq_to_codes"]
-
 _SLABS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # the first slab is the most significant field
 _PIECE = 1 << 16
 

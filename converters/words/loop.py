@@ -14,8 +14,6 @@ import numpy as np
 from bcqfmt.compiled.intrinsics import Emit, intrinsic, ir
 from bcqfmt.compiled.loops import compiled, inner, types
 
-__all__ = ["CLEAR", "MOVE", "SWAP", "TAIL", "shuffle"]
-
 SWAP, MOVE, CLEAR, TAIL = range(4)
 
 _BOTH = np.uint64(0x1_0000_0001)  # times a mask of 32 bits: that mask for each of two words

@@ -38,10 +38,6 @@ from .buffers import new_array
 from .runs import Side
 from .straight import UNITS, straight_rows
 
-__all__ = ["anybcq_to_planes", "awq_to_planes", "codes_to_planes", "columns_to_planes", "gemv_fast_to_planes"]
-__all__ += ["gptq_to_planes", "planar_to_planes", "planes_to_anybcq", "planes_to_awq", "planes_to_codes"]
-__all__ += ["planes_to_columns", "planes_to_gemv_fast", "planes_to_gptq", "planes_to_planar"]
-
 
 def codes_to_planes(codes: Array, bits: int, perm: Array | None = None, threads: int = 1) -> Words:
     """Codes [N, K] in their original order."""

@@ -20,8 +20,6 @@ from .arrays import flat_planes
 from .bit_programs import Container, Program
 from .loop import shuffle
 
-__all__ = ["Side", "codes", "columns", "planes", "rows", "run", "run_in_order"]
-
 Array = npt.NDArray[Any]
 
 _TILE = 1 << 16  # words of a tile: it stays in the second cache

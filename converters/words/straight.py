@@ -7,7 +7,7 @@ function per program and direction, compiled when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ __all__ = ["ORDERS", "UNITS", "container", "straight", "straight_rows"]
 UNITS: Final = 4  # that are worked on at once
 ORDERS: Final = ("halves", "quarters", "nibbles", "far nibbles", "pairs", "bits", "stream 1", "stream 2", "stream 8")
 _FOUR = ir.VectorType(Emit.i32, UNITS)
+_STRIP: Final = 256  # units that are rebuilt from their planes while both are in the cache
 _LANES: Final = 64  # lanes that take turns at a run of four blocks: whole cache lines of words
 
 
@@ -128,6 +129,25 @@ class _Words(Emit):
             self.steps(block, reversed(program.steps))
             yield from ((vector, self.at(1, one, _FOUR)) for vector, one in zip(block, words, strict=True))
 
+    def unit_words(self, program: Container, flip: int) -> list[Any]:
+        """The words of four units, made from their planes; the arguments are those of ``_there``."""
+        rows: list[Any] = [None] * program.words
+        bits, columns = len(program.ends) // program.columns, program.columns
+        for i, places in enumerate(self.plane_places(self.values[8], self.values[9], bits, columns)):
+            found = self.taken(7, places, columns, 1) if columns > 1 else [self.load(self.at(7, places[0], _FOUR))]
+            for column, vector in enumerate(found):
+                rows[program.ends[column, bits - 1 - i]] = self.flipped(vector, flip and i == 0)
+        self.steps(rows, reversed(program.steps))
+        return rows
+
+    def difference(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
+        """Not zero if the vectors of a pair differ."""
+        found = ir.Constant(_FOUR, [0] * UNITS)
+        for a, b in pairs:
+            found = self.builder.or_(found, self.builder.xor(a, b))
+        halves = self.builder.bitcast(found, ir.VectorType(self.i64, 2))
+        return self.builder.or_(*(self.builder.extract_element(halves, self.i32(i)) for i in range(2)))
+
     def steps_on(self, index: Any, step: Any, count: int) -> Any:
         return self.builder.add(index, self.builder.mul(step, step.type(count)))
 
@@ -154,22 +174,27 @@ def _there(order: Any, flip: Any, blocks: Any, a: Any, b: Any, c: Any, d: Any, p
     return None, write
 
 
-def _back(order: Any, flip: Any, planes: Any, at: Any, plane: Any, blocks: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def _back(order: Any, flip: Any, blocks: Any, a: Any, b: Any, c: Any, d: Any, planes: Any, at: Any, plane: Any) -> Any:
     """The inverse of ``_there``."""
-    program = container(ORDERS[order.literal_value])
-    bits = len(program.ends) // program.columns
 
     def write(emit: _Words) -> None:
-        rows: list[Any] = [None] * program.words
-        for i, places in enumerate(emit.plane_places(emit.values[3], emit.values[4], bits, program.columns)):
-            one = program.columns == 1
-            found = [emit.load(emit.at(2, places[0], _FOUR))] if one else emit.taken(2, places, program.columns, 1)
-            for column, vector in enumerate(found):
-                rows[program.ends[column, bits - 1 - i]] = emit.flipped(vector, flip.literal_value and i == 0)
-        emit.steps(rows, reversed(program.steps))
-        emit.put(rows, 5, emit.values[6:10], 4)
+        rows = emit.unit_words(container(ORDERS[order.literal_value]), flip.literal_value)
+        emit.put(rows, 2, emit.values[3:7], 4)
 
     return None, write
+
+
+def _differ(
+    order: Any, flip: Any, blocks: Any, a: Any, b: Any, c: Any, d: Any, planes: Any, at: Any, plane: Any
+) -> Any:
+    """Not zero where the units are others than ``_back`` would store."""
+    program = container(ORDERS[order.literal_value])
+
+    def write(emit: _Words) -> Any:
+        rebuilt = emit.unit_words(program, flip.literal_value)
+        return emit.difference(zip(rebuilt, emit.taken(2, emit.values[3:7], program.words, 4), strict=True))
+
+    return types.int64, write
 
 
 def _rows_there(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any, plane: Any, lane: Any) -> Any:
@@ -203,48 +228,50 @@ def _rows_differ(bits: Any, words: Any, at: Any, row: Any, planes: Any, to: Any,
     """Not zero where the words are others than ``_rows_back`` would store."""
 
     def write(emit: _Words) -> Any:
-        found = ir.Constant(_FOUR, [0] * UNITS)
-        for vector, place in emit.rebuilt(programs.stream(bits.literal_value)):
-            found = emit.builder.or_(found, emit.builder.xor(vector, emit.load(place)))
-        halves = emit.builder.bitcast(found, ir.VectorType(emit.i64, 2))
-        return emit.builder.or_(*(emit.builder.extract_element(halves, emit.i32(i)) for i in range(2)))
+        rebuilt = emit.rebuilt(programs.stream(bits.literal_value))
+        return emit.difference((vector, emit.load(place)) for vector, place in rebuilt)
 
     return types.int64, write
 
 
-there, back, rows_there, rows_back, rows_differ = (
-    intrinsic(function, _Words) for function in (_there, _back, _rows_there, _rows_back, _rows_differ)
+there, back, differ, rows_there, rows_back, rows_differ = (
+    intrinsic(function, _Words) for function in (_there, _back, _differ, _rows_there, _rows_back, _rows_differ)
 )
 
 
 @cache
-def straight(order: str, flip: bool, to_planes: bool) -> Callable[..., None]:
-    """The loop of an order; ``flip``: the highest plane is stored inverted.
+def straight(order: str, flip: bool, to_planes: bool, proved: bool = False) -> Callable[..., int]:
+    """The loop of an order; ``flip``: the highest plane is stored inverted; ``proved``: see `straight_rows`.
 
     Arguments: blocks uint8 and planes uint32, both flat; words of a plane; the byte of a block where the field begins;
-    bytes of a block; log2 of the units of a field; the first unit and the one after the last, at least four.
+    bytes of a block; log2 of the units of a field; units, at least four.
     """
     stamp = stamp_of(intrinsics, programs)
     number, inverted, columns = ORDERS.index(order), int(flip), container(order).columns
-    size = 4 * container(order).words
+    size, passes = 4 * container(order).words, 2 if proved else 1
 
-    def loop(blocks: Any, planes: Any, plane: Any, offset: Any, block: Any, shift: Any, first: Any, stop: Any) -> None:
-        inside = (1 << shift) - 1
-        for begin in range(first, stop if stamp else first, 4):
-            u = min(begin, stop - 4)  # the last four overlap those before, and store the same words
-            a = (u >> shift) * block + offset + (u & inside) * size
-            b = (u + 1 >> shift) * block + offset + (u + 1 & inside) * size
-            c = (u + 2 >> shift) * block + offset + (u + 2 & inside) * size
-            d = (u + 3 >> shift) * block + offset + (u + 3 & inside) * size
-            if to_planes:
-                there(number, inverted, blocks, a, b, c, d, planes, u * columns, plane)
-            else:
-                back(number, inverted, planes, u * columns, plane, blocks, a, b, c, d)
+    def loop(blocks: Any, planes: Any, plane: Any, offset: Any, block: Any, shift: Any, units: Any) -> Any:
+        wrong, inside = 0, (1 << shift) - 1
+        for strip in range(0, units if stamp else 0, _STRIP):
+            for again in range(passes):
+                for begin in range(strip, min(strip + _STRIP, units), 4):
+                    u = min(begin, units - 4)  # the last four overlap those before, and store the same words
+                    a = (u >> shift) * block + offset + (u & inside) * size
+                    b = (u + 1 >> shift) * block + offset + (u + 1 & inside) * size
+                    c = (u + 2 >> shift) * block + offset + (u + 2 & inside) * size
+                    d = (u + 3 >> shift) * block + offset + (u + 3 & inside) * size
+                    if not to_planes:
+                        back(number, inverted, blocks, a, b, c, d, planes, u * columns, plane)
+                    elif again == 0:
+                        there(number, inverted, blocks, a, b, c, d, planes, u * columns, plane)
+                    else:
+                        wrong |= differ(number, inverted, blocks, a, b, c, d, planes, u * columns, plane)
+        return wrong
 
     read_only = types.uint8 if to_planes else types.uint32
     source = types.Array(read_only, 1, "C", readonly=True)
     arrays = (source, types.uint32[::1]) if to_planes else (types.uint8[::1], source)
-    return compiled(loop, types.void, *arrays, *(types.int64,) * 6)
+    return compiled(loop, types.int64, *arrays, *(types.int64,) * 5)
 
 
 @cache

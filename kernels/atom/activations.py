@@ -17,8 +17,6 @@ from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
 from .operands import NORM_THREADS
 
-__all__ = ["WARPS", "activation_kernel"]
-
 WARPS = NORM_THREADS // 32
 _KEEP22 = 0xFFFFFFFC
 

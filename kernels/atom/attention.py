@@ -19,8 +19,6 @@ from bcqfmt.kernels.runtime.limits import LIMIT, PROCESSORS
 from .attention_kernel import ATTENTION_WARPS, HEADS, TILE, attention_kernel, join_kernel, shared_bytes
 from .cache_kernel import CACHE_WARPS, quantize_kv_kernel
 
-__all__ = ["HEAD_DIMS", "KvCache", "decode_attention", "quantize_kv", "splits_for"]
-
 HEAD_DIMS = (64, 128, 256)
 _FLOATS = ("F16", "BF16", "F32")
 
@@ -46,12 +44,9 @@ class KvCache:
         rounded = -(-capacity // TILE) * TILE
         _check_size(batch, kv_heads, rounded, head_dim)
         if batch * kv_heads * rounded * head_dim // 8 > LIMIT:
-            raise error(
-                "BCQ-E554",
-                found=f"a cache of {batch} x {kv_heads} x {rounded} x {head_dim}",
-                expected=f"at most {LIMIT} words",
-                hint="make several caches of fewer sequences",
-            )
+            found = f"a cache of {batch} x {kv_heads} x {rounded} x {head_dim}"
+            expected = f"at most {LIMIT} words"
+            raise error("BCQ-E554", found=found, expected=expected, hint="make several caches of fewer sequences")
         words = [device.empty_like(like, (batch, kv_heads, rounded, head_dim // 8), "I32") for _ in range(2)]
         parameters = [device.empty_like(like, (batch, kv_heads, rounded), "I32") for _ in range(2)]
         return cls(keys=words[0], key_parameters=parameters[0], values=words[1], value_parameters=parameters[1])
@@ -121,11 +116,9 @@ def decode_attention(
 
 def _check_size(batch: int, heads: int, capacity: int, head_dim: int) -> None:
     if head_dim not in HEAD_DIMS or capacity % TILE or min(batch, heads, capacity) < 1:
-        raise error(
-            "BCQ-E552",
-            found=f"a cache of {batch} x {heads} heads x {capacity} tokens x {head_dim}",
-            expected=f"heads of {', '.join(map(str, HEAD_DIMS))}; tokens in multiples of {TILE}; at least one of each",
-        )
+        found = f"a cache of {batch} x {heads} heads x {capacity} tokens x {head_dim}"
+        expected = f"heads of {', '.join(map(str, HEAD_DIMS))}; tokens in multiples of {TILE}; at least one of each"
+        raise error("BCQ-E552", found=found, expected=expected)
 
 
 def _check_cache(cache: KvCache) -> tuple[int, int, int, int]:

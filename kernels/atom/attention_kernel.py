@@ -24,8 +24,6 @@ from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["ATTENTION_WARPS", "HEADS", "TILE", "attention_kernel", "join_kernel", "shared_bytes"]
-
 ATTENTION_WARPS = 4
 HEADS = 8  # query heads of a block
 TILE = 32  # tokens that a warp takes at a time

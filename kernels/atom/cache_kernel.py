@@ -18,8 +18,6 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
-__all__ = ["CACHE_WARPS", "quantize_kv_kernel"]
-
 CACHE_WARPS = 4
 _NAN = 0x7FFF7FFF
 

@@ -20,8 +20,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .shape import Tile
 from .steps import UPPER, group_product, quad_writer
 
-__all__ = ["w4a4_kernel"]
-
 _ARGUMENTS = (
     "u32* words, f32* weight_scale, u32* codes, f32* scale, {y}* y, f32* partials, u32* tickets, "
     "u32 groups, u32 rows, u32 out, u32 tiles, u32 tokens"

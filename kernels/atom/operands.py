@@ -28,18 +28,6 @@ from bcqfmt.errors import error
 from bcqfmt.weight.scheme import Segment
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = [
-    "GROUP",
-    "NORM_THREADS",
-    "OUTLIERS",
-    "TOKENS",
-    "AtomWeight",
-    "atom_codes",
-    "pack_w4",
-    "padded",
-    "step_factor",
-]
-
 GROUP = 128  # columns that share a scale
 OUTLIERS = 128  # channels in int8: the last group
 RULES = ("absmax", "paper")
@@ -80,7 +68,6 @@ class AtomWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads of the weight."""
         return self.words.nbytes + self.scale.nbytes
 
 
@@ -125,7 +112,8 @@ def pack_codes(codes: I8, scale: F32, perm: npt.NDArray[np.int32]) -> AtomWeight
     words = np.empty((rows // UNIT, 2, groups + 1, 256), np.uint32)
     for first in range(0, rows // UNIT, 32):  # 1024 rows at a time bound the copies
         some = slice(first, min(first + 32, rows // UNIT))
-        block = _by_place(full[some.start * UNIT : some.stop * UNIT])
+        taken = full[some.start * UNIT : some.stop * UNIT]
+        block = taken.reshape(-1, 8, 2, 2, groups, 2, 4, 2, 2, 4)  # u r t p g h q j s b
         words[some, :, :-2] = _int4_words(block[:, :, :, :, :-1])
         words[some, :, -2:] = _int8_words(block[:, :, :, :, -1])
     factors = np.full(groups, 1 / 16, np.float32)
@@ -133,11 +121,6 @@ def pack_codes(codes: I8, scale: F32, perm: npt.NDArray[np.int32]) -> AtomWeight
     scales = np.zeros((groups, rows), np.float32)
     scales[:, :out] = (scale * factors).T
     return AtomWeight(out, columns, words.reshape(-1, groups + 1, 256), scales, perm.astype(np.int32))
-
-
-def _by_place(codes: I8) -> I8:
-    """Rows and columns by their place: u r t p g h q j s b."""
-    return codes.reshape(codes.shape[0] // UNIT, 8, 2, 2, codes.shape[1] // GROUP, 2, 4, 2, 2, 4)
 
 
 def _int4_words(block: I8) -> U32:

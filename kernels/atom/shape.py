@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 
-__all__ = ["HELD", "LARGE", "TILES", "WIDE", "Held", "Tile", "held_for", "tile_for"]
-
 
 class Tile(NamedTuple):
     """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` x ``tokens``.
@@ -24,17 +22,14 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps_m * self.warps_n
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block."""
         return self.rows * self.warps_m
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
         return self.tokens * self.warps_n
 
     @property
@@ -44,7 +39,6 @@ class Tile(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a block."""
         return self.stage * self.stages
 
 
@@ -61,12 +55,10 @@ class Held(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps * self.parts
 
     @property
     def block_rows(self) -> int:
-        """Rows of a tile."""
         return 32 * self.warps
 
     def shared(self, groups: int) -> int:

@@ -14,8 +14,6 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["UPPER", "group_product", "quad_writer"]
-
 _MAGIC = 0x4B400000  # 12582912.0
 UPPER = 0xF0F0F0F0
 

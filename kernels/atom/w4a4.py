@@ -25,11 +25,6 @@ from .kernel import w4a4_kernel
 from .operands import GROUP, TOKENS, AtomWeight, padded, step_factor
 from .shape import Held, Tile, held_for, tile_for
 
-__all__ = [
-    "Activations", "AtomDevice", "Plan", "atom_to_device", "plan_for", "quantize_reorder", "rmsnorm",
-    "rmsnorm_reorder_quant", "w4a4",
-]  # fmt: skip
-
 _FLOATS = ("F16", "BF16", "F32")
 
 
@@ -50,12 +45,10 @@ class AtomDevice:
 
     @property
     def groups(self) -> int:
-        """Groups of 128 columns."""
         return self.columns // GROUP
 
     @property
     def rows(self) -> int:
-        """out rounded up to 32."""
         return padded(self.out, 32)
 
 

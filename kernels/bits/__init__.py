@@ -73,12 +73,9 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
     for segment in operand.segments:
         layout = layout_of(segment)
         if layout is None:
-            raise error(
-                "BCQ-E553",
-                tensor=operand.name,
-                found=f"{segment.formula}, groups of {segment.group_size} columns",
-                expected="no table; 8, 16, 32, 64, a multiple of 128, or whole rows",
-            )
+            found = f"{segment.formula}, groups of {segment.group_size} columns"
+            expected = "no table; 8, 16, 32, 64, a multiple of 128, or whole rows"
+            raise error("BCQ-E553", tensor=operand.name, found=found, expected=expected)
         planes = pack_planes(layout, segment.planes)
         numbers = pack_numbers(layout, segment.first, segment.second)
         if max(planes.size, numbers.size) > LIMIT:

@@ -36,8 +36,6 @@ from .prepare import bit_vectors
 from .ring import epilogue, producer_warp, stage_release, warp_roles
 from .shape import BitShape
 
-__all__ = ["bit_gemv_kernel", "declared"]
-
 
 def declared(kind: int, out: int) -> str:
     """The arguments of products with operands in the order of `layout`."""

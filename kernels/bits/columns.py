@@ -11,8 +11,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .layout import BitLayout
 
-__all__ = ["column_walker"]
-
 
 def column_walker(layout: BitLayout, batch: int, kind: int, threads: int, reordered: bool, put: Any) -> Any:
     """A device function for ``threads`` threads: ``put(v, b, column, base, lane)`` for all columns, eight at a time.

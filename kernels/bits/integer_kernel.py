@@ -29,8 +29,6 @@ from .prepare import byte_vectors
 from .ring import epilogue, producer_warp, stage_release, warp_roles
 from .shape import ByteShape
 
-__all__ = ["byte_gemv_kernel"]
-
 _ONE = np.float32(1 / 64)  # a bit counts 64
 _TWO = np.float32(1 / 32)
 _WIDE = np.float32(256)

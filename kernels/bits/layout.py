@@ -24,8 +24,6 @@ from bcqfmt.container.dtypes import round_to
 from bcqfmt.kernels.operands import OperandSegment
 from bcqfmt.kernels.runtime.limits import ROWS
 
-__all__ = ["STEP_MASKS", "BitLayout", "group_for", "in_steps", "layout_of", "pack_numbers", "pack_planes"]
-
 Array = npt.NDArray[Any]
 COLUMNS = 256
 # passes -> for each, where `in_steps` puts the columns of its groups

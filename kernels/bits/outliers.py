@@ -19,8 +19,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .shape import AnyShape
 
-__all__ = ["outlier_warp"]
-
 _TOGETHER = 8  # pieces of x in flight
 
 

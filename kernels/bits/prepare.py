@@ -18,8 +18,6 @@ from .columns import column_walker
 from .layout import STEP_MASKS
 from .shape import BitShape, ByteShape, ShortShape
 
-__all__ = ["bit_vectors", "byte_vectors", "short_vectors"]
-
 _PRECISION = 14
 _BYTE_MAGIC = np.float32(12582912.0 + 128)  # integers that begin 128 higher: their second byte is rounded, not cut
 _BYTE_BIAS = 12 * (PATTERN + 128) & 0xFFFFFFFF

@@ -22,8 +22,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .shape import Ring
 
-__all__ = ["epilogue", "producer_warp", "stage_release", "warp_roles"]
-
 _ALL = 0xFFFFFFFF  # copies: more than there can be
 
 

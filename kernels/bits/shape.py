@@ -15,11 +15,6 @@ from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import BitLayout
 
-__all__ = [
-    "BATCH", "AnyShape", "BitShape", "ByteShape", "Ring", "ShortShape", "Wanted", "at_once", "bit_shape_for",
-    "byte_shape_for", "product_shape", "short_shape_for",
-]  # fmt: skip
-
 _IN_FLIGHT = 160 * 1024  # bytes of buffers: more are slower
 BATCH = 8  # vectors of one launch
 _BYTE_CHOICES = ((8, 2, 3), (8, 2, 2), (4, 2, 2), (4, 1, 2))  # slices, tiles, stages: the first that fits

@@ -35,8 +35,6 @@ from .prepare import short_vectors
 from .ring import epilogue, producer_warp, stage_release, warp_roles
 from .shape import ShortShape
 
-__all__ = ["short_gemv_kernel"]
-
 _HALF = np.float32(0.5)
 _WIDE = np.float32(256)
 _MASK = 0x02020202

@@ -30,8 +30,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segments
 
-__all__ = ["PLANE_WORK", "CpuMatrix", "prepare", "target"]
-
 PLANE_WORK = 192  # vectors times planes up to which products from planes are faster than decoding
 _BATCH = 8  # vectors that are multiplied together
 _SMALL = 1 << 23  # elements times planes times vectors below which one thread is faster than two
@@ -61,7 +59,6 @@ class CpuMatrix:
     """One matrix ``shape`` = (out, in). ``obstacle``: why products are not made from planes; empty when they are."""
 
     def __init__(self, weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> None:
-        """See :func:`prepare`."""
         self._weight, self._planes, self._index = weight, planes, index
         operand = operands.operand(weight, planes=planes, index=index)
         self.shape, self.dtype = operand.shape, operand.dtype
@@ -88,12 +85,9 @@ class CpuMatrix:
         """``x W^T``: x (in) or (batch, in) float32, the result (out) or (batch, out) float32."""
         vectors = np.asarray(x)
         if vectors.ndim not in (1, 2) or vectors.shape[-1] != self.shape[1] or vectors.dtype != np.float32:
-            raise error(
-                "BCQ-E552",
-                tensor=self._weight.name,
-                found=f"x of shape {list(vectors.shape)} and type {vectors.dtype}",
-                expected=f"[{self.shape[1]}] or [batch, {self.shape[1]}], float32",
-            )
+            found = f"x of shape {list(vectors.shape)} and type {vectors.dtype}"
+            expected = f"[{self.shape[1]}] or [batch, {self.shape[1]}], float32"
+            raise error("BCQ-E552", tensor=self._weight.name, found=found, expected=expected)
         rows = np.ascontiguousarray(vectors.reshape(-1, self.shape[1]))
         work = self.shape[0] * self.shape[1] * self._bits * len(rows)
         count = cores() if threads is None else threads

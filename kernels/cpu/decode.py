@@ -19,8 +19,6 @@ from bcqfmt.compiled.rounding import pattern, pattern64, rounded
 from . import lanes, lookup
 from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
 
-__all__ = ["FORMULAS", "LOGICAL", "PATTERNS", "decode_kernel", "row_table_size"]
-
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3, "table": 4}
 LOGICAL = {"F16": 0, "BF16": 1, "F32": 2}
 PATTERNS: dict[str, Any] = {"F16": np.uint16, "BF16": np.uint16, "F32": np.uint32, "F64": np.uint64}

@@ -21,8 +21,6 @@ from . import dots, lanes
 from .dots import CHUNK, DIGITS, WORDS, codes, load_sums, multiply, store_sums, with_bias
 from .lanes import claim, prefetch, types
 
-__all__ = ["Digits", "digits", "row_kernel"]
-
 _0, _1, _2, _3, _4, _8 = (np.uint64(i) for i in (0, 1, 2, 3, 4, 8))
 _N = types.uint64
 _FLOATS = types.float32[::1]

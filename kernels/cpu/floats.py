@@ -23,8 +23,6 @@ from . import lanes, lookup
 from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
 from .lookup import target
 
-__all__ = ["HELD", "WORDS", "fits", "float_kernel"]
-
 WORDS = 4  # of a plane at once
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _FOUR = ir.VectorType(LaneEmit.i32, WORDS)

@@ -33,7 +33,6 @@ class LaneEmit(Emit):
         return [self.load(self.at(argument, self.plus(index, LANES * i), element)) for i in range(count)]
 
     def plus(self, index: Any, offset: int) -> Any:
-        """index + offset."""
         return self.builder.add(index, ir.Constant(index.type, offset)) if offset else index
 
     def splat(self, value: Any) -> Any:

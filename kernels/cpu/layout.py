@@ -17,8 +17,6 @@ from bcqfmt.errors import BcqError
 from bcqfmt.kernels.operands import Operand, OperandSegment
 from bcqfmt.weight.packing import words_for
 
-__all__ = ["LANES", "WORDS", "PlaneSegment", "obstacle", "plane_segments"]
-
 LANES = 16  # rows of a tile of the table kernel
 WORDS = 4  # words of a plane that the dot kernel takes at a time
 Array = npt.NDArray[Any]

@@ -14,8 +14,6 @@ from bcqfmt.compiled.intrinsics import features, ir
 
 from .lanes import LANES, LaneEmit, intrinsic
 
-__all__ = ["flush", "flush_planes", "lookup", "lookups", "table", "target"]
-
 
 @functools.cache
 def target() -> str:

@@ -21,8 +21,6 @@ from . import lanes, lookup
 from .lanes import LANES, claim, loads, prefetch, stores, transpose, types, zeros
 from .lookup import flush, flush_planes, lookups, table
 
-__all__ = ["WORD_TABLES", "table_kernel", "tile_kernel"]
-
 WORD_TABLES = 8 * LANES  # floats in the tables of the 32 columns of a word
 
 _0, _1, _2, _3, _4, _16 = (np.uint64(i) for i in (0, 1, 2, 3, 4, 16))

@@ -13,8 +13,6 @@ from bcqfmt.compiled.loops import compiled, stamp_of
 from . import lanes
 from .lanes import claim, types
 
-__all__ = ["sparse_kernel"]
-
 _1, _64 = np.uint64(1), np.uint64(64)
 _ROWS, _ROWS_IN = types.float32[:, ::1], types.Array(types.float32, 2, "C", readonly=True)
 

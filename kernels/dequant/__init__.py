@@ -13,8 +13,6 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS, ROW_LIMIT
 
-__all__ = ["by_element", "dequantize", "in_words"]
-
 
 def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, twice: bool = False) -> Any:
     """The dense matrix (out, in) in ``dtype`` (by default the logical one), the bits of the normative decoder.

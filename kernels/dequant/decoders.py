@@ -18,8 +18,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .rows import eight_putter
 from .values import code_value
 
-__all__ = ["table_decoder", "word_decoder"]
-
 
 def table_decoder(q: int, formula: int, logical: int, result: int, finite: bool, twice: bool) -> Any:
     """A device function that decodes as `to_rows` wants it. ``finite``: no value can be a NaN."""

@@ -18,8 +18,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .rows import THREADS
 from .values import code_value
 
-__all__ = ["Elements", "elements"]
-
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 

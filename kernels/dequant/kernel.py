@@ -22,8 +22,6 @@ from .decoders import table_decoder, word_decoder
 from .rows import ARGUMENTS, THREADS, to_rows
 from .values import FORMULAS
 
-__all__ = ["Decoding", "decoding_of", "rows_kernel"]
-
 
 class Decoding(NamedTuple):
     """What a kernel is compiled for: one segment, everything a multiple of 8 columns.

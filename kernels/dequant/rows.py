@@ -17,17 +17,6 @@ from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = [
-    "ARGUMENTS",
-    "PIECE",
-    "THREADS",
-    "eight_putter",
-    "reorder_columns",
-    "rows_together",
-    "shared_bytes",
-    "to_rows",
-]
-
 THREADS = 256
 PIECE = 2048  # bytes of 1024 columns
 _TOGETHER = 48 * 1024  # bytes of several rows, as measured with 4096 and 11008 columns

@@ -8,8 +8,6 @@ from bcqfmt.kernels import ptx
 from bcqfmt.kernels.device_functions.numbers import rounding
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = ["FORMULAS", "PATCHES", "code_value"]
-
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3, "table": 4}
 PATCHES = {"add": 1, "replace": 2}
 

@@ -9,11 +9,6 @@ import numpy as np
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = [
-    "MAGIC", "ONES", "PATTERN", "PRECISION", "WIDEN", "bit_turner", "block_integers", "number_pairs", "rounding",
-    "step_turner", "sums_as_floats",
-]  # fmt: skip
-
 MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed integer
 PATTERN = 0x4B400000
 PRECISION = 14  # bits of an integer after the leading one of the largest of its 16 neighbours

@@ -21,8 +21,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .vectors import element_at
 
-__all__ = ["OutlierTiles", "outlier_tiles"]
-
 _LEAST = 64  # entries of a row that its two lanes take, however few the others have
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = ["next_stage"]
-
 
 def next_stage(stages: int) -> Any:
     """A device function: where a producer warp stands after one more copy. Every tile is begun at block ``turn``.

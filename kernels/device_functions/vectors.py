@@ -10,8 +10,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .numbers import WIDEN
 
-__all__ = ["element_at", "vector_loader"]
-
 
 def vector_loader(batch: int, kind: int, threads: int, together: int = 2) -> Any:
     """A device function for ``threads`` threads: all vectors to ``base``, ``xs_bytes`` each, zeros after the last.

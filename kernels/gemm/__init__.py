@@ -21,7 +21,7 @@ from bcqfmt.kernels.runtime.tensor_map import TensorMap
 from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
 
 from .layout import GemmLayout, layout_of
-from .shape import GemmShape, blocks_for, gemm_shape
+from .shape import GemmShape, blocks_for, gemm_shape, whole_for
 
 __all__ = ["GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
 
@@ -145,8 +145,8 @@ def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
 class GemmStep(NamedTuple):
     """The launch of one segment: what is the same whenever as many vectors are multiplied.
 
-    ``units``: stages that the blocks share evenly, after ``waves`` whole tiles of each. ``split``: tiles that several
-    blocks add up, 0 where none are; ``partial``: float32 numbers for their parts. ``box``: vectors of a box of
+    ``units``: stages that the blocks share evenly, after ``whole`` tiles that one has alone. ``split``: tiles that
+    several blocks add up, 0 where none are; ``partial``: float32 numbers for their parts. ``box``: vectors of a box of
     x, which the kernel takes as a tensor map, or 0.
     """
 
@@ -157,7 +157,7 @@ class GemmStep(NamedTuple):
     early: bool
     vector_tiles: int
     units: int
-    waves: int
+    whole: int
     split: int
     partial: int
     box: int
@@ -192,17 +192,21 @@ def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
 
     vector_tiles = -(-count // shape.vectors)
     tiles = -(-operand.shape[0] // shape.rows) * vector_tiles
-    grid = blocks_for(tiles, shape.steps, shape.blocks * device.processors(operand.gpu))
-    # what blocks share is more than a tile for each: few blocks have parts of the same one
-    waves = max(0, tiles // grid - (tiles % grid > 0)) if shape.engine == "wgmma" and grid else 0
-    units = (tiles - waves * grid) * shape.steps
+    most = shape.blocks * device.processors(operand.gpu)
+    grid = whole_for(tiles, most) if shape.engine == "wgmma" else 0
+    whole = tiles
+    if not grid:
+        grid = blocks_for(tiles, shape.steps, most)
+        # what blocks share is more than a tile for each: few blocks have parts of the same one
+        whole = max(0, tiles // grid - (tiles % grid > 0)) * grid if shape.engine == "wgmma" and grid else 0
+    units = (tiles - whole) * shape.steps
     split = units // shape.steps if grid and (units % grid or units // grid % shape.steps) else 0
     if (units + 1) * grid > LIMIT or count * max(operand.shape) > LIMIT or split > TICKETS:
         raise error("BCQ-E554", found=f"{count} vectors", expected="fewer in one product")
     return GemmStep(
         kernel=gemm_kernel(shape), grid=grid, threads=shape.threads, shared=shape.shared_bytes,
         early=operand.settled and shape.engine == "wgmma", vector_tiles=vector_tiles,
-        units=units, waves=waves, split=split, partial=2 * grid * shape.partial_words,
+        units=units, whole=whole, split=split, partial=2 * grid * shape.partial_words,
         box=shape.vectors if shape.engine == "wgmma" else 0,
     )  # fmt: skip
 
@@ -224,7 +228,7 @@ def _launch(operand: GemmOperand, plan: Sequence[GemmStep], x: Any, y: Any, adde
         step.kernel.launch(
             (step.grid,), step.threads, segment.codes, segment.numbers, segment.row_scale, given,
             segment.row_scale if total is None else total, target, partials, own,
-            rows, -(-rows // 64), columns, segment.start, count, step.units, step.vector_tiles, addend_step, step.waves,
+            rows, -(-rows // 64), columns, segment.start, count, step.units, step.vector_tiles, addend_step, step.whole,
             shared=step.shared, early=step.early,
         )  # fmt: skip
         total, addend_step = target, rows

@@ -54,27 +54,29 @@ def _nothing() -> Any:
 def _numbers(layout: GemmLayout) -> Any:
     """A scale and what is added or taken off, each for rows 2 r and 2 r + 1."""
     flipped = _SIGNS if layout.number == "BF16" else 0  # a zero is added with its sign changed
+    both, take = layout.formula != "table", words_of(layout.numbers)
 
     def load(held: Any, numbers: Any, lane: Any) -> None:
-        low, high = ptx.lds64(ptx.u32(numbers + (lane >> 2) * 8), ptx.u32(0))
+        n = take(numbers, ptx.u32(lane >> 2))
         first, second = ptx.u32(0x1010), ptx.u32(0x3232)
-        held[0], held[1] = ptx.prmt(low, low, first), ptx.prmt(high, high, first)
-        held[2] = ptx.u32(ptx.prmt(low, low, second) ^ flipped)
-        held[3] = ptx.u32(ptx.prmt(high, high, second) ^ flipped)
+        held[0], held[1] = ptx.prmt(n[0], n[0], first), ptx.prmt(n[0], n[0], second)
+        if both:
+            held[2] = ptx.u32(ptx.prmt(n[1], n[1], first) ^ flipped)
+            held[3] = ptx.u32(ptx.prmt(n[1], n[1], second) ^ flipped)
 
-    return inlined(load)
+    return inlined(unrolled(load))
 
 
 def _affine_f16(layout: GemmLayout) -> Any:
     """Codes are subnormal numbers: one multiplication and addition makes them values."""
-    places, set_words = layout.places, layout.words * 64
+    places, place_bytes = layout.places, layout.place_bytes
     fill, again = _fields(layout, 0), _numbers(layout)
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         fill(a, codes, lane)
         for p in static(places):
             if p > 0:
-                again(held, ptx.u32(numbers + p * set_words), lane)
+                again(held, ptx.u32(numbers + p * place_bytes), lane)
             for k in static(16 // places):
                 i = p * (16 // places) + k
                 a[i] = ptx.hfma2(ptx.u32(a[i]), ptx.u32(held[k % 2]), ptx.u32(held[2 + k % 2]))
@@ -86,21 +88,24 @@ def _in_place(layout: GemmLayout) -> Any:
     """The same with fewer instructions: codes within the lowest bits of a half stay where they are, 2^n times as large,
     and their scales are that much smaller.
     """
-    width, places, set_words = layout.bits, layout.places, layout.words * 64
+    width, places, place_bytes = layout.bits, layout.places, layout.place_bytes
     per, again, load = 16 // width, _numbers(layout), words_of(width)
     near = 9 // width if width == 3 else 8 // width  # codes of a half that are mantissas as they stand
     odd, mask = width == 3, (2**width - 1) * 0x10001
     word_of = tuple(min(i // per, width - 1) for i in range(16))
-    shifts = tuple(0 if i % per < near else near * width for i in range(16))
-    places_of = tuple(i % per % near for i in range(16))  # 0 for the last pair of 3 bits
+    shifted = tuple(i % per >= near for i in range(16))
+    places_of = tuple(2 if odd and i == 15 else i % per % near for i in range(16))
     masks = tuple(mask << width * place for place in places_of)
     smaller = tuple((15 - width * i << 10) * 0x10001 for i in range(near))  # 2^-width i in float16
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         w = load(codes, lane)
+        far = cuda.local.array(width, types.uint32)
+        for i in static(width):
+            far[i] = ptx.funnel_right(w[i], ptx.u32(0), ptx.u32(near * width))
         for p in static(places):
             if p > 0:
-                again(held, ptx.u32(numbers + p * set_words), lane)
+                again(held, ptx.u32(numbers + p * place_bytes), lane)
             t, t8 = cuda.local.array(near, types.uint32), cuda.local.array(near, types.uint32)
             for i in static(near):
                 t[i] = held[0] if i == 0 else ptx.hmul2(ptx.u32(held[0]), ptx.u32(smaller[i]))
@@ -108,11 +113,11 @@ def _in_place(layout: GemmLayout) -> Any:
             for k in static(16 // places):
                 i = p * (16 // places) + k
                 scale = ptx.u32(t8[places_of[i]] if k % 2 else t[places_of[i]])
-                if odd and i == 15:
-                    word = ptx.u32(ptx.u32(w[0] >> 15 & 0x00010001) | ptx.u32(w[1] >> 14 & 0x00020002))
-                    word = ptx.u32(word | ptx.u32(w[2] >> 13 & 0x00040004))
+                if odd and i == 15:  # a bit of each word
+                    word = ptx.lop3(ptx.u32(far[1] << 1), ptx.u32(0x00800080), ptx.u32(far[0] & 0x00400040), _AND_OR)
+                    word = ptx.lop3(ptx.u32(far[2] << 2), ptx.u32(0x01000100), word, _AND_OR)
                 else:
-                    word = ptx.u32(ptx.u32(w[word_of[i]] >> shifts[i]) & masks[i])
+                    word = ptx.u32((far[word_of[i]] if shifted[i] else w[word_of[i]]) & masks[i])
                 a[i] = ptx.hfma2(word, scale, ptx.u32(held[2 + k % 2]))
 
     return decode
@@ -120,18 +125,18 @@ def _in_place(layout: GemmLayout) -> Any:
 
 def _affine_bf16(layout: GemmLayout) -> Any:
     """A code in the last bits of 128; the zero is taken off, then the scale multiplied."""
-    places, rest, set_words = layout.places, layout.rest, layout.words * 64
+    places, rest, place_bytes = layout.places, layout.rest, layout.place_bytes
     fill, again = _fields(layout, _START_BF16), _numbers(layout)
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         fill(a, codes, lane)
         for p in static(places):
             if p > 0:
-                again(held, ptx.u32(numbers + p * set_words), lane)
+                again(held, ptx.u32(numbers + p * place_bytes), lane)
             more, more8 = ptx.u32(0), ptx.u32(0)
             if rest:
-                more, more8 = ptx.lds64(ptx.u32(numbers + (lane >> 2) * 8), ptx.u32(p * set_words + 64))
-                more, more8 = ptx.prmt(more, more, ptx.u32(0x1010)), ptx.prmt(more8, more8, ptx.u32(0x1010))
+                third = ptx.lds32(ptx.u32(numbers + (lane >> 2) * 12), ptx.u32(p * place_bytes + 8))
+                more, more8 = ptx.prmt(third, third, ptx.u32(0x1010)), ptx.prmt(third, third, ptx.u32(0x3232))
             for k in static(16 // places):
                 i = p * (16 // places) + k
                 a[i] = ptx.bfma2(ptx.u32(a[i]), ptx.u32(_ONE_BF16), ptx.u32(held[2 + k % 2]))
@@ -181,9 +186,8 @@ def _no_field() -> Any:
 
 
 def _bcq(layout: GemmLayout) -> Any:
-    q, places, half = layout.bits, layout.places, layout.number == "F16"
-    set_words = layout.words * 64
-    bias_at, bias_pick = q // 2 * 64, 0x3232 if q % 2 else 0x1010
+    q, places, half, row_bytes = layout.bits, layout.places, layout.number == "F16", 4 * layout.numbers
+    place_bytes, picks = layout.place_bytes, (0x1010, 0x3232)
 
     def plus(x: Any, y: Any) -> Any:
         return ptx.hadd2(x, y) if half else ptx.bfma2(x, ptx.u32(_ONE_BF16), y)
@@ -191,21 +195,20 @@ def _bcq(layout: GemmLayout) -> Any:
     add = inlined(plus)
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
-        row = ptx.u32(numbers + (lane >> 2) * 8)
+        row = ptx.u32(numbers + (lane >> 2) * row_bytes)
         for p in static(places):
-            pair = ptx.lds64(row, ptx.u32(p * set_words + bias_at))
+            bias = ptx.lds32(row, ptx.u32(p * place_bytes + 4 * q))
             for k in static(16 // places):
-                a[p * (16 // places) + k] = ptx.prmt(pair[k % 2], pair[k % 2], ptx.u32(bias_pick))
+                a[p * (16 // places) + k] = ptx.prmt(bias, bias, ptx.u32(picks[k % 2]))
         for i in static(q):
             word = ptx.lds32(ptx.u32(codes + lane * 4), ptx.u32(i * 128))
             for p in static(places):
-                pair = ptx.lds64(row, ptx.u32(p * set_words + i // 2 * 64))
-                pick = ptx.u32(0x3232 if i % 2 else 0x1010)
-                low, high = ptx.prmt(pair[0], pair[0], pick), ptx.prmt(pair[1], pair[1], pick)
+                scale = ptx.lds32(row, ptx.u32(p * place_bytes + 4 * i))
+                low, high = ptx.prmt(scale, scale, ptx.u32(picks[0])), ptx.prmt(scale, scale, ptx.u32(picks[1]))
                 for k in static(16 // places):
-                    at = p * (16 // places) + k
-                    bits = ptx.u32(word << (15 - at))
+                    pair = p * (16 // places) + k
+                    bits = ptx.u32(word << (15 - pair))
                     # a bit of 0 is a minus
-                    a[at] = add(ptx.u32(a[at]), ptx.lop3(bits, ptx.u32(_SIGNS), high if k % 2 else low, _FLIP))
+                    a[pair] = add(ptx.u32(a[pair]), ptx.lop3(bits, ptx.u32(_SIGNS), high if k % 2 else low, _FLIP))
 
     return inlined(unrolled(decode))

@@ -28,8 +28,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from . import GemmOperand
 from .layout import SIDE, GemmLayout
 
-__all__ = ["Decoding", "compile_cases", "dense_kernel", "dense_of"]
-
 _THREADS = 256
 _PITCH = 2 * SIDE + 16  # bytes of a row in shared memory: neighbouring rows in other banks
 _MAGIC = 2.0**23  # a float32 whose last bits can hold a code

@@ -40,14 +40,14 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
 
     Arrays: codes, numbers and row_scale as in `layout`; x [count, columns]; addend float32, row ``v * addend_step`` for
     vector v; y [count, rows]; partials [2 blocks][numbers of a tile]; tickets, zeros, a word for every shared tile.
-    Tiles are numbered along the vectors. ``waves``: tiles that every block has alone, the first ones, only with wgmma;
+    Tiles are numbered along the vectors. ``whole``: how many, the first ones, one block has alone, only with wgmma;
     ``total``: steps of all others.
     """
     x, y = "map" if shape.engine == "wgmma" else "u16*", "f32*" if shape.out == 0 else "u16*"
     declared = (
         f"u32* codes, u32* numbers, f32* row_scale, {x} x, f32* addend, {y} y, f32* partials, u32* tickets, "
         "u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
-        "u32 vector_tiles, u32 addend_step, u32 waves"
+        "u32 vector_tiles, u32 addend_step, u32 whole"
     )
     return (roles_kernel if shape.engine == "wgmma" else _mma_kernel)(shape, declared)
 
@@ -110,7 +110,7 @@ def _mma_kernel(shape: GemmShape, declared: str) -> Kernel:
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
         row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
-        waves: Any,
+        whole: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.u32((ptx.shared_address(memory) + 1023) & 0xFFFFFC00)
@@ -224,6 +224,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     shapes = [
         gemm_shape(four, 16, 28672, 1, 1, "wgmma"),
         gemm_shape(four, 128, 28672, 1, 1, "wgmma"),
+        gemm_shape(four, 512, 11008, 1, 1, "wgmma"),
         gemm_shape(four, 512, 28672, 1, 1, "wgmma"),
         gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 64, 28672, 1, 0, "wgmma"),
         gemm_shape(GemmLayout(5, 4096, 128, "bcq", "F16"), 32, 28672, 1, 0, "wgmma"),

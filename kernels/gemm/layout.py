@@ -6,7 +6,7 @@ of y; columns 2 t, 2 t + 1 and the same + 8, for lane 4 r + t). A code is cut in
 *fields* of 8, 4, 3, 2 or 1 bits, so that 5 bits take 5 bits of memory::
 
     codes    [row block][column block][warp][field][lane][words of the field]
-    numbers  [row block][set][warp][place][word][row r of 8][2 r, 2 r + 1]
+    numbers  [row block][set][warp][place][row r of 8][number][2 r, 2 r + 1]
 
 A word of a field holds pairs: code i of the lower half and of the upper half are neighbouring columns. Of 3 bits, three
 words hold five pairs each, and the bits that are left, one of each half, are the last pair. Where values are looked up
@@ -17,12 +17,12 @@ word's bits are the top bits of the nibbles of three; of 2 bits a word holds two
 the columns of a block need: the numbers of their group, or of 2 or 4 *places* where groups have 32 or 16 columns.
 
 Numbers are in the type of x, float16 or bfloat16. Every row is scaled by a power of two so that they fit; the product
-is multiplied by it at the end (``row_scale``). A word holds two numbers:
+is multiplied by it at the end (``row_scale``). A word holds a number of two rows:
 
 - affine, float16: a code in the last bits of a word is a subnormal number, 2^-24 times the code. So a value is one
   multiplication with ``2^24 scale`` and one addition of ``-scale * zero``: one instruction for two values.
 - affine, bfloat16, which has too few bits for that: ``scale`` and ``128 + zero``, an integer, which is taken off
-  exactly; a second word holds what is left of a zero that is no integer.
+  exactly; a third number is what is left of a zero that is no integer.
 - bcq: the scales of the planes, then the bias.
 - table: ``scale``; the table is part of the kernel.
 
@@ -91,9 +91,9 @@ class GemmLayout:
         return -(-self.blocks // self.sharing)
 
     @property
-    def words(self) -> int:
-        """Words of the numbers of a row and a group."""
-        return -(-(self.bits + 1) // 2) if self.formula == "bcq" else 2 if self.rest else 1
+    def numbers(self) -> int:
+        """Numbers of a row and a group."""
+        return {"bcq": self.bits + 1, "table": 1, "affine": 3 if self.rest else 2}[self.formula]
 
     @property
     def code_bytes(self) -> int:
@@ -101,9 +101,14 @@ class GemmLayout:
         return SIDE * SIDE // 8 * self.bits
 
     @property
+    def place_bytes(self) -> int:
+        """Bytes of the numbers of 16 rows and a group."""
+        return 2 * 16 * self.numbers
+
+    @property
     def set_bytes(self) -> int:
         """Bytes of a set."""
-        return 4 * SIDE * self.words * self.places
+        return 4 * self.place_bytes * self.places
 
 
 def group_for(width: int, group_size: int) -> int | None:

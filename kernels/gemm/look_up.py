@@ -27,7 +27,7 @@ _TOPS = 0x80808080  # the highest bit of every byte
 _SIGNS = 0x80008000  # the signs of two numbers; as numbers, twice minus zero
 _ONE = {"F16": 0x3C003C00, "BF16": 0x3F803F80}
 # selectors of a permute of words a and b
-_LOWER, _UPPER = 0x5410, 0x7632  # the lower halves of both; the upper halves
+_LOWER = 0x5410  # the lower halves of both
 _FIRST, _SECOND = 0x5140, 0x7362  # bytes 0 and 1 of a, each followed by that of b; bytes 2 and 3
 _TOP_BYTES = 0xBA98  # 255 for every byte of a with its highest bit set, else 0
 
@@ -37,18 +37,15 @@ def load_bcq(layout: GemmLayout) -> Any:
 
     Of 4 bits the first plane is a plus, and the bias follows; of fewer the bias is in the sums.
     """
-    q, (fma, one) = layout.bits, _arithmetic(layout)
-    count, third = q + 1, q > 2
+    q, (fma, one), count = layout.bits, _arithmetic(layout), layout.numbers
+    third, words = q > 2, 2 if q > 2 else 1
     base, first = (0, 1) if q == 4 else (q, 0)  # where sums begin, and the first scale that is added or taken off
 
     def load(held: Any, numbers: Any, lane: Any) -> None:
-        row = ptx.u32(numbers + (lane >> 2) * 8)
+        row = ptx.u32(numbers + (lane >> 2) * (4 * count))
         n = cuda.local.array(count, types.uint32)  # number i of row 2 r in the lower half, of row 2 r + 1 in the upper
-        for i in static((count + 1) // 2):
-            low, high = ptx.lds64(row, ptx.u32(i * 64))
-            n[2 * i] = ptx.prmt(low, high, ptx.u32(_LOWER))
-            if 2 * i + 1 < count:
-                n[2 * i + 1] = ptx.prmt(low, high, ptx.u32(_UPPER))
+        for i in static(count):
+            n[i] = ptx.lds32(row, ptx.u32(4 * i))
         v = cuda.local.array(8, types.uint32)
         scale, start = ptx.u32(n[first]), ptx.u32(n[base])
         minus, plus = ptx.u32(one ^ _SIGNS), ptx.u32(one)
@@ -64,16 +61,16 @@ def load_bcq(layout: GemmLayout) -> Any:
             for k in static(2):
                 half = upper if k else lower
                 v[2 * k + 1], v[2 * k] = fma(ptx.u32(n[1]), plus, half), fma(ptx.u32(n[1]), minus, half)
-                v[4 + 2 * k + 1], v[4 + 2 * k] = ptx.u32(0), ptx.u32(0)
-        for k in static(2):
-            pick = ptx.u32(_SECOND if k else _FIRST)
-            for i in static(2):
-                one_pair = ptx.prmt(ptx.u32(v[4 * i]), ptx.u32(v[4 * i + 1]), pick)
-                next_pair = ptx.prmt(ptx.u32(v[4 * i + 2]), ptx.u32(v[4 * i + 3]), pick)
-                held[4 * k + i] = ptx.prmt(one_pair, next_pair, ptx.u32(_LOWER))
-                held[4 * k + 2 + i] = ptx.prmt(one_pair, next_pair, ptx.u32(_UPPER))
-            bias = ptx.u32(n[q])
-            held[8 + k] = ptx.prmt(bias, bias, ptx.u32(0x3232 if k else 0x1010))
+        # each of the four lanes of two rows collects one byte of every sum
+        pick, first_lane = ptx.u32(0x40 + (lane & 3) * 0x11), ptx.u32(lane & 28)
+        for i in static(words):
+            one_pair = ptx.prmt(ptx.u32(v[4 * i]), ptx.u32(v[4 * i + 1]), pick)
+            next_pair = ptx.prmt(ptx.u32(v[4 * i + 2]), ptx.u32(v[4 * i + 3]), pick)
+            own = ptx.prmt(one_pair, next_pair, ptx.u32(_LOWER))
+            for j in static(4):
+                held[2 * j + i] = ptx.shfl_u32(own, ptx.u32(first_lane + j))
+        bias = ptx.u32(n[q])
+        held[8], held[9] = ptx.prmt(bias, bias, ptx.u32(0x1010)), ptx.prmt(bias, bias, ptx.u32(0x3232))
 
     return inlined(unrolled(load))
 
@@ -81,6 +78,7 @@ def load_bcq(layout: GemmLayout) -> Any:
 def bcq(layout: GemmLayout) -> Any:
     """Values of a bcq weight of 2, 3 or 4 planes from the tables of :func:`load_bcq`."""
     signed, selectors, (fma, one) = layout.bits == 4, _selectors(layout.bits), _arithmetic(layout)
+    other = 1 if layout.bits > 2 else 0  # the second word of a table
 
     def decode(a: Any, codes: Any, numbers: Any, lane: Any, held: Any) -> None:
         chosen, tops = cuda.local.array(4, types.uint32), cuda.local.array(4, types.uint32)
@@ -88,8 +86,8 @@ def bcq(layout: GemmLayout) -> Any:
         for w in static(4):
             for k in static(2):
                 pick = ptx.u32(chosen[w] >> 16) if k else ptx.u32(chosen[w])
-                low = ptx.prmt(ptx.u32(held[4 * k]), ptx.u32(held[4 * k + 1]), pick)
-                high = ptx.prmt(ptx.u32(held[4 * k + 2]), ptx.u32(held[4 * k + 3]), pick)
+                low = ptx.prmt(ptx.u32(held[4 * k]), ptx.u32(held[4 * k + other]), pick)
+                high = ptx.prmt(ptx.u32(held[4 * k + 2]), ptx.u32(held[4 * k + 2 + other]), pick)
                 if signed:
                     top = ptx.u32(tops[w] << 4) if k else ptx.u32(tops[w])
                     high = ptx.lop3(top, ptx.u32(_TOPS), high, _FLIP)
@@ -105,7 +103,7 @@ def bcq(layout: GemmLayout) -> Any:
 
 def table(layout: GemmLayout, load: Any) -> Any:
     """Values of 16 given numbers times a scale; ``load`` brings the scales of a place."""
-    places, set_words, selectors, (fma, _) = layout.places, layout.words * 64, _selectors(4), _arithmetic(layout)
+    places, place_bytes, selectors, (fma, _) = layout.places, layout.place_bytes, _selectors(4), _arithmetic(layout)
     kind = np.float16 if layout.number == "F16" else np.float32
     patterns = np.array(layout.table, kind).view(np.uint16).reshape(16, -1)[:, -1]  # of float32 the upper half
     low_bytes, high_bytes = (part.astype(np.uint8).view(np.uint32).tolist() for part in (patterns & 255, patterns >> 8))
@@ -118,7 +116,7 @@ def table(layout: GemmLayout, load: Any) -> Any:
         selectors(chosen, tops, codes, lane)
         for w in static(4):
             if w > 0 and w * places % 4 == 0:
-                load(held, ptx.u32(numbers + w * places // 4 * set_words), lane)
+                load(held, ptx.u32(numbers + w * places // 4 * place_bytes), lane)
             for k in static(2):
                 pick = ptx.u32(chosen[w] >> 16) if k else ptx.u32(chosen[w])
                 top = ptx.u32(tops[w] << 4) if k else ptx.u32(tops[w])

@@ -112,15 +112,13 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
         whole = torch.where(first == 0, 0.0, zero.round().clip(*_ZEROS))
         rest = second / unit + first * whole if offset else first * (whole - zero)
         numbers = [first, whole + BASE, *([rest] if layout.rest else [])]
-    if len(numbers) % 2:
-        numbers.append(torch.zeros_like(second))
     tiles = -(-rows // SIDE)
     full = second.new_zeros(len(numbers), tiles * SIDE, layout.sets * layout.places)
     full[:, :rows, :groups] = torch.stack(numbers)[:, :, : full.shape[2]]
-    pairs = full.to(_KINDS[layout.number]).reshape(-1, 2, tiles, 4, 8, 2, layout.sets, layout.places)
+    pairs = full.to(_KINDS[layout.number]).reshape(-1, tiles, 4, 8, 2, layout.sets, layout.places)
     scale = unit.new_zeros(tiles * SIDE)
     scale[:rows] = unit[:, 0]
-    return pairs.permute(2, 6, 3, 7, 0, 4, 5, 1).reshape(-1).view(torch.int32), scale.float()
+    return pairs.permute(1, 5, 2, 6, 3, 0, 4).reshape(-1).view(torch.int32), scale.float()
 
 
 def finite(words: Tensor, number: str) -> bool:

@@ -33,7 +33,7 @@ WEIGHT_WARPS = 3  # that copy weights; a fourth one copies x
 def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     """The kernel of `kernel.gemm_kernel` for the engine wgmma; x is a tensor map."""
     layout, n, depth, stages, sums_count = shape.layout, shape.vectors, shape.depth, shape.stages, shape.vectors // 2
-    steps, stage_bytes, members, x_bytes = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes
+    steps, stage_bytes, members, pieces = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes // 16
     codes_at, numbers_at, barriers_at = shape.codes_at, shape.numbers_at, shape.barriers_at
     own_sets, multiplying = shape.sets, 4 * shape.groups
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
@@ -51,7 +51,7 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
         row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
-        waves: Any,
+        whole: Any,
     ) -> None:  # fmt: skip
         memory = cuda.shared.array(0, types.uint32)
         base = ptx.u32((ptx.shared_address(memory) + 1023) & 0xFFFFFC00)
@@ -63,7 +63,8 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
         # the units of the block: those of whole tiles, then a part of those that all blocks share
         begin = ptx.div_u32(ptx.u32(total * block), grid)
         end = ptx.div_u32(ptx.u32(total * (block + 1)), grid)
-        whole, units = ptx.u32(waves * grid), ptx.u32(waves * steps + end - begin)
+        waves = ptx.div_u32(ptx.u32(whole + grid - 1 - block), grid)
+        units = ptx.u32(waves * steps + end - begin)
         shared_tile = ptx.u32(whole + ptx.div_u32(begin, ptx.u32(steps)))
         shared_step = ptx.rem_u32(begin, ptx.u32(steps))
         tile, step, entire = block if waves > 0 else shared_tile, ptx.u32(0) if waves > 0 else shared_step, waves
@@ -115,11 +116,11 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
                             ptx.mbarrier_arrive(before)
                         decode(a, ptx.u32(codes_of + d * code_bytes), own_numbers, lane, held)
                         ptx.wgmma_fence()
-                        x_of = ptx.u32(place + d * x_bytes)
-                        for k in static(4):
+                        for piece in static(d * pieces, d * pieces + 8, 2):
+                            k = 2 * (piece - d * pieces)
                             wgmma(
-                                sums, ptx.u32(a[4 * k]), ptx.u32(a[4 * k + 1]), ptx.u32(a[4 * k + 2]),
-                                ptx.u32(a[4 * k + 3]), x_of, k,
+                                sums, ptx.u32(a[k]), ptx.u32(a[k + 1]), ptx.u32(a[k + 2]), ptx.u32(a[k + 3]),
+                                place, piece,
                             )  # fmt: skip
                         ptx.wgmma_commit()
                     before, left = ptx.u32(bar + 8), ptx.u32(left - 1)

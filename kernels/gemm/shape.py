@@ -9,13 +9,15 @@ from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "TILES", "GemmShape", "blocks_for", "gemm_shape"]
+__all__ = ["COPYING", "TILES", "GemmShape", "blocks_for", "gemm_shape", "whole_for"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (8, 16, 32, 64)}  # vectors of a tile
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
+_WHOLE, _TURNS = 0.87, 2  # of the blocks that fit, if each has so many whole tiles
+_MANY = ((2, 128), (3, 128), (2, 176))  # groups and vectors of a tile with which that is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,26 @@ def blocks_for(tiles: int, steps: int, most: int) -> int:
     return min(_evenly(tiles, most) or most, tiles * steps)
 
 
+def whole_for(tiles: int, most: int) -> int:
+    """How many of ``most`` blocks have one or two tiles each and share none; 0 if too many would be idle."""
+    turns = -(-tiles // most)
+    return -(-tiles // turns) if 0 < turns <= _TURNS and tiles >= _WHOLE * turns * most else 0
+
+
 def _evenly(tiles: int, most: int) -> int:
     """The largest number of blocks that all have as large a part of one tile; 0 if too many would be idle."""
     found = most // max(1, tiles) * tiles
     return found if found >= _EVEN * most else 0
+
+
+def _whole_tile(rows: int, count: int) -> tuple[int, int] | None:
+    """Groups and vectors of tiles that no blocks share, those with the least padding; None if there are none."""
+    found = []
+    for groups, vectors in _MANY:
+        tiles = -(-rows // (SIDE * groups)) * -(-count // vectors)
+        if whole_for(tiles, PROCESSORS):
+            found.append((-(-tiles // PROCESSORS) * groups * vectors, groups, vectors))
+    return min(found)[1:] if found else None
 
 
 def gemm_shape(
@@ -129,7 +147,7 @@ def gemm_shape(
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
             vectors = 64
         if vectors == 128:
-            groups = 3 if large and count > 256 else 2
+            groups, vectors = _whole_tile(rows, count) or (3 if large and count > 256 else 2, 128)
         else:
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way

@@ -74,13 +74,13 @@ def tile_end(shape: GemmShape) -> Any:
             last_block = ptx.div_u32(ptx.u32(end_tile * grid - 1), total)
             slot = ptx.u32(2 * block + (0 if begin_tile < begin else 1))
             save_sums(sums, partials, ptx.u32(slot * quarter * members + thread), ptx.u32(members))
-            cuda.threadfence()
             sync()
-            if thread == 0:
+            if thread == 0:  # its fences are those of all, which it waited for and which wait for it
+                cuda.threadfence()
                 ptx.sts32(said, ptx.u32(0), ptx.atomic_inc(tickets, part, ptx.u32(last_block - first_block)))
+                cuda.threadfence()
             sync()
             if ptx.lds32(said, ptx.u32(0)) == last_block - first_block:
-                cuda.threadfence()
                 whole = cuda.local.array(count_of, types.float32)  # another array: fewer registers than the same
                 zero_sums(whole)
                 # the first block's part is in its second place, all others' in their first

@@ -7,8 +7,6 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = ["words_of"]
-
 
 def words_of(width: int) -> Any:
     """A device function: the words of a field of that width that a lane has, of those of a warp at an address."""

@@ -25,11 +25,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .layout import FOUR_COLUMNS, TWO_COLUMNS, pack_units, segments_of
 from .shape import MixedShape, MixedSpace, preferred, space_for
 
-__all__ = [
-    "BATCH", "MixedOperand", "batch_limit", "launch", "mixed_gemv", "mixed_operand", "multiply",
-    "plan_of", "shape_for",
-]  # fmt: skip
-
 BATCH = 2  # vectors of one launch
 _COLUMNS = 65535  # reordered columns are 16-bit numbers
 
@@ -58,7 +53,6 @@ class MixedOperand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
         words = device.describe(self.units).size + device.describe(self.perm).size
         return 4 * words + (0 if self.outliers is None else self.outliers.nbytes)
 

@@ -17,8 +17,6 @@ from bcqfmt.kernels.device_functions.vectors import element_at
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-__all__ = ["TOGETHER", "column_integers", "order_loader"]
-
 TOGETHER = 2  # times eight columns that a thread handles at once
 
 

@@ -16,8 +16,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from .shape import MixedShape
 
-__all__ = ["epilogue_warp"]
-
 
 def epilogue_warp(shape: MixedShape) -> Any:
     """A device function for a whole warp: tiles ``tile``, ``tile + step`` ... are finished.

@@ -34,8 +34,6 @@ from .ring import producer_warp
 from .shape import MixedShape
 from .units import code_words, four_bit_group, four_words, two_bit_group, two_words
 
-__all__ = ["mixed_gemv_kernel"]
-
 _ARGUMENTS = (
     "u32* units, u32* perm, {x}* x, u32* indptr, u32* entries, {y}* y, u32 rows, u32 tiles, u32 columns, u32 twos, "
     "u32 fours, u32 count, u32 room"

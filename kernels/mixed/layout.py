@@ -32,8 +32,6 @@ from bcqfmt.weight.packing import unpack_codes
 from bcqfmt.weight.scheme import SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["FOUR_BYTES", "FOUR_COLUMNS", "TWO_BYTES", "TWO_COLUMNS", "FourBit", "TwoBit", "pack_units", "segments_of"]
-
 TWO_COLUMNS, TWO_BYTES = 256, 1264
 FOUR_COLUMNS, FOUR_BYTES = 128, 1072
 _STEP = 64  # tiles packed at a time

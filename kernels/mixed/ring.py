@@ -17,8 +17,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .layout import FOUR_BYTES, TWO_BYTES
 from .shape import MixedShape
 
-__all__ = ["producer_warp"]
-
 _ALL = 0xFFFFFFFF  # copies: more than there can be
 
 

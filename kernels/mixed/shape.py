@@ -9,8 +9,6 @@ from bcqfmt.kernels.runtime.limits import SHARED_LIMIT
 
 from .layout import FOUR_COLUMNS, TWO_BYTES, TWO_COLUMNS
 
-__all__ = ["MixedShape", "MixedSpace", "preferred", "space_for"]
-
 
 class MixedShape(NamedTuple):
     """What a kernel is compiled for.
@@ -30,7 +28,6 @@ class MixedShape(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Consumer warps."""
         return self.slices * self.sides
 
     @property
@@ -45,7 +42,6 @@ class MixedShape(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a buffer."""
         return self.slices * TWO_BYTES
 
     @property

@@ -13,8 +13,6 @@ from typing import Any
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import inlined
 
-__all__ = ["code_words", "four_bit_group", "four_words", "two_bit_group", "two_words"]
-
 
 def code_words() -> Any:
     """A device function: this lane's eight words of codes of a unit, at ``place``, to ``a``."""

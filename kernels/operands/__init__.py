@@ -28,8 +28,6 @@ from bcqfmt.errors import error
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Operand", "OperandSegment", "Outliers", "operand"]
-
 Array = npt.NDArray[Any]
 Words = npt.NDArray[np.uint32]
 Float = npt.NDArray[np.float32]
@@ -56,12 +54,10 @@ class OperandSegment:
 
     @property
     def bits(self) -> int:
-        """Number of planes in use."""
         return int(self.planes.shape[0])
 
     @property
     def groups(self) -> int:
-        """G."""
         return -(-self.width // self.group_size)
 
     @property
@@ -85,12 +81,8 @@ class OperandSegment:
         if self.formula == "bcq":
             return first, second
         if self.formula == "table":
-            raise error(
-                "BCQ-E553",
-                found="codes of a table",
-                expected="codes that are numbers",
-                hint="dequantize it: that works with any weight",
-            )
+            hint = "dequantize it: that works with any weight"
+            raise error("BCQ-E553", found="codes of a table", expected="codes that are numbers", hint=hint)
         q = self.bits
         with np.errstate(over="ignore", invalid="ignore"):
             alpha = np.stack([first * 2.0 ** (q - 2 - i) for i in range(q)])
@@ -126,7 +118,6 @@ class Outliers:
 
     @property
     def count(self) -> int:
-        """nnz."""
         return int(self.indices.size)
 
     @cached_property
@@ -154,12 +145,10 @@ class Operand:
 
     @property
     def rows(self) -> int:
-        """out."""
         return self.shape[0]
 
     @property
     def columns(self) -> int:
-        """in."""
         return self.shape[1]
 
     @property
@@ -187,12 +176,8 @@ def operand(weight: BcqWeight, *, planes: int | None = None, index: int | None =
     weight.check()
     spec = weight.spec
     if (index is None) == (len(spec.shape) == 3) or not 0 <= (index or 0) < spec.stack:
-        raise error(
-            "BCQ-E552",
-            tensor=weight.name,
-            found=f"matrix {index} of a weight of shape {list(spec.shape)}",
-            expected="index= for a stack, and only for a stack",
-        )
+        found = f"matrix {index} of a weight of shape {list(spec.shape)}"
+        raise error("BCQ-E552", tensor=weight.name, found=found, expected="index= for a stack, and only for a stack")
     if planes is not None:
         decode.refuse_truncation(spec, planes)
     numbers = decode.load_rows(spec, weight.parts(), index or 0, (0, spec.out), planes)
@@ -250,12 +235,9 @@ def _single(numbers: Array) -> Float:
     with np.errstate(over="ignore", invalid="ignore"):
         short = numbers.astype(np.float32)
     if (np.isfinite(numbers) & ~np.isfinite(short)).any():
-        raise error(
-            "BCQ-E553",
-            found="a scale or bias beyond the range of float32",
-            expected="numbers that float32 can hold",
-            hint="dequantize it: that works with any number",
-        )
+        found = "a scale or bias beyond the range of float32"
+        expected = "numbers that float32 can hold"
+        raise error("BCQ-E553", found=found, expected=expected, hint="dequantize it: that works with any number")
     return np.ascontiguousarray(short)
 
 

@@ -27,8 +27,6 @@ from bcqfmt.kernels.runtime.limits import LIMIT
 
 from . import Operand, OperandSegment
 
-__all__ = ["DeviceOperand", "DeviceSegment", "check_operand", "to_device"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class DeviceSegment:
@@ -47,12 +45,10 @@ class DeviceSegment:
 
     @property
     def words(self) -> int:
-        """Words of a row of a plane."""
         return -(-self.width // 32)
 
     @property
     def groups(self) -> int:
-        """G."""
         return -(-self.width // self.group_size)
 
 
@@ -78,17 +74,14 @@ class DeviceOperand:
 
     @property
     def count(self) -> int:
-        """Number of outliers."""
         return 0 if self.indices is None else device.describe(self.indices).size
 
     @property
     def rows(self) -> int:
-        """out."""
         return self.shape[0]
 
     @property
     def columns(self) -> int:
-        """in."""
         return self.shape[1]
 
 
@@ -146,9 +139,8 @@ def _check_sizes(operand: Operand) -> None:
     for segment in operand.segments:
         largest = max(segment.planes.size, segment.bits * operand.rows * segment.groups, *operand.shape)
         if largest > LIMIT:
-            raise error(
-                "BCQ-E554", tensor=operand.name, found=f"{largest} words", expected=f"at most {LIMIT} in one array"
-            )
+            found = f"{largest} words"
+            raise error("BCQ-E554", tensor=operand.name, found=found, expected=f"at most {LIMIT} in one array")
 
 
 def check_operand(operand: DeviceOperand) -> None:

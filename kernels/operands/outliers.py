@@ -14,8 +14,6 @@ from bcqfmt.kernels.runtime.limits import ROWS
 
 from . import Outliers
 
-__all__ = ["NO_OUTLIERS", "Entries", "OutlierNeeds", "arguments", "entries_of", "packed_entries", "x_bytes"]
-
 ROOM = 8192  # bytes of outliers of a tile that are prefetched, at most
 _SHORT = 65536  # columns that fit into an entry of four bytes
 
@@ -35,7 +33,6 @@ class Entries:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
         return 4 * (device.describe(self.indptr).size + device.describe(self.entries).size)
 
 

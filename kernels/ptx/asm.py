@@ -150,10 +150,11 @@ def shared_base() -> Function:
 
 
 def multiply_group(vectors: int, kind: str) -> Function:
-    """``f(sums, a0, a1, a2, a3, address, step)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
+    """``f(sums, a0, a1, a2, a3, address, piece)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
 
     ``sums``: a local array of ``vectors`` / 2 float32. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes
-    in shared memory, their 16-byte pieces exchanged by the row modulo 8; ``step``, a constant: which 32 of 128 bytes.
+    in shared memory, their 16-byte pieces exchanged by the row modulo 8; ``piece``, a constant: the first of two pieces
+    of the first row that are meant, from the address on; the address is a multiple of 1024, as is what is skipped.
     ``kind``: "f16" or "bf16". The sums may be read after ``wgmma_wait``.
     """
     count = vectors // 2
@@ -163,8 +164,8 @@ def multiply_group(vectors: int, kind: str) -> Function:
         f"{{{sums}}}, {{${count}, ${count + 1}, ${count + 2}, ${count + 3}}}, ${count + 4}, p, 1, 1, 0; }}"
     )
 
-    def typing(context: Any, array: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, step: Any) -> Any:
-        found = _constants([step], 1)
+    def typing(context: Any, array: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, piece: Any) -> Any:
+        found = _constants([piece], 1)
         if found is None:
             return None
 
@@ -176,7 +177,7 @@ def multiply_group(vectors: int, kind: str) -> Function:
             # the descriptor: 14 bits of the address / 16, rows of 1024 bytes apart, 128 bytes exchanged
             start = builder.lshr(builder.and_(values[5], ir.Constant(word, 0x3FFFF)), ir.Constant(word, 4))
             made = builder.or_(builder.zext(start, long), ir.Constant(long, 0x4000004000010000))
-            descriptor = builder.add(made, ir.Constant(long, 2 * found[0]))
+            descriptor = builder.add(made, ir.Constant(long, found[0]))
             kinds = [*(word for _ in range(4)), long, *(single for _ in range(count))]
             function = ir.FunctionType(ir.LiteralStructType([single] * count), kinds)
             tied = ["=f"] * count + ["r"] * 4 + ["l"] + [str(i) for i in range(count)] + ["~{memory}"]
@@ -186,7 +187,7 @@ def multiply_group(vectors: int, kind: str) -> Function:
                 builder.store(builder.extract_value(outcome, i), place)
             return context.get_dummy_value()
 
-        return NONE(array, *(U32,) * 5, step), codegen
+        return NONE(array, *(U32,) * 5, piece), codegen
 
     return intrinsic_of(typing, f"wgmma n{vectors} {kind}", 7)
 

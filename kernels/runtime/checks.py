@@ -10,8 +10,6 @@ from bcqfmt.errors import BcqError, error
 from . import device
 from .limits import LIMIT
 
-__all__ = ["check_array", "check_product", "check_same_device", "on_host"]
-
 _BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8}
 
 
@@ -38,12 +36,8 @@ def check_array(
     if size and found.address % align:
         raise _wrong(f"{what} starts at an address that is no multiple of {align}", "an aligned tensor", ".clone()")
     if size > LIMIT:
-        raise error(
-            "BCQ-E554",
-            found=f"{what} has {size} elements",
-            expected=f"at most {LIMIT}",
-            hint="take it in parts: fewer vectors at once, or the weight in slices of rows",
-        )
+        hint = "take it in parts: fewer vectors at once, or the weight in slices of rows"
+        raise error("BCQ-E554", found=f"{what} has {size} elements", expected=f"at most {LIMIT}", hint=hint)
     return found
 
 

@@ -31,8 +31,6 @@ from bcqfmt.errors import error
 
 from .tensor_map import MAP_BYTES
 
-__all__ = ["Loaded", "cache_folder", "code_of", "compile_listener"]
-
 _SHARED = 48 * 1024
 _FIELDS = {"map": f"{MAP_BYTES}s", "*": "Q", "u32": "I4x", "i32": "i4x", "f32": "f4x", "f64": "d"}
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT

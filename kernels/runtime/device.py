@@ -20,11 +20,6 @@ from bcqfmt.version import pip_install
 
 from . import simulation
 
-__all__ = [
-    "Described", "aligned", "capability", "capturing", "columns", "describe", "empty_like", "gpu_of", "place_of",
-    "processors", "require_cuda", "settle", "simulated", "stream_of", "tensor", "torch_name", "upload",
-]  # fmt: skip
-
 _TORCH = {
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64",
@@ -133,12 +128,9 @@ def describe(array: Any) -> Described:
         name, address = _NAMES.get(array.dtype.name, array.dtype.name), array.__array_interface__["data"][0]
         return Described(name, array.shape, bool(array.flags.c_contiguous), address, place_of(array))
     if not is_torch(array):
-        raise error(
-            "BCQ-E552",
-            found=f"a {type(array).__name__}",
-            expected="a torch tensor: torch.as_tensor(..., device='cuda')",
-            hint="call torch.as_tensor(..., device='cuda')",
-        )
+        found = f"a {type(array).__name__}"
+        expected = "a torch tensor: torch.as_tensor(..., device='cuda')"
+        raise error("BCQ-E552", found=found, expected=expected, hint="call torch.as_tensor(..., device='cuda')")
     kind = _named.get(array.dtype)
     if kind is None:
         plain = str(array.dtype).removeprefix("torch.")
@@ -256,12 +248,9 @@ def settle(array: Any) -> None:
     if is_torch(array) and array.device.type == "cuda":
         torch = sys.modules["torch"]
         if torch.cuda.is_current_stream_capturing():
-            raise error(
-                "BCQ-E552",
-                found="a weight that is prepared while a CUDA graph is captured",
-                expected="one that was prepared before",
-                hint="multiply as many vectors as in the graph once before the capture",
-            )
+            found = "a weight that is prepared while a CUDA graph is captured"
+            hint = "multiply as many vectors as in the graph once before the capture"
+            raise error("BCQ-E552", found=found, expected="one that was prepared before", hint=hint)
         torch.cuda.current_stream(array.device).synchronize()
 
 
@@ -281,10 +270,6 @@ def dtype_name(dtype: Any) -> str:
     except BcqError:
         name = str(dtype)
     if name not in ("F16", "BF16", "F32"):
-        raise error(
-            "BCQ-E552",
-            found=f"dtype {dtype}",
-            expected="float16, bfloat16 or float32",
-            hint="ask for one of these and convert the result: .to(dtype)",
-        )
+        hint = "ask for one of these and convert the result: .to(dtype)"
+        raise error("BCQ-E552", found=f"dtype {dtype}", expected="float16, bfloat16 or float32", hint=hint)
     return name

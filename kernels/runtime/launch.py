@@ -28,8 +28,6 @@ from .cubins import Loaded
 from .limits import LIMIT
 from .tensor_map import TensorMap, maps_by_value
 
-__all__ = ["TYPES", "Kernel", "Plans", "Step", "kernel"]
-
 _NO_SWITCH = contextlib.nullcontext()
 _compiling = threading.Lock()
 TYPES = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KINDS", "LIMIT", "PROCESSORS", "ROWS", "ROW_LIMIT", "SHARED_LIMIT"]
-
 LIMIT = 2**31 - 1  # elements of any argument, rows, columns: indices are 32-bit words
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory of a block on sm_90
 ROW_LIMIT = 96 * 1024  # bytes of a row that is reordered there: available to a block on every GPU since sm_80

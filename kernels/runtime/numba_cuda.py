@@ -10,8 +10,6 @@ from typing import Any
 
 from .simulation import simulator
 
-__all__ = ["cuda", "inlined", "types"]
-
 cuda: Any = simulator.cuda if simulator else importlib.import_module("numba.cuda")
 types: Any = importlib.import_module("numba.types")
 

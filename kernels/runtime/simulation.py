@@ -9,6 +9,4 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["simulator"]
-
 simulator: Any = None

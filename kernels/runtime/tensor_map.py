@@ -18,8 +18,6 @@ from bcqfmt.errors import error
 
 from . import device
 
-__all__ = ["MAP_BYTES", "TensorMap", "maps_by_value"]
-
 MAP_BYTES = 128
 _COLUMNS = 64  # of a box: 128 bytes
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from . import device
 
-__all__ = ["TICKETS", "new_tickets", "tickets"]
-
 TICKETS = 4096  # of a weight, and of a stream
 _of_stream: dict[tuple[int, int], Any] = {}  # GPU, stream -> its tickets; torch has a fixed number of streams
 _captured: dict[int, int] = {}  # address of a weight's tickets -> how many of them belong to captured products

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-__all__ = ["static", "unrolled"]
-
 static = range
 
 

@@ -61,8 +61,8 @@ _GGUF = f"""\
   thread each, in turn, processor time; the values must have the same bits.
 
 A conversion reads a file twice (to convert, to hash), the blocks once more for scales where those in progress exceed
-64 MiB; it packs some rows, rebuilds and compares them, hashes twice, writes. Where the time goes:
-[Conversion](conversion.md).
+64 MiB; it packs some rows, rebuilds their blocks and compares them while they are in the cache, hashes twice, writes.
+Where the time goes: [Conversion](conversion.md).
 
 About fifteen other processes shared the two cores in this run. A copy then waits less than a conversion: ratios of wall
 times are lower than on an idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bcqfmt
-from bcqfmt.cli import environment
+from bcqfmt.cli.machine import doctor
 from programs.verbs import ROOT, Run
 
 
@@ -32,19 +32,19 @@ def test_doctor_json(run: Run) -> None:
 def test_doctor_knows_what_pyproject_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = dict(re.match(r"([\w-]+)>=([\d.]+)", text).groups() for text in project["dependencies"])  # type: ignore[union-attr]
-    for name, minimum in environment.MINIMUM.items():
+    for name, minimum in doctor.MINIMUM.items():
         assert asked[name] == ".".join(map(str, minimum))
-    named = {extra for extra, _ in environment._OPTIONAL.values() if extra}
+    named = {extra for extra, _ in doctor._OPTIONAL.values() if extra}
     assert named == project["optional-dependencies"].keys() - {"docs", "test", "dev"}
 
 
 def test_doctor_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_version", lambda name: None if name in ("torch", "numpy") else "999.0")
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("torch", "numpy") else "999.0")
     result = run("doctor")
     assert result.exit_code == 1
     assert "fix: pip install 'torch>=2.4'" in result.stdout
     assert "the core does NOT work" in result.stdout
-    monkeypatch.setattr(environment, "_version", lambda name: "0.1.dev3+x")
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.1.dev3+x")
     assert "older than" in run("doctor").stdout
 
 
@@ -52,7 +52,7 @@ def test_doctor_survives_a_broken_temporary_folder(run: Run, monkeypatch: pytest
     def refuse(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(environment.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", refuse)
     result = run("doctor")
     assert result.exit_code == 1
     assert "PermissionError" in result.stdout

@@ -40,6 +40,15 @@ def test_products(encoding: str, q: int, rows: int, columns: int, g: int, kind: 
     assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS[kind]
 
 
+@pytest.mark.parametrize("count", [256, 512])
+def test_tiles_that_blocks_do_not_share(count: int) -> None:
+    """With 512 vectors of 176 each: two tiles for every block."""
+    weight, x = ks.weight("affine", 4, 11008, 64, 64), ks.vectors(count, 64, "F16")
+    placed, on_gpu = gemm_operand(operand(weight), "F16"), to_gpu(x)
+    found = twice((count, 11008), on_gpu.dtype, lambda out: gemm(placed, on_gpu, out=out))
+    assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS["F16"]
+
+
 @pytest.mark.parametrize("count", [5, 13, 64, 129, 512])
 def test_as_matmul_chooses_it(count: int) -> None:
     """Segments, reordered columns, outliers; several dimensions; an addend."""

@@ -22,7 +22,7 @@ VERBS = {
         ("--method", "gptq", "--group-size", "16", "--rows", "1", "--device", "cpu"),
         f"{_QUANTIZE}.sequential",
     ),
-    "sweep": (("--bits", "2", "--group-size", "32", "--out"), "bcqfmt.integrations.transformers.perplexity"),
+    "sweep": (("--bits", "2", "--group-size", "32", "--out"), "bcqfmt.integrations.transformers.run"),
 }
 
 

@@ -201,15 +201,15 @@ def test_perplexity(speaker: Path) -> None:
 
     from bcqfmt.converters.methods.registry import build_method
     from bcqfmt.converters.quantize.weight import quantize_tensor
-    from bcqfmt.integrations.transformers.perplexity import TextModel
+    from bcqfmt.integrations.transformers.run import TextModel
 
     words = text(40)
     ids = [int(word[1:]) for word in words.split()]
     model = TextModel(speaker, words, context=16)
     tensors = load_file(speaker / "model.safetensors")
-    found = model.perplexity()
+    found = model.figures()
     assert found.tokens == 40 - 3
-    assert found.value == pytest.approx(by_hand(speaker, tensors, ids, 16), rel=1e-4)
+    assert found.perplexity == pytest.approx(by_hand(speaker, tensors, ids, 16), rel=1e-4)
     method = build_method("rtn", {"bits": 2, "group_size": 32})
     source = open_source(speaker)
     sweep = Sweep(source, [Combination("rtn", 2, "32")], {})
@@ -217,11 +217,11 @@ def test_perplexity(speaker: Path) -> None:
 
     def evaluate(pairs: Any) -> float:
         model.swap(pairs)
-        return model.perplexity().value
+        return model.figures().perplexity
 
     (made,) = sweep.run(evaluate)
     assert made.perplexity == pytest.approx(by_hand(speaker, {**tensors, **swapped}, ids, 16), rel=1e-4)
-    assert made.perplexity != pytest.approx(found.value, rel=1e-3)
+    assert made.perplexity != pytest.approx(found.perplexity, rel=1e-3)
     with pytest.raises(BcqError, match="BCQ-E301"):
         model.swap([("nothing", np.zeros((2, 2), np.float32))])
     with pytest.raises(BcqError, match="BCQ-E301"):
@@ -229,7 +229,7 @@ def test_perplexity(speaker: Path) -> None:
 
 
 def test_texts_and_models_that_cannot_be_used(speaker: Path, source: Path) -> None:
-    from bcqfmt.integrations.transformers.perplexity import TextModel
+    from bcqfmt.integrations.transformers.run import TextModel
 
     with pytest.raises(BcqError, match="BCQ-E302"):
         TextModel(speaker, "w1")
@@ -240,6 +240,6 @@ def test_texts_and_models_that_cannot_be_used(speaker: Path, source: Path) -> No
 
 
 def test_tokens_can_be_limited(speaker: Path) -> None:
-    from bcqfmt.integrations.transformers.perplexity import TextModel
+    from bcqfmt.integrations.transformers.run import TextModel
 
-    assert TextModel(speaker, text(100), context=16, most_tokens=20).perplexity().tokens == 18
+    assert TextModel(speaker, text(100), context=16, most_tokens=20).figures().tokens == 18

@@ -56,7 +56,7 @@ def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
     figures = bench.figures(speed, rows)
     if out is not None:
         write_file(out, (json.dumps(figures, indent=1) + "\n").encode())
-    render.emit_json(figures) if as_json else render.echo(table(rows))
+    render.show(as_json, figures, table(rows))
 
 
 def table(rows: list[Row]) -> list[str]:

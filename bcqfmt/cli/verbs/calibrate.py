@@ -68,7 +68,7 @@ def command(
     with stoppable(out, resumed=True):
         made = calibrate(source.checkpoint, given, out, say=render.say, **asked)
     summary = _summary(made, model, out, time.perf_counter() - start)
-    render.emit_json(summary) if as_json else render.echo(_text(summary))
+    render.show(as_json, summary, _text(summary))
 
 
 def _summary(made: StatsFile, model: str, out: Path, seconds: float) -> dict[str, Any]:

@@ -98,11 +98,20 @@ def command(
       bcqfmt convert model-gptq/ model-bcq/ --resume
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
-    _check_usage(resume, overwrite, part)
-    check_push_options(push, private, create_pr, whole=not dry_run and part is None)
-    _check_engine(executor, ray_address, part)
+    whole = not dry_run and part is None
+    if resume and overwrite:
+        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
+    if overwrite and part is not None:
+        raise usage_error("--part never overwrites; `bcqfmt finalize --overwrite` does.")
+    check_push_options(push, private, create_pr, whole=whole)
+    if executor == "ray" and part is not None:
+        raise usage_error("--part is for machines without an engine; Ray does all parts.")
+    if executor != "ray" and ray_address is not None:
+        raise usage_error("--ray-address goes with --executor ray.")
+    if html is not None and not whole:
+        raise usage_error("--html needs a complete conversion.")
     if html is not None:
-        _check_report(html, dst, overwrite, src, whole=not dry_run and part is None)
+        check_report_path(html, dst, overwrite, src)
     from bcqfmt.cli.forecast import Forecast
 
     if not dry_run and not resume:
@@ -120,7 +129,7 @@ def command(
     )
     forecast = Forecast(conversion, dst, source.remote)
     if dry_run:
-        render.emit_json(forecast.as_dict()) if as_json else render.echo(forecast.text())
+        render.show(as_json, forecast.as_dict(), forecast.text())
         if not as_json:
             render.say(render.findings(conversion.warnings))
         return
@@ -146,27 +155,6 @@ def command(
         render.emit_json(summary)
     elif push is not None:
         render.echo(f"pushed: {summary['pushed']}")
-
-
-def _check_usage(resume: bool, overwrite: bool, part: tuple[int, int] | None) -> None:
-    """Options that contradict each other, before anything is looked at."""
-    if resume and overwrite:
-        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
-    if overwrite and part is not None:
-        raise usage_error("--part never overwrites; `bcqfmt finalize --overwrite` does.")
-
-
-def _check_engine(executor: str, ray_address: str | None, part: tuple[int, int] | None) -> None:
-    if executor == "ray" and part is not None:
-        raise usage_error("--part is for machines without an engine; Ray does all parts.")
-    if executor != "ray" and ray_address is not None:
-        raise usage_error("--ray-address goes with --executor ray.")
-
-
-def _check_report(report: Path, dst: Path, overwrite: bool, src: str, *, whole: bool) -> None:
-    if not whole:
-        raise usage_error("--html needs a complete conversion.")
-    check_report_path(report, dst, overwrite, src)
 
 
 def _ray(address: str | None, at_once: int | None) -> RayExecutor:

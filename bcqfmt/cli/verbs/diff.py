@@ -40,10 +40,7 @@ def command(a: str, b: str, values: bool, max_rows: int, as_json: bool) -> int:
             stack.enter_context(expected_bcq(path, file=True))
         left, right = (stack.enter_context(open_checkpoint(path)) for path in (a, b))
         found = compare(left, right, values=values)
-    if as_json:
-        render.emit_json({"a": a, "b": b, **found.as_dict()})
-    else:
-        render.echo(_text(a, b, found, max_rows))
+    render.show(as_json, {"a": a, "b": b, **found.as_dict()}, _text(a, b, found, max_rows))
     return 0 if found.equal else DIFFERENT
 
 

@@ -65,7 +65,12 @@ def command(
       bcqfmt eval model-bcq/ --text wiki.txt --reference model/ --context 1024
       bcqfmt eval model-bcq/ --tasks arc_easy,hellaswag --limit 100
     """
-    _check_usage(file, reference, card, tasks, task_folder, num_fewshot, limit)
+    if file is None and tasks is None:
+        raise usage_error("Say on what: --text FILE, or --tasks NAMES.")
+    if file is None and (reference is not None or card):
+        raise usage_error("--reference and --card go with --text.")
+    if tasks is None and (task_folder is not None or num_fewshot is not None or limit is not None):
+        raise usage_error("--task-folder, --num-fewshot and --limit go with --tasks.")
     dense = expect(model, "bcq", "dense").kind == "dense"
     check_model_options(dense, options)
     if reference is not None:
@@ -89,9 +94,8 @@ def command(
         other = None if reference is None else run.open_folder(reference, device=options["device"])
         windows = [] if text is None else run.windows_of(opened, text, context, max_tokens)
         if other is not None and text is not None and run.windows_of(other, text, context, max_tokens) != windows:
-            raise error(
-                "BCQ-E302", other.folder.name, found="another tokenizer", expected="a reference with the same one"
-            )
+            expected = "a reference with the same one"
+            raise error("BCQ-E302", other.folder.name, found="another tokenizer", expected=expected)
         waiting(f"loading {model}")
         loaded = run.load(opened, **options)
         if loaded.note:
@@ -113,24 +117,7 @@ def command(
             found["tasks"] = [score._asdict() for score in scores]
             lines += render.table(("task", "metric", "value", "standard error"), [_row(s) for s in scores], left=(0, 1))
     found["dtype"] = str(loaded.model.dtype).removeprefix("torch.")
-    render.emit_json(found) if as_json else render.echo(lines)
-
-
-def _check_usage(
-    file: Path | None,
-    reference: Path | None,
-    card: bool,
-    tasks: str | None,
-    folder: Path | None,
-    shots: int | None,
-    limit: int | None,
-) -> None:
-    if file is None and tasks is None:
-        raise usage_error("Say on what: --text FILE, or --tasks NAMES.")
-    if file is None and (reference is not None or card):
-        raise usage_error("--reference and --card go with --text.")
-    if tasks is None and (folder is not None or shots is not None or limit is not None):
-        raise usage_error("--task-folder, --num-fewshot and --limit go with --tasks.")
+    render.show(as_json, found, lines)
 
 
 def _tasks(names: str, folder: Path | None) -> Tasks:

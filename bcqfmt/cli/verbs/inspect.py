@@ -48,7 +48,7 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
     if tensor is not None:
         with expected_bcq(path, file=True):
             details = tensor_details(path, tensor)
-        render.emit_json(details.as_dict()) if as_json else render.echo(_tensor(details))
+        render.show(as_json, details.as_dict(), _tensor(details))
         return
     with expected(path, *_MODELS, file=True):
         summary = _remote(path, revision, offline) if _on_hub(path) else summarize(path, modules=modules)
@@ -58,7 +58,7 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
 
         found["modules"], why = module_rows(Path(path))
         lines += ["", *(module_table(found["modules"]) if not why else [f"not converted: {why}"])]
-    render.emit_json(found) if as_json else render.echo(lines)
+    render.show(as_json, found, lines)
 
 
 def _on_hub(path: str) -> bool:

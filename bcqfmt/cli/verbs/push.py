@@ -46,10 +46,8 @@ def command(dst: Path, repo: str, dry_run: bool, as_json: bool, **options: Any) 
         return
     with expected_bcq(dst):
         done = publish(dst, repo, **options)
-    if as_json:
-        render.emit_json({"folder": str(dst), **done})
-    else:
-        render.echo(f"pushed: {done['url']} ({render.count(done['files'], 'file')}, {render.size(done['bytes'])})")
+    line = f"pushed: {done['url']} ({render.count(done['files'], 'file')}, {render.size(done['bytes'])})"
+    render.show(as_json, {"folder": str(dst), **done}, line)
 
 
 def _show(dst: Path, repo: str, as_json: bool) -> None:

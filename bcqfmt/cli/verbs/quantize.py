@@ -119,7 +119,12 @@ def command(
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     settings = given_settings(asked, pairs)
-    _check_usage(asked, rules)
+    if asked["resume"] and asked["overwrite"]:
+        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
+    if asked["method"] is not None and asked["preset"] is not None:
+        raise usage_error("--preset names a method as well: leave --method out; settings such as --bits may be added.")
+    if asked["method"] is None and asked["preset"] is None and rules is None:
+        raise usage_error("Say how: --preset 4bit, --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
     settings = _preset(asked) | settings
     check_push_options(push, private, create_pr, whole=not asked["dry_run"])
     if html is not None:
@@ -129,7 +134,7 @@ def command(
     quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)
     plan = _plan(quantization, dst)
     if asked["dry_run"]:
-        render.emit_json(plan) if as_json else render.echo(_plan_text(quantization, plan))
+        render.show(as_json, plan, _plan_text(quantization, plan))
         if not as_json:
             render.say(render.findings(quantization.warnings))
         return
@@ -151,15 +156,6 @@ def command(
         render.emit_json({**facts, "reports": written, "warnings": warnings, **pushed, **made.as_dict()})
     elif pushed:
         render.echo(f"pushed: {pushed['pushed']}")
-
-
-def _check_usage(asked: dict[str, Any], rules: Path | None) -> None:
-    if asked["resume"] and asked["overwrite"]:
-        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
-    if asked["method"] is not None and asked["preset"] is not None:
-        raise usage_error("--preset names a method as well: leave --method out; settings such as --bits may be added.")
-    if asked["method"] is None and asked["preset"] is None and rules is None:
-        raise usage_error("Say how: --preset 4bit, --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
 
 
 def _preset(asked: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.checkpoint.seal import Change, Sealing, seal
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
@@ -45,10 +44,7 @@ def command(folder: str, accept: bool, dry_run: bool, as_json: bool) -> int:
             dry_run=dry_run,
             progress=bar(stack, total=total, unit="B", unit_scale=True, desc="hashing"),
         )
-    if as_json:
-        render.emit_json({"dry_run": dry_run, **done.as_dict()})
-    else:
-        render.echo(_text(done))
+    render.show(as_json, {"dry_run": dry_run, **done.as_dict()}, _text(done))
     return done.exit_code
 
 
@@ -70,8 +66,5 @@ def _text(done: Sealing) -> list[str]:
 def _figures(change: Change) -> str:
     if change.kind == "released":
         return _RELEASED
-    return " -> ".join(_figure(record) for record in (change.old, change.new) if record is not None)
-
-
-def _figure(record: FileRecord) -> str:
-    return f"{record.size:,} bytes, sha256 {record.sha256[:12]}"
+    records = [record for record in (change.old, change.new) if record is not None]
+    return " -> ".join(f"{record.size:,} bytes, sha256 {record.sha256[:12]}" for record in records)

@@ -22,7 +22,7 @@ from bcqfmt.integrations.model_folder import longest_context
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report.sweep import Point, Sweep
-    from bcqfmt.integrations.transformers.perplexity import TextModel
+    from bcqfmt.integrations.transformers.run import TextModel
 
 
 class _List(ParamType[tuple[str, ...]]):
@@ -34,7 +34,6 @@ class _List(ParamType[tuple[str, ...]]):
         self.pattern, self.what = re.compile(pattern), what
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Each once, in order."""
         if isinstance(value, tuple):
             return value
         found = tuple(dict.fromkeys(part.strip() for part in str(value).split(",")))
@@ -145,7 +144,7 @@ def _planned(source: Any, settings: dict[str, Any], stats: Path | None, asked: d
 
 
 def _text_model(folder: Path, text: Path, context: int | None, tokens: int | None, sweep: Sweep) -> TextModel:
-    from bcqfmt.integrations.transformers.perplexity import TextModel
+    from bcqfmt.integrations.transformers.run import TextModel
 
     assert context is not None
     model = TextModel(folder, read_text(text), context=context, most_tokens=tokens)
@@ -162,10 +161,10 @@ def _run(sweep: Sweep, judge: TextModel | None) -> tuple[list[Point], float | No
     def evaluate(tensors: Tensors) -> float:
         assert judge is not None
         judge.swap(tensors)
-        return judge.perplexity().value
+        return judge.figures().perplexity
 
     size = sum(sweep.source.tensors[name].nbytes for name in sweep.weights) * sweep.tries
-    dense = None if judge is None else judge.perplexity().value
+    dense = None if judge is None else judge.figures().perplexity
     points = []
     with ExitStack() as stack:
         tick = bar(stack, total=size, unit="B", unit_scale=True, desc="quantizing")

@@ -52,10 +52,8 @@ def command(src: str, bcq: Path, values: str, revision: str | None, offline: boo
     with expected_bcq(bcq), bcqfmt.open(bcq) as checkpoint, read as progress:
         return_large_blocks()
         found = verify(source, checkpoint, progress.tick, rows)
-    if as_json:
-        render.emit_json({"equal": True, "source": src, "target": str(bcq), "rows": values, **found.as_dict()})
-    else:
-        render.echo(_text(found, src, bcq, rows))
+    facts = {"equal": True, "source": src, "target": str(bcq), "rows": values, **found.as_dict()}
+    render.show(as_json, facts, _text(found, src, bcq, rows))
 
 
 def _text(found: Certificate, src: str, bcq: Path, rows: int | None) -> list[str]:

@@ -8,8 +8,6 @@ from typing import Final
 from bcqfmt.container.files import ByteSource
 from bcqfmt.errors import BcqError, error
 
-__all__ = ["MAX_HEADER", "Cursor"]
-
 MAX_HEADER: Final = 100_000_000  # bytes; the largest tokenizers take about 20 million
 _WINDOW = 1 << 20  # bytes read first; doubled on need
 
@@ -26,18 +24,16 @@ class Cursor:
     def cut_short(self, what: str, needed: int) -> BcqError:
         """BCQ-E213: ``what`` would end beyond the end of the file."""
         left = self.source.size - self.at
-        return error(
-            "BCQ-E213", self.source.shown, found=f"{what} at byte {self.at}: {left} bytes left", expected=f"{needed}"
-        )
+        found = f"{what} at byte {self.at}: {left} bytes left"
+        return error("BCQ-E213", self.source.shown, found=found, expected=f"{needed}")
 
     def require(self, size: int, what: str) -> None:
         """BCQ-E213 unless the file has ``size`` more bytes, BCQ-E219 when the header grows too long with them."""
         if size > self.source.size - self.at:
             raise self.cut_short(what, size)
         if self.at + size > MAX_HEADER:
-            raise error(
-                "BCQ-E219", self.source.shown, found=f"{what} ends at byte {self.at + size}", expected=f"{MAX_HEADER}"
-            )
+            found = f"{what} ends at byte {self.at + size}"
+            raise error("BCQ-E219", self.source.shown, found=found, expected=f"{MAX_HEADER}")
 
     def skip(self, size: int, what: str) -> int:
         """Go on by ``size`` bytes, which are there; where they begin."""

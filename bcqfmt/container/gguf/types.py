@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["DENSE", "REMOVED", "TYPES", "TensorType"]
-
 
 class TensorType(NamedTuple):
     """A type; its blocks run along a row and never cross rows."""

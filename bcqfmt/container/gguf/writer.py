@@ -12,8 +12,6 @@ import numpy as np
 from .header import MAGIC, GgufHeader
 from .types import TYPES
 
-__all__ = ["ALIGNMENT", "copied_pair", "header_bytes", "padding", "pair", "tensor_bytes"]
-
 ALIGNMENT: Final = 32  # of the data and of every tensor; the default of the format
 _CODES: Final = {"u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?")}
 _STRING, _ARRAY = 8, 9

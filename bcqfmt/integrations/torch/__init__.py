@@ -42,9 +42,8 @@ def load_linears(model: nn.Module, checkpoint: Checkpoint, *, dense: bool = Fals
     found = {name: tensor for name, tensor in checkpoint.dense() if dense}
     for name, tensor in found.items():
         if name not in targets or tuple(targets[name].shape) != tensor.shape:
-            raise error(
-                "BCQ-E552", tensor=name, found="no such tensor in the model", expected=f"one of shape {tensor.shape}"
-            )
+            expected = f"one of shape {tensor.shape}"
+            raise error("BCQ-E552", tensor=name, found="no such tensor in the model", expected=expected)
     for name, tensor in found.items():
         targets[name].data.copy_(tensor.to_torch())
     for name, old in replaced.items():
@@ -73,12 +72,9 @@ def _linear_of(model: nn.Module, name: str, weight: BcqWeight) -> nn.Linear:
     except AttributeError:
         module = None
     if not isinstance(module, nn.Linear) or tuple(module.weight.shape) != weight.shape:
-        raise error(
-            "BCQ-E552",
-            tensor=name,
-            found="no such module" if module is None else type(module).__name__,
-            expected=f"an nn.Linear with a weight of shape {list(weight.shape)}",
-        )
+        found = "no such module" if module is None else type(module).__name__
+        expected = f"an nn.Linear with a weight of shape {list(weight.shape)}"
+        raise error("BCQ-E552", tensor=name, found=found, expected=expected)
     return module
 
 

@@ -13,13 +13,10 @@ from bcqfmt.errors import error
 from bcqfmt.kernels.dequant import dequantize
 from bcqfmt.kernels.operands.device import DeviceOperand
 from bcqfmt.weight.scheme import SecondOrder, Segment, WeightSpec
-from bcqfmt.weight.weight import BcqWeight
 
 from . import linear_op
 from .layers import BcqModule
 from .parts import TORCH_DTYPES, named_parts, spec_of, suffixes, text_of
-
-__all__ = ["BcqEmbedding", "TiedHead"]
 
 
 class BcqEmbedding(BcqModule):
@@ -43,14 +40,6 @@ class BcqEmbedding(BcqModule):
         self.num_embeddings, self.embedding_dim = spec.out, spec.columns
         self.dtype = self.logical if dtype is None else dtype
 
-    @classmethod
-    def from_weight(cls, weight: BcqWeight, **options: Any) -> BcqEmbedding:
-        """An embedding over a weight, which is read and checked."""
-        weight.check()
-        layer = cls(weight.spec, device="meta", **options)
-        layer.fill(weight.to_torch())
-        return layer
-
     def forward(self, ids: Tensor) -> Tensor:
         """Integers of any shape in 0..vocabulary-1 -> (..., features)."""
         found: Tensor = _op(ids.reshape(-1), self.parts(), self.text, self.planes or 0)
@@ -62,7 +51,6 @@ class BcqEmbedding(BcqModule):
         return self
 
     def extra_repr(self) -> str:
-        """As nn.Embedding, and what the weight is."""
         return f"{self.num_embeddings}, {self.embedding_dim}, {super().extra_repr()}"
 
 

@@ -29,8 +29,6 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.weight.scheme import PackedZero, WeightSpec
 
-__all__ = ["GpuWeight", "gpu_weight"]
-
 _FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
 _DTYPES = {name: kind for kind, name in _FLOATS.items()}
 

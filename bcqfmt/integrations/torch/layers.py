@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,6 @@ from .parts import (
     weight_of,
 )
 from .processor import dense_products
-
-__all__ = ["BcqLinear", "BcqModule", "BcqStack", "TrainableBcqLinear"]
 
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # types that nothing converts, by element size
 
@@ -57,6 +55,14 @@ class BcqModule(nn.Module):
         self.names = tuple(prefix + suffix for suffix in suffixes(self.text))
         for suffix, tensor in empty_parts(spec, nnz, device).items():
             self.register_buffer(prefix + suffix, tensor)
+
+    @classmethod
+    def from_weight(cls, weight: BcqWeight, **options: Any) -> Self:
+        """A module over a weight, which is read and checked."""
+        weight.check()
+        module = cls(weight.spec, device="meta", **options)
+        module.fill(weight.to_torch())
+        return module
 
     @property
     def spec(self) -> WeightSpec:
@@ -164,9 +170,8 @@ class BcqLinear(BcqModule):
     ) -> None:  # fmt: skip
         """Empty: for ``load_state_dict``. ``bias`` of type ``dtype``; ``options``: those of :class:`BcqModule`."""
         if len(spec.shape) != 2:
-            raise error(
-                "BCQ-E552", found=f"a stack of shape {list(spec.shape)}", expected="one matrix; BcqStack takes stacks"
-            )
+            found = f"a stack of shape {list(spec.shape)}"
+            raise error("BCQ-E552", found=found, expected="one matrix; BcqStack takes stacks")
         super().__init__(spec, device=device, **options)
         self.in_features, self.out_features = spec.columns, spec.out
         self.register_buffer("bias", torch.empty(spec.out, dtype=dtype, device=device) if bias else None)
@@ -174,7 +179,7 @@ class BcqLinear(BcqModule):
     @classmethod
     def from_weight(
         cls, weight: BcqWeight, bias: Tensor | None = None, *, trainable_scales: bool = False, **options: Any
-    ) -> BcqLinear:
+    ) -> Self:
         """A layer over a weight, which is read and checked; ``bias`` (out) or None.
 
         ``trainable_scales``: a :class:`TrainableBcqLinear`, whose plane scales and biases are trained.
@@ -183,15 +188,10 @@ class BcqLinear(BcqModule):
         if trainable_scales:
             refused = [name for name in ("exact", "planes") if options.pop(name, None)]
             if refused:
-                raise error(
-                    "BCQ-E302",
-                    found=f"{refused[0]} with trainable_scales",
-                    expected="all planes, as they are while trained",
-                )
-            return TrainableBcqLinear(weight, bias, **options)
-        weight.check()
-        layer = cls(weight.spec, device="meta", **options)
-        layer.fill(weight.to_torch())
+                found = f"{refused[0]} with trainable_scales"
+                raise error("BCQ-E302", found=found, expected="all planes, as they are while trained")
+            return cast("Self", TrainableBcqLinear(weight, bias, **options))
+        layer = super().from_weight(weight, **options)
         if bias is not None:
             layer.bias = bias.detach().clone()
         return layer
@@ -201,7 +201,6 @@ class BcqLinear(BcqModule):
         return self.product(x, self.bias)
 
     def extra_repr(self) -> str:
-        """As nn.Linear, and what the weight is."""
         return f"{super().extra_repr()}, bias={self.bias is not None}"
 
 
@@ -213,14 +212,6 @@ class BcqStack(BcqModule):
         if len(spec.shape) != 3:
             raise error("BCQ-E552", found=f"a weight of shape {list(spec.shape)}", expected="a stack (E, out, in)")
         super().__init__(spec, **options)
-
-    @classmethod
-    def from_weight(cls, weight: BcqWeight, **options: Any) -> Self:
-        """A module over a stack, which is read and checked."""
-        weight.check()
-        stack = cls(weight.spec, device="meta", **options)
-        stack.fill(weight.to_torch())
-        return stack
 
     def forward(self, x: Tensor, index: int) -> Tensor:
         """(..., in) -> (..., out) with matrix ``index``."""

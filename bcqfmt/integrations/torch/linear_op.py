@@ -30,8 +30,6 @@ from bcqfmt.kernels import cpu, matmul
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
 
-__all__ = ["gpu_operand", "linear", "prepared_count", "release", "values"]
-
 _Weak: Any = reductions.StorageWeakRef
 _BLOCK = 1 << 22  # elements decoded at a time for a product with many vectors
 
@@ -142,11 +140,8 @@ def _matrix(spec: str, index: int) -> int | None:
 def _check(x: Tensor, spec: str, parts: Sequence[Tensor], bias: Tensor | None) -> None:
     columns, rows = spec_of(spec).columns, spec_of(spec).out
     if x.dim() < 1 or x.shape[-1] != columns or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise error(
-            "BCQ-E552",
-            found=f"x of shape {list(x.shape)} and {x.dtype}",
-            expected=f"[..., {columns}], float32, float16 or bfloat16",
-        )
+        found = f"x of shape {list(x.shape)} and {x.dtype}"
+        raise error("BCQ-E552", found=found, expected=f"[..., {columns}], float32, float16 or bfloat16")
     if not parts or parts[0].device != x.device:
         raise error("BCQ-E552", found=f"x on {x.device}, {len(parts)} parts on another", expected="one device")
     if bias is not None and (bias.shape != (rows,) or bias.device != x.device or not bias.is_floating_point()):
@@ -243,10 +238,6 @@ def _values_cuda(parts: Sequence[Tensor], spec: str, planes: int, index: int, dt
     return found
 
 
-def _linear_fake(x: Tensor, _parts: Any, spec: str, *_: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], spec_of(spec).out))
-
-
 def _values_fake(parts: Sequence[Tensor], spec: str, _planes: int, _index: int, dtype: torch.dtype) -> Tensor:
     return parts[0].new_empty(spec_of(spec).shape[-2:], dtype=dtype)
 
@@ -275,7 +266,9 @@ for _name, _on, _function in (
     ("values", "CUDA", _values_cuda),
 ):  # fmt: skip
     torch.library.impl(f"bcqfmt::{_name}", _on, _function)
-torch.library.register_fake("bcqfmt::linear", _linear_fake)
+torch.library.register_fake(
+    "bcqfmt::linear", lambda x, _parts, spec, *_: x.new_empty((*x.shape[:-1], spec_of(spec).out))
+)
 torch.library.register_fake("bcqfmt::values", _values_fake)
 torch.library.register_autograd("bcqfmt::linear", _backward, setup_context=_setup)
 

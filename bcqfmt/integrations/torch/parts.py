@@ -23,11 +23,6 @@ from bcqfmt.weight.scheme import WeightSpec
 from bcqfmt.weight.scheme_json import resolved_json, scheme_of
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = [
-    "TORCH_DTYPES", "bits_per_weight", "borrowed", "empty_parts", "named_parts", "refuse_bias", "refuse_planes",
-    "spec_of", "stored_of", "suffixes", "text_of", "weight_of",
-]  # fmt: skip
-
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "I32": torch.int32, "U16": torch.uint16, "U8": torch.uint8,
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
@@ -106,12 +101,8 @@ def borrowed(text: str, tensors: Sequence[Tensor]) -> BcqWeight:
     for suffix, tensor in named_parts(text, tensors).items():
         kind = spec.parts()[suffix].dtype
         if tensor.dtype != TORCH_DTYPES[kind] or not tensor.is_contiguous():
-            raise error(
-                "BCQ-E552",
-                tensor=suffix,
-                found=f"{tensor.dtype} with strides {tensor.stride()}",
-                expected=f"contiguous {kind}",
-            )
+            found = f"{tensor.dtype} with strides {tensor.stride()}"
+            raise error("BCQ-E552", tensor=suffix, found=found, expected=f"contiguous {kind}")
         shape = tuple(tensor.shape)
         if not tensor.numel():
             arrays[suffix] = np.empty(shape, numpy_dtype(kind))

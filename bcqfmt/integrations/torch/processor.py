@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["dense_products", "multiplies"]
-
 _SUPPORTED = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}
 _lock = threading.Lock()
 _users, _before = 0, True

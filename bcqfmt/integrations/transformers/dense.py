@@ -14,8 +14,6 @@ from bcqfmt.integrations.torch.layers import BcqLinear, BcqModule
 from .experts import ExpertList, ExpertsForward, ExpertStack
 from .scaled import ScaledEmbedding
 
-__all__ = ["convert", "make_dense"]
-
 
 def convert(model: Any, dtype: torch.dtype) -> None:
     """Everything that is floating point to a type, but for what the model keeps in float32."""

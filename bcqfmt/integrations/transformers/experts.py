@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from bcqfmt.errors import error
 from bcqfmt.integrations.torch.layers import BcqModule, BcqStack
 
-__all__ = ["ExpertList", "ExpertMatrix", "ExpertStack", "ExpertsForward"]
-
 
 class ExpertMatrix:
     """One matrix (out, in), in one piece or several above each other; torch functions take it as a tensor."""
@@ -63,7 +61,6 @@ class ExpertStack(BcqStack):
 
     @property
     def pieces(self) -> list[BcqModule]:
-        """What its matrices are in."""
         return [self]
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -84,7 +81,6 @@ class ExpertList:
 
     @property
     def pieces(self) -> list[BcqModule]:
-        """What its matrices are in."""
         return list(dict.fromkeys(module for row in self.rows for module, _ in row))
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -105,7 +101,6 @@ class ExpertsForward:
         self.leaves: list[str] = []
 
     def __call__(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
-        """As the module's own."""
         experts = self.experts
         stacks = {leaf: getattr(experts, leaf) for leaf in self.leaves}
         held = {leaf: stack for leaf, stack in stacks.items() if isinstance(stack, ExpertList | ExpertStack)}

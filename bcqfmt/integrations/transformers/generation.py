@@ -10,8 +10,6 @@ from bcqfmt.errors import BcqError, error, escape
 
 from .run import Loaded, Opened, Tick
 
-__all__ = ["Generated", "Sampling", "generate", "prompt_tokens"]
-
 Show = Callable[[str], None]
 
 
@@ -93,20 +91,17 @@ def generate(
     tokens = prompt_tokens(loaded.opened, prompt, most=most) if isinstance(prompt, str) else prompt
     ids = torch.tensor([tokens], device=loaded.model.device)
     stream = _Stream(loaded.tokenizer, tokens, show, tick)
+    known = (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
+    padding = next((number for number in known if number is not None), 0)
     start = time.perf_counter()
     with torch.inference_mode(), dense_products(loaded.model.dtype):
         found = loaded.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, pad_token_id=_padding(loaded),
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, pad_token_id=padding,
             streamer=stream, **sampling.options(),
         )  # fmt: skip
     seconds = time.perf_counter() - start
     new = found[0, len(tokens) :].tolist()
     return Generated(stream.finish(new), len(new), seconds)
-
-
-def _padding(loaded: Loaded) -> int:
-    known = (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
-    return next((number for number in known if number is not None), 0)
 
 
 class _Stream:

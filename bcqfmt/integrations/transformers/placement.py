@@ -33,8 +33,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .experts import ExpertList, ExpertsForward, ExpertStack
 from .scaled import ScaledEmbedding, is_scaled
 
-__all__ = ["collect_missing", "place_weights", "refuse_missing"]
-
 _HOOK = "_adjust_missing_and_unexpected_keys"  # of transformers' models
 _STACKED = re.compile(r"\.experts\.(?!\d)")
 _SHOWN = 4

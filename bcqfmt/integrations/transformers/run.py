@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.integrations.model_folder import check_folder, check_length, is_bcq
 from bcqfmt.version import pip_install
-
-__all__ = ["Figures", "Loaded", "Opened", "Tick", "evaluate", "load", "open_folder", "windows_of"]
 
 Tick = Callable[[int], None]
 
@@ -42,7 +43,6 @@ class Loaded(NamedTuple):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of its folder."""
         return self.opened.tokenizer
 
 
@@ -153,9 +153,8 @@ def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> An
         raise
     except Exception as fault:  # loaders raise anything on bad files
         reason = str(fault).strip().partition("\n")[0] or type(fault).__name__
-        raise error(
-            "BCQ-E102", folder.name, found=escape(reason), expected=f"{what} that transformers knows", hint=hint
-        ) from fault
+        expected = f"{what} that transformers knows"
+        raise error("BCQ-E102", folder.name, found=escape(reason), expected=expected, hint=hint) from fault
 
 
 def windows_of(opened: Opened, text: str, context: int = 512, most: int | None = None) -> list[list[int]]:
@@ -231,3 +230,35 @@ def _imported() -> tuple[Any, Any]:
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     return transformers, bridge
+
+
+class TextModel:
+    """A causal language model in float32 on the CPU, and a text in windows of ``context`` tokens (:func:`evaluate`)."""
+
+    def __init__(self, folder: Path, text: str, *, context: int = 512, most_tokens: int | None = None) -> None:
+        """``folder``: a local model folder with config, weights and tokenizer. ``most_tokens``: cut the text there."""
+        self._loaded = load(folder, dtype="float32")
+        self._windows = windows_of(self._loaded.opened, text, context, most_tokens)
+        model = self._loaded.model
+        self._tensors: dict[str, Any] = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def swap(self, tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> None:
+        """Put arrays of the same shapes in the place of the model's tensors, one after the other."""
+        import torch
+
+        for name, array in tensors:
+            target = self._tensors.get(name)
+            if target is None or tuple(target.shape) != array.shape:
+                found = "no such tensor in the loaded model" if target is None else f"shape {list(target.shape)}"
+                folder = self._loaded.opened.folder.name
+                raise error("BCQ-E301", folder, name, found, f"a tensor of shape {list(array.shape)}")
+            with torch.no_grad():
+                target.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))
+
+    def figures(self) -> Figures:
+        """Run the text through the model as it is now."""
+        return evaluate(self._loaded, self._windows)

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from bcqfmt.integrations.torch.embedding import BcqEmbedding
 from bcqfmt.weight.scheme import WeightSpec
 
-__all__ = ["ScaledEmbedding", "is_scaled"]
-
 
 def is_scaled(module: Any) -> bool:
     """Whether a module is an embedding of transformers that multiplies its rows with one number."""

@@ -13,8 +13,6 @@ from bcqfmt.version import pip_install
 
 from .run import Loaded
 
-__all__ = ["Score", "Tasks", "find_tasks"]
-
 _QUIET = ("lm_eval", "lm-eval", "datasets", "fsspec", "filelock")
 
 

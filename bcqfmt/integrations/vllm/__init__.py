@@ -21,9 +21,6 @@ def register() -> None:
 
         from .config import BcqConfig
     except ImportError as fault:
-        raise error(
-            "BCQ-E306",
-            found=f"{fault.name or 'vllm'} cannot be imported",
-            hint="vLLM is installed by itself: pip install vllm (docs/vllm.md names the version that was read)",
-        ) from None
+        hint = "vLLM is installed by itself: pip install vllm (docs/vllm.md names the version that was read)"
+        raise error("BCQ-E306", found=f"{fault.name or 'vllm'} cannot be imported", hint=hint) from None
     register_quantization_config("bcq")(BcqConfig)

@@ -28,8 +28,6 @@ from bcqfmt.weight.scheme import WeightSpec
 
 from .method import BcqEmbeddingMethod, BcqLinearMethod, TiedHeadMethod
 
-__all__ = ["BcqConfig"]
-
 
 class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
     """``quantization_config`` of a BCQ folder. The weights are described in the manifest, not in config.json."""
@@ -42,11 +40,9 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         self._embedding = False  # an embedding of the model is quantized
 
     def get_name(self) -> str:
-        """What config.json says as ``quant_method``."""
         return "bcq"
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Types of activations."""
         return [torch.float16, torch.bfloat16, torch.float32]
 
     @classmethod
@@ -73,12 +69,8 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         the manifest names is not tied, whatever config.json says: vLLM would not load it.
         """
         if getattr(hf_config, "model_type", None) == "eagle":  # vLLM gives its layers other names than the file
-            raise error(
-                "BCQ-E305",
-                model_name,
-                found="a quantized draft model of EAGLE",
-                expected="a dense one: bcqfmt export DRAFT NEW --to dense",
-            )
+            found = "a quantized draft model of EAGLE"
+            raise error("BCQ-E305", model_name, found=found, expected="a dense one: bcqfmt export DRAFT NEW --to dense")
         raw = get_hf_file_bytes(MANIFEST, model_name, revision or getattr(hf_config, "_commit_hash", None))
         if raw is None:
             raise error("BCQ-V601", model_name, found=f"no {MANIFEST}", expected="a finished checkpoint")
@@ -86,7 +78,7 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         assert manifest is not None  # refuse has raised otherwise
         self.specs = {name.removesuffix(".weight"): record.spec for name, record in manifest.weights.items()}
         text = hf_config.get_text_config() if hasattr(hf_config, "get_text_config") else hf_config
-        if any(map(_is_head, self.specs)):
+        if any(path.rpartition(".")[2] == "lm_head" for path in self.specs):
             for config in (hf_config, text):
                 if getattr(config, "tie_word_embeddings", False):
                     config.tie_word_embeddings = False
@@ -112,12 +104,9 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
             return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
         inside = [path for path in self.specs if path == prefix or path.startswith(f"{prefix}.")]
         if inside:
-            raise error(
-                "BCQ-E305",
-                tensor=inside[0],
-                found=f"a quantized weight in a {type(layer).__name__}",
-                expected="linear layers, embeddings and heads; for others: bcqfmt export MODEL NEW --to dense",
-            )
+            found = f"a quantized weight in a {type(layer).__name__}"
+            expected = "linear layers, embeddings and heads; for others: bcqfmt export MODEL NEW --to dense"
+            raise error("BCQ-E305", tensor=inside[0], found=found, expected=expected)
         return None
 
     def _table_like(self, layer: Any) -> str:
@@ -125,12 +114,8 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         shape = (getattr(layer, "org_vocab_size", None), getattr(layer, "embedding_dim", None))
         alike = [name for name, spec in self.specs.items() if spec.shape == shape and _is_table(name)]
         if len(alike) > 1:
-            raise error(
-                "BCQ-E305",
-                tensor=alike[0],
-                found=f"{len(alike)} weights of shape {list(shape)} for an embedding without a name",
-                expected="one; or bcqfmt export MODEL NEW --to dense",
-            )
+            found = f"{len(alike)} weights of shape {list(shape)} for an embedding without a name"
+            raise error("BCQ-E305", tensor=alike[0], found=found, expected="one; or bcqfmt export MODEL NEW --to dense")
         return alike[0] if alike else ""
 
     def _weights_of(self, prefix: str) -> tuple[tuple[str, WeightSpec | None], ...]:
@@ -141,10 +126,6 @@ class BcqConfig(QuantizationConfig):  # type: ignore[misc, unused-ignore]
         names = [f"{parent}{dot}{name}" for name in self.packed_modules_mapping.get(leaf, ())]
         found = tuple((name, self.specs.get(name)) for name in names)
         return found if any(spec for _, spec in found) else ()
-
-
-def _is_head(path: str) -> bool:
-    return path.rpartition(".")[2] == "lm_head"
 
 
 def _is_table(path: str) -> bool:

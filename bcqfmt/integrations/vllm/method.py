@@ -31,8 +31,6 @@ from bcqfmt.weight.weight import BcqWeight
 from .slices import pieces_of, slices_of, weights_of_pieces
 from .warm_up import warm_up, warm_up_rows
 
-__all__ = ["BcqEmbeddingMethod", "BcqLinearMethod", "TiedHeadMethod"]
-
 _PREFIX = "bcq_"
 _DENSE = "weight"
 
@@ -58,11 +56,9 @@ class _DensePiece(nn.Module):
         self.weight = nn.Parameter(rows, requires_grad=False)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x W^T + bias``."""
         return nn.functional.linear(x, self.weight, bias)
 
     def values(self) -> Tensor:
-        """The matrix."""
         return self.weight
 
 

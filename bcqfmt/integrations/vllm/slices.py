@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 
-__all__ = ["Slice", "pieces_of", "slices_of", "weights_of_pieces"]
-
 _QKV = {"q": 0, "k": 1, "v": 2}  # names that vLLM gives the pieces of a fused layer
 
 
@@ -72,9 +70,8 @@ def weights_of_pieces(layer: Any, rows: Sequence[int | None], sizes: Sequence[in
         found.append(number)
     if any(left) or list(rows).count(None) > 1:
         shown = ", ".join("?" if count is None else str(count) for count in rows)
-        raise error(
-            "BCQ-E305", found=f"weights of {shown} rows", expected=f"pieces of {', '.join(map(str, whole))} rows"
-        )
+        expected = f"pieces of {', '.join(map(str, whole))} rows"
+        raise error("BCQ-E305", found=f"weights of {shown} rows", expected=expected)
     return found
 
 

@@ -20,8 +20,6 @@ from bcqfmt.integrations.torch.layers import BcqModule
 from bcqfmt.kernels.runtime.cubins import cache_folder
 from bcqfmt.system import lock_file
 
-__all__ = ["vector_counts", "warm_up", "warm_up_rows"]
-
 _EACH = 64  # up to this many vectors, every number may have a kernel of its own
 _MOST = 4096  # more vectors than this are multiplied like this many
 _seen: set[tuple[object, ...]] = set()  # what was compiled in this process

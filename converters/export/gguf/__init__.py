@@ -18,17 +18,16 @@ from typing import Any, Final
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, output_path
-from bcqfmt.container.files import SourceFile, real_path
+from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
-from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.errors import error, escape
+from bcqfmt.system import real_path
 from bcqfmt.weight.weight import BcqWeight
 
 from .encode import Error
 from .metadata import metadata_of
 from .tensors import Tensor, tensors_of
-
-__all__ = ["GgufExport", "export_gguf"]
 
 # values of general.file_type
 _FILE_TYPES: Final = {
@@ -51,16 +50,13 @@ class GgufExport:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The tensors that are weights of BCQ."""
         return [tensor for tensor in self.tensors if tensor.choice is not None]
 
     @property
     def exact(self) -> bool:
-        """Whether every value is the same."""
         return all(tensor.choice is None or tensor.choice.exact for tensor in self.tensors)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "format": "gguf",
             "exact": self.exact,
@@ -135,13 +131,9 @@ def _checked(folder: Path, target: Path, overwrite: bool) -> Path:
     """The path to write to; errors of the caller."""
     target = output_path(target)
     if target.suffix != ".gguf":
-        raise error(
-            "BCQ-E302",
-            str(target),
-            found="a name without .gguf",
-            expected="the name of a file",
-            hint=f"call it {target.name}.gguf",
-        )
+        found = "a name without .gguf"
+        expected = "the name of a file"
+        raise error("BCQ-E302", str(target), found=found, expected=expected, hint=f"call it {target.name}.gguf")
     if real_path(folder) in real_path(target).parents:
         raise error("BCQ-E402", str(target), found="it lies inside the BCQ folder", expected="a file elsewhere")
     if not target.parent.is_dir():
@@ -173,19 +165,13 @@ def _type_pairs(tensors: list[Tensor]) -> list[bytes]:
 
 
 def _refuse_rounding(tensors: list[Tensor]) -> None:
-    wrong = [tensor for tensor in tensors if tensor.choice is not None and not tensor.choice.exact]
-    if wrong:
-        raise _not_exact(wrong)
-
-
-def _not_exact(wrong: list[Tensor]) -> BcqError:
-    first = wrong[0]
-    assert first.choice is not None
-    more = f" (and {len(wrong) - 1} more weights)" if len(wrong) > 1 else ""
+    wrong = [(tensor, tensor.choice) for tensor in tensors if tensor.choice is not None and not tensor.choice.exact]
+    if not wrong:
+        return
+    first, choice = wrong[0]
+    found = choice.found + (f" (and {len(wrong) - 1} more weights)" if len(wrong) > 1 else "")
     hint = f"--allow-rounding writes it as {first.type}, the nearest type, and tells the error; --to dense always works"
-    return error(
-        "BCQ-E616", tensor=first.names[0], found=first.choice.found + more, expected=first.choice.expected, hint=hint
-    )
+    raise error("BCQ-E616", tensor=first.names[0], found=found, expected=choice.expected, hint=hint)
 
 
 def _tensor_dict(tensor: Tensor) -> dict[str, Any]:

@@ -27,8 +27,6 @@ from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["Choice", "choose", "half", "known_rules", "named_numbers"]
-
 Float = npt.NDArray[np.float64]
 _BLOCK: Final = 32
 _RANGES: Final = (("Q4_0", 8), ("Q5_0", 16), ("Q8_0", 128))  # -n .. n-1
@@ -46,7 +44,6 @@ class Choice(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether every value is the same."""
         return not self.found
 
 
@@ -68,15 +65,10 @@ def _stored_type(weight: BcqWeight, own: str) -> str:
     # TQ1_0 has no code 3, which nothing but its own tensors promise.
     names = [own, *(name for name in KINDS if name != "TQ1_0")] if own else [n for n in KINDS if n != "TQ1_0"]
     for name in names:
-        if known[f"gguf.{name.lower()}"].fits(weight.spec) and _no_bias(weight):
-            return name
+        if known[f"gguf.{name.lower()}"].fits(weight.spec):
+            bias = weight.parts().get("s0_bias")  # Q1_0 has none; a zero of either sign changes no other value
+            return name if bias is None or not bias.array().any() else ""
     return ""
-
-
-def _no_bias(weight: BcqWeight) -> bool:
-    """Q1_0 has none; a zero of either sign changes no other value."""
-    bias = weight.parts().get("s0_bias")
-    return bias is None or not bias.array().any()
 
 
 @cache

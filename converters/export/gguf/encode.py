@@ -30,8 +30,6 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .choice import Choice, half, known_rules, named_numbers
 
-__all__ = ["Each", "Error", "encoded"]
-
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]

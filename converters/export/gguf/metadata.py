@@ -27,8 +27,6 @@ from bcqfmt.errors import error, escape, refuse
 from .model import Unwritable, frequencies, model_notes, model_pairs
 from .tokenizer import tokenizer_pairs
 
-__all__ = ["Metadata", "metadata_of"]
-
 _PLACES: Final = ("split.", "general.alignment")  # of the data in the file that they are from
 _TYPES: Final = ("general.file_type", "general.quantization_version", "quantize.imatrix.")  # of its tensors
 

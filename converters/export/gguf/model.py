@@ -15,8 +15,6 @@ from bcqfmt.container.gguf.writer import pair
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.source.gguf_config import CLASSES, LARGEST, NUMBERS
 
-__all__ = ["Unwritable", "frequencies", "model_notes", "model_pairs"]
-
 _KINDS: Final = {"mistral": "llama", "mixtral": "llama"} | {model: kind for kind, (model, _) in CLASSES.items()}
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps")
 _PERIOD: Final = {"gemma2": 2, "gemma3": 6}  # every n-th layer attends to the whole text, the others to a window

@@ -27,8 +27,6 @@ from .choice import Choice, choose
 from .encode import Each, Error, encoded
 from .metadata import Metadata
 
-__all__ = ["Tensor", "tensors_of"]
-
 Bytes = npt.NDArray[np.uint8]
 _EXPERT = re.compile(r"(.*\.experts)\.(0|[1-9][0-9]{0,4})\.(.*)")  # one matrix of a stack
 _MAX_NAME: Final = 63
@@ -50,7 +48,6 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, without padding."""
         return tensor_bytes(self.type, self.shape)
 
     def chunks(self, each: Each = map) -> Iterator[Bytes]:

@@ -14,8 +14,6 @@ from bcqfmt.converters.source.gguf_tokenizer import NAMES, SPLITS
 
 from .model import Unwritable
 
-__all__ = ["tokenizer_pairs"]
-
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _HEX = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE: Final = "▁"

@@ -16,8 +16,6 @@ import numpy as np
 from bcqfmt.compiled.loops import compiled, inner
 from bcqfmt.compiled.rounding import QUANTA, rounded
 
-__all__ = ["symmetric_scales"]
-
 _TRIALS = 21
 _STEP = 0.025
 

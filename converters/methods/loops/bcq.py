@@ -28,8 +28,6 @@ from .bcq_fit import fit
 from .bcq_levels import codes_by, copy, gather, levels_of, measure_nearest, move_levels, place, prefix_sums
 from .rtn import best_grid, total
 
-__all__ = ["STARTS", "solve_rows"]
-
 STARTS = ("greedy", "greedy around the mean", "rtn", "rtn symmetric", "centred", "rtn, whole range")
 _NOISE = 1e-12  # of the numbers' squares: far more than cancellation can hide
 _FALLS = 1.0 - 1e-4  # a smaller decrease of the error counts as none: the result would not show it

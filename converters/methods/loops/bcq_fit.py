@@ -10,8 +10,6 @@ from typing import Any
 
 from bcqfmt.compiled.loops import inner
 
-__all__ = ["fit"]
-
 _FEW = 4
 _SINGULAR = 1e-9  # a pivot below this share of its diagonal: the plane adds nothing that the ones before it lack
 

@@ -17,11 +17,6 @@ from bcqfmt.compiled.rounding import rounded
 
 from .rtn import total
 
-__all__ = [
-    "Work", "by_code", "codes_by", "copy", "edge", "gather", "levels_of", "measure", "measure_nearest", "move_levels",
-    "new_work", "place", "prefix_sums",
-]  # fmt: skip
-
 _FEW = 4  # planes up to which it pays to compare every number with every level, in vector code
 
 

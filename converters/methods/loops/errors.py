@@ -8,8 +8,6 @@ import numpy as np
 
 from bcqfmt.compiled.loops import compiled
 
-__all__ = ["group_errors"]
-
 
 @compiled
 def group_errors(

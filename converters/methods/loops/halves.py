@@ -8,8 +8,6 @@ import numpy as np
 
 from bcqfmt.compiled.loops import compiled
 
-__all__ = ["widen"]
-
 _SCALE = np.float32(2.0**112)  # what the bias of binary16's exponent lacks to that of binary32
 
 

@@ -17,8 +17,6 @@ from .bcq_fit import fit
 from .bcq_levels import by_code, codes_by, copy, edge, gather, levels_of, measure, place, prefix_sums
 from .multi_joint import improve
 
-__all__ = ["extend_rows"]
-
 _FALLS = 1.0 - 1e-4  # a smaller decrease of the error counts as none: the result would not show it
 _STARTS = 4
 

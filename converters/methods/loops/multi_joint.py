@@ -23,8 +23,6 @@ from bcqfmt.compiled.rounding import rounded
 from .bcq_fit import fit
 from .bcq_levels import by_code, copy, edge
 
-__all__ = ["JointWork", "improve", "new_joint_work"]
-
 _FALL = 1e-4  # a smaller decrease, as a share of the weighted error, counts as none
 _GOLDEN = 0.6180339887498949
 _FAR = 0.4  # the largest share by which a start disturbs a scale; every other start twice as much

@@ -20,8 +20,6 @@ import numpy as np
 from bcqfmt.compiled.loops import compiled, inner
 from bcqfmt.compiled.rounding import QUANTA, rounded
 
-__all__ = ["best_grid", "grid", "quantize_rows", "total"]
-
 _COARSE = (
     9  # the clipping search tries 1, 0.9, ... 0.2 of the group's range, then near the best in steps of 0.05, 0.025
 )

@@ -14,8 +14,6 @@ import numpy as np
 from bcqfmt.compiled.loops import compiled, inner
 from bcqfmt.compiled.rounding import QUANTA, rounded
 
-__all__ = ["fit_rows"]
-
 _TOP = 3.0  # largest 2-bit code
 _SIZES = 11  # first scales tried, as shares of the largest number: 0.2, 0.28 ... 1
 _NEAR = 2  # scale codes tried on either side of the nearest

@@ -124,7 +124,7 @@ def attention() -> str:
 
 
 def many_vectors() -> str:
-    """Many vectors with 4 bits: us of the chosen kernel, of the one for sm_80, and of cuBLAS."""
+    """Many vectors with 4 bits: us of the chosen kernel, of the one for sm_80, of Marlin and of cuBLAS."""
     lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
     found = {
         (row["rows"], row["vectors"]): row for row in rows_of("gemm") if (row["formula"], row["bits"]) == ("affine", 4)
@@ -133,15 +133,29 @@ def many_vectors() -> str:
         cells = []
         for rows, _ in _MANY:
             row = found.get((rows, count))
-            old = f"{row['sm_80']:.1f}" if row and "sm_80" in row else "-"
-            cells.append(f"{row['microseconds']:.1f} ({row['path']}) / {old} / {row['cublas']:.1f}" if row else "-")
+            ours = f"{row['microseconds']:.1f} ({row['path']})" if row else "-"
+            cells.append(" / ".join([ours, *(_us(row, name) for name in ("sm_80", "marlin", "cublas"))]))
         lines.append(_line(count, *cells))
+    return "\n".join(lines)
+
+
+def other_weights() -> str:
+    """The same with other weights of 28672 x 8192: us of the chosen kernel; LUT-GEMM with one vector."""
+    found: dict[tuple[str, int], dict[int, Row]] = {}
+    for row in rows_of("gemm"):
+        if row["rows"] == _MANY[-1][0]:
+            found.setdefault((row["formula"], row["bits"]), {})[row["vectors"]] = row
+    lines = _head("weight", "bits", "1", "16", "64", "LUT-GEMM, 1")
+    for (formula, bits), rows in found.items():
+        lines.append(
+            _line(formula, bits, *(_us(rows.get(n), "microseconds") for n in (1, 16, 64)), _us(rows[1], "lut_gemm"))
+        )
     return "\n".join(lines)
 
 
 _MANY = ((4096, 4096), (11008, 4096), (28672, 8192))
 TABLES: dict[str, list[Callable[[], str]]] = {
-    "gemm": [many_vectors],
+    "gemm": [many_vectors, other_weights],
     "kernels": [products],
     "kernels_sweep": [sweep],
     "kernels_outliers": [outliers, outliers_of_several, mixed],
@@ -183,6 +197,10 @@ def _floor(row: Row) -> str:
 
 def _times(row: Row, peer: str) -> str:
     return f"{row['peers'][peer] / row['microseconds']:.2f}x" if peer in row["peers"] else "-"
+
+
+def _us(row: Row | None, name: str) -> str:
+    return f"{row[name]:.1f}" if row and name in row else "-"
 
 
 def _line(*cells: object) -> str:

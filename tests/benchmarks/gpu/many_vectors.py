@@ -1,9 +1,11 @@
 """Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, beside cuBLAS in float16.
 
-    python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json
+    python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json [--marlin libmarlin.so]
+        [--lut-gemm liblutgemm.so]
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
-run. "sm_80" is the engine that every GPU since Ampere has, timed on this GPU.
+run. "sm_80" is the engine that every GPU since Ampere has, timed on this GPU. docs/benchmarks/gemm.md tells how the
+libraries are built.
 """
 
 from __future__ import annotations
@@ -13,59 +15,86 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
 from bcqfmt.bench import bandwidth, relative_error, replayed
-from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight
+from bcqfmt.integrations.torch.gpu_weight import gpu_weight
 from bcqfmt.kernels.gemm import gemm
-from bcqfmt.kernels.gemm.shape import gemm_shape
-from bcqfmt.kernels.matmul import matmul, path_of
+from bcqfmt.kernels.gemm.kernel import gemm_kernel
+from bcqfmt.kernels.gemm.layout import GemmLayout
+from bcqfmt.kernels.gemm.shape import GemmShape, gemm_shape
+from bcqfmt.kernels.matmul import MatmulWeight, matmul, path_of
+from bcqfmt.kernels.operands import Operand, OperandSegment
+from bcqfmt.kernels.runtime.cubins import code_of
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
+from kernel_bench.peers import marlin, published
 from kernel_bench.weights import Weight, random_vectors, random_weight
 
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 4096)
-DISTINCT = (512, 128, 64, 32, 16, 8, 2, 1)  # of these every number has a kernel of its own
-OTHERS = (("affine", 3), ("affine", 2), ("bcq", 4), ("bcq", 3))
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+MANY = COUNTS.index(256)  # from here on they are timed last: what follows them is slower while the GPU is hot
+LEAST = 3  # vectors that `gemm` takes of every weight; of fewer, some
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+TABLES = {
+    "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), "MXFP4": _FP4, "NVFP4": _FP4,
+}  # fmt: skip
+# formula or table, bits, group size
+OTHERS = (
+    ("affine", 3, 128), ("affine", 2, 128), ("bcq", 4, 128), ("bcq", 3, 128), ("IQ4_NL", 4, 32), ("MXFP4", 4, 32),
+    ("NVFP4", 4, 16),
+)  # fmt: skip
+FEW = (1, 16, 64)  # vectors with these
+OLD_MOST, MARLIN_MOST = 64, 128  # vectors
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
 
 
-def placed(weight: Weight) -> GpuWeight:
-    """The weight for `matmul`; an affine one has the zero point 8 everywhere."""
-    if weight.formula == "bcq":
-        return weight.placed()
-    segment = Segment(encoding="affine", bits=weight.bits, group_size=weight.group_size, scale="F16", zero=ZERO)
-    spec = WeightSpec(scheme=Scheme(segments=(segment,)), shape=weight.shape, dtype="F16", widths=weight.shape[1:])
-    made = gpu_weight(spec, {"s0_planes": weight.planes, "s0_scale": weight.first})
-    assert made is not None
-    return made
+def made(formula: str, q: int, rows: int, columns: int, g: int) -> tuple[Weight, MatmulWeight]:
+    """A random weight, which has to be kept, and the same for `matmul`; zero points are 8 everywhere."""
+    weight = random_weight("bcq" if formula == "bcq" else "affine", q, rows, columns, g)
+    if formula == "bcq":
+        return weight, weight.placed()
+    if formula in TABLES:
+        weight = replace(weight, formula="table", second=torch.tensor(TABLES[formula], device="cuda"))
+        part: Any = OperandSegment(
+            planes=weight.planes, start=0, width=columns, group_size=g, formula="table",
+            first=weight.first.cpu().numpy(), second=weight.second.cpu().numpy(), dtype="F16",
+        )  # fmt: skip
+        operand = Operand(name=formula, shape=(rows, columns), dtype="F16", segments=(part,), perm=None, outliers=None)
+        return weight, MatmulWeight(operand)
+    weight.second.fill_(ZERO)
+    segment = Segment(encoding="affine", bits=q, group_size=g, scale="F16", zero=ZERO)
+    spec = WeightSpec(scheme=Scheme(segments=(segment,)), shape=(rows, columns), dtype="F16", widths=(columns,))
+    found = gpu_weight(spec, {"s0_planes": weight.planes, "s0_scale": weight.first})
+    assert found is not None
+    return weight, found
 
 
 Figures = dict[str, float | int | str]
+Jobs = dict[GemmShape | tuple[Any, ...], None]
 
 
 def measured(
-    formula: str, q: int, rows: int, columns: int, counts: tuple[int, ...], *, old: bool = False
-) -> list[Figures]:
-    """A row for every number of vectors."""
+    formula: str, q: int, rows: int, columns: int, g: int, counts: tuple[int, ...], *, old: bool = False,
+    libraries: tuple[str | None, str | None] = (None, None),
+) -> list[Figures]:  # fmt: skip
+    """A row for every number of vectors; ``libraries``: Marlin and LUT-GEMM."""
     size = rows * columns * q // 8
-    weights = [random_weight(formula, q, rows, columns, 128) for _ in range(max(2, min(8, int(ROTATED / size) + 1)))]
-    for weight in weights:
-        if formula == "affine":
-            weight.second.fill_(ZERO)
-    ready = [placed(weight) for weight in weights]
+    weights = [made(formula, q, rows, columns, g) for _ in range(max(2, min(8, int(ROTATED / size) + 1)))]
+    first, ready = weights[0][0], [placed for _, placed in weights]
     several, found = len(weights), list[Figures]()
-    dense = [weight.dense(random_vectors(1, columns))[0] for weight in weights[:3]]
+    dense = [weight.dense(random_vectors(1, columns))[0] for weight, _ in weights[:3]]
     for count in counts:
         x = random_vectors(count, columns)
         for weight in ready:
             matmul(weight, x)  # prepares it
-        exact = x.double() @ weights[0].values(0, 256).T
+        exact = x.double() @ first.values(0, 256).T
         row: Figures = {
             "formula": formula, "bits": q, "rows": rows, "columns": columns, "vectors": count,
             "path": path_of(ready[0], count),
@@ -73,14 +102,18 @@ def measured(
             "microseconds": replayed(lambda i, x=x: matmul(ready[i % several], x), 2 * several),
             "cublas": replayed(lambda i, x=x: x @ dense[i % len(dense)].T, 2 * len(dense)),
         }  # fmt: skip
-        if old and count <= 64:
+        if old and count <= OLD_MOST:
             row["sm_80"] = replayed(_older(ready, x), 2 * several)
+        if old and libraries[0] and count <= MARLIN_MOST:
+            row["marlin"] = marlin(libraries[0], rows, columns, x).microseconds
+        if formula == "bcq" and libraries[1] and count == 1:
+            row["lut_gemm"] = published(libraries[1], first, x).microseconds
         found.append(row)
         print({k: round(v, 2) if isinstance(v, float) and k != "error" else v for k, v in row.items()}, flush=True)
     return found
 
 
-def _older(ready: list[GpuWeight], x: torch.Tensor) -> Callable[[int], object]:
+def _older(ready: list[MatmulWeight], x: torch.Tensor) -> Callable[[int], object]:
     """The product with the instructions of sm_80."""
     ours = [weight.gemm("F16") for weight in ready]
     assert ours[0] is not None
@@ -94,35 +127,55 @@ def _older(ready: list[GpuWeight], x: torch.Tensor) -> Callable[[int], object]:
     return product
 
 
-def compiled(formula: str, q: int, rows: int, columns: int, count: int, older: bool) -> None:
-    """The kernel of a row, or that of sm_80, is in the cache of compiled kernels."""
-    weight = random_weight(formula, q, rows, columns, 128)
-    if formula == "affine":
-        weight.second.fill_(ZERO)
-    ready, x = placed(weight), random_vectors(count, columns)
-    if older:
-        _older([ready], x)(0)
-    else:
-        matmul(ready, x)
+def shapes_of(formula: str, q: int, rows: int, columns: int, g: int, counts: Iterable[int], engine: str) -> Jobs:
+    """What `gemm` is compiled for."""
+    table = tuple(map(float, TABLES.get(formula, ())))
+    layout = GemmLayout(q, columns, g, "table" if table else formula, "F16", table=table)
+    return {gemm_shape(layout, count, rows, 1, 1, engine): None for count in counts if count >= LEAST or table}
+
+
+def compiled(job: GemmShape | tuple[Any, ...]) -> None:
+    """The kernel of some rows is in the cache of compiled kernels."""
+    if isinstance(job, GemmShape):
+        code_of(gemm_kernel(job), torch.cuda.get_device_capability())
+        return
+    formula, q, rows, columns, g, count = job
+    _weight, ready = made(formula, q, rows, columns, g)
+    matmul(ready, random_vectors(count, columns))
+
+
+def compile_all() -> None:
+    """All kernels, in processes of their own."""
+    jobs: Jobs = {}
+    for formula, q, g in OTHERS:
+        jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW, "wgmma")
+    for shape in SHAPES[::-1]:
+        jobs |= shapes_of("affine", 4, *shape, 128, COUNTS, "wgmma")
+        jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
+        jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
+    jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
+    with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        pool.map(compiled, jobs, chunksize=1)
 
 
 def main() -> None:
     """Measure everything and write it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--marlin", help="library with the function marlin")
+    parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
     options = parser.parse_args()
-    wanted = [("affine", 4, *shape, count, False) for count in DISTINCT for shape in SHAPES]
-    wanted += [(*other, *SHAPES[-1], count, False) for count in (64, 16, 1) for other in OTHERS]
-    wanted += [("affine", 4, *shape, count, True) for count in (64, 32, 16, 8) for shape in SHAPES[::2]]
-    with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        pool.starmap(compiled, wanted, chunksize=1)
+    libraries = options.marlin, options.lut_gemm
+    compile_all()
     rows = []
     for shape in SHAPES:
-        rows += measured("affine", 4, *shape, COUNTS, old=True)
-    for formula, q in OTHERS:
-        rows += measured(formula, q, *SHAPES[-1], (1, 16, 64))
-    made = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128, "rows": rows}
-    options.out.write_text(json.dumps(made, indent=1) + "\n")
+        rows += measured("affine", 4, *shape, 128, COUNTS[:MANY], old=True, libraries=libraries)
+    for formula, q, g in OTHERS:
+        rows += measured(formula, q, *SHAPES[-1], g, FEW, libraries=libraries)
+    for shape in SHAPES:
+        rows += measured("affine", 4, *shape, 128, COUNTS[MANY:])
+    figures = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128, "rows": rows}
+    options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

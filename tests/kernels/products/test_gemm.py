@@ -11,7 +11,7 @@ from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.kernels.gemm import gemm_operand, layouts_of
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.pack import pack_codes
-from bcqfmt.kernels.gemm.shape import blocks_for, gemm_shape
+from bcqfmt.kernels.gemm.shape import blocks_for, gemm_shape, whole_for
 from bcqfmt.kernels.operands import operand
 from products import kernel_samples as ks
 from products import product_reference as reference
@@ -150,6 +150,13 @@ def test_blocks_share_tiles_evenly_where_few_would_be_idle(tiles: int, steps: in
     assert blocks_for(tiles, steps, most) == blocks
 
 
+@pytest.mark.parametrize(
+    ("tiles", "most", "blocks"), [(116, 132, 116), (112, 132, 0), (258, 132, 129), (3, 2, 0), (5, 2, 0), (0, 2, 0)]
+)
+def test_blocks_have_whole_tiles_where_few_would_be_idle(tiles: int, most: int, blocks: int) -> None:
+    assert whole_for(tiles, most) == blocks
+
+
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])
 def test_every_shape_fits(engine: str) -> None:
     """Into the shared memory of every GPU since sm_80, and for wgmma of sm_90."""
@@ -157,7 +164,7 @@ def test_every_shape_fits(engine: str) -> None:
     for q in range(1, 9):
         for formula, g in (("affine", 16), ("affine", 128), ("bcq", 16), ("bcq", 4096)):
             layout = GemmLayout(q, 4096, g, formula, "F16")
-            for count in (1, 8, 9, 33, 100, 300):
+            for count in (1, 8, 9, 33, 100, 300, 600):
                 shape = gemm_shape(layout, count, 4096, 1, 1, engine)
                 assert shape.blocks * shape.shared_bytes <= limit * 1024
                 assert shape.stages >= 3

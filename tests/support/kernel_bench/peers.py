@@ -1,4 +1,4 @@
-"""Times of other kernels for the same product: torch's float16 (cuBLAS), tinygemm, the published LUT-GEMM kernel.
+"""Times of other kernels for the same product: torch's float16 (cuBLAS), tinygemm, the published LUT-GEMM and Marlin.
 
 Each gives median microseconds and its result (batch, rows).
 """
@@ -15,7 +15,7 @@ from bcqfmt.bench import CYCLED, replayed
 
 from .weights import Weight
 
-__all__ = ["Peer", "cublas", "cublas_of", "published", "tinygemm"]
+__all__ = ["Peer", "cublas", "cublas_of", "marlin", "published", "tinygemm"]
 
 
 class Peer(NamedTuple):
@@ -55,6 +55,27 @@ def tinygemm(weight: Weight, x: Tensor) -> Peer:
 
     taken = replayed(call, 2 * count)
     return Peer(taken, call(0) if weight.formula == "affine" else None)
+
+
+def marlin(library: str, rows: int, columns: int, x: Tensor) -> Peer:
+    """Marlin with 4 random bits in groups of 128: what it multiplies does not change its time."""
+    function, batch = ctypes.CDLL(library).marlin, len(x)
+    count = max(2, min(16, CYCLED * 2 // (rows * columns) + 1))
+    whole = torch.iinfo(torch.int32)
+    words = [
+        torch.randint(whole.min, whole.max, (columns // 16, 2 * rows), device="cuda", dtype=torch.int32)
+        for _ in range(count)
+    ]
+    scale = torch.rand(columns // 128, rows, device="cuda").half()
+    y, locks = x.new_empty(batch, rows), torch.zeros(rows, device="cuda", dtype=torch.int32)
+
+    def call(i: int) -> None:
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, words[i % count], y, scale, locks)]
+        if function(*places, batch, rows, columns, 128, stream):
+            raise ValueError(f"Marlin does not multiply {batch} vectors with {rows} x {columns}")
+
+    return Peer(replayed(call, 2 * count), None)
 
 
 def published(library: str, weight: Weight, x: Tensor) -> Peer:

@@ -27,7 +27,7 @@ class Weight:
     """A matrix (rows, columns) of one segment, columns a multiple of 32 and of ``group_size``.
 
     ``planes`` (q, rows, columns / 32) int32. bcq: ``first`` alpha (q, rows, G), ``second`` bias (rows, G). affine:
-    ``first`` scale and ``second`` zero points, both (rows, G). Numbers are float16.
+    ``first`` scale and ``second`` zero points, both (rows, G). Numbers are float16. table: ``second`` 16 integers.
     """
 
     formula: str
@@ -90,8 +90,11 @@ class Weight:
 
     def values(self, start: int, stop: int) -> Tensor:
         """Elements of rows ``start .. stop``, (rows, columns) float64; exact."""
-        first, second = self.first[..., start:stop, :, None].double(), self.second[start:stop, :, None].double()
-        shape = (stop - start, second.shape[1], self.group_size)
+        first, second = self.first[..., start:stop, :, None].double(), self.second.double()
+        shape = (stop - start, first.shape[-2], self.group_size)
+        if self.formula == "table":
+            return (first * second[self.codes(start, stop).reshape(shape)]).reshape(stop - start, -1)
+        second = second[start:stop, :, None]
         if self.formula == "affine":
             found = first * (self.codes(start, stop).reshape(shape) - second)
         else:

@@ -230,14 +230,14 @@ def wgmma(vectors: int, kind: str) -> Any:
     """As `ptx.asm.multiply_group`; the sums are there at once."""
     widen = arithmetic.bf16_values if kind == "bf16" else arithmetic.f16_values
 
-    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, step: int) -> None:
+    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, piece: int) -> None:
         lane = current()
         group = lane.thread_id // (4 * WARP)
         block = lane.block
         found = block.gather(lane, named_barrier(block, -1 - group, 4 * WARP), (a0, a1, a2, a3))
         if "x" not in found:
             pieces = [
-                slot_of(start + 128 * v + ((2 * step + half) ^ (v & 7)) * 16, 16).view(np.uint16)
+                slot_of(start + piece // 64 * 1024 + 128 * v + ((piece % 64 + half) ^ (v & 7)) * 16, 16).view(np.uint16)
                 for v in range(vectors)
                 for half in range(2)
             ]

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # these need Numba, which the first call asks for with a bett
     from bcqfmt.kernels.atom.attention import KvCache
     from bcqfmt.kernels.atom.w4a4 import Activations, AtomDevice
 
-__all__ = ["decode_attention", "quantize_kv", "quantize_reorder", "rmsnorm_reorder_quant", "w4a4"]
-
 
 def quantize_reorder(x: Tensor, perm: Tensor, *, clip: float = 1.0, rule: str = "absmax") -> Activations:
     """x (tokens, in) float16, bfloat16 or float32, gathered by perm (in) int32 and quantized token by token.
@@ -140,11 +138,8 @@ def _w4a4(
     from bcqfmt.kernels.atom import w4a4 as w4
 
     if tokens < 0 or codes.dim() != 3:
-        raise error(
-            "BCQ-E552",
-            found=f"codes of shape {list(codes.shape)} for {tokens} tokens",
-            expected=f"[tokens / {TOKENS}, in / {GROUP}, 256]",
-        )
+        found = f"codes of shape {list(codes.shape)} for {tokens} tokens"
+        raise error("BCQ-E552", found=found, expected=f"[tokens / {TOKENS}, in / {GROUP}, 256]")
     ready = w4.Activations(codes=codes, scale=scale, tokens=tokens, columns=codes.shape[1] * GROUP)
     weight = w4.AtomDevice(
         out=out, columns=perm.numel(), words=words, scale=weight_scale, perm=perm, tickets=tickets, settled=settled

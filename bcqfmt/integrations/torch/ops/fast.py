@@ -29,8 +29,6 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import ROWS
 
-__all__ = ["bit_gemv", "csr_outliers", "mixed_gemv"]
-
 _FORMULAS = ("bcq", "affine", "offset")
 _NUMBERS = ("F16", "BF16", "F32")
 
@@ -148,11 +146,9 @@ def _check_bits(k: int, layout: BitLayout, rows: int, planes: Tensor, numbers: T
     """BCQ-E552 unless the layout is one that there is, and both arrays have its size."""
     g = layout.group_size
     if not 1 <= layout.bits <= 8 or layout.width < 1 or (g not in (8, 16, 32, 64) and (g < 1 or g % 128)):
-        raise error(
-            "BCQ-E552",
-            found=f"segment {k}: {layout.bits} planes of {layout.width} columns, groups of {g}",
-            expected="1..8 planes of at least one column, groups of 8, 16, 32, 64 or a multiple of 128",
-        )
+        found = f"segment {k}: {layout.bits} planes of {layout.width} columns, groups of {g}"
+        expected = "1..8 planes of at least one column, groups of 8, 16, 32, 64 or a multiple of 128"
+        raise error("BCQ-E552", found=found, expected=expected)
     if layout.formula not in _FORMULAS or layout.number not in _NUMBERS:
         raise error(
             "BCQ-E552",
@@ -201,11 +197,9 @@ def _check_mixed(weight: MixedOperand) -> None:
     rows, columns = weight.shape
     padded = weight.twos * TWO_COLUMNS + weight.fours * FOUR_COLUMNS
     if rows < 1 or min(weight.twos, weight.fours) < 0 or not 1 <= columns <= min(padded, 65535):
-        raise error(
-            "BCQ-E552",
-            found=f"{rows} x {columns}, {weight.twos} units of {TWO_COLUMNS} columns, {weight.fours} of {FOUR_COLUMNS}",
-            expected="at least one row, and units that hold all columns, at most 65535",
-        )
+        found = f"{rows} x {columns}, {weight.twos} units of {TWO_COLUMNS} columns, {weight.fours} of {FOUR_COLUMNS}"
+        expected = "at least one row, and units that hold all columns, at most 65535"
+        raise error("BCQ-E552", found=found, expected=expected)
     tiles = -(-rows // ROWS)
     words = (weight.twos * TWO_BYTES + weight.fours * FOUR_BYTES) // 4
     check_array("units", weight.units, ("I32",), (tiles * words,), 16)
@@ -219,11 +213,9 @@ def _checked_entries(
     given = indptr is not None and entries is not None
     half = (indptr is None) != (entries is None)
     if half or ((entry not in (4, 8) or count < 1) if given else (entry or count)):
-        raise error(
-            "BCQ-E552",
-            found=f"{count} outliers of {entry} bytes, {'with' if given else 'without'} their tensors",
-            expected="outliers of 4 or 8 bytes with indptr and entries, or none at all",
-        )
+        found = f"{count} outliers of {entry} bytes, {'with' if given else 'without'} their tensors"
+        expected = "outliers of 4 or 8 bytes with indptr and entries, or none at all"
+        raise error("BCQ-E552", found=found, expected=expected)
     least = 16 if given else 0  # a copy of no bytes would never be reported as complete
     if most < least:
         raise error("BCQ-E552", found=f"{most} bytes of outliers in a tile", expected=f"at least {least}")

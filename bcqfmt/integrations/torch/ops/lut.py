@@ -20,8 +20,6 @@ from bcqfmt.errors import error
 from bcqfmt.kernels import dequant, lut
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 
-__all__ = ["dequantize", "lut_gemv"]
-
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
@@ -66,9 +64,8 @@ def _check_lists(planes: Sequence[Tensor], *others: Sequence[object]) -> None:
     """BCQ-E552 unless there is one entry per segment everywhere, and planes are three-dimensional."""
     if not planes or any(len(other) != len(planes) for other in others) or any(p.dim() != 3 for p in planes):
         shown = ", ".join(str(len(other)) for other in (planes, *others))
-        raise error(
-            "BCQ-E552", found=f"lists of {shown} entries", expected="one entry per segment; planes of 3 dimensions"
-        )
+        found = f"lists of {shown} entries"
+        raise error("BCQ-E552", found=found, expected="one entry per segment; planes of 3 dimensions")
 
 
 @torch.library.custom_op("bcqfmt::lut_gemv", mutates_args=())
