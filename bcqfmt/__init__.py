@@ -63,24 +63,18 @@ __all__ = [
     "validate",
 ]
 
-# The module of each name, errors left out. Modules are loaded at the first use of a name: a program that only reads
+# The names of each module, errors left out. Modules are loaded at the first use of a name: a program that only reads
 # loads neither validator nor writer, and the command line answers --help without numpy.
-_HOME_OF = {
-    "BcqWeight": "weight.weight",
-    "Checkpoint": "checkpoint.reader",
-    "Coded": "weight.build",
-    "OutlierRule": "weight.scheme",
-    "PackedZero": "weight.scheme",
-    "Report": "checkpoint.validation",
-    "Scheme": "weight.scheme",
-    "SecondOrder": "weight.scheme",
-    "Segment": "weight.scheme",
-    "StoredTensor": "container.stored_tensor",
-    "WeightSpec": "weight.scheme",
-    "open": "checkpoint.reader",
-    "save": "checkpoint.writer",
-    "validate": "checkpoint.validation",
+_NAMES = {
+    "checkpoint.reader": ("Checkpoint", "open"),
+    "checkpoint.validation": ("Report", "validate"),
+    "checkpoint.writer": ("save",),
+    "container.stored_tensor": ("StoredTensor",),
+    "weight.build": ("Coded",),
+    "weight.scheme": ("OutlierRule", "PackedZero", "Scheme", "SecondOrder", "Segment", "WeightSpec"),
+    "weight.weight": ("BcqWeight",),
 }
+_HOME_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

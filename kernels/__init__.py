@@ -69,26 +69,20 @@ __all__ = [
     "w4a4",
 ]
 
-_MODULES = {
-    "KvCache": "atom.attention",
-    "MatmulWeight": "matmul",
-    "atom_to_device": "atom.w4a4",
-    "bit_operand": "bits",
-    "csr_outliers": "outliers",
-    "decode_attention": "atom.attention",
-    "dequantize": "dequant",
-    "lut_gemv": "lut",
-    "mixed_gemv": "mixed",
-    "mixed_operand": "mixed",
-    "operand": "operands",
-    "pack_w4": "atom.operands",
-    "quantize_kv": "atom.attention",
-    "quantize_reorder": "atom.w4a4",
-    "rmsnorm": "atom.w4a4",
-    "rmsnorm_reorder_quant": "atom.w4a4",
-    "to_device": "operands.device",
-    "w4a4": "atom.w4a4",
+_NAMES = {
+    "atom.attention": ("KvCache", "decode_attention", "quantize_kv"),
+    "atom.operands": ("pack_w4",),
+    "atom.w4a4": ("atom_to_device", "quantize_reorder", "rmsnorm", "rmsnorm_reorder_quant", "w4a4"),
+    "bits": ("bit_operand",),
+    "dequant": ("dequantize",),
+    "lut": ("lut_gemv",),
+    "matmul": ("MatmulWeight",),
+    "mixed": ("mixed_gemv", "mixed_operand"),
+    "operands": ("operand",),
+    "operands.device": ("to_device",),
+    "outliers": ("csr_outliers",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from bcqfmt.kernels import gemm as gemm_of
 from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bits.layout import layout_of
-from bcqfmt.kernels.dequant import by_element, dequantize
+from bcqfmt.kernels.dequant import dequantize
 from bcqfmt.kernels.lut import BATCH_LIMIT
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.device import DeviceOperand, to_device
@@ -23,30 +23,19 @@ from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 from bcqfmt.weight.scheme import SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["BATCH_LIMIT", "CROSSOVER", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
+__all__ = ["BATCH_LIMIT", "LAUNCHES", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
 
-# From this many vectors on, dequantize + matmul is faster than the fast product, measured on an H200 with 4096 x 4096
-# and 11008 x 4096 (docs/benchmarks/kernels.md); for what `gemm` does not take. Key: whether x is float32, how the
-# weight is decoded (`_path`); then how many vectors the fast product takes at once. Estimated, not measured: 2 and 1 in
-# "words"; 1 of 16 bits and 4 of float32 elsewhere.
-_LONGER = {4: 28, 2: 5, 1: 3}
-CROSSOVER = {
-    (False, "words"): {8: 24, 4: 12, 2: 8, 1: 5},
-    (False, "longer"): {8: 16, 4: 10, 2: 8, 1: 4},
-    (False, "elements"): {8: 32, 4: 24, 2: 16, 1: 8},
-    (True, "words"): {4: 28, 2: 8, 1: 5},
-    (True, "longer"): _LONGER,
-    (True, "elements"): _LONGER,
-}
-PAIRS, PAIRS_F32 = 20, 36  # the same limit for 2/4-bit weights; with float32 an estimate
+# For what `gemm` does not take: launches of the fast product, and vectors by look-up, that are faster than dequantize +
+# matmul, measured on an H200; then the same of float32 (launches of four vectors).
+LAUNCHES = 3, 7
+LOOK_UP = 3, 7
+PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
 GEMM_LEAST = {"affine": 3, "bcq": 5}
 GEMM_LEAST_REORDERED = 13
 GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
-# Look-ups are faster for fewer vectors than this: float32; weights decoded element by element; at most 2 planes.
-LOOK_UP = (8, 4, 2)
 
 
 class Product(NamedTuple):
@@ -217,7 +206,7 @@ def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     if weight.one and (only := weight.gemm(dtype)) is not None:
         return "gemm" if vectors <= _gemm_most(only) else "dequantize"
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
-    least = 1 if found in ("look-up", "dequantize") else PAIRS if found == "mixed" else _gemm_least(weight)
+    least = 1 if found in ("look-up", "dequantize") else PAIRS[0] + 1 if found == "mixed" else _gemm_least(weight)
     many = weight.gemm(dtype) if least <= vectors < MOST else None
     return "gemm" if many is not None and vectors <= _gemm_most(many) else found
 
@@ -236,17 +225,12 @@ def _gemm_least(weight: MatmulWeight) -> int:
 
 def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     """The kernel where there is no `gemm`."""
+    wide = dtype == "F32"
     if weight.mixed is not None and mixed_of.batch_limit(weight.mixed, dtype):
-        return "mixed" if vectors < (PAIRS if dtype != "F32" else PAIRS_F32) else "dequantize"
-    slow, operand = by_element(weight.operand), weight.operand
-    longer = operand.perm is not None or any(segment.group_size % 32 for segment in operand.segments)
-    at_once = weight.at_once(dtype)
-    if at_once:
-        decoded = "elements" if slow else "longer" if longer else "words"
-        return "bits" if vectors < CROSSOVER[dtype == "F32", decoded][at_once] else "dequantize"
-    few_planes = max(segment.bits for segment in operand.segments) <= 2
-    faster = LOOK_UP[0] if dtype == "F32" else LOOK_UP[1] if slow else LOOK_UP[2] if few_planes else 1
-    return "look-up" if vectors < faster else "dequantize"
+        return "mixed" if vectors <= PAIRS[wide] else "dequantize"
+    if at_once := weight.at_once(dtype):
+        return "bits" if vectors <= LAUNCHES[wide and at_once == 4] * at_once else "dequantize"
+    return "look-up" if vectors <= LOOK_UP[wide] else "dequantize"
 
 
 def _product(weight: MatmulWeight, vectors: int, dtype: str, path: str, added: bool) -> Product:

@@ -25,7 +25,7 @@ _DOCUMENTATION = re.compile(  # the list of spec section 9.3
     r"(?!.*\.safetensors\Z)((readme|licen[sc]e|notice).*|.*\.(md|pdf|avif|bmp|gif|ico|jpe?g|png|svg|webp)|\.gitattributes)",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ def _no_model(folder: Path) -> Finding:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as fault:
         raise error("BCQ-E102", folder.name, found=fault.strerror or str(fault)) from fault
-    pickles = [name for name in names if name.endswith(_PICKLES)]
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return Finding("BCQ-E105", folder.name, "", f"only {escape(', '.join(pickles[:3]))}", "safetensors files")
     return Finding("BCQ-E104", folder.name, "", f"neither {SINGLE} nor {INDEX}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,9 @@ def write_tensors(
     head = header_bytes(entries, metadata)
     size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
     state = hashlib.sha256(head)
-    chunks = (chunk for name in entries for chunk in tensors[name].chunks(_PIECE))
     with OutputFile(path, size) as output:
         output.write(head)
-        with closing(read_ahead(chunks)) as stream:
+        with closing(read_ahead(_chunks(tensors, entries))) as stream:
             for chunk in stream:
                 output.write(chunk.data, state)
                 if tick is not None:
@@ -167,6 +166,12 @@ def write_tensors(
         if check is not None:
             check(output.temporary)
     return FileRecord(size, state.hexdigest())
+
+
+def _chunks(tensors: Mapping[str, StoredTensor], order: Iterable[str]) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of every tensor in order; the last ones are not held while the next are computed."""
+    for name in order:
+        yield from tensors[name].chunks(_PIECE)
 
 
 def _unit(name: Any, tensor: Any) -> Unit:

@@ -30,20 +30,6 @@ else:
             return cls
 
 
-__all__ = [
-    "PART",
-    "SIZE",
-    "Device",
-    "ParamType",
-    "WithSettings",
-    "check_model_options",
-    "context_option",
-    "default_workers",
-    "fitting_context",
-    "given_settings",
-    "model_options",
-]
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
 _LEAST = 1000  # bytes: less than that is a forgotten unit
@@ -99,6 +85,24 @@ class Device(ParamType[str]):
         if value not in self.others and not re.fullmatch(r"cpu|cuda(:\d{1,3})?", value):
             self.fail(f"{value!r} is none of {self.known}.", param, ctx)
         return value
+
+
+class Items(ParamType[tuple[str, ...]]):
+    """Values separated by commas."""
+
+    name = "list"
+
+    def __init__(self, pattern: str, what: str) -> None:
+        self.pattern, self.what = re.compile(pattern), what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = tuple(dict.fromkeys(part.strip() for part in str(value).split(",")))
+        for part in found:
+            if not self.pattern.fullmatch(part):
+                self.fail(f"'{part}' is no {self.what}.", param, ctx)
+        return found
 
 
 SIZE, PART = _Size(), _Part()

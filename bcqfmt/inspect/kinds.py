@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SINGLE, model_layout, read_config
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, PICKLES, SINGLE, model_layout, read_config
 from bcqfmt.container.files import SourceFile, inside
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.other_files import other_kind
@@ -25,7 +25,6 @@ _ANYBCQ = re.compile(r"alpha_[1-9][0-9]?")  # plane scales of one precision: onl
 _GROUP_NUMBERS = (("bits", "num_bits"), ("group_size", "group_size"))
 _NUMBERS = (("bits", "bits"), ("bits", "w_bit"), ("group_size", "group_size"), ("group_size", "q_group_size"))
 STATS_KEY: Final = "bcqfmt_stats"  # in the metadata of what `bcqfmt calibrate` writes
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NAMES = {"gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "anybcq": "AnyBCQ", "gptq or awq": "GPTQ or AWQ"}
 _CODES = {"BCQ-E201": ("lfs", "a git-lfs pointer"), "BCQ-E202": ("page", "a web page or an error text")}
 _HEAD = 4096
@@ -65,7 +64,7 @@ def _folder(place: Path) -> Found:
         return Found("unfinished", "an unfinished conversion")
     if any(name.endswith(".gguf") for name in names):
         return Found("gguf", "a folder of GGUF files")
-    if any(name.endswith(_PICKLES) for name in names):
+    if any(name.endswith(PICKLES) for name in names):
         return Found("pickle", "a folder of pickled weights")
     if any(name.endswith(".safetensors.index.json") for name in names):
         return Found("unclear", "a folder without the files that its index names")
@@ -102,14 +101,14 @@ def _file(place: Path) -> Found:
     other = other_kind(head, "")
     if other is not None:
         kind, words = _CODES.get(other[0], ("archive", other[1]))
-        pickle = place.name.endswith(_PICKLES) or words == "a Python pickle"
+        pickle = place.name.endswith(PICKLES) or words == "a Python pickle"
         return Found("pickle", "a pickled file", home) if pickle and kind == "archive" else Found(kind, words, home)
     if place.suffix == ".safetensors" or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30):
         return _safetensors(place, home)
     if not head:
         return Found("text", "an empty file", home)
     if b"\0" in head:
-        return Found("pickle" if place.name.endswith(_PICKLES) else "archive", "a binary file", home)
+        return Found("pickle" if place.name.endswith(PICKLES) else "archive", "a binary file", home)
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as fault:

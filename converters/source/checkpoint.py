@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, SHARD_NAME
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, PICKLES, SHARD_NAME
 from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
@@ -30,8 +30,7 @@ from .gguf_tokenizer import tokenizer_files
 
 INDEX_SUFFIX = ".safetensors.index.json"
 QUANT_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-FOREIGN = (*_PICKLES, ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
+FOREIGN = (*PICKLES, ".gguf", ".ggml", ".onnx", ".msgpack", ".h5", ".npz")
 _NOT_A_MODEL = {".git": "version control", ".cache": "download cache"}
 OpenFile = Callable[[str], ByteSource]
 _MAX_FILES = 20_000  # the largest models have some hundred
@@ -175,7 +174,7 @@ def read_source(
 def foreign_files(files: Iterable[str], models: Container[str] = ()) -> dict[str, str]:
     """Weight files that are not carried, with the reason."""
     found = [name for name in files if name.endswith(FOREIGN) and name not in models]
-    return {name: "pickle" if name.endswith(_PICKLES) else "another format" for name in found}
+    return {name: "pickle" if name.endswith(PICKLES) else "another format" for name in found}
 
 
 def _gguf_model(place: str, files: list[str]) -> list[str]:

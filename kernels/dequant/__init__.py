@@ -66,16 +66,9 @@ def in_words(operand: DeviceOperand, dtype: str) -> list[bool]:
     if dtype not in ("F16", "BF16"):
         return [False] * len(operand.segments)
     if operand.perm is not None:
-        return [not by_element(operand)] * len(operand.segments)
+        eights = all(_in_eights(s, operand.columns) for s in operand.segments)
+        return [eights and 2 * operand.columns <= ROW_LIMIT] * len(operand.segments)
     return [s.words <= 32 * 65535 and _in_eights(s, operand.columns) for s in operand.segments]
-
-
-def by_element(operand: Any) -> bool:
-    """Whether a weight, an `Operand` or a `DeviceOperand`, is decoded to 16 bits element by element, even in part."""
-    columns = operand.shape[1]
-    return not all(_in_eights(s, columns) for s in operand.segments) or (
-        operand.perm is not None and 2 * columns > ROW_LIMIT
-    )
 
 
 def _in_eights(segment: Any, columns: int) -> bool:

@@ -27,7 +27,7 @@ class GemmShape:
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
     (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage has ``depth`` blocks of columns.
     ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma there are 128 threads
-    more, which only copy.
+    more, which only copy, with mma ``producers`` warps. ``height``: with mma, blocks of 64 rows of a group, 1 or 2.
     """
 
     layout: GemmLayout
@@ -41,6 +41,8 @@ class GemmShape:
     blocks: int = 1
     added: bool = False
     paired: bool = False
+    height: int = 1
+    producers: int = 2
 
     @property
     def members(self) -> int:
@@ -50,7 +52,17 @@ class GemmShape:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.members + (128 if self.engine == "wgmma" else 0)
+        return self.members + self.copiers
+
+    @property
+    def copiers(self) -> int:
+        """Threads that only copy."""
+        return 128 if self.engine == "wgmma" else 32 * self.producers
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of 64 rows of a tile."""
+        return self.groups * self.height
 
     @property
     def registers(self) -> int:
@@ -60,7 +72,7 @@ class GemmShape:
     @property
     def rows(self) -> int:
         """Of a tile."""
-        return SIDE * self.groups
+        return SIDE * self.row_blocks
 
     @property
     def x_bytes(self) -> int:
@@ -80,7 +92,7 @@ class GemmShape:
     @property
     def numbers_at(self) -> int:
         """Where the numbers of a stage are."""
-        return self.codes_at + self.depth * self.groups * self.layout.code_bytes
+        return self.codes_at + self.depth * self.row_blocks * self.layout.code_bytes
 
     @property
     def sets(self) -> int:
@@ -91,7 +103,7 @@ class GemmShape:
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage."""
-        used = self.numbers_at + self.sets * self.groups * self.layout.set_bytes
+        used = self.numbers_at + self.sets * self.row_blocks * self.layout.set_bytes
         return -(-used // 1024) * 1024
 
     @property
@@ -152,13 +164,15 @@ def gemm_shape(
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
         long = layout.blocks % 4 == 0 and (vectors == 64 or (vectors < 64 and large))
-        blocks, depths, most, limit = 1, (4, 2, 1) if long else (2, 1), 8, SHARED_LIMIT
+        depths, limit, producers, ways = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, [(1, 1)]
     else:
-        groups, blocks, depths, most, limit = 2, 2, (2, 1), 4, _SMALL  # two small blocks hide each other's waiting
-    for several, depth, stages in itertools.product(range(blocks, 0, -1), depths, range(most, 2, -1)):
+        # tall tiles load and copy less of x; with few vectors and a small matrix two small blocks wait less
+        groups, depths, limit, producers = 2, (2, 1), _SMALL, 4 if vectors == 64 else 2
+        ways = [(2, 1) if vectors > 8 or large else (1, 2), (1, 1)]
+    for (height, blocks), depth, stages in itertools.product(ways, depths, range(8, 2, -1)):
         made = GemmShape(
-            layout, vectors, kind, out, engine, groups, depth, stages, several, added, paired=rows % 2 == 0
+            layout, vectors, kind, out, engine, groups, depth, stages, blocks, added, rows % 2 == 0, height, producers
         )
-        if several * made.shared_bytes <= limit:
+        if blocks * made.shared_bytes <= limit:
             break
     return made

@@ -10,8 +10,6 @@ from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from .layout import SIDE
 from .shape import GemmShape
 
-__all__ = ["tile_end"]
-
 
 def tile_end(shape: GemmShape) -> Any:
     """A device function for the threads that have the sums of a tile.
@@ -19,17 +17,11 @@ def tile_end(shape: GemmShape) -> Any:
     ``part``: the tile among the ``total`` / steps shared ones, of which the block has the units ``begin`` to ``end``.
     ``entire``: not 0 where the block has all of it. ``said``: the address of a word of shared memory.
     """
-    n, groups, steps, members, out, added = (
-        shape.vectors, shape.groups, shape.steps, shape.members, shape.out, shape.added,
-    )  # fmt: skip
-    count_of = n // 2
+    n, groups, steps, members, height = shape.vectors, shape.groups, shape.steps, shape.members, shape.height
+    count_of = height * n // 2
     quarter, several, everyone = count_of // 4, ptx.at_once(count_of), members == shape.threads
-    zero_sums, scale_sums, add_rows = ptx.zero_sums(count_of), ptx.scale_sums(count_of), ptx.add_rows(count_of)
-    save_sums, load_sums, store_sums = (
-        ptx.save_sums(count_of),
-        ptx.load_sums(count_of),
-        ptx.store_sums(count_of, out, shape.paired),
-    )
+    zero_sums, save_sums, load_sums = ptx.zero_sums(count_of), ptx.save_sums(count_of), ptx.load_sums(count_of)
+    write_rows, write_more_rows = _writer(shape, 0), _writer(shape, count_of - n // 2)
 
     def all_members() -> None:
         if everyone:
@@ -44,17 +36,12 @@ def tile_end(shape: GemmShape) -> Any:
         tile: Any, thread: Any,
     ) -> None:  # fmt: skip
         lane = ptx.u32(thread & 31)
-        row = ptx.u32(ptx.div_u32(tile, vector_tiles) * (groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
+        row = ptx.u32(ptx.div_u32(tile, vector_tiles) * (height * groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
         vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n + (lane & 3) * 2)
-        inside = ptx.u32(1 if row < rows else 0)
-        next_inside = ptx.u32(1 if ptx.u32(row + 1) < rows else 0)
-        left = ptx.u32(count - vector) if vector < count else ptx.u32(0)
-        most = ptx.u32(rows - 1)
-        scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 1), most)])
-        if added:
-            at = ptx.u32(vector * addend_step + row)
-            add_rows(sums, addend, at, addend_step, left, inside, next_inside)
-        store_sums(sums, y, ptx.u32(vector * rows + row), rows, left, inside, next_inside)
+        write_rows(sums, row_scale, addend, y, rows, count, addend_step, row, vector)
+        if height == 2:
+            below = ptx.u32(row + groups * SIDE)
+            write_more_rows(sums, row_scale, addend, y, rows, count, addend_step, below, vector)
 
     written = inlined(write)
 
@@ -94,3 +81,25 @@ def tile_end(shape: GemmShape) -> Any:
                 written(whole, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
 
     return inlined(finish)
+
+
+def _writer(shape: GemmShape, first: int) -> Any:
+    """A device function: the sums of a row and the next, which begin with ``first``, are written to y."""
+    half, added = shape.vectors // 2, shape.added
+    scale_sums, add_rows = ptx.scale_sums(half, first), ptx.add_rows(half, first)
+    store_sums = ptx.store_sums(half, shape.out, shape.paired, first)
+
+    def write(
+        sums: Any, row_scale: Any, addend: Any, y: Any, rows: Any, count: Any, addend_step: Any, row: Any, vector: Any
+    ) -> None:
+        inside = ptx.u32(1 if row < rows else 0)
+        next_inside = ptx.u32(1 if ptx.u32(row + 1) < rows else 0)
+        left = ptx.u32(count - vector) if vector < count else ptx.u32(0)
+        most = ptx.u32(rows - 1)
+        scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 1), most)])
+        if added:
+            at = ptx.u32(vector * addend_step + row)
+            add_rows(sums, addend, at, addend_step, left, inside, next_inside)
+        store_sums(sums, y, ptx.u32(vector * rows + row), rows, left, inside, next_inside)
+
+    return inlined(write)

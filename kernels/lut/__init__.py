@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
-from bcqfmt.kernels.operands.device import DeviceOperand
+from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS
 
-__all__ = ["BATCH_LIMIT", "lut_gemv", "multiply"]
-
 BATCH_LIMIT = 8  # vectors of one launch
+BLOCKS = 4  # wanted for every processor
+
+
+class _Tiles(NamedTuple):
+    """How a segment is cut into tables: `kernel.gemv`."""
+
+    span: int
+    per_group: int
+    tiles: int
+
+    @classmethod
+    def of(cls, segment: DeviceSegment) -> _Tiles:
+        """For a segment."""
+        from .kernel import CHUNK, TILE, span_of
+
+        span, chunks = span_of(segment.width, segment.group_size), -(-min(segment.group_size, segment.width) // CHUNK)
+        per_group = -(-chunks // (span or 1))
+        return cls(span, per_group, -(-segment.groups * per_group * (span or 1) // TILE))
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:
@@ -45,20 +61,18 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     (rows, columns), batch, threads = operand.shape, len(x), kernel.THREADS
     kind, result = KINDS[device.describe(x).dtype], KINDS[device.describe(y).dtype]
     tall, reordered = -(-rows // threads), operand.perm is not None
+    steps = [_Tiles.of(segment) for segment in operand.segments]
     # the tiles of a row are shared out among blocks: enough of them for four blocks a processor
-    per_group = [-(-segment.group_size // kernel.CHUNK) for segment in operand.segments]
-    chunks = [segment.groups * count for segment, count in zip(operand.segments, per_group, strict=True)]
-    tiles = [-(-count // kernel.tables_of(batch)) for count in chunks]
-    splits = [max(1, min(count, -(-4 * PROCESSORS // tall), 65535)) for count in tiles]
+    splits = [max(1, min(step.tiles, -(-BLOCKS * PROCESSORS // (tall * batch)), 65535)) for step in steps]
     if sum(splits) * batch * rows > LIMIT:
         raise error("BCQ-E554", found=f"{sum(splits) * batch * rows} partial sums", expected=f"at most {LIMIT}")
     partial = device.empty_like(x, (sum(splits), batch, rows), "F32")
-    for k, segment in enumerate(operand.segments):
-        kernel.gemv(segment.bits, batch, kind, segment.group_size % kernel.CHUNK == 0, reordered).launch(
-            (tall, splits[k]), threads,
+    for k, (segment, step) in enumerate(zip(operand.segments, steps, strict=True)):
+        kernel.gemv(segment.bits, step.span, kind, reordered).launch(
+            (tall, splits[k], batch), threads,
             segment.planes, segment.first, segment.second, x, operand.perm if reordered else segment.planes, partial,
-            rows, columns, segment.start, segment.width, segment.group_size, per_group[k], chunks[k], tiles[k],
-            sum(splits[:k]), shared=kernel.shared_bytes(batch),
+            rows, columns, segment.start, segment.width, segment.group_size, segment.groups, step.per_group, step.tiles,
+            sum(splits[:k]), shared=kernel.SHARED,
         )  # fmt: skip
     outliers = operand.indptr is not None
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)

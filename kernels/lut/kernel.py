@@ -4,13 +4,15 @@ With signs b in {-1, +1}, a row of a group is ``z * sum(x) + sum over planes of 
 over chunks of 8 columns. A chunk has only 2^8 possible sums, so a block computes them all once, as a table in shared
 memory, and then each of its rows reads one entry per chunk and plane: 8 multiplications become one look-up.
 
-- A block has one row per thread and walks over *tiles* of chunks: build the tables of a tile, look up, go on. The tiles
-  are shared out among ``splits`` blocks; their partial sums are added by a second kernel, always in the same order, so
-  two runs give the same bits. That kernel adds the outliers too.
-- Every group begins a new chunk. A group size that is no multiple of 8 only means that the last chunk of a group
-  is short: columns beyond it count as x = 0, so their bits do not matter.
-- The sum of x over a chunk is the table's last entry (all bits one); z needs nothing else.
-- With a batch, every chunk has one table per vector; the bits are read once for all.
+- A block has one vector and one row per thread and walks over *tiles* of 32 chunks: make the table of a tile, look up,
+  go on. The tiles are shared out among ``splits`` blocks; their partial sums are added by a second kernel, always in
+  the same order, so two runs give the same bits. That kernel adds the outliers too.
+- The table is ``[entry][chunk]``, so a chunk has a bank of shared memory of its own. Lane l takes the chunks in the
+  order l, l ^ 1, l ^ 2, ...: at every step the 32 lanes read 32 chunks, and none waits for another.
+- Every group begins a new chunk. Where it has a multiple of 8 columns or the whole row, the words of a tile are loaded
+  once, neighbouring rows by neighbouring lanes, and put into the order of the lane; the chunks of a *span* have the
+  same group and are added up before they are scaled. Other group sizes take their bits chunk by chunk.
+- Columns beyond the end of a group or row count as x = 0, so their bits do not matter.
 
 Indices are checked when an operand is made. If ``perm`` or the outliers hold a wrong column nevertheless, it is
 skipped.
@@ -23,130 +25,192 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
-from bcqfmt.kernels.runtime.numba_cuda import cuda, types
-
-__all__ = ["CHUNK", "SHARERS", "THREADS", "gemv", "reduce", "shared_bytes", "tables_of"]
+from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
+from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 THREADS = 256
-CHUNK = 8  # columns of a table
+CHUNK, TILE = 8, 32  # columns of a chunk, chunks of a table
 SHARERS = 32  # threads that add up the outliers of a row
-_ENTRIES = 256  # of a table
-_LAST = _ENTRIES - 1
+SHARED = 4 * TILE * 256  # bytes of a table
+_ALL = 255  # the entry without a minus
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
-def tables_of(batch: int) -> int:
-    """Chunks of a tile: as many as 32 KB of tables allow."""
-    return 32 // batch
-
-
-def shared_bytes(batch: int) -> int:
-    """Dynamic shared memory: the tables, and the half tables they are made of."""
-    return 4 * tables_of(batch) * batch * (_ENTRIES + 32)
+def span_of(width: int, group_size: int) -> int:
+    """Chunks in a row of a tile that have the same group: 1, 2, 4, ... 32; 0 where groups do not begin at bytes."""
+    if group_size >= width:
+        return TILE
+    chunks = group_size // CHUNK
+    return 0 if group_size % CHUNK else min(TILE, chunks & -chunks)
 
 
 @functools.cache
-def gemv(q: int, batch: int, kind: int, aligned: bool, reordered: bool) -> Kernel:
-    """The kernel for q planes, that many vectors, activations of ``kind``.
+def gemv(q: int, span: int, kind: int, reordered: bool) -> Kernel:
+    """The kernel for q planes, a `span_of` chunks and activations of ``kind``; ``reordered``: x goes through perm.
 
-    ``aligned``: the group size is a multiple of 8, so no chunk straddles words. ``reordered``: x goes through perm.
+    ``per_group``: spans of a group, or chunks where ``span`` is 0.
     """
-    tables = tables_of(batch)
-    halves = tables * batch * _ENTRIES  # where the half tables begin: a table of 8 columns is made of two of 4
+    make_table, load, add = _table(kind, reordered), _loader(q, span), _adder(q, span) if span else _any_adder(q)
+    held, each = 8 * q if span else 1, span or 1
+    across, steps = TILE // each, each.bit_length() - 1
 
     @kernel(
         f"u32* words, f32* alpha, f32* z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
-        "u32 start, u32 width, u32 group_size, u32 per_group, u32 chunks, u32 tiles, u32 first_split",
+        "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 tiles, u32 first_split",
         threads=THREADS,
-        blocks=2,
-        variant=repr((q, batch, kind, aligned, reordered)),
+        blocks=3 if q <= 4 else 2,
+        variant=repr((q, span, kind, reordered)),
     )
+    @unrolled
     def lut_gemv(
         words: Any, alpha: Any, z: Any, x: Any, perm: Any, partial: Any, rows: Any, columns: Any, start: Any,
-        width: Any, group_size: Any, per_group: Any, chunks: Any, tiles: Any, first_split: Any,
+        width: Any, group_size: Any, groups: Any, per_group: Any, tiles: Any, first_split: Any,
     ) -> None:  # fmt: skip
-        table = cuda.shared.array(0, types.float32)  # [chunk of the tile][vector][bits], then the half tables
-        sums = cuda.local.array(batch, types.float32)
-        part = cuda.local.array(batch, types.float32)
-        thread = ptx.u32(cuda.threadIdx.x)
-        threads = ptx.u32(cuda.blockDim.x)
-        row = ptx.u32(cuda.blockIdx.x * threads + thread)
-        last_word = ptx.u32((width - 1) >> 5)
-        for b in range(batch):
-            sums[b] = ptx.f32(0)
+        table = ptx.shared_address(cuda.shared.array(0, types.float32))
+        thread, lane, vector = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31), ptx.u32(cuda.blockIdx.z)
+        row = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + thread)
+        total = ptx.f32(0)
         for tile in range(cuda.blockIdx.y, tiles, cuda.gridDim.y):
-            begin = ptx.u32(tile * tables)
-            count = ptx.min_u32(tables, chunks - begin)
-            # -- tables: entry v is the sum of the chunk's x, with a minus where v has a 0
-            for item in range(thread, ptx.u32((count * batch) << 5), threads):
-                bits = ptx.u32(item & 15)
-                piece = ptx.u32(item >> 4 & 1)
-                c = ptx.div_u32(item >> 5, batch)
-                b = ptx.u32((item >> 5) - c * batch)
-                group = ptx.div_u32(begin + c, per_group)
-                inside = ptx.u32((begin + c - group * per_group) * CHUNK + piece * 4)
-                total = ptx.f32(0)
-                for j in range(4):
-                    column = ptx.u32(group * group_size + inside + j)
-                    if inside + j < group_size and column < width:
-                        source = ptx.u32(start + column)
-                        if reordered:
-                            source = ptx.u32(perm[source])
-                        if source < columns:
-                            place = b * columns + source
-                            if kind == 0:
-                                value = ptx.bits_f32(x[place])
-                            elif kind == 1:
-                                value = ptx.lo_f16(x[place])
-                            else:
-                                value = ptx.lo_bf16(x[place])
-                            if bits >> j & 1:
-                                total = ptx.add_f32(total, value)
-                            else:
-                                total = ptx.sub_f32(total, value)
-                table[halves + item] = total
+            own = cuda.local.array(held, types.uint32)
+            load(own, words, rows, width, tile, row, lane)
+            # the chunk that this lane has of the table, and its group
+            first = ptx.u32(tile * across + lane // each)
+            group = ptx.div_u32(first, per_group)
+            chunk = ptx.u32((first - group * per_group) * each + lane % each)
+            part = make_table(
+                table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
+            )
+            for m in static(steps):  # the sum of x of the whole group
+                part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
             cuda.syncthreads()
-            for item in range(thread, ptx.u32(count * batch * _ENTRIES), threads):
-                half = ptx.u32(halves + (item >> 8) * 32)
-                table[item] = ptx.add_f32(table[half + (item & 15)], table[half + 16 + (item >> 4 & 15)])
-            cuda.syncthreads()
-            # -- look-ups: group by group, plane by plane
-            if row < rows:
-                for group in range(ptx.div_u32(begin, per_group), ptx.div_u32(begin + count - 1, per_group) + 1):
-                    low = ptx.u32(ptx.max_u32(group * per_group, begin) - begin)
-                    high = ptx.u32(ptx.min_u32((group + 1) * per_group, begin + count) - begin)
-                    for i in range(q):
-                        for b in range(batch):
-                            part[b] = ptx.f32(0)
-                        for c in range(low, high):
-                            column = ptx.u32(group * group_size + (begin + c - group * per_group) * CHUNK)
-                            if column < width:
-                                word = ptx.u32(column >> 5)
-                                here = words[ptx.u32((word * q + i) * rows + row)]
-                                if aligned:
-                                    bits = ptx.u32(here >> (column & 31))
-                                else:
-                                    after = ptx.min_u32(word + 1, last_word)
-                                    bits = ptx.funnel_right(here, words[ptx.u32((after * q + i) * rows + row)], column)
-                                for b in range(batch):
-                                    entry = ptx.u32((c * batch + b) * _ENTRIES + (bits & _LAST))
-                                    part[b] = ptx.add_f32(part[b], table[entry])
-                        scale = alpha[ptx.u32((group * q + i) * rows + row)]
-                        for b in range(batch):
-                            sums[b] = ptx.fma_f32(scale, part[b], sums[b])
-                    bias = z[ptx.u32(group * rows + row)]
-                    for b in range(batch):
-                        total = ptx.f32(0)
-                        for c in range(low, high):
-                            total = ptx.add_f32(total, table[ptx.u32((c * batch + b) * _ENTRIES + _LAST)])
-                        sums[b] = ptx.fma_f32(bias, total, sums[b])
+            total = add(
+                total, table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, row, lane
+            )
             cuda.syncthreads()
         if row < rows:
-            split = ptx.u32(first_split + cuda.blockIdx.y)
-            for b in range(batch):
-                partial[ptx.u64((split * batch + b) * ptx.u64(rows) + row)] = sums[b]
+            place = ptx.u64((first_split + cuda.blockIdx.y) * cuda.gridDim.z + vector)
+            partial[ptx.u64(place * rows + row)] = total
 
     return lut_gemv
+
+
+def _table(kind: int, reordered: bool) -> Any:
+    """A device function: the table of a tile, lane by lane its chunks; the sum of the chunk's x.
+
+    A warp has the entries with the same three upper bits.
+    """
+
+    def both_signs(a: Any, b: Any) -> Any:
+        total, difference = ptx.add_f32(a, b), ptx.sub_f32(a, b)
+        return -total, difference, -difference, total
+
+    four = inlined(both_signs)
+
+    def make(
+        table: Any, x: Any, perm: Any, x_first: Any, columns: Any, start: Any, width: Any, group_size: Any, group: Any,
+        chunk: Any, thread: Any,
+    ) -> Any:  # fmt: skip
+        v = cuda.local.array(CHUNK, types.float32)
+        part = ptx.f32(0)
+        for j in static(CHUNK):
+            inside = ptx.u32(chunk * CHUNK + j)
+            column = ptx.u32(group * group_size + inside)
+            exists = inside < group_size and column < width
+            source = ptx.u32(start + column) if exists else start
+            if reordered:
+                source = ptx.u32(perm[source])
+            exists = exists and source < columns
+            word = x[ptx.u32(x_first + source) if exists else x_first]
+            value = ptx.bits_f32(word) if kind == 0 else ptx.lo_f16(word) if kind == 1 else ptx.lo_bf16(word)
+            v[j] = value if exists else ptx.f32(0)
+            part = ptx.add_f32(part, v[j])
+        low, middle = four(v[0], v[1]), four(v[2], v[3])
+        for upper in range(thread >> 5, 8, cuda.blockDim.x >> 5):
+            rest = ptx.add_f32(v[5] if upper & 1 else -v[5], v[6] if upper & 2 else -v[6])
+            rest = ptx.add_f32(rest, v[7] if upper & 4 else -v[7])
+            minus, plus = ptx.sub_f32(rest, v[4]), ptx.add_f32(rest, v[4])
+            first = ptx.u32(table + upper * (32 * 4 * TILE) + (thread & 31) * 4)
+            for e in static(4):
+                below, above = ptx.add_f32(minus, middle[e]), ptx.add_f32(plus, middle[e])
+                for f in static(4):
+                    ptx.sts_f32(first, ptx.u32((4 * e + f) * 4 * TILE), ptx.add_f32(below, low[f]))
+                    ptx.sts_f32(first, ptx.u32((16 + 4 * e + f) * 4 * TILE), ptx.add_f32(above, low[f]))
+        return part
+
+    return inlined(unrolled(make))
+
+
+def _loader(q: int, span: int) -> Any:
+    """A device function: the eight words of every plane of a row, word k the one that the lane wants at steps 4 k .."""
+
+    def load(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
+        if row < rows:
+            last = ptx.u32((width - 1) >> 5)
+            for i in static(q):
+                for k in static(8):
+                    word = ptx.min_u32(ptx.u32(tile * 8 + k), last)
+                    own[8 * i + k] = words[ptx.u32((word * q + i) * rows + row)]
+        for m in static(3):  # words whose numbers differ in bit m change places where the lane has bit m + 2
+            other = ptx.u32((lane >> (2 + m) & 1) * 0x4444)
+            for i in static(4 * q):
+                low = i // 2**m * 2 ** (m + 1) + i % 2**m
+                a, b = ptx.u32(own[low]), ptx.u32(own[low + 2**m])
+                own[low] = ptx.prmt(a, b, ptx.u32(0x3210 ^ other))
+                own[low + 2**m] = ptx.prmt(a, b, ptx.u32(0x7654 ^ other))
+
+    def nothing(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
+        return
+
+    return inlined(unrolled(load)) if span else inlined(nothing)
+
+
+def _adder(q: int, span: int) -> Any:
+    """A device function: what a tile adds to the sum of a row, group by group, plane by plane."""
+    across, look_up = TILE // span, ptx.looked_up(4 * TILE, span)
+
+    def add(
+        total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
+        group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        for g in static(across):
+            group = ptx.div_u32(ptx.u32(tile * across + (lane // span ^ g)), per_group)
+            x_sum = ptx.shfl_xor_f32(part, ptx.u32(g * span))
+            if row < rows and group < groups:
+                for i in static(q):
+                    found = look_up(own, table, lane, 8 * i, g)
+                    total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
+                total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
+        return total
+
+    return inlined(unrolled(add))
+
+
+def _any_adder(q: int) -> Any:
+    """The same chunk by chunk, for groups of any number of columns."""
+
+    def add(
+        total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
+        group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        last = ptx.u32((width - 1) >> 5)
+        for t in range(TILE):
+            place = ptx.u32(table + ((lane ^ t) << 2))
+            chunk = ptx.u32(tile * TILE + (lane ^ t))
+            group = ptx.div_u32(chunk, per_group)
+            column = ptx.u32(group * group_size + (chunk - group * per_group) * CHUNK)
+            if row < rows and group < groups and column < width:
+                x_sum = ptx.lds_f32(place, ptx.u32(_ALL * (4 * TILE)))
+                total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
+                word = ptx.u32(column >> 5)
+                after = ptx.min_u32(ptx.u32(word + 1), last)
+                for i in range(q):
+                    here, next_ = ptx.u32((word * q + i) * rows + row), ptx.u32((after * q + i) * rows + row)
+                    entry = ptx.u32(ptx.funnel_right(words[here], words[next_], column) & _ALL)
+                    found = ptx.lds_f32(place, ptx.u32(entry * (4 * TILE)))
+                    total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
+        return total
+
+    return inlined(add)
 
 
 @functools.cache

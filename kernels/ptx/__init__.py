@@ -32,13 +32,16 @@ tickets                     atomic_inc(p, i, limit): the old value; wraps to 0 a
 shared memory               shared_address(array) -> word; lds8 lds16 lds32 lds64 lds128 (address, offset) -> words,
                             lds_f32 lds64_f32 lds128_f32; sts8 sts32 sts64 sts128 sts_f32 ... (address, offset,
                             *values)
-copies                      cp_async16(p, i, address, bytes) (rest zero) cp_async_commit cp_async_wait(n)
+copies                      cp_async16(p, i, address, bytes) (rest zero) cp_async_commit cp_async_wait(n);
+                            cp_async_run(count, step) -> f(p, i, address): so many of 16 bytes, `step` bytes apart;
+                            cp_async_arrive(barrier): an arrival when the copies of this lane have come
 bulk copies, sm_90          bulk_copy(p, i, address, bytes, barrier): 16-byte pieces from piece i on; completes
                             bytes that mbarrier_expect(barrier, bytes) announced; tensor_copy(map, column, row,
                             address, barrier): a box of a `runtime.tensor_map`, which prefetch_map(map) fetches
-barriers in memory, sm_90   mbarrier_init(barrier): for bulk copies; mbarrier_init_arrivals(barrier, count) and
-                            mbarrier_arrive(barrier): `count` arrivals end a phase; mbarrier_fence() after
-                            initialising; mbarrier_wait(barrier, parity)
+barriers in memory          mbarrier_init_arrivals(barrier, count) mbarrier_arrive(barrier): `count` arrivals end a
+                            phase; mbarrier_poll(barrier, parity) waits for its end
+the same, sm_90             mbarrier_init(barrier): for bulk copies; mbarrier_fence() after initialising;
+                            mbarrier_wait(barrier, parity): the lane sleeps meanwhile
 warps with different work   sync_block(): all threads of the block, each warp from any instruction;
                             sync_warps(id, threads): some warps, all at the same instruction
 dependent launch, sm_90     wait_previous_kernel(): until all that was launched before is done and visible;
@@ -52,7 +55,8 @@ tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, a
                             memory (`asm.multiply_group`); wgmma_fence before the first, wgmma_commit after the
                             last, wgmma_wait(n) before sums are read;
                             more_registers(n) fewer_registers(n): what each thread of four warps has from here on
-sums of a tile              zero_sums scale_sums save_sums load_sums at_once add_rows store_sums (`sums`)
+sums of a tile              zero_sums scale_sums save_sums load_sums at_once add_rows store_sums (`sums`);
+                            looked_up(stride, span) -> f(words, table, lane, word, part)
 ==========================  ================================================================================
 
 Fragments of ``mma_b1``: lane l has row l // 4 (a0) and l // 4 + 8 (a1), columns 32 (l % 4) .. + 31 of A; column l // 4,

@@ -14,8 +14,8 @@ from typing import Any
 from bcqfmt.kernels.runtime.numba_cuda import types
 
 __all__ = [
-    "F32", "F64", "I32", "NONE", "U32", "U64", "asm", "asm_at", "intrinsic_of", "multiply_group", "reinterpret",
-    "shared_base", "shared_load", "shared_store",
+    "F32", "F64", "I32", "NONE", "U32", "U64", "asm", "asm_at", "copy_run", "intrinsic_of", "multiply_group",
+    "reinterpret", "shared_base", "shared_load", "shared_store",
 ]  # fmt: skip
 
 ir: Any = importlib.import_module("llvmlite.ir")
@@ -51,14 +51,14 @@ def asm(text: str, result: Any, *arguments: Any, count: int = 1, effects: str = 
     """
 
     def typing(context: Any, *given: Any) -> Any:
-        constants = _constants(given[len(arguments) :], literals)
-        if constants is None or len(given) != len(arguments) + literals:
+        given_constants = constants(given[len(arguments) :], literals)
+        if given_constants is None or len(given) != len(arguments) + literals:
             return None
         returned = types.UniTuple(result, count) if count > 1 else result
         signature = returned(*arguments, *given[len(arguments) :])
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            body = text.format(*constants) if literals else text
+            body = text.format(*given_constants) if literals else text
             outcome = _call(builder, body, result, count, arguments, values[: len(arguments)], effects)
             return _returned(context, builder, signature, outcome, result, count)
 
@@ -92,6 +92,12 @@ def asm_at(text: str, result: Any, *arguments: Any, size: int, count: int = 1, e
     return intrinsic_of(typing, text, len(arguments) + 2)
 
 
+def copy_run(count: int, step: int) -> Function:
+    """``f(pointer, index, address)``: ``count`` asynchronous copies of 16 bytes, ``step`` bytes apart."""
+    text = " ".join(f"cp.async.cg.shared.global [$0+{i * step}], [$1+{i * step}], 16;" for i in range(count))
+    return asm_at(text, NONE, U32, size=16, effects="memory")
+
+
 def shared_load(element: Any, count: int = 1) -> Function:
     """``f(address, offset)``: ``count`` elements of 4 bytes at a 32-bit shared address, one aligned access."""
 
@@ -100,7 +106,7 @@ def shared_load(element: Any, count: int = 1) -> Function:
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             kind = ir.VectorType(_LLVM[element], count) if count > 1 else _LLVM[element]
-            place = _shared_place(builder, values[0], values[1], kind)
+            place = shared_place(builder, values[0], values[1], kind)
             loaded = builder.load(place, align=4 * count)
             if count == 1:
                 return loaded
@@ -121,7 +127,7 @@ def shared_store(element: Any, count: int = 1) -> Function:
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             kind = ir.VectorType(_LLVM[element], count) if count > 1 else _LLVM[element]
-            place = _shared_place(builder, values[0], values[1], kind)
+            place = shared_place(builder, values[0], values[1], kind)
             stored = values[2]
             if count > 1:
                 stored = ir.Constant(kind, ir.Undefined)
@@ -165,7 +171,7 @@ def multiply_group(vectors: int, kind: str) -> Function:
     )
 
     def typing(context: Any, array: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, piece: Any) -> Any:
-        found = _constants([piece], 1)
+        found = constants([piece], 1)
         if found is None:
             return None
 
@@ -212,7 +218,7 @@ def address(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return builder.ptrtoint(pointer, ir.IntType(64))
 
 
-def _shared_place(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
+def shared_place(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
     """Base and offset stay apart up to the load, so that a constant offset becomes part of the instruction."""
     start = builder.inttoptr(base, ir.PointerType(ir.IntType(8), 3))
     return builder.bitcast(builder.gep(start, [offset]), ir.PointerType(kind, 3))
@@ -229,7 +235,8 @@ def intrinsic_of(typing: Function, name: str, arity: int) -> Function:
     return made
 
 
-def _constants(given: Sequence[Any], wanted: int) -> list[int] | None:
+def constants(given: Sequence[Any], wanted: int) -> list[int] | None:
+    """The values of arguments that are constants; None where one is not."""
     if len(given) != wanted or not all(isinstance(kind, types.IntegerLiteral) for kind in given):
         return None
     return [kind.literal_value for kind in given]

@@ -11,6 +11,7 @@ from .asm import (
     U64,
     asm,
     asm_at,
+    copy_run,
     multiply_group,
     reinterpret,
     shared_base,
@@ -95,6 +96,12 @@ sts8 = asm(_STS8, NONE, U32, U32, U32, effects="memory")
 cp_async16 = asm_at("cp.async.cg.shared.global [$0], [$2], 16, $1;", NONE, U32, U32, size=16, effects="memory")
 cp_async_commit = asm("cp.async.commit_group;", NONE, effects="memory")
 cp_async_wait = asm("cp.async.wait_group {0};", NONE, effects="memory", literals=1)
+cp_async_run = copy_run
+cp_async_arrive = asm("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", NONE, U32, effects="memory")
+mbarrier_poll = asm(
+    "{ .reg .pred p; W: mbarrier.test_wait.parity.shared.b64 p, [$0], $1; @!p bra W; }",
+    NONE, U32, U32, effects="memory",
+)  # fmt: skip
 
 # warps; every lane takes part
 _ALL = "0xffffffff"

@@ -1,7 +1,8 @@
 """Sums of a tile in a local array, taken all at once: what would be thousands of lines for Numba if it were unrolled.
 
 A thread of a product on tensor cores has, for every 8 vectors k, four sums: ``sums[4 k + 2 h + j]`` of row ``h`` and
-vector ``8 k + j`` of its own. All functions take the array first; the simulator of the tests has the same in Python.
+vector ``8 k + j`` of its own. All functions take the array first; ``first``: where in it the sums begin. The simulator
+of the tests has the same in Python.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .asm import F32, NONE, U32, Function, address, intrinsic_of, ir
+from .asm import F32, NONE, U32, Function, address, constants, intrinsic_of, ir, shared_place
 
-__all__ = ["add_rows", "at_once", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+__all__ = ["add_rows", "at_once", "load_sums", "looked_up", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
 _SINGLE, _WORD = ir.FloatType(), ir.IntType(32)
 _LOADED = 8  # loads of 16 bytes that are on the way at once: more would take too many registers
@@ -22,10 +23,10 @@ def at_once(count: int) -> int:
     return max(1, 4 * _LOADED // count)
 
 
-def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[..., Any]) -> Function:
+def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[..., Any], first: int = 0) -> Function:
     """``f(sums, *arguments)``: ``make(context, builder, places, signature, values)`` with the places of the sums.
 
-    None among ``arguments`` is a pointer of any type.
+    None among ``arguments`` is a pointer of any type. ``first``: where in the array they begin.
     """
 
     def typing(context: Any, *given: Any) -> Any:
@@ -33,7 +34,7 @@ def _each(count: int, arguments: tuple[Any, ...], name: str, make: Callable[...,
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
-            places = [builder.gep(data, [ir.Constant(_WORD, i)]) for i in range(count)]
+            places = [builder.gep(data, [ir.Constant(_WORD, first + i)]) for i in range(count)]
             make(context, builder, places, signature.args[1:], values[1:])
             return context.get_dummy_value()
 
@@ -52,14 +53,14 @@ def zero_sums(count: int) -> Function:
     return _each(count, (), "zero sums", make)
 
 
-def scale_sums(count: int) -> Function:
+def scale_sums(count: int, first: int = 0) -> Function:
     """``f(sums, scale, next_scale)``: times the scale of their row."""
 
     def make(context: Any, builder: Any, places: list[Any], kinds: Any, values: Any) -> None:
         for i, place in enumerate(places):
             builder.store(builder.fmul(builder.load(place), values[i >> 1 & 1]), place)
 
-    return _each(count, (F32, F32), "scale sums", make)
+    return _each(count, (F32, F32), "scale sums", make, first)
 
 
 def save_sums(count: int) -> Function:
@@ -115,7 +116,7 @@ def _pieces(context: Any, builder: Any, count: int, kinds: Any, values: Any) -> 
         index = builder.add(index, values[2])
 
 
-def add_rows(count: int) -> Function:
+def add_rows(count: int, first: int = 0) -> Function:
     """``f(sums, pointer, place, step, left, inside, next_inside)``: plus ``pointer[place + step (8 k + j) + h]``.
 
     Float32; only for vectors before ``left`` and for rows whose ``inside`` (h 0) or ``next_inside`` is not 0.
@@ -126,10 +127,10 @@ def add_rows(count: int) -> Function:
             sum_ = builder.fadd(builder.load(places[i]), builder.load(place))
             builder.store(sum_, places[i])
 
-    return _each(count, (None, U32, U32, U32, U32, U32), "add rows", make)
+    return _each(count, (None, U32, U32, U32, U32, U32), "add rows", make, first)
 
 
-def store_sums(count: int, out: int, paired: bool) -> Function:
+def store_sums(count: int, out: int, paired: bool, first: int = 0) -> Function:
     """``f(sums, pointer, place, step, left, inside, next_inside)``: to ``pointer[place + step (8 k + j) + h]``.
 
     Which ones: as in :func:`add_rows`. ``out``: the type, 0 float32, 1 float16, 2 bfloat16; rounded once. ``paired``:
@@ -155,7 +156,7 @@ def store_sums(count: int, out: int, paired: bool) -> Function:
             else:
                 builder.store(value(i), place)
 
-    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out} {paired}", make)
+    return _each(count, (None, U32, U32, U32, U32, U32), f"store sums {out} {paired}", make, first)
 
 
 def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kind: Any, paired: bool = False) -> Any:
@@ -176,3 +177,35 @@ def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kin
                     at = builder.add(builder.add(first, builder.mul(step, vector)), ir.Constant(_WORD, h))
                     place = builder.add(base, builder.mul(builder.zext(at, ir.IntType(64)), size))
                     yield 4 * k + 2 * h + j, builder.inttoptr(place, ir.PointerType(kind, 1))
+
+
+def looked_up(stride: int, span: int) -> Function:
+    """``f(words, table, lane, word, part)``: the sum of ``span`` look-ups; ``word`` and ``part`` are constants.
+
+    Step t, of which this is the ``part``-th ``span``, takes byte ``lane ^ t`` (modulo 4) of word ``word + t / 4`` of an
+    array, and adds the float32 of that row, of ``stride`` bytes, and column ``lane ^ t`` of a table in shared memory.
+    """
+    kind = ir.FunctionType(_WORD, [_WORD, _WORD])
+    pick = ir.InlineAsm(kind, "prmt.b32 $0, $1, 0, $2;", "=r,r,r")
+
+    def typing(context: Any, words: Any, table: Any, lane: Any, word: Any, part: Any) -> Any:
+        found = constants([word, part], 2)
+        if found is None:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
+            total = None
+            for t in range(found[1] * span, (found[1] + 1) * span):
+                column = builder.xor(values[2], ir.Constant(_WORD, t))
+                chosen = builder.or_(builder.and_(column, ir.Constant(_WORD, 3)), ir.Constant(_WORD, 0x4440))
+                held = builder.load(builder.gep(data, [ir.Constant(_WORD, found[0] + t // 4)]))
+                entry = builder.mul(builder.call(pick, [held, chosen]), ir.Constant(_WORD, stride))
+                at = builder.add(entry, builder.shl(column, ir.Constant(_WORD, 2)))
+                value = builder.load(shared_place(builder, values[1], at, _SINGLE), align=4)
+                total = value if total is None else builder.fadd(total, value)
+            return total
+
+        return F32(words, U32, U32, word, part), codegen
+
+    return intrinsic_of(typing, f"look up {span}", 5)

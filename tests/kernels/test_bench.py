@@ -156,7 +156,7 @@ def test_a_weight_without_a_fast_product_is_timed_as_matmul_multiplies_it() -> N
 
 
 @pytest.mark.parametrize(
-    ("q", "g", "path"), [(4, 8, "bits"), (8, 8, "bits"), (8, 16, "bits"), (2, 96, "look-up"), (4, 96, "dequantize")]
+    ("q", "g", "path"), [(4, 8, "bits"), (8, 8, "bits"), (8, 16, "bits"), (2, 96, "look-up"), (4, 96, "look-up")]
 )
 def test_which_weights_have_no_fast_product(q: int, g: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _ = made(("bcq", q, 16, 12288, g))
@@ -203,26 +203,6 @@ def test_rows_of_products_with_outliers(monkeypatch: pytest.MonkeyPatch) -> None
         rows = list(outliers.with_outliers(bench_on_host.SPEED))
     assert [row.batch for row in rows] == [1] * (1 + 3 * 2 + 2) + [2] * 5 + [4] * 5 + [8] * 3  # eight do not fit
     assert len(shapes) > 4
-
-
-def test_rows_of_the_crossover(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretended_gpu.pretend_products(monkeypatch)
-    for name, value in {"SHAPES": ((32, 256),), "UNUSUAL": ((96, 288), (40, 320)), "ROWS": 32}.items():
-        monkeypatch.setattr(bench_matmul, name, value)
-    monkeypatch.setattr(bench_matmul, "TWO_AND_FOUR", (384, 128))
-    monkeypatch.setattr(bench_matmul, "BATCHES", (1, 2, 4, 8, 12))
-    with bench_on_host.host():
-        rows = list(bench_matmul.crossover(bench_on_host.SPEED))
-    found = {(row.kernel.removeprefix("matmul, "), row.group_size) for row in rows}
-    fast = {(path + kind, 128) for path in ("bits", "look-up", "dequantize") for kind in ("", ", float32")}
-    unusual = {(path, g) for path in ("look-up", "dequantize") for g in (96, 40)}
-    short = {(path, g) for path in ("bits", "look-up", "dequantize") for g in (8, 16)}
-    permuted = {(f"{path}, perm", 128) for path in ("bits", "look-up", "dequantize")}
-    assert found == fast | unusual | short | permuted | {("mixed", 16)}  # its groups are of 16 columns too
-    assert [row.batch for row in rows if row.kernel == "matmul, mixed"] == [1, 2, 4, 8, 12, 16, 24]
-    assert {name for row in rows for name in row.peers} == {"cuBLAS fp16", "cuBLAS fp32"}
-    looked_up = [(row.kernel, row.bits, row.batch) for row in rows if "look-up, perm" in row.kernel]
-    assert looked_up == [("matmul, look-up, perm", q, batch) for q in (2, 4) for batch in (1, 2, 8)]
 
 
 def test_rows_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
-from bcqfmt.cli.options import ParamType, context_option, default_workers, fitting_context, given_settings
+from bcqfmt.cli.options import Items, context_option, default_workers, fitting_context, given_settings
 from bcqfmt.cli.progress import bar, return_large_blocks
 from bcqfmt.cli.reports import check_output
 from bcqfmt.cli.sources import find_source, read_stats, read_text
@@ -25,31 +24,13 @@ if TYPE_CHECKING:
     from bcqfmt.integrations.transformers.run import TextModel
 
 
-class _List(ParamType[tuple[str, ...]]):
-    """Values separated by commas."""
-
-    name = "list"
-
-    def __init__(self, pattern: str, what: str) -> None:
-        self.pattern, self.what = re.compile(pattern), what
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        found = tuple(dict.fromkeys(part.strip() for part in str(value).split(",")))
-        for part in found:
-            if not self.pattern.fullmatch(part):
-                self.fail(f"'{part}' is no {self.what}.", param, ctx)
-        return found
-
-
 @verb("sweep")
 @click.argument("model")
-@click.option("--bits", type=_List(r"[1-8]", "number of bits from 1 to 8"), default="2,3,4", show_default=True)
+@click.option("--bits", type=Items(r"[1-8]", "number of bits from 1 to 8"), default="2,3,4", show_default=True)
 @click.option(
-    "--group-size", "groups", type=_List(r"[0-9]{1,9}|row", "group size"), default="32,64,128,row", show_default=True
+    "--group-size", "groups", type=Items(r"[0-9]{1,9}|row", "group size"), default="32,64,128,row", show_default=True
 )
-@click.option("--method", "methods", type=_List(r".+", "method"), default="rtn", show_default=True, help="One or more.")
+@click.option("--method", "methods", type=Items(r".+", "method"), default="rtn", show_default=True, help="One or more.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for the methods that have it.")
 @click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")

@@ -35,6 +35,9 @@ from bcqfmt.weight.weight import BcqWeight
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _ORIGIN = "_bcq_origin"
+_WRITTEN = {CONFIG, INDEX, MANIFEST, "generation_config.json"}
+_MOST = 64_000_000  # larger files are not side files
+_SHOWN = 6
 
 
 class _Origin(NamedTuple):
@@ -90,7 +93,7 @@ def _save(
     tokenizer: Any = None,
     **others: Any,
 ) -> None:
-    """Write a model as a BCQ folder; what it may replace, `side_files.kept_files` says.
+    """Write a model as a BCQ folder; what it may replace, :func:`kept_files` says.
 
     Side files (tokenizer, templates) come from the folder that is replaced if it holds this model, or from
     the one that the model was loaded from, or from ``tokenizer``, anything that has a ``save_pretrained``.
@@ -185,12 +188,7 @@ def _bytes(size: int | str) -> int:
     return int(match[1]) * (_UNITS | {"B": 1})[match[2] or ""]
 
 
-GENERATION = "generation_config.json"
-_WRITTEN = {CONFIG, INDEX, MANIFEST, GENERATION}
-_MOST = 64_000_000  # larger files are not side files
-_SHOWN = 6
-
-
+# -------------------------------------------------------------- side files: kept, and those that must not be lost
 def side_files(folder: Path) -> dict[str, bytes]:
     """Small files of a folder that are neither model nor about it, path -> content: the tokenizer, for one."""
     names = [n for n in file_list(folder) if n not in _WRITTEN | {"README.md"} and not n.endswith(".safetensors")]

@@ -67,27 +67,6 @@ def mixed() -> str:
     return _with_outliers("kernels_mixed", "mixed")
 
 
-def crossover() -> str:
-    """`matmul` by its fast kernel / by dequantizing, for each number of vectors; by look-up for one vector."""
-    found: dict[tuple[Any, ...], dict[tuple[str, int], float]] = {}
-    for row in rows_of("kernels_crossover"):
-        kind, _, kernel = row["kernel"].partition(", ")
-        if kind == "matmul":
-            kernel, _, special = kernel.replace("mixed", "bits").partition(", ")
-            note = {"perm": "reordered", "": "2/4-bit" if row["bits"] == 2.9 else ""}.get(special, special)
-            key = (_shape(row), row["bits"], row["group_size"], note)
-            found.setdefault(key, {})[kernel, row["batch"]] = row["microseconds"]
-    shown = (1, 4, 8, 16, 32)
-    lines = _head("rows x columns", "bits", "group", "", *map(str, shown), "look-up, 1")
-    for key, times in found.items():
-        cells = [
-            " / ".join(f"{times[way, n]:.1f}" if (way, n) in times else "-" for way in ("bits", "dequantize"))
-            for n in shown
-        ]
-        lines.append(_line(*key, *cells, f"{times['look-up', 1]:.1f}"))
-    return "\n".join(lines)
-
-
 def atom() -> str:
     """W4A4 against cuBLAS."""
     lines = _head("tokens", "4096 x 4096: fp16", "W4A4", "", "11008 x 4096: fp16", "W4A4", "")
@@ -159,7 +138,6 @@ TABLES: dict[str, list[Callable[[], str]]] = {
     "kernels": [products],
     "kernels_sweep": [sweep],
     "kernels_outliers": [outliers, outliers_of_several, mixed],
-    "kernels_crossover": [crossover],
     "kernels_atom": [atom, norms, attention],
 }
 

@@ -20,7 +20,7 @@ from kernel_bench import atom, matmul, mixed, outliers, products
 from kernel_bench.plot import plot
 from kernel_bench.timing import Row
 
-KINDS = ("products", "outliers", "mixed", "dequantize", "atom", "crossover")
+KINDS = ("products", "outliers", "mixed", "dequantize", "atom")
 
 
 def measured(only: list[str], speed: float, lut_gemm: str | None) -> Iterator[Row]:
@@ -37,20 +37,18 @@ def measured(only: list[str], speed: float, lut_gemm: str | None) -> Iterator[Ro
         yield from atom.w4a4_products(speed)
         yield from atom.norms(speed)
         yield from atom.attention(speed)
-    if "crossover" in only:
-        yield from matmul.crossover(speed)
 
 
 def main() -> None:
     """Measure, print a line for every row, and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", action="append", choices=KINDS, help="may be repeated; by default all but crossover")
+    parser.add_argument("--only", action="append", choices=KINDS, help="may be repeated; by default all")
     parser.add_argument("--sweep", action="store_true", help="planes times group sizes: time and energy against bytes")
     parser.add_argument("--lut-gemm", help="a library with the published kernel, to be timed too")
     parser.add_argument("--out", type=Path, required=True, help="the figures; a plot is written beside them (.svg)")
     asked = parser.parse_args()
     speed = bandwidth()
-    found = products.sweep(speed) if asked.sweep else measured(asked.only or [*KINDS[:-1]], speed, asked.lut_gemm)
+    found = products.sweep(speed) if asked.sweep else measured(asked.only or [*KINDS], speed, asked.lut_gemm)
     rows = []
     for row in found:
         rows.append(row)

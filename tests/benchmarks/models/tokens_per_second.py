@@ -1,13 +1,15 @@
-"""Tokens per second on a GPU, one sequence: float16 against BCQ of 4, 3 and 2 bits, CUDA graphs for both.
+"""Tokens per second on a GPU: float16 against BCQ of 4, 3 and 2 bits, CUDA graphs for both.
 
     tests/benchmarks/models/tokens_per_second.py [--out FILE.json] [--model llama-2-7b|smollm2-135m ...] [--eager]
+        [--sequences 16 ...] [--prompt 512 ...]
 
 Models of Llama's architecture with random weights, made on the device: what a step costs does not depend on them. A
 step takes one token and a position, writes keys and values into a cache of fixed length, and ends with the most likely
-next token, which is the next step's input; it is captured once and replayed. The two differ in their linear layers
-only: `torch.nn.Linear` in float16, or `BcqLinear` (bcq encoding, float16 scales and biases). The embedding and the
-output layer are float16 in both. What lies between the products (norms, rotary positions, activation) is fused by
-torch.compile where that works, for both alike; ``--eager`` leaves it out.
+next token, which is the next step's input; it is captured once and replayed. ``--sequences``: as many such steps at
+once instead; ``--prompt``: a whole prompt of that length instead, up to the token after it. The two differ in their
+linear layers only: `torch.nn.Linear` in float16, or `BcqLinear` (bcq encoding, float16 scales and biases). The
+embedding and the output layer are float16 in both. What lies between the products (norms, rotary positions, activation)
+is fused by torch.compile where that works, for both alike; ``--eager`` leaves it out.
 
 ``--device cpu --model tiny`` runs the same code without a GPU and without a graph, to see that it works.
 """
@@ -50,6 +52,7 @@ SHAPES = {
     "tiny": Shape(64, 96, 2, 4, 2, 16, 128, 32),
 }
 LENGTH = 512  # positions of the cache
+SHORTER = 256  # the same for several sequences
 START = 128  # the first one that is measured; those before it count as read
 STEPS, ROUNDS = 64, 7
 KINDS = ("float16", "bcq 4", "bcq 3", "bcq 2", "affine 4")
@@ -119,14 +122,16 @@ class Between:
             return total, norm(total, weight)
 
         def turn(q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, position: Any) -> Any:
+            sequences, tokens = len(keys), len(position)
+
             def turned(x: Any, count: int) -> Any:
-                x = x.view(count, head)
-                a, b = x[:, : head // 2], x[:, head // 2 :]
+                x = x.view(sequences, tokens, count, head).transpose(1, 2)
+                a, b = x[..., : head // 2], x[..., head // 2 :]
                 c, s = cos[position], sin[position]
                 return torch.cat([a * c - b * s, b * c + a * s], -1)
 
-            keys.index_copy_(1, position, turned(k, few).view(few, 1, head))
-            values.index_copy_(1, position, v.view(few, 1, head))
+            keys.index_copy_(2, position, turned(k, few))
+            values.index_copy_(2, position, v.view(sequences, tokens, few, head).transpose(1, 2))
             return turned(q, heads)
 
         def gate(a: Any, b: Any) -> Any:
@@ -139,11 +144,15 @@ class Between:
 class Model:
     """Weights, cache, and one step."""
 
-    def __init__(self, shape: Shape, kind: str, device: str, between: Between) -> None:
+    def __init__(
+        self, shape: Shape, kind: str, device: str, between: Between, sequences: int = 1, prompt: int = 1
+    ) -> None:
+        """``sequences`` at once, each with ``prompt`` tokens more: one, or all from the first on."""
         import torch
 
         torch.manual_seed(0)
-        self.shape, self.between = shape, between
+        self.shape, self.between, self.sequences, self.prompt = shape, between, sequences, prompt
+        length = max(prompt, LENGTH if sequences == 1 else SHORTER)
         real: Any = {"device": device, "dtype": torch.float16}
         self.layers = [
             [layer_of(kind, out, columns, shape.group, device) for out, columns in linears(shape)]
@@ -152,20 +161,26 @@ class Model:
         self.norms = torch.ones(2 * shape.layers + 1, shape.hidden, **real)
         self.embedding = torch.randn(shape.tokens, shape.hidden, **real)
         self.output = torch.randn(shape.tokens, shape.hidden, **real) * shape.hidden**-0.5
-        self.keys = torch.randn(shape.layers, shape.few, LENGTH, shape.head, **real)
-        self.values = torch.randn(shape.layers, shape.few, LENGTH, shape.head, **real)
-        angles = torch.arange(LENGTH)[:, None] * 10000.0 ** -(torch.arange(0, shape.head, 2) / shape.head)
+        self.keys = torch.randn(shape.layers, sequences, shape.few, length, shape.head, **real)
+        self.values = torch.randn(shape.layers, sequences, shape.few, length, shape.head, **real)
+        angles = torch.arange(length)[:, None] * 10000.0 ** -(torch.arange(0, shape.head, 2) / shape.head)
         self.cos, self.sin = angles.cos().to(**real), angles.sin().to(**real)
-        self.places = torch.arange(LENGTH, device=device)
-        self.token = torch.zeros(1, dtype=torch.long, device=device)
-        self.position = torch.full((1,), START, dtype=torch.long, device=device)
+        self.places = torch.arange(length, device=device)
+        self.token = torch.arange(sequences * prompt, device=device) % shape.tokens
+        self.position = torch.arange(prompt, device=device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the first position that is measured."""
+        if self.prompt == 1:
+            self.position.fill_(START)
 
     def step(self) -> None:
         """One token more: ``token`` and ``position`` become those of the next step."""
         from torch.nn.functional import linear, scaled_dot_product_attention
 
         shape, between = self.shape, self.between
-        seen = (self.places <= self.position)[None, None, None]
+        seen = (self.places <= self.position)[None, None, None] if self.prompt == 1 else None
         x = self.embedding[self.token]
         y = between.norm(x, self.norms[0])
         for i, (q, k, v, o, gate, up, down) in enumerate(self.layers):
@@ -173,12 +188,15 @@ class Model:
             query = between.turn(q(y), k(y), v(y), self.cos, self.sin, keys, values, self.position)
             many = shape.heads // shape.few
             if many > 1:
-                keys, values = (t[:, None].expand(-1, many, -1, -1).flatten(0, 1) for t in (keys, values))
-            found = scaled_dot_product_attention(query[None, :, None], keys[None], values[None], attn_mask=seen)
-            x, y = between.add_norm(x, o(found.reshape(1, -1)), self.norms[2 * i + 1])
+                keys, values = (t[:, :, None].expand(-1, -1, many, -1, -1).flatten(1, 2) for t in (keys, values))
+            found = scaled_dot_product_attention(query, keys, values, attn_mask=seen, is_causal=seen is None)
+            found = found.transpose(1, 2).reshape(len(x), -1)
+            x, y = between.add_norm(x, o(found), self.norms[2 * i + 1])
             x, y = between.add_norm(x, down(between.gate(gate(y), up(y))), self.norms[2 * i + 2])
-        self.token.copy_(linear(y, self.output).argmax(-1))
-        self.position.add_(1)
+        last = linear(y.view(self.sequences, self.prompt, -1)[:, -1], self.output).argmax(-1)
+        if self.prompt == 1:
+            self.token.copy_(last)
+            self.position.add_(1)
 
     def bytes(self) -> int:
         """Of the linear layers."""
@@ -204,21 +222,21 @@ def seconds_per_step(model: Model) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(), torch.cuda.graph(graph, stream=stream):
         model.step()
-    times = []
+    times, steps = [], STEPS if model.prompt == 1 else STEPS // 8
     for _ in range(ROUNDS):
-        model.position.fill_(START)
+        model.restart()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         begin.record()
-        for _ in range(STEPS):
+        for _ in range(steps):
             graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e-3 / STEPS)
+        times.append(begin.elapsed_time(end) * 1e-3 / steps)
     return statistics.median(times)
 
 
-def check(shape: Shape, kind: str, device: str) -> tuple[float, str]:
+def check(shape: Shape, kind: str, device: str, count: int = 1) -> tuple[float, str]:
     """Relative error of one layer against the product with its decoded values, and the kernel that was used."""
     import torch
 
@@ -226,38 +244,47 @@ def check(shape: Shape, kind: str, device: str) -> tuple[float, str]:
     from bcqfmt.kernels import matmul
 
     layer = layer_of(kind, shape.inner, shape.hidden, shape.group, device)
-    x = torch.randn(1, shape.hidden, device=device).half()
+    x = torch.randn(count, shape.hidden, device=device).half()
     y = layer(x).double()
     wanted = x.double() @ layer.values(torch.float32).double().T
     error = float((y - wanted).norm() / wanted.norm())
     if device == "cpu":
         return error, "CPU"
     made = linear_op._cached(layer.parts(), linear_op._on_gpu, layer.text, 0, 0)
-    return error, f"{type(made).__name__}, {matmul.path_of(made, 1)}"
+    return error, f"{type(made).__name__}, {matmul.path_of(made, count)}"
 
 
-def compiled(job: tuple[str, int, int, int, int]) -> float:
+def compiled(job: tuple[str, int, int, int, int, int]) -> float:
     """Compile the kernel for one shape into the cache; seconds."""
     from bcqfmt.kernels.bits import kernel_of
     from bcqfmt.kernels.bits.layout import BitLayout
     from bcqfmt.kernels.bits.shape import Wanted, product_shape
+    from bcqfmt.kernels.gemm.kernel import gemm_kernel
+    from bcqfmt.kernels.gemm.layout import GemmLayout
+    from bcqfmt.kernels.gemm.shape import gemm_shape
     from bcqfmt.kernels.runtime.cubins import code_of
 
-    formula, bits, columns, group, minor = job
+    formula, bits, rows, columns, group, count = job
     begin = time.perf_counter()
-    wanted = product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1))
-    code_of(kernel_of(wanted), (9, minor))
+    if count == 1:
+        wanted = product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1))
+        kernel = kernel_of(wanted)
+    else:
+        layout = GemmLayout(bits, columns, group, formula, "F16")
+        kernel = gemm_kernel(gemm_shape(layout, count, rows, 1, 1, "wgmma"))
+    code_of(kernel, (9, 0))
     return time.perf_counter() - begin
 
 
-def compile_all(names: list[str], kinds: list[str]) -> None:
-    """All kernels at once, in as many processes as there are cores."""
+def compile_all(names: list[str], kinds: list[str], counts: list[int]) -> None:
+    """All kernels for these numbers of vectors at once, in as many processes as there are cores."""
     jobs = {
-        (kind.split()[0], int(kind.split()[1]), columns, SHAPES[name].group, 0)
+        (kind.split()[0], int(kind.split()[1]), rows if count > 1 else 0, columns, SHAPES[name].group, count)
         for name in names
-        for _, columns in linears(SHAPES[name])
+        for rows, columns in linears(SHAPES[name])
         for kind in kinds
         if kind != "float16"
+        for count in counts
     }
     begin = time.perf_counter()
     with ProcessPoolExecutor(min(15, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -265,19 +292,23 @@ def compile_all(names: list[str], kinds: list[str]) -> None:
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - begin:.0f} s (slowest {slowest:.0f} s)", flush=True)
 
 
-def measure(name: str, kinds: list[str], device: str, fused: bool) -> list[dict[str, Any]]:
+def measure(
+    name: str, kinds: list[str], device: str, fused: bool, sequences: int = 1, prompt: int = 1
+) -> list[dict[str, Any]]:
     """A row for every kind."""
     import torch
 
     shape, rows = SHAPES[name], []
     between = Between(shape, fused=fused)
     for kind in kinds:
-        error, path = (0.0, "torch") if kind == "float16" else check(shape, kind, device)
+        count = sequences * prompt
+        error, path = (0.0, "torch") if kind == "float16" else check(shape, kind, device, count)
         begin = time.perf_counter()
-        model = Model(shape, kind, device, between)
+        model = Model(shape, kind, device, between, sequences, prompt)
         taken = seconds_per_step(model)
         row = {
-            "model": name, "weights": kind, "milliseconds": taken * 1e3, "tokens_per_second": 1 / taken,
+            "model": name, "weights": kind, "sequences": sequences, "prompt": prompt, "cache": len(model.places),
+            "milliseconds": taken * 1e3, "tokens_per_second": count / taken,
             "linear_bytes": model.bytes(), "error": error, "kernel": path,
         }  # fmt: skip
         row["speedup"] = rows[0]["milliseconds"] / row["milliseconds"] if rows else 1.0
@@ -315,26 +346,29 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=list(SHAPES), help="may be given several times")
     parser.add_argument("--weights", action="append", choices=KINDS, help="by default all; float16 comes first")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--sequences", type=int, action="append", default=[], help="a token each of so many at once")
+    parser.add_argument("--prompt", type=int, action="append", default=[], help="a prompt of so many tokens")
     parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     given = parser.parse_args()
     names = given.model or ["llama-2-7b", "smollm2-135m"]
     kinds = ["float16", *(kind for kind in given.weights or KINDS if kind != "float16")]
+    cases = [(count, 1) for count in given.sequences] + [(1, count) for count in given.prompt] or [(1, 1)]
     import torch
 
     if given.device == "cuda":
-        compile_all(names, kinds)
+        compile_all(names, kinds, [sequences * prompt for sequences, prompt in cases])
     fused = not given.eager and can_fuse(given.device)
-    rows = [row for name in names for row in measure(name, kinds, given.device, fused)]
+    rows = [row for name in names for case in cases for row in measure(name, kinds, given.device, fused, *case)]
     about = {
         "device": torch.cuda.get_device_name(0) if given.device == "cuda" else platform.machine(),
-        "torch": torch.__version__, "python": platform.python_version(), "fused": fused, "cache": LENGTH,
+        "torch": torch.__version__, "python": platform.python_version(), "fused": fused,
         "steps": STEPS, "rounds": ROUNDS, "rows": rows,
     }  # fmt: skip
     if given.out is not None:
         given.out.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     print(f"\n{about['device']}, torch {about['torch']}, " + ("fused by torch.compile" if fused else "not fused"))
-    print("| model | weights | ms per token | tokens/s | against float16 |\n|---|---|---|---|---|")
+    print("| model | weights | ms | tokens/s | against float16 |\n|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['model']} | {row['weights']} | {row['milliseconds']:.2f} | {row['tokens_per_second']:.0f} | "

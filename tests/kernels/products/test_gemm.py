@@ -24,7 +24,7 @@ WGMMA = {"engine": "wgmma", "vectors": 16}
 CASES = [
     ("affine", 4, 70, 200, 64, "F16", 9, {"engine": "wgmma", "depth": 2}),
     ("affine", 4, 70, 200, 64, "F16", 18, {**WGMMA, "depth": 2}),
-    ("affine", 3, 64, 136, 32, "F16", 3, {"depth": 2}),
+    ("affine", 3, 70, 136, 32, "F16", 3, {"depth": 2, "height": 2}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
     ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones
@@ -32,7 +32,7 @@ CASES = [
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
-    ("bcq", 3, 64, 200, 128, "F16", 11, {"vectors": 16, "depth": 2}),
+    ("bcq", 3, 200, 200, 128, "F16", 11, {"vectors": 16, "depth": 2, "height": 2}),
     ("bcq", 4, 130, 64, 32, "BF16", 2, {"engine": "wgmma", "groups": 2}),
     ("bcq", 2, 130, 128, 64, "BF16", 2, {**WGMMA, "groups": 2}),
     ("bcq", 4, 64, 200, 64, "F16", 2, {}),

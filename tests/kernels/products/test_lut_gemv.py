@@ -12,7 +12,7 @@ from simulated import sim_kernels
 from simulated.cuda_sim import simulate
 
 # every encoding with every number of planes; the rest goes around with periods that have no common factor
-GROUPS = (8, 16, 32, 64, 12, 33, 128)
+GROUPS = (8, 24, 32, 64, 12, 33, 128)
 SHAPES = ((3, 128), (33, 160), (1, 200), (40, 129))
 CASES = [
     (encoding, q, *SHAPES[(i + q) % 4], GROUPS[(3 * i + q) % 7], 1 + (2 * i + q) % 3)

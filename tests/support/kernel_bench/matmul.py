@@ -1,44 +1,26 @@
-"""Times of `dequantize`, and of products on every path of `matmul`: which is fastest for how many vectors."""
+"""Times of `dequantize`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
 from bcqfmt.bench import replayed
-from bcqfmt.kernels import dequant, matmul
+from bcqfmt.kernels import dequant
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 
-from .peers import cublas
 from .timing import Row
 
-__all__ = ["crossover", "dequantized"]
+__all__ = ["dequantized"]
 
-BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
-SHAPES = ((4096, 4096), (11008, 4096))
 SQUARE, LONG = (8192, 8192), (4096, 11008)  # of weights that are only decoded
 DECODED = ((4, 128), (8, 128), (4, 16), (4, 8), (2, 16))  # planes, group size
 REORDERED = ((4, 128), (8, 128), (4, 32))  # the same, with a perm
-SHORT = (8, 16)  # group sizes with a fast product for fewer vectors at once
-UNUSUAL = ((96, 4032), (40, 4000))  # group sizes without a fast product, columns
 TWO_AND_FOUR = (3072, 1024)  # columns of 2 bits, of 4 bits
-ROWS = 4096  # of all but SHAPES
-_NAMES = {torch.float16: "fp16", torch.float32: "fp32"}
-
-
-class _Placed(NamedTuple):
-    """A weight on the GPU, its numbers for a row, and the bytes of it that a product reads."""
-
-    weight: matmul.MatmulWeight
-    bits: float
-    group_size: int
-    nbytes: int
-    note: str = ""
 
 
 def _weight(q: int, rows: int, columns: int, g: int = 128) -> BcqWeight:
@@ -91,61 +73,3 @@ def _decoded(name: str, weight: BcqWeight, bits: float, g: int, speed: float) ->
     copied = replayed(lambda i: halves[i % 2].copy_(halves[2 + i % 2]), 12)
     peers = {"torch copy of as many bytes": copied}
     return Row(name, rows, columns, bits, g, 1, taken, nbytes / speed * 1e6, peers, nbytes)
-
-
-def crossover(speed: float) -> Iterator[Row]:
-    """The fast products, look-ups, and dequantize with torch's product, one to 32 vectors.
-
-    2, 4 and 8 bits; groups of 8 and 16 columns; reordered columns; groups of 96 and 40, which have no fast product;
-    float32; 2/4-bit weights.
-    """
-    for rows, columns in SHAPES:
-        for q in (2, 4, 8):
-            yield from _paths(_placed(q, rows, columns, 128), ("bits", "dequantize", "look-up"), BATCHES, speed)
-    for g in SHORT:
-        yield from _paths(_placed(4, ROWS, SHAPES[0][1], g), ("bits", "dequantize", "look-up"), BATCHES, speed)
-    for q in (2, 4):
-        permuted = _placed(q, ROWS, SHAPES[0][1], 128, reordered=True)
-        yield from _paths(permuted, ("bits", "dequantize", "look-up"), BATCHES, speed)
-    for g, columns in UNUSUAL:
-        yield from _paths(_placed(4, ROWS, columns, g), ("look-up", "dequantize"), (1, 2, 4, 8), speed)
-    usual = _placed(4, ROWS, SHAPES[0][1], 128)
-    yield from _paths(usual, ("bits", "dequantize", "look-up"), BATCHES, speed, torch.float32)
-    yield from _paths(_mixed(), ("mixed", "dequantize", "look-up"), (1, 2, 4, 8, 12, 16, 24), speed)
-
-
-def _placed(q: int, rows: int, columns: int, g: int, *, reordered: bool = False) -> _Placed:
-    weight, nbytes = _weight(q, rows, columns, g), rows * columns * q // 8 + rows * columns // g * 4
-    if reordered:
-        weight, nbytes = _reordered(weight), nbytes + 4 * columns
-    return _Placed(matmul.MatmulWeight(operand(weight)), q, g, nbytes, ", perm" if reordered else "")
-
-
-def _mixed() -> _Placed:
-    weight = _two_and_four(ROWS, *TWO_AND_FOUR)
-    made = matmul.MatmulWeight(operand(weight), weight=weight)
-    assert made.mixed is not None  # where capability is 9.0
-    return _Placed(made, round(8 * made.mixed.nbytes / weight.size, 2), 16, made.mixed.nbytes)
-
-
-def _paths(
-    placed: _Placed, paths: Sequence[str], batches: Sequence[int], speed: float, dtype: torch.dtype = torch.float16
-) -> Iterator[Row]:
-    """Look-ups, which take eight vectors at a time, are left out between and beyond where there is a fast product."""
-    rows, columns = placed.weight.operand.shape
-    few = tuple(batches) if paths[0] == "look-up" else (1, 2, 8)
-    suffix = placed.note + ("" if dtype == torch.float16 else ", float32")
-    for batch in batches:
-        x = torch.randn(batch, columns, device="cuda", dtype=dtype)
-        peers = {f"cuBLAS {_NAMES[dtype]}": cublas(rows, columns, batch, dtype)}
-        nbytes = placed.nbytes + x.element_size() * batch * (rows + columns)
-        for path in paths:
-            if path == "look-up" and batch not in few:
-                continue
-            taken, floor = _timed(placed.weight, x, path), nbytes / speed * 1e6
-            name = f"matmul, {path}{suffix}"
-            yield Row(name, rows, columns, placed.bits, placed.group_size, batch, taken, floor, peers, nbytes)
-
-
-def _timed(weight: matmul.MatmulWeight, x: torch.Tensor, path: str) -> float:
-    return replayed(lambda _: matmul.matmul(weight, x, path=path), 8)

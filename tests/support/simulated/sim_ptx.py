@@ -142,15 +142,25 @@ def arrivals(words: Any, y: Any) -> None:
         ptx.sync_block()
 
 
+_TWO = ptx.cp_async_run(2, 512)
+
+
 @kernel("u32* words, u32* y, u32* counter", threads=64)
 def copies(words: Any, y: Any, counter: Any) -> None:
     """64 threads copy 1024 bytes in every way: y (4, 256) and a counter that wraps."""
-    room = cuda.shared.array(512, types.uint32)
+    room = cuda.shared.array(516, types.uint32)
     t = ptx.u32(cuda.threadIdx.x)
     base = ptx.shared_address(room)
     a, b, c, d = ptx.ldg128(words, t)
     ptx.stg128(y, t, a, b, c, d)
-    ptx.cp_async16(words, t, ptx.u32(base + t * 16), 16)
+    bar = ptx.u32(base + 2048)
+    if t == 0:
+        ptx.mbarrier_init_arrivals(bar, ptx.u32(32))
+    ptx.sync_block()
+    if t < 32:
+        _TWO(words, t, ptx.u32(base + t * 16))
+        ptx.cp_async_arrive(bar)
+    ptx.mbarrier_poll(bar, ptx.u32(0))
     ptx.cp_async16(words, t, ptx.u32(base + 1024 + t * 16), ptx.u32(t & 1) * 8)
     ptx.cp_async_commit()
     ptx.cp_async_wait(0)

@@ -85,6 +85,14 @@ def mbarrier_wait(barrier: int, parity: int) -> None:
         pause(current(), barrier)
 
 
+mbarrier_poll = mbarrier_wait
+
+
+def cp_async_arrive(barrier: int) -> None:
+    """One arrival: copies are immediate here."""
+    _come(barrier, 1, 0)
+
+
 def mbarrier_init_arrivals(barrier: int, count: int) -> None:
     """Phase 0, ``count`` arrivals wanted."""
     _state(barrier)[:] = count << 8 | count << 20, 0

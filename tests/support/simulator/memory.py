@@ -110,6 +110,16 @@ def cp_async16(pointer: Any, index: Any, address: int, count: int) -> None:
         target[:count] = _at(pointer, index, 16)[:count]
 
 
+def cp_async_run(count: int, step: int) -> Any:
+    """As `ptx.asm.copy_run`."""
+
+    def copy(pointer: Any, index: Any, address: int) -> None:
+        for i in range(count):
+            cp_async16(pointer, index + i * step // 16, address + i * step, 16)
+
+    return copy
+
+
 def cp_async_commit() -> None:
     """Copies are immediate here."""
 

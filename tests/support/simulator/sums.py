@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic
+from .block import slot_of
 
-__all__ = ["add_rows", "at_once", "load_sums", "save_sums", "scale_sums", "store_sums", "zero_sums"]
+__all__ = ["add_rows", "at_once", "load_sums", "looked_up", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
 
 def zero_sums(count: int) -> Any:
@@ -20,12 +21,12 @@ def zero_sums(count: int) -> Any:
     return zero
 
 
-def scale_sums(count: int) -> Any:
+def scale_sums(count: int, first: int = 0) -> Any:
     """``f(sums, scale, next_scale)``."""
 
     def scale(sums: Any, low: Any, high: Any) -> None:
         for i in range(count):
-            sums[i] = np.float32(sums[i] * np.float32(high if i & 2 else low))
+            sums[first + i] = np.float32(sums[first + i] * np.float32(high if i & 2 else low))
 
     return scale
 
@@ -56,17 +57,17 @@ def load_sums(count: int) -> Any:
     return load
 
 
-def add_rows(count: int) -> Any:
+def add_rows(count: int, first: int = 0) -> Any:
     """``f(sums, pointer, place, step, left, inside, next_inside)``."""
 
     def add(sums: Any, pointer: Any, place: int, step: int, left: int, *inside: int) -> None:
         for i, at in _wanted(count, place, step, left, inside):
-            sums[i] = np.float32(sums[i] + pointer[at])
+            sums[first + i] = np.float32(sums[first + i] + pointer[at])
 
     return add
 
 
-def store_sums(count: int, out: int, paired: bool) -> Any:
+def store_sums(count: int, out: int, paired: bool, first: int = 0) -> Any:
     """``f(sums, pointer, place, step, left, inside, next_inside)``."""
     narrow: Any = (np.float32, arithmetic.f32_to_f16, arithmetic.f32_to_bf16)[out]
 
@@ -74,7 +75,7 @@ def store_sums(count: int, out: int, paired: bool) -> Any:
         if paired and (place % 2 or step % 2 or inside[0] != inside[1]):
             raise IndexError(f"pairs at {place} in steps of {step}")
         for i, at in _wanted(count, place, step, left, inside):
-            pointer[at] = narrow(sums[i])
+            pointer[at] = narrow(sums[first + i])
 
     return store
 
@@ -84,3 +85,16 @@ def _wanted(count: int, place: int, step: int, left: int, inside: tuple[int, ...
         k, h, j = i // 4, i >> 1 & 1, i & 1
         if 8 * k + j < left and inside[h]:
             yield i, place + step * (8 * k + j) + h
+
+
+def looked_up(stride: int, span: int) -> Any:
+    """``f(words, table, lane, word, part)``."""
+
+    def look_up(words: Any, table: int, lane: int, word: int, part: int) -> Any:
+        total = np.float32(0)
+        for t in range(part * span, (part + 1) * span):
+            entry = int(words[word + t // 4]) >> 8 * ((lane ^ t) & 3) & 0xFF
+            total += slot_of(table + entry * stride + 4 * (lane ^ t), 4).view(np.float32)[0]
+        return total
+
+    return look_up
