@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from bcqfmt.errors import error, escape
@@ -18,7 +19,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Every name, the built-in ones first; BCQ-E302 when two classes have the same."""
-        names = [*self.built_in, *sorted(point.name for point in self._points())]
+        names = [*self.built_in, *sorted(point.name for point in self._points)]
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise error("BCQ-E302", found=f"{self.group}: two are called {escape(name)}", expected="distinct names")
@@ -29,7 +30,8 @@ class Registry:
         if name in self.built_in:
             module, attribute = self.built_in[name]
             return getattr(importlib.import_module(module), attribute)
-        return next(point.load() for point in self._points() if point.name == name)
+        return next(point.load() for point in self._points if point.name == name)
 
+    @cached_property
     def _points(self) -> importlib.metadata.EntryPoints:
         return importlib.metadata.entry_points(group=self.group)

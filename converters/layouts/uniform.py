@@ -110,10 +110,12 @@ def _turned(tensor: StoredTensor, transposed: bool, shape: tuple[int, ...]) -> C
 def check_finite(values: Array, dtype: str, name: str, options: Options) -> bool:
     """Whether there are infinities or NaNs; BCQ-E609 if there are and they are not allowed."""
     kind, exponent = EXPONENT[dtype]
-    found = values.view(kind) & kind(exponent)  # all ones in the exponent; numpy is slow with F16
-    if int(found.max(initial=0)) != exponent:
+    bits = values.view(kind)  # numpy is slow with F16
+    signed = bits.view(f"i{bits.itemsize}")
+    # all ones in the exponent: the largest patterns of either sign
+    if signed.max(initial=0) < exponent and bits.max(initial=0) < 1 << 8 * bits.itemsize - 1 | exponent:
         return False
-    wrong = found == exponent
+    wrong = bits & kind(exponent) == exponent
     if not options.allow_nonfinite:
         where = "x".join(str(i) for i in np.unravel_index(int(np.argmax(wrong)), values.shape))
         raise error(

@@ -38,13 +38,13 @@ alone in a loop, the shortest run.
 
 | stage | GPTQ | Q4_0 | least |
 |---|---|---|---|
-| two SHA-256 | 1.28 | 1.30 | 1.28 |
-| packing, rebuilding | 0.60 | 0.43 | 0.42 |
-| reading twice | 0.52 | 0.43 | 0.16 |
-| writing | 0.50 | 0.41 | 0.24 |
-| Python, numpy | 0.27 | 0.65 | |
-| the rest | 0.13 | 0.18 | |
-| sum | 3.3 | 3.4 | 2.1 |
+| two SHA-256 | 1.28 | 1.24 | 1.28 |
+| packing, rebuilding | 0.60 | 0.49 | 0.42 |
+| reading twice | 0.52 | 0.38 | 0.16 |
+| writing | 0.50 | 0.40 | 0.24 |
+| Python, numpy | 0.27 | 0.42 | |
+| the rest | 0.13 | 0.23 | |
+| sum | 3.3 | 3.2 | 2.1 |
 
 0.4 x of a copy at 1600 MB/s are 1.56 ms per MB: 3.1 ms of a core, with both cores never idle. On two cores of an x86-64
 server, copy 1330 MB/s, an earlier version gave 0.42, 0.52 and 0.72.
