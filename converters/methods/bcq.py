@@ -242,10 +242,10 @@ class Compensation(NamedTuple):
     costs: F64  # [in], of a squared error; the mean is 1
 
     @classmethod
-    def of(cls, job: Job, dampening: float, why: str) -> Self:
-        """From the statistics of a job; ``why``: what they are needed for."""
+    def of(cls, job: Job, dampening: float, why: str, order: npt.NDArray[np.intp] | None = None) -> Self:
+        """From the statistics of a job; ``why``: what they are needed for. order: by default, large inputs first."""
         hessian = damped(hessian_of(job, why), dampening, None, job.name)
-        order = largest_first(np.diagonal(hessian))
+        order = largest_first(np.diagonal(hessian)) if order is None else order
         factor, costs = compensation_in(hessian, order, job.threads, job.name)
         return cls(hessian, order, factor, costs / costs.mean())
 

@@ -23,6 +23,7 @@ from bcqfmt.compiled.threads import each_share
 from .loops.gptq import accumulate, round_columns, round_to_levels
 
 F64 = npt.NDArray[np.float64]
+Floats = npt.NDArray[Any]  # float64, of nested planes float32
 Codes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.intp]
 
@@ -273,11 +274,13 @@ def fitted(
     return made, total
 
 
-def rows_at_a_time(out: int, columns: int) -> Iterator[slice]:
-    """Rows in chunks of about 32 MB for each float64 copy."""
-    step = max(_ELEMENTS // columns, 64)
-    for first in range(0, out, step):
-        yield slice(first, min(first + step, out))
+def rows_at_a_time(
+    out: int, columns: int, threads: int = 1, first: int = 0, stop: int | None = None
+) -> Iterator[slice]:
+    """Rows, all or from ``first`` to ``stop``, in chunks of about 32 MB for each float64 copy of all threads."""
+    step, end = max(_ELEMENTS // columns // threads, 64), out if stop is None else stop
+    for begin in range(first, end, step):
+        yield slice(begin, min(begin + step, end))
 
 
 def replace_worse(
@@ -305,7 +308,7 @@ def output_errors(error: F64, hessian: F64, threads: int = 1) -> F64:
     return pull_of(error, hessian, threads)[1]
 
 
-def pull_of(error: F64, hessian: F64, threads: int) -> tuple[F64, F64]:
+def pull_of(error: Floats, hessian: Floats, threads: int) -> tuple[Floats, Floats]:
     """e H ``[rows, in]`` and e H e^T ``[rows]`` of every row e."""
     made = _product(error, hessian, threads)
     return made, np.asarray((made * error).sum(axis=1))
@@ -321,15 +324,18 @@ def missed(weight: npt.NDArray[np.float32], numbers: GroupNumbers, codes: Codes)
     return left
 
 
-def fit_numbers(hessian: F64, numbers: GroupNumbers, codes: Codes, pull: F64, threads: int) -> None:
-    """The numbers of every group in turn, those of the others fixed; where rounding undoes the gain, none change.
+def fit_numbers(
+    hessian: Floats, numbers: GroupNumbers, codes: Codes, pull: Floats, threads: int, *, in_turn: bool = False
+) -> None:
+    """The numbers of every group, those of the others fixed; where rounding undoes the gain, none change.
 
-    ``pull``: e H of every row ``[rows, in]``; overwritten.
+    ``pull``: e H of every row ``[rows, in]``, in the type of hessian. in_turn: a group sees the new numbers of those
+    before it, and pull is kept up to date; else all see the old ones, which does where the weight is rounded again.
     """
     rows, n = codes.shape
     for group, start in enumerate(range(0, n, numbers.size)):
-        run, later = slice(start, start + numbers.size), slice(start + numbers.size, n)
-        basis = numbers.basis(codes[:, run], group)
+        run = slice(start, start + numbers.size)
+        basis = numbers.basis(codes[:, run], group).astype(hessian.dtype, copy=False)
         inner = np.ascontiguousarray(hessian[run, run])
         turned = [_product(np.ascontiguousarray(one), inner, threads) for one in basis]
         k = len(turned)
@@ -340,22 +346,23 @@ def fit_numbers(hessian: F64, numbers: GroupNumbers, codes: Codes, pull: F64, th
         wanted = np.stack([(one * pull[:, run]).sum(axis=1) for one in basis], axis=1)
         ridge = _RIDGE * np.trace(matrix, axis1=1, axis2=2) / k + np.finfo(np.float64).tiny
         damped = matrix + ridge[:, None, None] * np.eye(k)
-        old = numbers.get(group)
+        old = numbers.get(group).copy()
         new = numbers.stored(group, old + np.linalg.solve(damped, wanted[:, :, None])[:, :, 0])
         step = new - old
         gain = 2.0 * (step * wanted).sum(axis=1) - np.einsum("ri,rij,rj->r", step, matrix, step)
         new = np.where((gain > 0.0)[:, None], new, old)
         numbers.put(group, new)
-        change = np.einsum("krc,rk->rc", basis, new - old)
-        pull[:, later] -= _product(change, np.ascontiguousarray(hessian[run, later]), threads)
+        if in_turn:
+            change = np.einsum("krc,rk->rc", basis, (new - old).astype(hessian.dtype))
+            pull -= _product(change, hessian[run], threads)
 
 
-def _product(left: F64, right: F64, threads: int) -> F64:
-    """left right, in an order of additions that threads do not change."""
-    made = np.zeros((left.shape[0], right.shape[1]))
+def _product(left: Floats, right: Floats, threads: int) -> Floats:
+    """left right, both float64 or both float32, in an order of additions that threads do not change."""
+    made, one = np.zeros((left.shape[0], right.shape[1]), left.dtype), left.dtype.type(1.0)
 
     def share(row: int, stop: int) -> None:
-        accumulate(made, row, 0, left, row, 0, right, 0, 0, stop - row, right.shape[0], right.shape[1], 1.0)
+        accumulate(made, row, 0, left, row, 0, right, 0, 0, stop - row, right.shape[0], right.shape[1], one)
 
     each_share(share, left.shape[0], _GRAIN, threads)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,8 +49,7 @@ _TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how f
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
 _WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
 _BLOCK = 128  # columns that take up earlier errors at once
-_HIGHER = 1.5  # a precision then counts this much more than the one below: errors of that one disturb it
-_PASSES = 2  # over all codes with the others fixed, before and after every fit of numbers
+_PASSES = 4  # over all codes with the others fixed, before and after every fit of numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +82,11 @@ class Multi(MethodBase[MultiSettings]):
     those above it. A plane more brings errors down to about a quarter, so with weights 1 and 4 both would count the
     same.
 
-    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`); single groups may then get worse.
-
     With ``nested = joint`` no bits are fixed: the sum over precisions of the errors, each divided by that of planes
     made for it alone, is minimised over all planes and scales, beginning with those and with the planes above.
+
+    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`), and the output errors of all precisions
+    count the same; single groups may then get worse. Each can have inputs and a target of its own (``Job.lower``).
     """
 
     name = "multi"
@@ -110,8 +110,7 @@ class Multi(MethodBase[MultiSettings]):
     def quantize(self, job: Job) -> Quantized:
         """A bcq weight with a scale set for each precision; notes: the mean squared error of each."""
         weight, s = checked(job), self._settings
-        layer = Compensation.of(job, s.dampening, _WHY_HESSIAN) if s.rounding == "gptq" else None
-        codes, precisions, size = self._found(job, weight, layer)
+        codes, precisions, size = self._found(job, weight, self._layers(job) if s.rounding == "gptq" else [])
         sets = {s.lowest_bits + i: (one.alpha, one.z if s.bias else None) for i, one in enumerate(precisions)}
         alpha, z = sets.pop(s.bits)
         made = bcq_weight(
@@ -121,29 +120,50 @@ class Multi(MethodBase[MultiSettings]):
         mse = {str(p): decoded_square_sums(weight, made, p)[1] / weight.size for p in range(s.lowest_bits, s.bits + 1)}
         return Quantized(made, {"mse_by_precision": mse})
 
-    def _found(self, job: Job, weight: F32, layer: Compensation | None) -> tuple[Codes, list[Numbers], int]:
-        """Codes, the numbers of each precision, the group size."""
+    @property
+    def lower_precisions(self) -> tuple[int, ...]:
+        """Planes of the precisions below the highest whose own inputs matter."""
+        s = self._settings
+        return tuple(range(s.lowest_bits, s.bits)) if s.rounding == "gptq" else ()
+
+    def _layers(self, job: Job) -> list[Compensation]:
+        """For every precision, the lowest first; without inputs of their own, that of the highest.
+
+        All have the order of the highest, but for a seed, which is made by itself.
+        """
+        s, highest = self._settings, Compensation.of(job, self._settings.dampening, _WHY_HESSIAN)
+        made = []
+        for i, one in enumerate(job.lower):
+            order = None if s.nested == "seed" and i == 0 else highest.order
+            own = replace(job, weight=one.weight, stats=one.stats)
+            made.append(Compensation.of(own, s.dampening, _WHY_HESSIAN, order))
+        return [*(made or [highest] * len(self.lower_precisions)), highest]
+
+    def _found(self, job: Job, weight: F32, layers: list[Compensation]) -> tuple[Codes, list[Numbers], int]:
+        """Codes, the numbers of each precision, the group size; layers: of every precision, to compensate errors."""
         s, importance = self._settings, None
-        if layer is not None:
-            importance = layer.costs
+        if layers:
+            importance = layers[-1].costs
         elif s.weighting == "activations":
             importance = importance_of(stats_of(job, _WHY))
-        if s.nested == "joint":
+        targets = [*(one.weight for one in job.lower), weight] if job.lower else [weight] * len(layers)
+        fixed = None
+        if s.nested == "joint" and not layers:
             alone = [self._alone(job, weight, p, importance) for p in range(s.lowest_bits, s.bits + 1)]
-            seed, fixed = alone[0], None
-            weights = self._shared(job, weight, alone, importance)
+            seed, weights = alone[0], self._shared(job, weight, alone, importance)
             codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone)
+        elif s.nested == "joint":  # numbers to begin with
+            seed = self._alone(job, weight, s.lowest_bits, importance)
+            codes, numbers, _ = self._extended(job, weight, seed, np.ones(s.bits), importance, starts=0)
         else:
-            seed = self._alone(job, weight, s.lowest_bits, importance, layer)
+            seed = self._alone(job, targets[0] if layers else weight, s.lowest_bits, importance, *layers[:1])
             fixed = seed.codes
             weights = np.array([_NEXT * 2.0 ** (t - 1) if t else 1.0 for t in range(s.bits - s.lowest_bits)])
             codes, numbers, _ = self._extended(job, weight, seed, weights, importance)
-        if layer is not None and weights.any():
-            free = 0 if fixed is None else 1  # the numbers of the seed stay
+        free = 0 if fixed is None else 1  # the numbers of the seed stay
+        if layers and len(numbers) > free:
             planes = [PlaneNumbers.of(one, seed.group_size, seed.stored, s.bias) for one in numbers[free:]]
-            weights = weights[weights > 0.0]
-            weights = weights * _HIGHER ** np.arange(weights.size)
-            codes = nested_fitted(weight, layer, planes, weights, s.turns, codes, fixed, job.threads)
+            codes = nested_fitted(targets[free:], layers[free:], planes, s.turns, fixed, job.threads)
             numbers = [*numbers[:free], *(one.as_stored() for one in planes)]
         return codes, numbers, seed.group_size
 
@@ -183,20 +203,21 @@ class Multi(MethodBase[MultiSettings]):
 
     def _extended(
         self, job: Job, weight: F32, seed: Solved, weights: F64, importance: F64 | None = None,
-        given: Sequence[Solved] = (),
+        given: Sequence[Solved] = (), starts: int | None = None,
     ) -> tuple[Codes, list[Numbers], F64]:  # fmt: skip
         """Codes ``[out, in]``, the numbers of each precision, squared errors ``[out, precisions]``.
 
-        ``given``: planes from which a search for all bits begins too; without any, those of the seed stay.
+        ``given``: planes from which a search for all bits begins too; without any, those of the seed stay. ``starts``:
+        by default as many as set.
         """
         s, size, (rows, groups) = self._settings, seed.group_size, seed.numbers.z.shape
         more = s.bits - s.lowest_bits
         first = 1 - bool(given)  # of the precisions whose numbers are found here
         found_here = [new_numbers(s.lowest_bits + i, rows, groups, seed.stored) for i in range(first, more + 1)]
-        errors = np.empty((rows, more + 1))
+        errors, tries = np.empty((rows, more + 1)), s.starts if starts is None else starts
         codes = np.empty(weight.shape, np.uint8)
         kinds = np.array([KINDS[kind] for kind in (*seed.stored, job.dtype, "F64")])
-        starts = np.stack([_scales(one, s.bits) for one in given], axis=2) if given else np.empty((rows, groups, 0, 1))
+        begun = np.stack([_scales(one, s.bits) for one in given], axis=2) if given else np.empty((rows, groups, 0, 1))
 
         def work(begin: int, stop: int) -> None:
             scratch = new_work(size, s.bits)
@@ -207,8 +228,8 @@ class Multi(MethodBase[MultiSettings]):
                 found[:, :, 0] = _scales(seed, s.bits)[block]
                 own = np.zeros((len(ordered), groups, more + 1))
                 extend_rows(
-                    weight[block], ordered, own_weights, size, s.rounds, s.bias, s.starts, kinds, s.lowest_bits,
-                    starts[block], codes[block], found, own, scratch, fixed, free,
+                    weight[block], ordered, own_weights, size, s.rounds, s.bias, tries, kinds, s.lowest_bits,
+                    begun[block], codes[block], found, own, scratch, fixed, free,
                 )  # fmt: skip
                 for i, one in enumerate(found_here, first):
                     one.fill(job, block, found[:, :, i], seed.stored)
@@ -236,64 +257,62 @@ def _scales(solved: Solved, planes: int) -> F64:
 
 
 def nested_fitted(
-    weight: F32, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, turns: int, nearest: Codes,
-    fixed: Codes | None, threads: int = 1,
+    targets: Sequence[F32], layers: Sequence[Compensation], numbers: list[PlaneNumbers], turns: int,
+    fixed: Codes | None = None, threads: int = 1,
 ) -> Codes:  # fmt: skip
     """``compensated.fitted`` for several precisions: codes ``[out, in]`` of the highest; ``numbers`` get what belongs.
 
-    A code is chosen for the weighted sum of the output errors of all precisions: first column by column, the errors of
-    every precision compensated by later columns, then for all others as they stand. weights: ``[precisions]``. nearest:
-    other codes, for rows that have less output error with them. fixed: the first bits of codes, which stay, or None.
+    A code is chosen for the sum of the output errors of all precisions: first column by column, the errors of every
+    precision compensated by later columns, then for all others as they stand. targets float32 ``[out, in]``, layers:
+    of every precision, all in one order of columns. fixed: the first bits of codes, which stay, or None.
     """
-    made, q = np.empty(weight.shape, np.uint8), numbers[-1].planes
-    for rows in rows_at_a_time(*weight.shape):
-        part, own = weight[rows], [one.rows(rows) for one in numbers]
-        kept = None if fixed is None else fixed[rows]
-        codes = _nested_codes(part, layer, own, weights, kept, threads)
-        if kept is None:  # else the nearest have other first bits
-            errors = [_pulls(part, own, one, layer.hessian, threads)[2] @ weights for one in (codes, nearest[rows])]
-            codes = np.where((errors[0] <= errors[1])[:, None], codes, nearest[rows])
-        for turn in range(turns + 1):
-            missing, pulls, _ = _pulls(part, own, codes, layer.hessian, threads)
-            _descend(codes, layer, own, weights, kept, missing, pulls, threads)
-            for one, pull in zip(own, pulls, strict=True):
+    out, columns = targets[0].shape
+    made, q = np.empty((out, columns), np.uint8), numbers[-1].planes
+    hessians, factors = _singles(one.hessian for one in layers), _singles(one.factor for one in layers)
+
+    def share(first: int, stop: int) -> None:
+        for rows in rows_at_a_time(out, columns, threads, first, stop):
+            parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
+            kept = np.empty((0, 0), np.uint8) if fixed is None else fixed[rows]
+            codes = _nested_codes(parts, layers, factors, own, kept)
+            pulls = np.empty((len(own), *codes.shape), np.float32)
+            for one, part, hessian, pull in zip(own, parts, hessians, pulls, strict=True):
+                missing = missed(part, one, codes >> np.uint8(q - one.planes))
+                pull[:] = pull_of(missing.astype(np.float32), hessian, 1)[0]
+            for turn in range(turns + 1):
+                _descend(codes, hessians, own, kept, pulls)
                 if turn < turns:
-                    fit_numbers(layer.hessian, one, codes >> np.uint8(q - one.planes), pull, threads)
-        made[rows] = codes
-        for one, other in zip(numbers, own, strict=True):
-            one.take(rows, other)
+                    for one, hessian, pull in zip(own, hessians, pulls, strict=True):
+                        fit_numbers(hessian, one, codes >> np.uint8(q - one.planes), pull, 1, in_turn=True)
+            made[rows] = codes
+            for one, other in zip(numbers, own, strict=True):
+                one.take(rows, other)
+
+    each_share(share, out, 8, threads)
     return made
 
 
-def _pulls(weight: F32, numbers: list[PlaneNumbers], codes: Codes, hessian: F64, threads: int) -> tuple[F64, F64, F64]:
-    """What every precision misses, e, and e H, ``[precisions, rows, in]``; e H e^T, ``[rows, precisions]``."""
-    q = numbers[-1].planes
-    lacks = np.stack([missed(weight, one, codes >> np.uint8(q - one.planes)) for one in numbers])
-    found = [pull_of(one, hessian, threads) for one in lacks]
-    return lacks, np.stack([one for one, _ in found]), np.stack([errors for _, errors in found], axis=1)
+def _singles(matrices: Iterable[F64]) -> tuple[F32, ...]:
+    """As float32; what several precisions share is there once."""
+    found: dict[int, F32] = {}
+    return tuple(found.setdefault(id(one), one.astype(np.float32)) for one in matrices)
 
 
 def _descend(
-    codes: Codes, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, fixed: Codes | None, missing: F64,
-    pulls: F64, threads: int,
+    codes: Codes, hessians: tuple[F32, ...], numbers: list[PlaneNumbers], fixed: Codes, pulls: F32
 ) -> None:  # fmt: skip
-    """Every code in turn the best for all others as they are, twice; all arrays in place."""
-    first = np.empty((0, 0), np.uint8) if fixed is None else fixed
+    """Every code in turn the best for all others as they are, until none changes, or some times; in place."""
     which, levels = np.arange(codes.shape[1]) // numbers[0].size, _levels(numbers)
-
-    def share(row: int, stop: int) -> None:
-        for _ in range(_PASSES):
-            descend_nested(
-                layer.hessian, levels, weights, first, _free(numbers), which, codes, missing, pulls, row, stop
-            )
-
-    each_share(share, codes.shape[0], 8, threads)
+    diagonals, costs = np.stack([np.diagonal(one) for one in hessians]), np.empty(levels.shape[3], np.float32)
+    for _ in range(_PASSES):
+        if not descend_nested(hessians, diagonals, levels, fixed, _free(numbers), which, codes, pulls, costs):
+            break
 
 
-def _levels(numbers: list[PlaneNumbers]) -> F64:
+def _levels(numbers: list[PlaneNumbers]) -> F32:
     """What the codes of the highest precision are worth at every one, ``[precisions, rows, groups, codes]``."""
     q = numbers[-1].planes
-    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers])
+    return np.stack([np.repeat(one.levels(), 2 ** (q - one.planes), axis=2) for one in numbers]).astype(np.float32)
 
 
 def _free(numbers: list[PlaneNumbers]) -> int:
@@ -302,28 +321,30 @@ def _free(numbers: list[PlaneNumbers]) -> int:
 
 
 def _nested_codes(
-    weight: F32, layer: Compensation, numbers: list[PlaneNumbers], weights: F64, fixed: Codes | None, threads: int
-) -> Codes:
+    targets: Sequence[F32], layers: Sequence[Compensation], factors: tuple[F32, ...], numbers: list[PlaneNumbers],
+    fixed: Codes,
+) -> Codes:  # fmt: skip
     """Codes ``[rows, in]``, rounded column by column, errors of every precision compensated by later columns."""
-    (rows, n), size = weight.shape, numbers[0].size
-    back = layer.order[::-1]  # as the factor has them: rounding runs from the last column to the first
-    given, which = weight[:, back].astype(np.float64), np.ascontiguousarray(back // size)
-    levels, free = _levels(numbers), _free(numbers)
-    first = np.empty((0, 0), np.uint8) if fixed is None else np.ascontiguousarray(fixed[:, back])
-    missing, codes = np.zeros((len(numbers), rows, n)), np.empty((rows, n), np.uint8)
+    rows, n = targets[0].shape
+    back = layers[0].order[::-1]  # as the factors have them: rounding runs from the last column to the first
+    given, which = (
+        np.stack([one[:, back] for one in targets]).astype(np.float32),
+        np.ascontiguousarray(back // numbers[0].size),
+    )
+    weights = np.stack([one.costs[back] for one in layers]).astype(np.float32)
+    levels, free, first = (
+        _levels(numbers),
+        _free(numbers),
+        np.ascontiguousarray(fixed[:, back] if fixed.size else fixed),
+    )
+    missing, codes = np.zeros(given.shape, np.float32), np.empty((rows, n), np.uint8)
+    costs = np.empty(levels.shape[3], np.float32)
     for high in range(n, 0, -_BLOCK):
         low = max(high - _BLOCK, 0)
-        target = np.repeat(given[None, :, low:high], len(numbers), axis=0)
-
-        def share(row: int, stop: int, low: int = low, high: int = high, target: F64 = target) -> None:
-            count, depth, width = stop - row, n - high, high - low
-            for own, left in zip(target, missing, strict=True):
-                accumulate(own, row, 0, left, row, high, layer.factor, high, low, count, depth, width, -1.0)
-            round_nested(
-                target, low, high, layer.factor, levels, weights, first, free, which, codes, missing, row, stop
-            )
-
-        each_share(share, rows, 8, threads)
+        target = np.ascontiguousarray(given[:, :, low:high])
+        for own, left, factor in zip(target, missing, factors, strict=True):
+            accumulate(own, 0, 0, left, 0, high, factor, high, low, rows, n - high, high - low, np.float32(-1.0))
+        round_nested(target, low, high, factors, weights, levels, first, free, which, codes, missing, costs)
     made = np.empty_like(codes)
     made[:, back] = codes
     return made

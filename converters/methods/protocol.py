@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["InputStats", "Job", "Method", "Quantized"]
+__all__ = ["InputStats", "Job", "Method", "Quantized", "Reading"]
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -32,12 +32,20 @@ class InputStats:
     shared: tuple[str, ...] = ()
 
 
+class Reading(NamedTuple):
+    """What a precision of nested planes has for inputs when all layers are read at it, and what it should be then."""
+
+    stats: InputStats
+    weight: F32  # [out, in]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One weight to quantize. ``weight`` is ``[out, in]`` float32, exact images of the source's numbers.
 
     ``dtype``: the source's and the result's logical dtype (``F16``, ``BF16``, ``F32``). ``threads``: how
-    many a compiled loop may use.
+    many a compiled loop may use. ``lower``: of every precision that a method's ``lower_precisions`` names, if inputs
+    are known for each.
     """
 
     name: str
@@ -45,6 +53,7 @@ class Job:
     dtype: str
     stats: InputStats | None = None
     threads: int = 1
+    lower: tuple[Reading, ...] = ()
 
 
 class Quantized(NamedTuple):

@@ -39,7 +39,7 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
-_KEPT = 1 << 29  # bytes of what enters a layer that are kept in memory while the layer is worked on
+_KEPT = 1 << 28  # bytes of what enters a layer that are kept in memory while the layer is worked on
 _TOKENS = 4096  # in a decoder layer at a time, unless a row has more
 
 

@@ -8,6 +8,7 @@ OUT.partial/hidden-00003.bin           what enters layer 3, float32 [rows, seq, 
 OUT.partial/gradient-00003.bin         the gradient of the loss there, of the same form, until layer 2 has its own
 OUT.partial/weights-00003.safetensors  what every token counts for each weight of layer 3, float32 [rows, seq]
 OUT.partial/quantized-00003.bin        what enters layer 3 when those before it are quantized (`quantize --text`)
+OUT.partial/quantized2-00003.bin       the same when nested planes are read at 2
 OUT.partial/layer-00003.safetensors    statistics of the layer; written last, so its being there means it is done
 
 Every .bin file ends in the SHA-256 of what is before it, weights-*.safetensors has that of its tensors in its metadata:
@@ -144,7 +145,7 @@ class CalibrationWork:
         return self._layer(stage).exists()
 
     def rows_file(self, stage: int, kind: str = "hidden") -> Path:
-        """The file of what enters a layer; kind: hidden, gradient, or quantized (in the quantized model)."""
+        """The file of what enters a layer; kind: hidden, gradient, quantized (in the quantized model), quantized2."""
         return self.folder / f"{kind}-{stage:05d}.bin"
 
     def weights(self, stage: int) -> Path:

@@ -15,7 +15,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .stats import stats_tensors
 
-__all__ = ["MOST", "Gradients", "Inputs", "Weights", "linears", "token_counts"]
+__all__ = ["MOST", "Gradients", "Inputs", "Weights", "linears", "products", "token_counts"]
 
 Tensor = torch.Tensor
 Weights = dict[str, npt.NDArray[np.float32]]  # weight -> [rows, seq], the mean over all tokens is 1
@@ -48,6 +48,19 @@ def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tenso
     counts = torch.from_numpy(given.copy()).to(x.device)
     size = counts * power
     return (counts * (MOST * size.mean(1, keepdim=True) / size.clamp_min(1e-30)).clamp_max(1.0)).flatten()
+
+
+def products(x: Tensor, weighted: Tensor) -> Tensor:
+    """x^T weighted, ``[in, in]`` float64, for inputs ``[tokens, in]`` times a number per token: symmetric."""
+    n = x.shape[1]
+    made = torch.empty((n, n), dtype=torch.float64, device=x.device)
+    step = max(96, n // 8)
+    for start in range(0, n, step):
+        run = slice(start, start + step)
+        block = x[:, run].T @ weighted[:, start:]
+        made[run, start:] = block
+        made[start:, run] = block.T
+    return made
 
 
 class Gradients:
@@ -147,7 +160,7 @@ class Inputs:
                 self._add(self._squares, weight, rows.double().square().sum(0))
             if leader == weight or self._weighting == "loss":
                 counts = self._counts(weight, rows)
-                self._add(self._products, weight, rows.T @ (rows if counts is None else rows * counts[:, None]))
+                self._add(self._products, weight, products(rows, rows if counts is None else rows * counts[:, None]))
 
         return look
 

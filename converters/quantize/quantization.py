@@ -16,9 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile
@@ -30,7 +27,7 @@ from bcqfmt.converters.jobs.source_files import check_unchanged, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
 from bcqfmt.converters.jobs.workspace import WORK, Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Module
-from bcqfmt.converters.methods.protocol import InputStats
+from bcqfmt.converters.methods.protocol import Reading
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings
 from bcqfmt.errors import BcqError, Finding
@@ -204,7 +201,9 @@ class Quantization:
         """The weights of every decoder layer in a spool file; how many layers there are."""
         from .sequential import Blocks
 
-        with Blocks(self.source, given, space.work / "text", say) as blocks:
+        methods = map(self.choice.method_of, self.modules)
+        lower = sorted({planes for method in methods for planes in getattr(method, "lower_precisions", ())})
+        with Blocks(self.source, given, space.work / "text", say, lower) as blocks:
             layers = blocks.names()
             check_covered(self.source, self.choice, {name for names in layers for name in names})
             for stage, names in enumerate(layers):
@@ -212,8 +211,7 @@ class Quantization:
                 if space.done(_block(stage), self.plan) is None:
                     self._spool(space, _block(stage), blocks.quantize(stage, chosen, self._one))
                 if stage + 1 < len(layers):
-                    held = self._take(space, _block(stage))
-                    blocks.advance(stage, {name: weight.dequantize("float32") for name, weight in held.items()})
+                    blocks.advance(stage, self._take(space, _block(stage)))
         return space.finish("blocks", self.plan, {"count": len(layers)})
 
     def _spool(self, space: Workspace, key: str, made: Sequence[Measured | Finished]) -> None:
@@ -236,10 +234,12 @@ class Quantization:
         tensor, before = self.modules[weight.name].tensors["weight"], self._ready[weight.name].recorded
         return Finished(weight, {**before, **measured_again(tensor, weight, self.options.workers)})
 
-    def _one(self, name: str, stats: InputStats, target: npt.NDArray[np.float32]) -> Measured:
+    def _one(self, name: str, readings: Mapping[int, Reading]) -> Measured:
+        """A weight of a decoder layer; ``readings`` by planes, 0: all."""
         self._stop.check()
-        tensor, threads = self.modules[name].tensors["weight"], self.options.workers
-        return quantize_tensor(tensor, self.choice.method_of(name), stats, threads, target)
+        tensor, method, (stats, target) = self.modules[name].tensors["weight"], self.choice.method_of(name), readings[0]
+        lower = tuple(readings[planes] for planes in getattr(method, "lower_precisions", ()))
+        return quantize_tensor(tensor, method, stats, self.options.workers, target, lower)
 
     def _batches(self, shard: Shard) -> dict[str, list[str]]:
         """Step name -> weights: runs of a shard's weights, each about as much work as the next."""

@@ -3,14 +3,18 @@
 A decoder layer is held twice, as the source has it and with the weights quantized so far. Its linear layers are taken
 input by input, in the order in which the layer runs. Over all rows of text two sums are taken: H = sum x' x'^T, x' the
 input that the quantized part makes, and C = sum (x - x') x'^T, x the input in the dense model. What is quantized, with
-H as its statistics, is W + W C (H + lambda I)^-1: of all matrices it makes of x' what is nearest to W x. Some
-rows of text, two layers and the sums of one input are in memory. Imported on demand only: torch and transformers.
+H as its statistics, is W + W C (H + lambda I)^-1: of all matrices it makes of x' what is nearest to W x. Two layers,
+the sums of one input and up to 2 GB of inputs are in memory. Imported on demand only: torch and transformers.
+
+Nested planes are read at several precisions, and each has inputs of its own: those that the layers before make when
+read at it. So there is a quantized layer, and H and C, for every precision.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -19,20 +23,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bcqfmt.converters.methods.protocol import InputStats
+from bcqfmt.converters.methods.protocol import InputStats, Reading
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.weight.weight import BcqWeight
 
 from .calibration import Runner, device_of, model_and_tokens
 from .calibration_work import CalibrationWork, TextOptions
-from .layer_inputs import linears, token_counts
+from .layer_inputs import linears, products, token_counts
+from .layer_run import LayerRun, Room
 from .stats import fingerprint
 from .weight import Measured
 
 __all__ = ["Blocks"]
 
 Tensor = torch.Tensor
-One = Callable[[str, InputStats, npt.NDArray[np.float32]], Measured]  # name, statistics, target [out, in]
+One = Callable[[str, Mapping[int, Reading]], Measured]  # name, readings by planes; 0: all planes
 
+_ROOM = 3 << 29  # bytes of what parts of a layer gave that are kept while the layer is worked on
 _DAMPENING = 0.05  # of the mean diagonal, for the target: inputs that hardly occur keep the weight they have
 
 
@@ -48,14 +55,19 @@ class Blocks:
     """The decoder layers of a model on a text, in a work folder of their own; a context manager."""
 
     def __init__(
-        self, source: SourceCheckpoint, given: TextOptions, folder: Path, say: Callable[[str], None]
+        self, source: SourceCheckpoint, given: TextOptions, folder: Path, say: Callable[[str], None],
+        lower: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """``folder``: where inputs of layers are kept, so that an interrupted run can go on."""
+        """``folder``: where inputs of layers are kept, so that an interrupted run can go on.
+
+        ``lower``: planes of nested weights at which they are read besides all of them.
+        """
         model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
         device = device_of(given.device)
         plan = {"model": fingerprint(source), **given.blocks(), "device": device.type}
         self.source, self.say, self._weighting = source, say, given.weighting
-        self._tokens = tokens.size
+        self._tokens, self._readings = tokens.size, (0, *lower)
+        self._stage, self._runs = -1, dict[int | None, LayerRun]()  # the layer at hand
         self.work = CalibrationWork(folder, plan)
         with torch.no_grad():
             self.runner = Runner(source, model, tokens, self.work, device, given.weighting)
@@ -71,43 +83,48 @@ class Blocks:
     def quantize(self, stage: int, chosen: Sequence[str], one: One) -> list[Measured]:
         """The chosen weights of a layer, quantized by ``one``, input by input."""
         self.say(f"layer {stage + 1} of {self.count}")
-        layer = self.runner.load_layer(stage)
-        dense = copy.deepcopy(layer)
-        children, twins = dict(self._linears(stage)), dict(linears(self.source, dense, self.runner.prefix(stage)))
+        self._leave()
+        self.runner.load_layer(stage)
+        groups = self._groups(stage)
+        self._runs = self._begun(stage)
+        named = {key: dict(self._linears(stage, run.layer)) for key, run in self._runs.items()}
         counts = self.work.read_weights(stage) if self._weighting == "loss" else {}
         made = []
-        for group in self._groups(stage):
+        for group in groups:
             wanted = [name for name in group if name in chosen]
-            if not wanted:
-                continue
-            pair = children[group[0]], twins[group[0]]
-            sums = self._sums(stage, dense, pair, wanted, counts)
+            sums = {
+                key: self._sums(stage, key, named, group, wanted, counts, group is groups[-1])
+                for key in self._readings
+                if wanted
+            }
             for name in wanted:
-                child, found = children[name], sums[name]
-                hessian = found.hessian.float().cpu().numpy()
-                stats = InputStats(found.squares.cpu().numpy(), hessian, self._tokens, tuple(sorted(group)))
-                measured = one(name, stats, _target(child.weight, found))
-                child.weight.copy_(torch.from_numpy(measured.weight.dequantize("float32")))
+                readings = {key: self._reading(named[None][name], sums[key][name], group) for key in sums}
+                measured = one(name, readings)
+                for key in sums:
+                    _put(named[key][name], measured.weight, key)
                 made.append(measured)
-        self.runner.unload(layer)
+            for each, run in self._runs.items():
+                run.settle(named[each][name] for name in group)
         return made
 
     @torch.no_grad()
-    def advance(self, stage: int, values: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """What enters the next layer, of the dense model and with quantized values; nothing if it is there already."""
-        runner, following = self.runner, stage + 1
-        layer = runner.load_layer(stage)
-        if not self.work.rows_file(following).exists():
-            self.work.rows_into(following, (runner.apply(stage, row).cpu().numpy() for row in runner.rows(stage)))
-        for name, child in self._linears(stage):
-            if name in values:
-                child.weight.copy_(torch.from_numpy(values[name]))
-        if not self.work.rows_file(following, "quantized").exists():
-            made = (runner.apply(stage, row).cpu().numpy() for row in self._quantized_rows(stage))
-            self.work.rows_into(following, made, "quantized")
-        runner.unload(layer)
-        for kind in ("hidden", "quantized"):
-            self.work.rows_file(stage, kind).unlink(missing_ok=True)
+    def advance(self, stage: int, weights: Mapping[str, BcqWeight]) -> None:
+        """What enters the next layer, of the dense model and of the quantized one; nothing if it is there already."""
+        if self._stage != stage:  # it was quantized by a run that was interrupted
+            self._leave()
+            self.runner.load_layer(stage)
+            self._runs = self._begun(stage)
+            for key in self._readings:
+                for name, child in self._linears(stage, self._runs[key].layer):
+                    if name in weights:
+                        _put(child, weights[name], key)
+        for each, run in self._runs.items():
+            if not self.work.rows_file(stage + 1, _kind(each)).exists():
+                made = run.outputs(self._rows(stage, each), partial(self.runner.apply, stage))
+                self.work.rows_into(stage + 1, (rows.cpu().numpy() for rows in made), _kind(each))
+        for each in self._runs:
+            self.work.rows_file(stage, _kind(each)).unlink(missing_ok=True)
+        self._leave()
 
     def __enter__(self) -> Self:
         return self
@@ -117,11 +134,31 @@ class Blocks:
     ) -> None:
         self.work.__exit__(kind, value, trace)
 
-    def _linears(self, stage: int) -> Iterator[tuple[str, torch.nn.Linear]]:
-        return linears(self.source, self.runner.real[stage], self.runner.prefix(stage))
+    def _begun(self, stage: int) -> dict[int | None, LayerRun]:
+        """The layer, which is loaded, for every key: None is the dense one, then come the readings."""
+        self._stage, layer = stage, self.runner.real[stage]
+        room, keys = Room(_ROOM), (None, *self._readings)
+        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), room) for key in keys}
 
-    def _quantized_rows(self, stage: int) -> Iterator[Tensor]:
-        return self.runner.rows(stage, "quantized" if stage else "hidden", keep=True)
+    def _leave(self) -> None:
+        """Forget the layer at hand."""
+        for run in self._runs.values():
+            run.forget()
+        if self._stage >= 0:
+            self.runner.unload(self.runner.real[self._stage])
+        self._stage, self._runs = -1, {}
+
+    def _linears(self, stage: int, layer: torch.nn.Module | None = None) -> Iterator[tuple[str, torch.nn.Linear]]:
+        return linears(self.source, layer or self.runner.real[stage], self.runner.prefix(stage))
+
+    def _rows(self, stage: int, key: int | None) -> Iterator[Tensor]:
+        """What enters a layer; all read the text."""
+        return self.runner.rows(stage, _kind(key) if stage else "hidden", keep=True)
+
+    def _reading(self, twin: torch.nn.Linear, found: _Sums, group: list[str]) -> Reading:
+        hessian = found.hessian.float().cpu().numpy()
+        stats = InputStats(found.squares.cpu().numpy(), hessian, self._tokens, tuple(sorted(group)))
+        return Reading(stats, _target(twin.weight, found))
 
     def _groups(self, stage: int) -> list[list[str]]:
         """Weights that read the same input, in the order in which the layer runs."""
@@ -139,53 +176,49 @@ class Blocks:
             return hook
 
         hooks = [child.register_forward_pre_hook(look(name)) for name, child in self._linears(stage)]
-        self.runner.apply(stage, next(self._quantized_rows(stage)))
+        self.runner.apply(stage, next(self._rows(stage, 0)))
         for hook in hooks:
             hook.remove()
         return [names for _, names in seen]
 
     def _sums(
-        self, stage: int, dense: torch.nn.Module, pair: tuple[torch.nn.Module, torch.nn.Module], wanted: list[str],
-        counts: Mapping[str, npt.NDArray[np.float32]],
+        self, stage: int, key: int, named: Mapping[int | None, Mapping[str, torch.nn.Linear]], group: list[str],
+        wanted: list[str], counts: Mapping[str, npt.NDArray[np.float32]], last: bool,
     ) -> dict[str, _Sums]:  # fmt: skip
         """Sums over all rows at one input; the same for all weights that read it unless tokens count differently."""
         found: dict[str, _Sums] = {}
         own = wanted if self._weighting == "loss" else wanted[:1]
-        rows = zip(self._quantized_rows(stage), self.runner.rows(stage, keep=True), strict=True)
-        for number, (mine, theirs) in enumerate(rows):
-            span = slice(number * len(mine), (number + 1) * len(mine))
-            x = self._input(stage, None, pair[0], mine)
-            other = self._input(stage, dense, pair[1], theirs)
+        inputs = zip(*(self._inputs(stage, one, named[one][group[0]], last) for one in (key, None)), strict=True)
+        seq, row = self.runner.tokens.shape[1], 0
+        for x, other in inputs:
+            span = slice(row, row + self.runner.step)
+            row += self.runner.step
             squares = x.square().sum(0, dtype=torch.float64)
             apart = other - x if other.shape == x.shape else torch.zeros_like(x)
             for name in own:
                 given = counts[name][span] if name in counts else None
-                weights = token_counts(self._weighting, given, x, mine.shape[1])
+                weights = token_counts(self._weighting, given, x, seq)
                 weighted = x if weights is None else x * weights[:, None]
-                more = _Sums(squares, (x.T @ weighted).double(), (apart.T @ weighted).double())
+                more = _Sums(squares, products(x, weighted), (apart.T @ weighted).double())
                 found[name] = _Sums(*map(torch.add, found[name], more)) if name in found else more
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 
-    def _input(self, stage: int, layer: torch.nn.Module | None, child: torch.nn.Module, row: Tensor) -> Tensor:
-        """What enters a linear layer of a decoder layer, ``[tokens, in]``; what comes after it is not run."""
-        held: list[Tensor] = []
-
-        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-            held.append(given[0].reshape(-1, given[0].shape[-1]).float())
-            raise _Reached
-
-        remove = child.register_forward_pre_hook(hook)
-        try:
-            self.runner.apply(stage, row, layer)
-        except _Reached:
-            pass
-        finally:
-            remove.remove()
-        return held[0]
+    def _inputs(self, stage: int, key: int | None, child: torch.nn.Linear, last: bool) -> Iterator[Tensor]:
+        """What enters a linear layer, ``[tokens, in]``, some rows at a time; last: it is the layer's last input."""
+        over = last and (stage + 1 == self.count or self.work.rows_file(stage + 1, _kind(key)).exists())
+        apply = partial(self.runner.apply, stage)
+        return self._runs[key].inputs(child, self._rows(stage, key), apply, last=over)
 
 
-class _Reached(Exception):
-    """Ends a forward pass: nothing after it is needed."""
+def _kind(key: int | None) -> str:
+    """The kind of a file of what enters a layer: of the dense model, or read at that many planes, 0: all."""
+    return "hidden" if key is None else f"quantized{key or ''}"
+
+
+def _put(child: torch.nn.Linear, weight: BcqWeight, planes: int) -> None:
+    """The values of a weight, read at that many planes where it has so many precisions."""
+    known = any(planes in segment.precisions for segment in weight.scheme.segments)
+    child.weight.copy_(torch.from_numpy(weight.dequantize("float32", planes=planes if known else None)))
 
 
 def _target(weight: Tensor, sums: _Sums) -> npt.NDArray[np.float32]:

@@ -22,7 +22,7 @@ from bcqfmt.checkpoint.writer import write_shard
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.methods.errors import Sums, square_sums
-from bcqfmt.converters.methods.protocol import InputStats, Job, Method
+from bcqfmt.converters.methods.protocol import InputStats, Job, Method, Reading
 from bcqfmt.converters.methods.stacking import stack
 from bcqfmt.errors import error, refuse
 from bcqfmt.weight.weight import BcqWeight
@@ -63,16 +63,18 @@ class Finished(NamedTuple):
 
 def quantize_tensor(
     tensor: StoredTensor, method: Method, stats: InputStats | None = None, threads: int = 1,
-    target: npt.NDArray[np.float32] | None = None,
+    target: npt.NDArray[np.float32] | None = None, lower: tuple[Reading, ...] = (),
 ) -> Measured:  # fmt: skip
     """Quantize a matrix, or every matrix of a stack on its own; the values compared are those that a reader gets.
 
     ``target``: what is quantized in place of a matrix, ``[out, in]``; the result is compared with the matrix.
+    ``lower``: see :class:`Job`.
     """
     pieces, notes, sums = [], [], Sums(0.0, 0.0, 0)
     for index in range(tensor.shape[0] if len(tensor.shape) == 3 else 1):
         matrix = read_matrix(tensor, index)
-        made = method.quantize(Job(tensor.name, matrix if target is None else target, tensor.dtype, stats, threads))
+        wanted = matrix if target is None else target
+        made = method.quantize(Job(tensor.name, wanted, tensor.dtype, stats, threads, lower))
         power, noise = square_sums(matrix, made.weight, threads)
         if not math.isfinite(noise):
             raise error(

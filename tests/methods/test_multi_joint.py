@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from bcqfmt.converters.methods.compensated import missed
 from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.hessian import importance_of
 from bcqfmt.converters.methods.multi import Multi, nested_fitted
+from bcqfmt.converters.methods.protocol import Reading
 from bcqfmt.errors import BcqError
 from methods.method_samples import as_dtype, calibration, group_errors, job, matrices, matrix
 
@@ -59,7 +61,7 @@ def test_tiny_groups_get_the_best_bits_there_are(seed: int, bias: bool, second: 
     method = Multi.build({"nested": "joint", "bits": 2, "lowest_bits": 1, "group_size": 8, "bias": bias, "starts": 64})
     work = job(weight, "F32")
     alone = [method._alone(work, weight, p, None) for p in (1, 2)]
-    _, _, errors = method._extended(work, weight, alone[0], np.array([1.0, second]), None, alone)
+    _, _, errors = method._extended(work, weight, alone[0], np.array([1.0, second]), None, alone, 64)
     least = least_of_all_bits(weight[0].astype(np.float64), (1.0, second), bias)
     assert least * (1 - 2e-3) <= errors[0] @ (1.0, second) <= least * 1.02
 
@@ -147,42 +149,52 @@ def test_without_compensation_a_code_is_the_best_for_all_precisions(seed: int, h
     weight = drawn.normal(size=(3, 24)).astype(np.float32)
     layer = Compensation(np.diag(drawn.uniform(0.5, 2.0, 24)), drawn.permutation(24), np.eye(24), np.ones(24))
     numbers = [PlaneNumbers(drawn.normal(size=(3, 3, p + 1)), 8, p, ("F32", "F32")) for p in (2, 3)]
-    weights = np.array([1.0, drawn.uniform(0.1, 4.0)])
     fixed = drawn.integers(0, 2, (3, 24)).astype(np.uint8) if held else None
-    nearest = np.zeros((3, 24), np.uint8)
-    found = nested_fitted(weight, layer, numbers, weights, 0, nearest, fixed)
+    weights = drawn.uniform(0.1, 4.0, 2)
+    layers = [layer._replace(hessian=share * layer.hessian, costs=share * layer.costs) for share in weights]
+    targets = [weight, weight + drawn.normal(size=weight.shape).astype(np.float32)]
+    found = nested_fitted(targets, layers, numbers, 0, fixed)
     for row, column in np.ndindex(weight.shape):
         costs = []
         for code in range(8):
             cost = 0.0
-            for one, share in zip(numbers, weights, strict=True):
+            for one, share, target in zip(numbers, weights, targets, strict=True):
                 p, own = one.planes, one.numbers[row, column // 8]
                 signs = [1.0 if code >> (3 - 1 - i) & 1 else -1.0 for i in range(p)]
-                cost += share * (weight[row, column] - np.dot(own[:p], signs) - own[p]) ** 2
+                cost += share * (target[row, column] - np.dot(own[:p], signs) - own[p]) ** 2
             costs.append(cost if fixed is None or code >> 2 == fixed[row, column] else np.inf)
         assert costs[found[row, column]] == pytest.approx(min(costs), rel=1e-9, abs=1e-12)
 
 
-def test_no_row_has_more_output_error_than_with_the_nearest_codes():
+def test_turns_raise_the_output_error_of_no_row():
     weight, stats = matrix(8, 96, "heavy"), calibration(96, tokens=16)
     layer = Compensation.of(job(weight, stats=stats), 0.01, "")
     drawn = np.random.default_rng(0)
     numbers = [PlaneNumbers(np.abs(drawn.normal(size=(8, 3, p + 1))) / 50, 32, p, ("F16", "F16")) for p in (2, 3)]
-    nearest = drawn.integers(0, 8, weight.shape).astype(np.uint8)
-
-    def errors(codes: Any, held: Any) -> Any:
-        total = np.zeros(8)
-        for one in held:
-            missing = missed(weight, one, codes >> np.uint8(3 - one.planes))
-            total += (missing @ layer.hessian * missing).sum(axis=1)
-        return total
-
-    before = errors(nearest, numbers)
+    before = np.full(8, np.inf)
     for turns in (0, 2):
         own = [one.rows(slice(None)) for one in numbers]
-        after = errors(nested_fitted(weight, layer, own, np.ones(2), turns, nearest, None, 2), own)
+        codes, after = nested_fitted([weight] * 2, [layer] * 2, own, turns, None, 2), np.zeros(8)
+        for one in own:
+            missing = missed(weight, one, codes >> np.uint8(3 - one.planes))
+            after += (missing @ layer.hessian * missing).sum(axis=1)
         assert (after <= before * (1 + 1e-9)).all()
         before = after
+
+
+def test_every_precision_is_fitted_to_its_own_inputs_and_target():
+    weight, stats = matrix(16, 128), calibration(128, tokens=96)
+    other = np.random.default_rng(1).permutation(128)
+    assert stats.hessian is not None
+    turned = replace(stats, hessian=stats.hessian[np.ix_(other, other)])
+    lower = tuple(Reading(turned, (share * weight).astype(np.float32)) for share in (0.5, 0.8))
+    method = Multi.build({"nested": "joint", "rounding": "gptq", "group_size": 64})
+    assert method.lower_precisions == (2, 3)
+    own, same = (method.quantize(replace(job(weight, stats=stats), lower=given)).weight for given in (lower, ()))
+    for planes, (seen, target) in zip((2, 3), lower, strict=True):
+        missing = [target - one.dequantize("float32", planes=planes).astype(np.float64) for one in (own, same)]
+        errors = [float((one @ seen.hessian * one).sum()) for one in missing]
+        assert errors[0] < 0.3 * errors[1]
 
 
 def test_threads_do_not_matter():

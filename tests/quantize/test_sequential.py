@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 import bcqfmt
 from bcqfmt.cli.main import cli
 from bcqfmt.cli.verbs.quantize import command
+from bcqfmt.converters.quantize import sequential
 from bcqfmt.converters.quantize.calibration import calibrate
 from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
@@ -110,6 +112,30 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(
     for file in ("model.safetensors", "bcq_quantization.json"):
         assert (out / file).read_bytes() == (whole / file).read_bytes()
     assert again.is_complete(out)
+
+
+def test_what_is_kept_of_a_layer_changes_nothing(
+    model: Path, text: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequential, "_ROOM", 0)
+    Quantization(open_source(model), options(text)).run(tmp_path / "bcq")
+    assert digests(tmp_path / "bcq") == digests(finished)
+
+
+def test_each_precision_of_nested_planes_has_inputs_of_its_own(model: Path, text: Path, tmp_path: Path) -> None:
+    """The first planes of a seed are those of `bcq`, made with what layers of two planes give, in every layer."""
+    given, common = options(text), {"rounding": "gptq", "group_size": 16}
+    for method, more in {"bcq": {"bits": 2}, "multi": {"bits": 3}, "joint": {"bits": 3, "nested": "joint"}}.items():
+        asked = replace(given, method=method.replace("joint", "multi"), settings={**common, **more})
+        Quantization(open_source(model), asked).run(tmp_path / method)
+    read = {
+        method: {
+            name: weight.dequantize(planes=2).tobytes() for name, weight in bcqfmt.open(tmp_path / method).weights()
+        }
+        for method in ("bcq", "multi", "joint")
+    }
+    assert read["bcq"] == read["multi"]
+    assert all(read["bcq"][name] != read["joint"][name] for name in read["bcq"])
 
 
 def test_what_is_in_no_layer_is_refused_or_needs_no_statistics(model: Path, text: Path, tmp_path: Path) -> None:

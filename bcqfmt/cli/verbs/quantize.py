@@ -171,9 +171,9 @@ def _preset(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) -> TextOptions | None:
-    """What --text and its options say; they leave ``asked``."""
-    keys = ("rows", "seq", "device", "token_weights", "train_scales")
-    rows, seq, device, weighting, train = (asked.pop(key) for key in keys)
+    """What --text and its options say; they leave ``asked``, but for ``seq``, which depends on the model."""
+    keys = ("rows", "device", "token_weights", "train_scales")
+    rows, device, weighting, train = (asked.pop(key) for key in keys)
     if text is None:
         if train:
             raise usage_error("--train-scales needs a text to train on: --text FILE.")
@@ -185,7 +185,7 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
     for name in ("torch", "transformers"):  # refused before anything is downloaded or planned
         if importlib.util.find_spec(name) is None:
             raise error("BCQ-E306", found=f"{name} is not installed", hint=pip_install("transformers"))
-    return TextOptions(read_text(text), rows, seq or 0, device, weighting, train)
+    return TextOptions(read_text(text), rows, device=device, weighting=weighting, train=train)
 
 
 def _planned(
@@ -212,9 +212,10 @@ def _planned(
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)
+    seq = asked.pop("seq")
     if given is not None:
         longest = longest_context(source.checkpoint.config)
-        given = given._replace(seq=fitting_context(given.seq or None, {source.checkpoint.folder: longest}, "piece"))
+        given = given._replace(seq=fitting_context(seq, {source.checkpoint.folder: longest}, "piece"))
     asked["workers"] = asked["workers"] or default_workers()
     options = QuantizeOptions(
         settings=settings,

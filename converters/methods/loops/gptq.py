@@ -1,7 +1,7 @@
 """Compiled loops of error-compensated rounding: a blocked Cholesky factor, its inverse, and the rounding itself.
 
-All matrices are float64 in C order. Every loop adds in an order that depends on neither threads nor blocks of rows, so
-the result is the same however the rows are shared out.
+All matrices are float64 in C order, those of nested planes float32. Every loop adds in an order that depends on neither
+threads nor blocks of rows, so the result is the same however the rows are shared out.
 """
 
 from __future__ import annotations
@@ -184,17 +184,18 @@ def round_to_levels(
 
 @compiled
 def round_nested(
-    target: Any, t_col: Any, last: Any, factor: Any, levels: Any, weights: Any, fixed: Any, free: Any, which: Any,
-    codes: Any, missed: Any, row: Any, stop_row: Any,
+    target: Any, t_col: Any, last: Any, factors: Any, weights: Any, levels: Any, fixed: Any, free: Any, which: Any,
+    codes: Any, missed: Any, costs: Any,
 ) -> None:  # fmt: skip
     """:func:`round_columns` down to ``t_col`` for P precisions at once, each with targets and errors of its own.
 
     A number gets the code of least weighted sum of squared errors, the lowest of equal ones. target ``[P, rows,
-    width]``, missed ``[P, rows, in]``; levels float64 ``[P, rows, groups, L]`` by code; weights ``[P]``. fixed: uint8
-    ``[rows, in]``, what codes are without their ``free`` lowest bits, or ``[0, 0]``.
+    width]``, missed ``[P, rows, in]``; factors: a tuple, one for each precision; weights ``[P, in]``; levels ``[P,
+    rows, groups, L]`` by code. fixed: uint8 ``[rows, in]``, what codes are without their ``free`` lowest bits, or
+    ``[0, 0]``. costs: scratch, ``[L]``. All other numbers are float32.
     """
-    count = weights.size
-    for r in range(row, stop_row):
+    count = weights.shape[0]
+    for r in range(codes.shape[0]):
         for c in range(last - 1, t_col - 1, -1):
             group = which[c]
             at = c - t_col
@@ -203,18 +204,21 @@ def round_nested(
             if fixed.size > 0:
                 low = np.int64(fixed[r, c]) << free
                 high = low + (1 << free)
-            best = low
-            least = np.inf
-            for code in range(low, high):
-                cost = 0.0
-                for p in range(count):
-                    distance = target[p, r, at] - levels[p, r, group, code]
-                    cost += weights[p] * (distance * distance)
-                if cost < least:
-                    least, best = cost, code
-            codes[r, c] = np.uint8(best)
-            shares = factor[c, t_col:c]
+            for code in range(costs.size):
+                costs[code] = 0.0
             for p in range(count):
+                table = levels[p, r, group]
+                wanted, weight = target[p, r, at], weights[p, c]
+                for code in range(costs.size):
+                    distance = wanted - table[code]
+                    costs[code] += weight * (distance * distance)
+            best = low
+            for code in range(low + 1, high):
+                if costs[code] < costs[best]:
+                    best = code
+            codes[r, c] = np.uint8(best)
+            for p in range(count):
+                shares = factors[p][c, t_col:c]
                 miss = target[p, r, at] - levels[p, r, group, best]
                 missed[p, r, c] = miss
                 below = target[p, r, :at]
@@ -224,45 +228,50 @@ def round_nested(
 
 @compiled
 def descend_nested(
-    hessian: Any, levels: Any, weights: Any, fixed: Any, free: Any, which: Any, codes: Any, error: Any, pull: Any,
-    row: Any, stop_row: Any,
-) -> None:  # fmt: skip
-    """One pass over all columns: each gets the code of least weighted sum of output errors, the others as they are.
+    hessians: Any, diagonals: Any, levels: Any, fixed: Any, free: Any, which: Any, codes: Any, pull: Any, costs: Any
+) -> bool:
+    """One pass over all columns: each gets the code of least sum of output errors, the others as they are.
 
-    codes uint8 ``[rows, in]``; error (weight less value) and pull (error times hessian) float64 ``[P, rows, in]``: all
-    are kept up to date. The rest as in :func:`round_nested`, columns in the order of ``hessian``.
+    hessians: a tuple, one for each precision; diagonals: theirs, ``[P, in]``. codes uint8 ``[rows, in]`` and pull
+    (what is missed, times hessian) ``[P, rows, in]`` are kept up to date. costs: scratch, ``[L]``. The rest as in
+    :func:`round_nested`, columns in the order of the hessians. Returns whether a code has changed.
     """
-    count = weights.size
-    for r in range(row, stop_row):
+    changed = False
+    count = levels.shape[0]
+    for r in range(codes.shape[0]):
         for c in range(codes.shape[1]):
             group = which[c]
-            own = hessian[c, c]
             low = 0
             high = levels.shape[3]
             if fixed.size > 0:
                 low = np.int64(fixed[r, c]) << free
                 high = low + (1 << free)
             now: Any = np.int64(codes[r, c])
+            for code in range(costs.size):
+                costs[code] = 0.0
+            for p in range(count):
+                table = levels[p, r, group]
+                level, half, own = table[now], pull[p, r, c], diagonals[p, c]
+                for code in range(costs.size):
+                    step = level - table[code]
+                    costs[code] += step * (half + half + step * own)
             best = now
-            least = 0.0
+            least = costs[now]  # zero
             for code in range(low, high):
-                cost = 0.0
-                for p in range(count):
-                    step = levels[p, r, group, now] - levels[p, r, group, code]
-                    cost += weights[p] * step * (2.0 * pull[p, r, c] + step * own)
-                if cost < least:
-                    least, best = cost, code
+                if costs[code] < least:
+                    least, best = costs[code], code
             if best == now:
                 continue
+            changed = True
             codes[r, c] = np.uint8(best)
-            across = hessian[c]
             for p in range(count):
+                across = hessians[p][c]
                 step = levels[p, r, group, now] - levels[p, r, group, best]
                 if step != 0.0:
-                    error[p, r, c] += step
                     mine = pull[p, r]
                     for j in range(mine.size):
                         mine[j] += step * across[j]
+    return changed
 
 
 @compiled
