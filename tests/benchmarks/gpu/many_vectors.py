@@ -15,8 +15,10 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +136,10 @@ def shapes_of(formula: str, q: int, rows: int, columns: int, g: int, counts: Ite
     return {gemm_shape(layout, count, rows, 1, 1, engine): None for count in counts if count >= LEAST or table}
 
 
-def compiled(job: GemmShape | tuple[Any, ...]) -> None:
+def compiled(job: GemmShape | tuple[Any, ...], capability: tuple[int, int]) -> None:
     """The kernel of some rows is in the cache of compiled kernels."""
     if isinstance(job, GemmShape):
-        code_of(gemm_kernel(job), torch.cuda.get_device_capability())
+        code_of(gemm_kernel(job), capability)
         return
     formula, q, rows, columns, g, count = job
     _weight, ready = made(formula, q, rows, columns, g)
@@ -155,7 +157,7 @@ def compile_all() -> None:
         jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
     jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        pool.map(compiled, jobs, chunksize=1)
+        pool.map(partial(compiled, capability=torch.cuda.get_device_capability()), jobs, chunksize=1)
 
 
 def main() -> None:
@@ -164,18 +166,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--marlin", help="library with the function marlin")
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
-    options = parser.parse_args()
+    options, begin = parser.parse_args(), time.perf_counter()
     libraries = options.marlin, options.lut_gemm
     compile_all()
-    rows = []
-    for shape in SHAPES:
-        rows += measured("affine", 4, *shape, 128, COUNTS[:MANY], old=True, libraries=libraries)
-    for formula, q, g in OTHERS:
-        rows += measured(formula, q, *SHAPES[-1], g, FEW, libraries=libraries)
-    for shape in SHAPES:
-        rows += measured("affine", 4, *shape, 128, COUNTS[MANY:])
-    figures = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128, "rows": rows}
-    options.out.write_text(json.dumps(figures, indent=1) + "\n")
+    figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128}
+    figures["rows"] = []
+    parts = [partial(measured, "affine", 4, *shape, 128, COUNTS[:MANY], old=True) for shape in SHAPES]
+    parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
+    parts += [partial(measured, "affine", 4, *shape, 128, COUNTS[MANY:]) for shape in SHAPES]
+    for part in parts:
+        figures["rows"] += part(libraries=libraries)
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
+        print(f"{time.perf_counter() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
