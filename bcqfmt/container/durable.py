@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _SYNC_EVERY = 1 << 25  # bytes
-_PIECE = 1 << 20  # bytes hashed and written while they are in the cache
+_PIECE = 1 << 18  # bytes hashed and written while they are in the cache
 
 
 class OutputFile:

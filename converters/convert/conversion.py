@@ -30,8 +30,6 @@ from bcqfmt.errors import BcqError, Finding, error
 
 from .shard import ShardJob
 
-__all__ = ["Conversion", "ConvertOptions", "Executor"]
-
 _BASE_MEMORY = 300_000_000  # bytes: the interpreter, numpy and the compiled word packers, rounded up
 
 
@@ -96,12 +94,9 @@ class Conversion:
         add_warnings(self.source, modules, data=carried_out)
         self.warnings = self.source.warnings
         if self.plan.coverage * 100 < self.options.min_coverage:
-            raise error(
-                "BCQ-E611",
-                self.source.folder.name,
-                found=f"{self.plan.coverage * 100:.2f} % of the parameters are quantized",
-                expected=f"at least {self.options.min_coverage:g} %",
-            )
+            found = f"{self.plan.coverage * 100:.2f} % of the parameters are quantized"
+            expected = f"at least {self.options.min_coverage:g} %"
+            raise error("BCQ-E611", self.source.folder.name, found=found, expected=expected)
 
     @property
     def named(self) -> Settings:
@@ -117,12 +112,9 @@ class Conversion:
             return max(1, self.options.workers)
         each = 2 * max((module.nbytes for module in self.modules.values()), default=0)
         if limit < each + _BASE_MEMORY:
-            raise error(
-                "BCQ-E801",
-                self.source.folder.name,
-                found=f"a memory limit of {limit} bytes",
-                expected=f"at least {each + _BASE_MEMORY}, for the largest weight",
-            )
+            found = f"a memory limit of {limit} bytes"
+            expected = f"at least {each + _BASE_MEMORY}, for the largest weight"
+            raise error("BCQ-E801", self.source.folder.name, found=found, expected=expected)
         return max(1, min(self.options.workers, (limit - _BASE_MEMORY) // max(1, each)))
 
     def run(

@@ -21,8 +21,6 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.words.buffers import read_array, wait_for_room
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["ReadOnce", "ShardJob"]
-
 Array = npt.NDArray[Any]
 
 # Packing a weight holds two arrays of its size, and is fast compared to hashing and writing: workers take turns at it

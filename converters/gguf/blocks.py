@@ -27,8 +27,6 @@ from .kinds import KINDS
 from .scales import code_words, fill_codes, new_code_words
 from .ternary import bytes_of_trits, trits_of_bytes
 
-__all__ = ["blocks_of", "in_order", "new_numbers", "numbers_of", "planes_of"]
-
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
 _NUMBERS = {"d": "scale", "m": "offset", "dd": "scale_scale", "dmin": "offset_scale", "e": "scale"}

@@ -20,8 +20,6 @@ from bcqfmt.compiled.loops import compiled, stamp_of, types
 from . import kinds
 from .kinds import KINDS
 
-__all__ = ["code_words", "fill_codes", "new_code_words"]
-
 Array = npt.NDArray[Any]
 Words = dict[str, npt.NDArray[np.uint32]]
 _UNIT: Final = 16  # bits: what a block has of the codes of a row is a multiple of it

@@ -12,8 +12,6 @@ from bcqfmt.compiled.loops import compiled
 from .arrays import Array, Codes, Words
 from .straight import UNITS, container, straight
 
-__all__ = ["Field", "field_to_numbers", "field_to_planes", "planes_to_field"]
-
 
 class Field(NamedTuple):
     """A field of ``size`` bytes from byte ``offset`` on of every block of ``block`` bytes.

@@ -18,8 +18,6 @@ from bcqfmt.compiled.loops import compiled, stamp_of, types
 from . import bit_programs as programs
 from .bit_programs import Container
 
-__all__ = ["ORDERS", "UNITS", "container", "straight", "straight_rows"]
-
 UNITS: Final = 4  # that are worked on at once
 ORDERS: Final = ("halves", "quarters", "nibbles", "far nibbles", "pairs", "bits", "stream 1", "stream 2", "stream 8")
 _FOUR = ir.VectorType(Emit.i32, UNITS)
