@@ -31,9 +31,8 @@ LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
-# measured on an H200 (docs/benchmarks/gemm.md). Reordered columns take one more launch.
-GEMM_LEAST = {"affine": 3, "bcq": 5}
-GEMM_LEAST_REORDERED = 13
+# measured on an H200 (docs/benchmarks/gemm.md). Then the same of bcq weights and reordered columns, one launch more.
+GEMM_LEAST = 3, 5
 GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 
@@ -218,9 +217,8 @@ def _gemm_most(many: gemm_of.GemmOperand) -> int:
 
 def _gemm_least(weight: MatmulWeight) -> int:
     """From how many vectors on `gemm` is faster than the fast product."""
-    if weight.operand.perm is not None:
-        return GEMM_LEAST_REORDERED
-    return max(GEMM_LEAST["bcq" if segment.formula == "bcq" else "affine"] for segment in weight.operand.segments)
+    operand = weight.operand
+    return GEMM_LEAST[operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments)]
 
 
 def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:
@@ -230,7 +228,8 @@ def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:
         return "mixed" if vectors <= PAIRS[wide] else "dequantize"
     if at_once := weight.at_once(dtype):
         return "bits" if vectors <= LAUNCHES[wide and at_once == 4] * at_once else "dequantize"
-    return "look-up" if vectors <= LOOK_UP[wide] else "dequantize"
+    whole_bytes = all(s.group_size % 8 == 0 or s.group_size >= s.width for s in weight.operand.segments)
+    return "look-up" if vectors <= (LOOK_UP[wide] if whole_bytes else 1) else "dequantize"
 
 
 def _product(weight: MatmulWeight, vectors: int, dtype: str, path: str, added: bool) -> Product:
