@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bcqfmt import BcqWeight
@@ -49,18 +49,23 @@ def numbers(weight: BcqWeight) -> tuple[Any, Any]:
 # ------------------------------------------------------------------------------------------------- guarantees
 
 
+SUBNORMAL = np.float32(2.0**-24) * np.array([[-1, 3, 1, -1, -1, 1, -1, -3], [-1, 0, -2, -1, 0, 1, 1, 1]], np.float32)
+
+
 @settings(max_examples=40, deadline=None)
 @given(matrices(), st.integers(1, 6), st.sampled_from([8, 16, 33, "row"]), st.booleans(), st.sampled_from([0, 1, 15]))
+@example((SUBNORMAL, "F16"), 2, 8, True, 0)
 def test_no_group_is_worse_than_greedy(sample: tuple[Any, str], bits: int, group_size: Any, bias: bool, rounds: int):
     weight, dtype = sample
     made = quantized(weight, dtype, bits=bits, group_size=group_size, bias=bias, rounds=rounds)
-    size = made.scheme.segments[0].group_size
+    size, parts = made.scheme.segments[0].group_size, made.parts()
+    types = [parts[name].dtype for name in ("s0_alpha", "s0_bias") if name in parts]  # F32 where F16 is too coarse
     found = group_errors(weight, made.dequantize(), size)
     whole = weight.shape[1] // size
     for piece, errors in zip(bcq_oracle.grouped(weight, size), (found[:, :whole], found[:, whole:]), strict=False):
         for around_mean in {False, bias}:
             start = bcq_oracle.greedy(piece, bits, around_mean)
-            limit = bcq_oracle.value_errors(piece, *start, "F16", dtype)
+            limit = bcq_oracle.value_errors(piece, *start, types[0], dtype, types[-1])
             assert (errors.reshape(-1) <= limit * ALMOST).all()
 
 

@@ -34,9 +34,13 @@ def greedy(groups: F64, bits: int, around_mean: bool) -> tuple[F64, F64, F64]:
     return np.stack(alphas, 1), z, np.stack(planes, 2)
 
 
-def value_errors(groups: F64, alpha: F64, z: F64, signs: F64, stored: str, dtype: str) -> F64:
-    """Squared error of each group with parameters rounded to ``stored`` and values to ``dtype``."""
-    alpha, z = (round_to(numbers, stored).astype(np.float64) for numbers in (alpha, z))
+def value_errors(
+    groups: F64, alpha: F64, z: F64, signs: F64, stored: str, dtype: str, z_stored: str | None = None
+) -> F64:
+    """Squared error of each group with alpha and z rounded to the types they are stored in and values to ``dtype``."""
+    alpha, z = (
+        round_to(numbers, kind).astype(np.float64) for numbers, kind in ((alpha, stored), (z, z_stored or stored))
+    )
     values = np.repeat(z[:, None], groups.shape[1], axis=1)
     for i in range(alpha.shape[1]):
         values = values + signs[:, :, i] * alpha[:, i, None]
