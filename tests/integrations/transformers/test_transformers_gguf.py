@@ -34,7 +34,7 @@ def dense_model(name: str, folder: Path) -> Any:
         heads = entries[tensor.name].get("row_permutation", {}).get("heads")
         if heads:
             values = values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        state[entries[tensor.name]["hf_name"]] = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        state[entries[tensor.name]["hf_name"]] = torch.from_numpy(np.array(values, np.float32))
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"] if config.tie_word_embeddings else [], [])
     model.tie_weights()
