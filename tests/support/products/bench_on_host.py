@@ -76,12 +76,13 @@ def looked_up(q: int, columns: int, g: int) -> list[Any]:
         stack.enter_context(host())
         stack.enter_context(mock.patch.object(bench_products, "SWEEP", [(q, g)]))
         stack.enter_context(mock.patch.object(bench_products, "_SQUARE", columns))
+        stack.enter_context(mock.patch.object(bench_products, "CYCLED", 0))  # two copies: a cache is not simulated
         stack.enter_context(mock.patch.object(bench_products, "product_shape", return_value=None))
         return [tuple(row) for row in bench_products.sweep(SPEED)]
 
 
 def with_outliers(rows: int, columns: int, share: float, batch: int, skewed: bool) -> list[Any]:
     """Rows of `outliers` for one case."""
-    with host():
+    with host(), mock.patch.object(outliers, "CYCLED", 0):
         found = outliers._product(SPEED, rows, columns, share, {}, batch=batch, skewed=skewed)
         return [tuple(row) for row in found]
