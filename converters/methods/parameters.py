@@ -97,6 +97,11 @@ class MethodBase(Generic[T]):
         """None: works without calibration."""
         return None
 
+    @property
+    def lower_precisions(self) -> tuple[int, ...]:
+        """None: one precision, or the same inputs for all."""
+        return ()
+
     def settings(self) -> dict[str, Any]:
         """The settings in force, as plan and report record them."""
         return dataclasses.asdict(self._settings)  # type: ignore[call-overload, no-any-return]

@@ -93,5 +93,9 @@ class Method(Protocol):
     def settings(self) -> dict[str, Any]:
         """The settings in force, defaults included, as they are recorded in plan and report."""
 
+    @property
+    def lower_precisions(self) -> tuple[int, ...]:
+        """Planes at which its weights are read besides all of them, if inputs of their own matter to it; else none."""
+
     def quantize(self, job: Job) -> Quantized:
         """The BCQ weight (name empty); BCQ-E62x where the matrix does not fit the method."""

@@ -54,7 +54,7 @@ def products(x: Tensor, weighted: Tensor) -> Tensor:
     """x^T weighted, ``[in, in]`` float64, for inputs ``[tokens, in]`` times a number per token: symmetric."""
     n = x.shape[1]
     made = torch.empty((n, n), dtype=torch.float64, device=x.device)
-    step = max(96, n // 8)
+    step = max(96, n // 8)  # wide enough for the product's speed; blocks below the diagonal are copied, not computed
     for start in range(0, n, step):
         run = slice(start, start + step)
         block = x[:, run].T @ weighted[:, start:]

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["LayerRun", "Room"]
+__all__ = ["Budget", "LayerRun"]
 
 Tensor = torch.Tensor
 Apply = Callable[[Tensor, torch.nn.Module], Tensor]  # rows, the layer: what it gives
 
 
-class Room:
+class Budget:
     """Bytes that may still be kept."""
 
     def __init__(self, size: int) -> None:
@@ -27,9 +27,9 @@ class Room:
 class LayerRun:
     """A layer, which of its linear layers are settled, and what parts have given, rows by rows."""
 
-    def __init__(self, layer: torch.nn.Module, room: Room) -> None:
-        """``room``: may be shared with others."""
-        self.layer, self._room = layer, room
+    def __init__(self, layer: torch.nn.Module, budget: Budget) -> None:
+        """``budget``: may be shared with others."""
+        self.layer, self._budget = layer, budget
         self._settled: set[torch.nn.Module] = set()
         self._kept: dict[torch.nn.Module, list[Any]] = {}
         self._number = 0
@@ -73,7 +73,7 @@ class LayerRun:
     def _each(
         self, rows: Iterable[Tensor], run: Callable[[Tensor], Tensor], parts: list[torch.nn.Module]
     ) -> Iterator[Tensor]:
-        """``run`` for all rows; what parts give that have not been kept yet is kept if there is room for all of it."""
+        """``run`` for all rows; what parts give that have not been kept yet is kept if the budget allows all of it."""
         found: dict[torch.nn.Module, list[Any]] = {part: [] for part in parts if part not in self._kept}
         hooks = [part.register_forward_hook(self._keeper(held)) for part, held in found.items()]
         try:
@@ -84,7 +84,7 @@ class LayerRun:
                 hook.remove()
         for part, held in found.items():
             if len(held) != self._number + 1:
-                self._room.left += _size(held)
+                self._budget.left += _size(held)
                 continue
             for inner in part.modules():
                 self._forget(inner)
@@ -93,9 +93,9 @@ class LayerRun:
 
     def _keeper(self, held: list[Any]) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
         def keep(module: torch.nn.Module, given: tuple[Any, ...], made: Any) -> None:
-            if _size(made) <= self._room.left and len(held) == self._number:
+            if _size(made) <= self._budget.left and len(held) == self._number:
                 held.append(made)
-                self._room.left -= _size(made)
+                self._budget.left -= _size(made)
 
         return keep
 
@@ -104,7 +104,7 @@ class LayerRun:
 
     def _forget(self, part: torch.nn.Module) -> None:
         if part in self._kept:
-            self._room.left += _size(self._kept.pop(part))
+            self._budget.left += _size(self._kept.pop(part))
             del part.forward
 
     def _parts(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -201,8 +201,7 @@ class Quantization:
         """The weights of every decoder layer in a spool file; how many layers there are."""
         from .sequential import Blocks
 
-        methods = map(self.choice.method_of, self.modules)
-        lower = sorted({planes for method in methods for planes in getattr(method, "lower_precisions", ())})
+        lower = sorted({planes for name in self.modules for planes in self.choice.method_of(name).lower_precisions})
         with Blocks(self.source, given, space.work / "text", say, lower) as blocks:
             layers = blocks.names()
             check_covered(self.source, self.choice, {name for names in layers for name in names})
@@ -238,7 +237,7 @@ class Quantization:
         """A weight of a decoder layer; ``readings`` by planes, 0: all."""
         self._stop.check()
         tensor, method, (stats, target) = self.modules[name].tensors["weight"], self.choice.method_of(name), readings[0]
-        lower = tuple(readings[planes] for planes in getattr(method, "lower_precisions", ()))
+        lower = tuple(readings[planes] for planes in method.lower_precisions)
         return quantize_tensor(tensor, method, stats, self.options.workers, target, lower)
 
     def _batches(self, shard: Shard) -> dict[str, list[str]]:

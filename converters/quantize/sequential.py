@@ -30,7 +30,7 @@ from bcqfmt.weight.weight import BcqWeight
 from .calibration import Runner, device_of, model_and_tokens
 from .calibration_work import CalibrationWork, TextOptions
 from .layer_inputs import linears, products, token_counts
-from .layer_run import LayerRun, Room
+from .layer_run import Budget, LayerRun
 from .stats import fingerprint
 from .weight import Measured
 
@@ -39,7 +39,7 @@ __all__ = ["Blocks"]
 Tensor = torch.Tensor
 One = Callable[[str, Mapping[int, Reading]], Measured]  # name, readings by planes; 0: all planes
 
-_ROOM = 3 << 29  # bytes of what parts of a layer gave that are kept while the layer is worked on
+_BUDGET = 3 << 29  # bytes of what parts of a layer gave that are kept while the layer is worked on
 _DAMPENING = 0.05  # of the mean diagonal, for the target: inputs that hardly occur keep the weight they have
 
 
@@ -137,8 +137,8 @@ class Blocks:
     def _begun(self, stage: int) -> dict[int | None, LayerRun]:
         """The layer, which is loaded, for every key: None is the dense one, then come the readings."""
         self._stage, layer = stage, self.runner.real[stage]
-        room, keys = Room(_ROOM), (None, *self._readings)
-        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), room) for key in keys}
+        budget, keys = Budget(_BUDGET), (None, *self._readings)
+        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), budget) for key in keys}
 
     def _leave(self) -> None:
         """Forget the layer at hand."""
@@ -216,7 +216,7 @@ def _kind(key: int | None) -> str:
 
 
 def _put(child: torch.nn.Linear, weight: BcqWeight, planes: int) -> None:
-    """The values of a weight, read at that many planes where it has so many precisions."""
+    """A weight into a layer, read at that many planes; all of them if it has no such precision (0: all)."""
     known = any(planes in segment.precisions for segment in weight.scheme.segments)
     child.weight.copy_(torch.from_numpy(weight.dequantize("float32", planes=planes if known else None)))
 

@@ -16,7 +16,8 @@ REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
-_WHOLE, _TURNS = 0.87, 2  # of the blocks that fit, if each has so many whole tiles
+_WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
+_TURNS = 2  # whole tiles of a block at most
 _MANY = ((2, 128), (3, 128), (2, 176))  # groups and vectors of a tile with which that is tried
 
 

@@ -33,7 +33,7 @@ shared memory               shared_address(array) -> word; lds8 lds16 lds32 lds6
                             lds_f32 lds64_f32 lds128_f32; sts8 sts32 sts64 sts128 sts_f32 ... (address, offset,
                             *values)
 copies                      cp_async16(p, i, address, bytes) (rest zero) cp_async_commit cp_async_wait(n);
-                            cp_async_run(count, step) -> f(p, i, address): so many of 16 bytes, `step` bytes apart;
+                            cp_async_run(count, step) -> f(p, i, address): `count` copies, `step` bytes apart;
                             cp_async_arrive(barrier): an arrival when the copies of this lane have come
 bulk copies, sm_90          bulk_copy(p, i, address, bytes, barrier): 16-byte pieces from piece i on; completes
                             bytes that mbarrier_expect(barrier, bytes) announced; tensor_copy(map, column, row,

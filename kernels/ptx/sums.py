@@ -1,8 +1,8 @@
 """Sums of a tile in a local array, taken all at once: what would be thousands of lines for Numba if it were unrolled.
 
 A thread of a product on tensor cores has, for every 8 vectors k, four sums: ``sums[4 k + 2 h + j]`` of row ``h`` and
-vector ``8 k + j`` of its own. All functions take the array first; ``first``: where in it the sums begin. The simulator
-of the tests has the same in Python.
+vector ``8 k + j`` of its own. All functions take the array first; ``first``: where in it the sums begin. `looked_up`
+does the same for look-ups in a table. The simulator of the tests has all of it in Python.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(
 def test_what_is_kept_of_a_layer_changes_nothing(
     model: Path, text: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequential, "_ROOM", 0)
+    monkeypatch.setattr(sequential, "_BUDGET", 0)
     Quantization(open_source(model), options(text)).run(tmp_path / "bcq")
     assert digests(tmp_path / "bcq") == digests(finished)
 
