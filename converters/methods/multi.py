@@ -49,7 +49,7 @@ _TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how f
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
 _WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
 _BLOCK = 128  # columns that take up earlier errors at once
-_SHARES = (1.0, 2.0, 2.0)  # what output errors count at the lowest precision, the next and those above
+_SHARES = (1.0, 2.0)  # what output errors count at the lowest precision, and above: decision 22
 _PASSES = 4  # over all codes with the others fixed, before and after every fit of numbers
 
 
@@ -86,8 +86,8 @@ class Multi(MethodBase[MultiSettings]):
     With ``nested = joint`` no bits are fixed: the sum over precisions of the errors, each divided by that of planes
     made for it alone, is minimised over all planes and scales, beginning with those and with the planes above.
 
-    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`), and the output errors of all precisions
-    count the same; single groups may then get worse. Each can have inputs and a target of its own (``Job.lower``).
+    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`), and output errors count twice above the
+    lowest precision; single groups may then get worse. Each can have inputs and a target of its own (``Job.lower``).
     """
 
     name = "multi"
@@ -164,7 +164,7 @@ class Multi(MethodBase[MultiSettings]):
         free = 0 if fixed is None else 1  # the numbers of the seed stay
         if layers and len(numbers) > free:
             planes = [PlaneNumbers.of(one, seed.group_size, seed.stored, s.bias) for one in numbers[free:]]
-            shares = np.array([_SHARES[min(i, 2)] for i in range(free, len(numbers))], np.float32)
+            shares = np.array([_SHARES[min(i, 1)] for i in range(free, len(numbers))], np.float32)
             codes = nested_fitted(targets[free:], layers[free:], planes, shares, s.turns, fixed, job.threads)
             numbers = [*numbers[:free], *(one.as_stored() for one in planes)]
         return codes, numbers, seed.group_size
