@@ -155,10 +155,10 @@ def shared_base() -> Function:
     return intrinsic_of(typing, "shared address", 1)
 
 
-def multiply_group(vectors: int, kind: str) -> Function:
+def multiply_group(vectors: int, kind: str, first: int = 0) -> Function:
     """``f(sums, a0, a1, a2, a3, address, piece)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
 
-    ``sums``: a local array of ``vectors`` / 2 float32. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes
+    ``sums``: a local array with ``vectors`` / 2 float32 from ``first`` on. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes
     in shared memory, their 16-byte pieces exchanged by the row modulo 8; ``piece``, a constant: the first of two pieces
     of the first row that are meant, from the address on; the address is a multiple of 1024, as is what is skipped.
     ``kind``: "f16" or "bf16". The sums may be read after ``wgmma_wait``.
@@ -178,7 +178,7 @@ def multiply_group(vectors: int, kind: str) -> Function:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
             single, word, long = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-            places = [builder.gep(data, [ir.Constant(word, i)]) for i in range(count)]
+            places = [builder.gep(data, [ir.Constant(word, first + i)]) for i in range(count)]
             held = [builder.load(place) for place in places]
             # the descriptor: 14 bits of the address / 16, rows of 1024 bytes apart, 128 bytes exchanged
             start = builder.lshr(builder.and_(values[5], ir.Constant(word, 0x3FFFF)), ir.Constant(word, 4))
@@ -195,7 +195,7 @@ def multiply_group(vectors: int, kind: str) -> Function:
 
         return NONE(array, *(U32,) * 5, piece), codegen
 
-    return intrinsic_of(typing, f"wgmma n{vectors} {kind}", 7)
+    return intrinsic_of(typing, f"wgmma n{vectors} {kind} {first}", 7)
 
 
 def reinterpret(source: Any, target: Any) -> Function:

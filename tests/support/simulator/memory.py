@@ -236,7 +236,7 @@ def ldmatrix_x4(address: int) -> Words:
 # -- tensor cores that read shared memory -----------------------------------------------------------------------------
 
 
-def wgmma(vectors: int, kind: str) -> Any:
+def wgmma(vectors: int, kind: str, first: int = 0) -> Any:
     """As `ptx.asm.multiply_group`; the sums are there at once."""
     widen = arithmetic.bf16_values if kind == "bf16" else arithmetic.f16_values
 
@@ -258,7 +258,8 @@ def wgmma(vectors: int, kind: str) -> Any:
         row, column = lane.thread_id % 128 // 32 * 16 + lane.thread_id % 32 // 4, 2 * (lane.thread_id % 4)
         for k in range(vectors // 8):
             for i in range(4):
-                sums[4 * k + i] = np.float32(sums[4 * k + i] + found["y"][row + i // 2 * 8, 8 * k + column + i % 2])
+                more = found["y"][row + i // 2 * 8, 8 * k + column + i % 2]
+                sums[first + 4 * k + i] = np.float32(sums[first + 4 * k + i] + more)
 
     return multiply
 
