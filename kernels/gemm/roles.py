@@ -42,8 +42,7 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     running = min(1, height * depth - 1)  # products that go on when the next numbers are made
     held_words, load_numbers, decode = decoder(layout)
     registers, copying = min(240, shape.registers), COPYING
-    kind = "bf16" if shape.kind == 2 else "f16"
-    wgmma, wgmma_below = ptx.wgmma(n, kind), ptx.wgmma(n, kind, sums_count - n // 2)
+    wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
     zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
     next_tile, copying_warps = _next_tile(), min(WEIGHT_WARPS, shape.row_blocks)
     copy_weight, copy_x = _copier(shape, _weight_copier(shape)), _copier(shape, _x_copier(shape))
@@ -110,30 +109,25 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
                     numbers_of = ptx.u32(place + numbers_at + group * (own_sets * set_bytes) + (warp & 3) * warp_set)
                     codes_of = ptx.u32(place + codes_at + group * (depth * code_bytes) + (warp & 3) * warp_codes)
                     held = cuda.local.array(held_words, types.uint32)
-                    for i in static(height * depth):
-                        a = cuda.local.array(16, types.uint32)
-                        own_numbers = ptx.u32(numbers_of + (i // depth * groups * own_sets + i % depth // per_set) * set_bytes)
-                        if i % depth % per_set == 0:
-                            load_numbers(held, own_numbers, lane)
-                        ptx.wgmma_wait(running)  # the fragment before the last one is free
-                        if i == running and before != 0 and lane == 0:
-                            ptx.mbarrier_arrive(before)
-                        own_codes = ptx.u32(codes_of + (i // depth * groups * depth + i % depth) * code_bytes)
-                        decode(a, own_codes, own_numbers, lane, held)
-                        ptx.wgmma_fence()
-                        for piece in static(i % depth * pieces, i % depth * pieces + 8, 2):
-                            k = 2 * (piece - i % depth * pieces)
-                            if i < depth:
+                    for h in static(height):
+                        for d in static(depth):
+                            a = cuda.local.array(16, types.uint32)
+                            own_numbers = ptx.u32(numbers_of + (h * groups * own_sets + d // per_set) * set_bytes)
+                            if d % per_set == 0:
+                                load_numbers(held, own_numbers, lane)
+                            ptx.wgmma_wait(running)  # the fragment before the last one is free
+                            if h * depth + d == running and before != 0 and lane == 0:
+                                ptx.mbarrier_arrive(before)
+                            own_codes = ptx.u32(codes_of + (h * groups * depth + d) * code_bytes)
+                            decode(a, own_codes, own_numbers, lane, held)
+                            ptx.wgmma_fence()
+                            for piece in static(d * pieces, d * pieces + 8, 2):
+                                k = 2 * (piece - d * pieces)
                                 wgmma(
                                     sums, ptx.u32(a[k]), ptx.u32(a[k + 1]), ptx.u32(a[k + 2]), ptx.u32(a[k + 3]),
-                                    place, piece,
+                                    place, piece, h,
                                 )  # fmt: skip
-                            else:
-                                wgmma_below(
-                                    sums, ptx.u32(a[k]), ptx.u32(a[k + 1]), ptx.u32(a[k + 2]), ptx.u32(a[k + 3]),
-                                    place, piece,
-                                )  # fmt: skip
-                        ptx.wgmma_commit()
+                            ptx.wgmma_commit()
                     before, left = ptx.u32(bar + 8), ptx.u32(left - 1)
                     if bar == last:
                         place, bar, parity = base, filled, ptx.u32(parity ^ 1)

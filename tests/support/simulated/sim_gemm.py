@@ -18,7 +18,8 @@ from simulated.sim_kernels import Guarded, guarded
 
 def product(
     weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", engine: str = "mma", vectors: int = 8,
-    groups: int = 1, depth: int = 1, stages: int = 3, height: int = 1, producers: int = 1, lag: int = 0, addend: Any = None,
+    groups: int = 1, depth: int = 1, stages: int = 3, height: int = 1, producers: int = 1, lag: int = 0,
+    addend: Any = None,
 ) -> Guarded:  # fmt: skip
     """``x W^T`` with small blocks of threads."""
     placed = gemm_operand(operand(weight), kind)

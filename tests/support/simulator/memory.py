@@ -236,11 +236,11 @@ def ldmatrix_x4(address: int) -> Words:
 # -- tensor cores that read shared memory -----------------------------------------------------------------------------
 
 
-def wgmma(vectors: int, kind: str, first: int = 0) -> Any:
+def wgmma(vectors: int, kind: str) -> Any:
     """As `ptx.asm.multiply_group`; the sums are there at once."""
     widen = arithmetic.bf16_values if kind == "bf16" else arithmetic.f16_values
 
-    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, piece: int) -> None:
+    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, piece: int, part: int) -> None:
         lane = current()
         group = lane.thread_id // (4 * WARP)
         block = lane.block
@@ -259,7 +259,8 @@ def wgmma(vectors: int, kind: str, first: int = 0) -> Any:
         for k in range(vectors // 8):
             for i in range(4):
                 more = found["y"][row + i // 2 * 8, 8 * k + column + i % 2]
-                sums[first + 4 * k + i] = np.float32(sums[first + 4 * k + i] + more)
+                own = vectors // 2 * part + 4 * k + i
+                sums[own] = np.float32(sums[own] + more)
 
     return multiply
 
