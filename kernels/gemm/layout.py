@@ -26,7 +26,7 @@ is multiplied by it at the end (``row_scale``). A word holds a number of two row
 - bcq: the scales of the planes, then the bias. Where values are looked up, their sums instead, for every code of up to
   three bits, as low bytes and high bytes of each row; the bias is in them, but of 4 bits, whose first plane is a plus
   in the sums, it follows in a word for two rows.
-- table: ``scale``; the table is part of the kernel.
+- table: ``scale``, of bytes 2^24 times as large; the table is part of the kernel.
 
 `pack` makes both.
 """
@@ -81,6 +81,12 @@ class GemmLayout:
     def tabled(self) -> bool:
         """Whether the numbers of a row and a group are a table of sums of its scales."""
         return self.looked_up and self.formula == "bcq"
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether a table has integers of a byte, and float16 is what they become."""
+        held = bool(self.table) and all(value in range(-128, 128) for value in self.table)
+        return held and self.number == "F16"
 
     @property
     def places(self) -> int:

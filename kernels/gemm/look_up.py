@@ -23,7 +23,7 @@ __all__ = ["HELD", "bcq", "load_bcq", "table"]
 
 HELD = 10  # words of the tables of two rows, and their biases
 _FLIP, _CHOOSE = 0x6A, 0xCA  # a & b ^ c, a ? b : c
-_TOPS = 0x80808080  # the highest bit of every byte
+_TOPS = 0x80808080  # the highest bit of every byte; as float16, twice -128 * 2^-24
 _SIGNS = 0x80008000  # the signs of two numbers; as numbers, twice minus zero
 _ONE = {"F16": 0x3C003C00, "BF16": 0x3F803F80}
 # selectors of a permute of words a and b
@@ -77,12 +77,16 @@ def bcq(layout: GemmLayout) -> Any:
 
 
 def table(layout: GemmLayout, load: Any) -> Any:
-    """Values of 16 given numbers times a scale; ``load`` brings the scales of a place."""
+    """Values of 16 given numbers times a scale; ``load`` brings the scales of a place.
+
+    Of integers only a byte is looked up, 128 more than they are: a subnormal number, as affine codes are.
+    """
     places, place_bytes, selectors, (fma, _) = layout.places, layout.place_bytes, _selectors(4), _arithmetic(layout)
-    kind = np.float16 if layout.number == "F16" else np.float32
+    kind, in_bytes = np.float16 if layout.number == "F16" else np.float32, layout.in_bytes
     patterns = np.array(layout.table, kind).view(np.uint16).reshape(16, -1)[:, -1]  # of float32 the upper half
+    if in_bytes:
+        patterns = np.array(layout.table, np.int16).view(np.uint16) + 128
     low_bytes, high_bytes = (part.astype(np.uint8).view(np.uint32).tolist() for part in (patterns & 255, patterns >> 8))
-    short = not any(low_bytes)
     l0, l1, l2, l3 = low_bytes
     h0, h1, h2, h3 = high_bytes
 
@@ -93,18 +97,19 @@ def table(layout: GemmLayout, load: Any) -> Any:
             if w > 0 and w * places % 4 == 0:
                 load(held, ptx.u32(numbers + w * places // 4 * place_bytes), lane)
             for k in static(2):
+                scale = ptx.u32(held[k])
+                plus = ptx.hmul2(scale, ptx.u32(_TOPS)) if in_bytes else ptx.u32(_SIGNS)  # -128 times the scale, or -0
                 pick = ptx.u32(chosen[w] >> 16) if k else ptx.u32(chosen[w])
                 top = ptx.u32(tops[w] << 4) if k else ptx.u32(tops[w])
                 second = ptx.prmt(top, top, ptx.u32(_TOP_BYTES))
-                high = ptx.prmt(ptx.u32(h0), ptx.u32(h1), pick)
-                high = ptx.lop3(second, ptx.prmt(ptx.u32(h2), ptx.u32(h3), pick), high, _CHOOSE)
-                low = ptx.u32(0)
-                if not short:
-                    low = ptx.prmt(ptx.u32(l0), ptx.u32(l1), pick)
-                    low = ptx.lop3(second, ptx.prmt(ptx.u32(l2), ptx.u32(l3), pick), low, _CHOOSE)
-                scale = ptx.u32(held[k])
-                a[4 * w + k] = fma(ptx.prmt(low, high, ptx.u32(_FIRST)), scale, ptx.u32(_SIGNS))
-                a[4 * w + 2 + k] = fma(ptx.prmt(low, high, ptx.u32(_SECOND)), scale, ptx.u32(_SIGNS))
+                low = ptx.prmt(ptx.u32(l0), ptx.u32(l1), pick)
+                low = ptx.lop3(second, ptx.prmt(ptx.u32(l2), ptx.u32(l3), pick), low, _CHOOSE)
+                high = ptx.u32(0)
+                if not in_bytes:
+                    high = ptx.prmt(ptx.u32(h0), ptx.u32(h1), pick)
+                    high = ptx.lop3(second, ptx.prmt(ptx.u32(h2), ptx.u32(h3), pick), high, _CHOOSE)
+                a[4 * w + k] = fma(ptx.prmt(low, high, ptx.u32(_FIRST)), scale, plus)
+                a[4 * w + 2 + k] = fma(ptx.prmt(low, high, ptx.u32(_SECOND)), scale, plus)
 
     return inlined(unrolled(decode))
 

@@ -97,7 +97,7 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     second = second.double()
     largest = first.abs().reshape(-1, *second.shape).amax((0, 2))
     # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3, for tables 1/2 .. 1
-    above = 0 if layout.formula == "table" else 9 if layout.number == "F16" else 3
+    above = 0 if layout.table and not layout.in_bytes else 9 if layout.number == "F16" else 3
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + above)[:, None]
     first = first / unit
     rows, groups = second.shape
@@ -106,7 +106,7 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     elif layout.formula == "bcq":
         numbers = [*first, second / unit]
     elif layout.formula == "table":
-        numbers = [first]
+        numbers = [first * 2.0**24 if layout.in_bytes else first]
     elif layout.number == "F16":
         numbers = [first * 2.0**24, second / unit if offset else -first * second]
     else:
