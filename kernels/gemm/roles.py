@@ -23,7 +23,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .decode import decoder
 from .layout import SIDE
 from .shape import COPYING, GemmShape
-from .tile_end import tile_end, tile_place
+from .tile_end import tile_end
 
 __all__ = ["roles_kernel"]
 
@@ -32,19 +32,18 @@ WEIGHT_WARPS = 3  # that copy weights; a fourth one copies x
 
 def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     """The kernel of `kernel.gemm_kernel` for the engine wgmma; x is a tensor map."""
-    layout, n, depth, stages, height = shape.layout, shape.vectors, shape.depth, shape.stages, shape.height
-    groups, sums_count, lag = shape.groups, height * n // 2, shape.lag
+    layout, n, depth, stages, sums_count = shape.layout, shape.vectors, shape.depth, shape.stages, shape.vectors // 2
     steps, stage_bytes, members, pieces = shape.steps, shape.stage_bytes, shape.members, shape.x_bytes // 16
     codes_at, numbers_at, barriers_at = shape.codes_at, shape.numbers_at, shape.barriers_at
     own_sets, multiplying = shape.sets, 4 * shape.groups
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
     warp_codes, warp_set = code_bytes // 4, set_bytes // 4
-    running = min(1, height * depth - 1)  # products that go on when the next numbers are made
+    running = min(1, depth - 1)  # products that go on when the next numbers are made
     held_words, load_numbers, decode = decoder(layout)
     registers, copying = min(240, shape.registers), COPYING
     wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
     zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
-    next_tile, copying_warps = _next_tile(), min(WEIGHT_WARPS, shape.row_blocks)
+    next_tile, copying_warps = _next_tile(), min(WEIGHT_WARPS, shape.groups)
     copy_weight, copy_x = _copier(shape, _weight_copier(shape)), _copier(shape, _x_copier(shape))
 
     @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape), specific=True)
@@ -97,8 +96,6 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
             ptx.more_registers(registers)
             ptx.wait_previous_kernel()
             sums = cuda.local.array(sums_count, types.float32)
-            if lag > 0 and units >= stages:  # groups that are not at the end of a tile at the same time
-                ptx.mbarrier_wait(ptx.u32(filled + group * (16 * lag)), ptx.u32(0))
             place, bar, parity, unit = base, filled, ptx.u32(0), ptx.u32(0)
             while unit < units:
                 zero_sums(sums)
@@ -109,25 +106,23 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
                     numbers_of = ptx.u32(place + numbers_at + group * (own_sets * set_bytes) + (warp & 3) * warp_set)
                     codes_of = ptx.u32(place + codes_at + group * (depth * code_bytes) + (warp & 3) * warp_codes)
                     held = cuda.local.array(held_words, types.uint32)
-                    for h in static(height):
-                        for d in static(depth):
-                            a = cuda.local.array(16, types.uint32)
-                            own_numbers = ptx.u32(numbers_of + (h * groups * own_sets + d // per_set) * set_bytes)
-                            if d % per_set == 0:
-                                load_numbers(held, own_numbers, lane)
-                            ptx.wgmma_wait(running)  # the fragment before the last one is free
-                            if h * depth + d == running and before != 0 and lane == 0:
-                                ptx.mbarrier_arrive(before)
-                            own_codes = ptx.u32(codes_of + (h * groups * depth + d) * code_bytes)
-                            decode(a, own_codes, own_numbers, lane, held)
-                            ptx.wgmma_fence()
-                            for piece in static(d * pieces, d * pieces + 8, 2):
-                                k = 2 * (piece - d * pieces)
-                                wgmma(
-                                    sums, ptx.u32(a[k]), ptx.u32(a[k + 1]), ptx.u32(a[k + 2]), ptx.u32(a[k + 3]),
-                                    place, piece, h,
-                                )  # fmt: skip
-                            ptx.wgmma_commit()
+                    for d in static(depth):
+                        a = cuda.local.array(16, types.uint32)
+                        own_numbers = ptx.u32(numbers_of + d // per_set * set_bytes)
+                        if d % per_set == 0:
+                            load_numbers(held, own_numbers, lane)
+                        ptx.wgmma_wait(running)  # the fragment before the last one is free
+                        if d == running and before != 0 and lane == 0:
+                            ptx.mbarrier_arrive(before)
+                        decode(a, ptx.u32(codes_of + d * code_bytes), own_numbers, lane, held)
+                        ptx.wgmma_fence()
+                        for piece in static(d * pieces, d * pieces + 8, 2):
+                            k = 2 * (piece - d * pieces)
+                            wgmma(
+                                sums, ptx.u32(a[k]), ptx.u32(a[k + 1]), ptx.u32(a[k + 2]), ptx.u32(a[k + 3]),
+                                place, piece,
+                            )  # fmt: skip
+                        ptx.wgmma_commit()
                     before, left = ptx.u32(bar + 8), ptx.u32(left - 1)
                     if bar == last:
                         place, bar, parity = base, filled, ptx.u32(parity ^ 1)
@@ -162,28 +157,27 @@ def _next_tile() -> Any:
 
 
 def _weight_copier(shape: GemmShape) -> Any:
-    """A device function for a thread: codes and numbers of a unit, of the row blocks ``own``, ``own`` + 3, ...
+    """A device function for a thread: codes and numbers of a unit, of the groups ``own``, ``own`` + 3, ...
 
     Of rows after the last, those of the last.
     """
-    layout, tile_blocks, depth = shape.layout, shape.row_blocks, shape.depth
+    layout, groups, depth = shape.layout, shape.groups, shape.depth
     codes_at, numbers_at, sets, sharing = shape.codes_at, shape.numbers_at, shape.sets, layout.sharing
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
     row_codes, row_sets = layout.blocks * code_bytes // 16, layout.sets * set_bytes // 16
     copies = 1 if sharing % depth == 0 or depth % sharing == 0 else sets  # sets that are not neighbours
-    place_of = tile_place(shape)
     copied, expected = sets // copies * set_bytes, depth * code_bytes + sets * set_bytes
 
     def copy(
         codes: Any, numbers: Any, x: Any, place: Any, bar: Any, tile: Any, step: Any, vector_tiles: Any,
         row_blocks: Any, own: Any,
     ) -> None:  # fmt: skip
-        first, _ = place_of(tile, vector_tiles, ptx.u32(row_blocks * SIDE))
-        several = ptx.u32(2 if own + WEIGHT_WARPS < tile_blocks else 1)
+        first = ptx.div_u32(tile, vector_tiles)
+        several = ptx.u32(2 if own + WEIGHT_WARPS < groups else 1)
         ptx.mbarrier_expect(bar, ptx.u32(several * expected))
         g = own
-        while g < tile_blocks:
-            row_block = ptx.min_u32(ptx.u32(first * tile_blocks + g), ptx.u32(row_blocks - 1))
+        while g < groups:
+            row_block = ptx.min_u32(ptx.u32(first * groups + g), ptx.u32(row_blocks - 1))
             index = ptx.u32(row_block * row_codes + step * (depth * code_bytes // 16))
             target = ptx.u32(place + codes_at + g * (depth * code_bytes))
             ptx.bulk_copy(codes, index, target, ptx.u32(depth * code_bytes), bar)
@@ -199,15 +193,14 @@ def _weight_copier(shape: GemmShape) -> Any:
 
 def _x_copier(shape: GemmShape) -> Any:
     """A device function for a thread: 64 ``depth`` columns of the vectors of a unit, as boxes of a tensor map."""
-    n, depth, x_bytes, place_of = shape.vectors, shape.depth, shape.x_bytes, tile_place(shape)
+    n, depth, x_bytes = shape.vectors, shape.depth, shape.x_bytes
 
     def copy(
         codes: Any, numbers: Any, x: Any, place: Any, bar: Any, tile: Any, step: Any, vector_tiles: Any,
         row_blocks: Any, own: Any,
     ) -> None:  # fmt: skip
         ptx.mbarrier_expect(bar, ptx.u32(depth * x_bytes))
-        _, among = place_of(tile, vector_tiles, ptx.u32(row_blocks * SIDE))
-        vector = ptx.u32(among * n)
+        vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n)
         for d in static(depth):
             column, target = ptx.u32((step * depth + d) * SIDE), ptx.u32(place + d * x_bytes)
             ptx.tensor_copy(x, column, vector, target, bar)

@@ -44,7 +44,6 @@ class GemmShape:
     paired: bool = False
     height: int = 1
     producers: int = 2
-    lag: int = 0
 
     @property
     def members(self) -> int:

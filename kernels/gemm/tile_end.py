@@ -21,7 +21,6 @@ def tile_end(shape: GemmShape) -> Any:
     count_of = height * n // 2
     quarter, several, everyone = count_of // 4, ptx.at_once(count_of), members == shape.threads
     zero_sums, save_sums, load_sums = ptx.zero_sums(count_of), ptx.save_sums(count_of), ptx.load_sums(count_of)
-    place_of = tile_place(shape)
     write_rows, write_more_rows = _writer(shape, 0), _writer(shape, count_of - n // 2)
 
     def all_members() -> None:
@@ -37,9 +36,8 @@ def tile_end(shape: GemmShape) -> Any:
         tile: Any, thread: Any,
     ) -> None:  # fmt: skip
         lane = ptx.u32(thread & 31)
-        row_tile, vector_tile = place_of(tile, vector_tiles, rows)
-        row = ptx.u32(row_tile * (height * groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
-        vector = ptx.u32(vector_tile * n + (lane & 3) * 2)
+        row = ptx.u32(ptx.div_u32(tile, vector_tiles) * (height * groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
+        vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n + (lane & 3) * 2)
         write_rows(sums, row_scale, addend, y, rows, count, addend_step, row, vector)
         if height == 2:
             below = ptx.u32(row + groups * SIDE)
@@ -83,21 +81,6 @@ def tile_end(shape: GemmShape) -> Any:
                 written(whole, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
 
     return inlined(finish)
-
-
-def tile_place(shape: GemmShape) -> Any:
-    """A device function: which rows and which vectors a tile has, in tiles.
-
-    Tiles are numbered along ``band`` vectors tiles, then along all rows, then come the next vectors.
-    """
-    tile_rows = shape.rows
-
-    def place(tile: Any, band: Any, rows: Any) -> Any:
-        row_tiles = ptx.u32(ptx.u32(rows + (tile_rows - 1)) // tile_rows)
-        line = ptx.div_u32(tile, band)
-        return ptx.rem_u32(line, row_tiles), ptx.u32(ptx.div_u32(line, row_tiles) * band + ptx.rem_u32(tile, band))
-
-    return inlined(place)
 
 
 def _writer(shape: GemmShape, first: int) -> Any:

@@ -51,9 +51,9 @@ a warp, all 32 lanes        lane_id syncwarp ballot warp_max_u32; shfl_ shfl_xor
 tensor cores                mma_s8 mma_u8 (unsigned A): m16n8k32, mma_f16 mma_bf16: m16n8k16; (a0..a3, b0, b1,
                             c0..c3) -> d0..d3; ldmatrix_x4(address) -> 4 words; mma_b1(a0, a1, b0): 16 x 128 by
                             128 x 8 bits, and + popcount, sums from 0; mma_b1_wide(a0..a3, b0, b1): 16 x 256
-tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, address, piece, part): four warps, x in
-                            shared memory (`asm.multiply_group`); wgmma_fence before the first, wgmma_commit
-                            after the last, wgmma_wait(n) before sums are read;
+tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, address, piece): four warps, x in shared
+                            memory (`asm.multiply_group`); wgmma_fence before the first, wgmma_commit after the
+                            last, wgmma_wait(n) before sums are read;
                             more_registers(n) fewer_registers(n): what each thread of four warps has from here on
 sums of a tile              zero_sums scale_sums save_sums load_sums at_once add_rows store_sums (`sums`);
                             looked_up(stride, span) -> f(words, table, lane, word, part)

@@ -156,13 +156,12 @@ def shared_base() -> Function:
 
 
 def multiply_group(vectors: int, kind: str) -> Function:
-    """``f(sums, a0..a3, address, piece, part)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
+    """``f(sums, a0, a1, a2, a3, address, piece)``: 64 rows of 16 numbers times ``vectors`` vectors, by four warps.
 
-    ``sums``: a local array; the ``part``-th ``vectors`` / 2 float32 are meant. ``a``: as in `mma`, 16 rows a warp.
-    Vectors: rows of 128 bytes in shared memory, their 16-byte pieces exchanged by the row modulo 8; ``piece``: the
-    first of two pieces of the first row that are meant, from the address on; the address is a multiple of 1024, as is
-    what is skipped. ``piece`` and ``part`` are constants. ``kind``: "f16" or "bf16". The sums may be read after
-    ``wgmma_wait``.
+    ``sums``: a local array of ``vectors`` / 2 float32. ``a``: as in `mma`, 16 rows a warp. Vectors: rows of 128 bytes
+    in shared memory, their 16-byte pieces exchanged by the row modulo 8; ``piece``, a constant: the first of two pieces
+    of the first row that are meant, from the address on; the address is a multiple of 1024, as is what is skipped.
+    ``kind``: "f16" or "bf16". The sums may be read after ``wgmma_wait``.
     """
     count = vectors // 2
     sums = ", ".join(f"${i}" for i in range(count))
@@ -171,17 +170,15 @@ def multiply_group(vectors: int, kind: str) -> Function:
         f"{{{sums}}}, {{${count}, ${count + 1}, ${count + 2}, ${count + 3}}}, ${count + 4}, p, 1, 1, 0; }}"
     )
 
-    def typing(
-        context: Any, array: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, piece: Any, part: Any
-    ) -> Any:
-        found = constants([piece, part], 2)
+    def typing(context: Any, array: Any, a0: Any, a1: Any, a2: Any, a3: Any, address: Any, piece: Any) -> Any:
+        found = constants([piece], 1)
         if found is None:
             return None
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
             single, word, long = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-            places = [builder.gep(data, [ir.Constant(word, found[1] * count + i)]) for i in range(count)]
+            places = [builder.gep(data, [ir.Constant(word, i)]) for i in range(count)]
             held = [builder.load(place) for place in places]
             # the descriptor: 14 bits of the address / 16, rows of 1024 bytes apart, 128 bytes exchanged
             start = builder.lshr(builder.and_(values[5], ir.Constant(word, 0x3FFFF)), ir.Constant(word, 4))
@@ -196,9 +193,9 @@ def multiply_group(vectors: int, kind: str) -> Function:
                 builder.store(builder.extract_value(outcome, i), place)
             return context.get_dummy_value()
 
-        return NONE(array, *(U32,) * 5, piece, part), codegen
+        return NONE(array, *(U32,) * 5, piece), codegen
 
-    return intrinsic_of(typing, f"wgmma n{vectors} {kind}", 8)
+    return intrinsic_of(typing, f"wgmma n{vectors} {kind}", 7)
 
 
 def reinterpret(source: Any, target: Any) -> Function:

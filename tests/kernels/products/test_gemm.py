@@ -29,7 +29,6 @@ CASES = [
     ("affine", 8, 64, 72, 72, "F16", 2, {}),
     ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones
     ("affine", 4, 64, 512, 128, "F16", 2, {**WGMMA, "depth": 4}),
-    ("affine", 4, 290, 256, 64, "F16", 18, {**WGMMA, "depth": 2, "height": 2, "groups": 2, "lag": 1}),
     ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),

@@ -240,7 +240,7 @@ def wgmma(vectors: int, kind: str) -> Any:
     """As `ptx.asm.multiply_group`; the sums are there at once."""
     widen = arithmetic.bf16_values if kind == "bf16" else arithmetic.f16_values
 
-    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, piece: int, part: int) -> None:
+    def multiply(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, piece: int) -> None:
         lane = current()
         group = lane.thread_id // (4 * WARP)
         block = lane.block
@@ -258,9 +258,7 @@ def wgmma(vectors: int, kind: str) -> Any:
         row, column = lane.thread_id % 128 // 32 * 16 + lane.thread_id % 32 // 4, 2 * (lane.thread_id % 4)
         for k in range(vectors // 8):
             for i in range(4):
-                more = found["y"][row + i // 2 * 8, 8 * k + column + i % 2]
-                own = vectors // 2 * part + 4 * k + i
-                sums[own] = np.float32(sums[own] + more)
+                sums[4 * k + i] = np.float32(sums[4 * k + i] + found["y"][row + i // 2 * 8, 8 * k + column + i % 2])
 
     return multiply
 
