@@ -117,7 +117,7 @@ class GemmLayout:
     def place_bytes(self) -> int:
         """Bytes of the numbers of 16 rows and a group."""
         if self.tabled:
-            return 2 * 16 * (2 ** min(self.bits, 3) + (self.bits == 4))
+            return 2 * 16 * ((1 << min(self.bits, 3)) + (self.bits == 4))
         return 2 * 16 * self.numbers
 
     @property
