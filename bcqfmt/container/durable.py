@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import hashlib
 
 
-_SYNC_EVERY = 1 << 25  # bytes
+_SYNC_EVERY = 1 << 24  # bytes
 _PIECE = 1 << 19  # bytes hashed, then written while they are in the cache
 _WRITE = 1 << 17  # bytes of a call: for more, Linux allocates large pages that are in no cache, at twice the cost
 
