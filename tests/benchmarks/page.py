@@ -38,18 +38,19 @@ alone in a loop, the shortest run.
 
 | stage | GPTQ | Q4_0 | least |
 |---|---|---|---|
-| two SHA-256 | 1.28 | 1.24 | 1.28 |
-| packing, rebuilding | 0.60 | 0.49 | 0.42 |
-| reading twice | 0.52 | 0.38 | 0.16 |
-| writing | 0.50 | 0.40 | 0.24 |
-| Python, numpy | 0.27 | 0.42 | |
-| the rest | 0.13 | 0.23 | |
-| sum | 3.3 | 3.2 | 2.1 |
+| two SHA-256 | 1.26 | 1.28 | 1.28 |
+| packing, rebuilding | 0.61 | 0.52 | 0.42 |
+| reading twice | 0.26 | 0.31 | 0.16 |
+| writing | 0.44 | 0.33 | 0.24 |
+| Python, numpy | 0.23 | 0.25 | |
+| the rest | 0.12 | 0.16 | |
+| sum | 2.9 | 2.9 | 2.1 |
 
-0.4 x of a copy at 1600 MB/s are 1.56 ms per MB: 3.1 ms of a core, with both cores never idle. On two cores of an x86-64
-server, copy 1330 MB/s, an earlier version gave 0.42, 0.52 and 0.72.
+Writing takes 0.4 ms per MB with calls of 128 KiB, 1.0 with 1 MiB: larger pages, in no cache.
 
-The machine is shared with others, so the copy itself takes 1.3 to 2.6 s from run to run: compare ratios, not times.
+0.4 x of a copy at 1600 MB/s are 1.56 ms per MB: 3.1 ms of a core, with both cores never idle.
+
+The copy itself takes 1.3 to 2.6 s from run to run: compare ratios, not times.
 """
 
 _GGUF = f"""\
@@ -64,9 +65,9 @@ A conversion reads a file twice (to convert, to hash), the blocks once more for 
 64 MiB; it packs some rows, rebuilds their blocks and compares them while they are in the cache, hashes twice, writes.
 Where the time goes: [Conversion](conversion.md).
 
-About fifteen other processes shared the two cores in this run. A copy then waits less than a conversion: ratios of wall
-times are lower than on an idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too:
-filling the result takes 0.2 ns a value, gguf-py 1.9, this decoder 1.0 (0.7 since that run).
+Where other processes share the cores, a copy waits less than a conversion: ratios of wall times are lower than on an
+idle machine and vary; processor times hold. Q8_0 is one product a value in gguf-py too: filling the result takes 0.2 ns
+a value, gguf-py 1.9, this decoder 0.6.
 """
 
 _SCALING = """\
