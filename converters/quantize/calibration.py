@@ -40,7 +40,7 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 Tensor = torch.Tensor
 
 _KEPT = 1 << 28  # bytes of what enters a layer that a GPU keeps while the layer is worked on
-_TOKENS = 4096  # in a decoder layer at a time, unless a row has more
+_TOKENS, _TOKENS_CPU = 4096, 1024  # in a decoder layer at a time, unless a row has more; on a CPU for less memory
 
 
 def calibrate(
@@ -157,7 +157,7 @@ class Runner:
         self.source, self.model, self.work, self.device = source, model, work, device
         self.weighting = weighting
         self.tokens = torch.from_numpy(tokens)
-        most = max(1, _TOKENS // tokens.shape[1])
+        most = max(1, (_TOKENS_CPU if device.type == "cpu" else _TOKENS) // tokens.shape[1])
         self.step = next(rows for rows in range(most, 0, -1) if len(tokens) % rows == 0)
         self._kept: dict[str, tuple[int, list[Tensor]]] = {}
         self.real = list(model.layers)

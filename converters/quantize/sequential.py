@@ -199,8 +199,10 @@ class Blocks:
                 given = counts[name][span] if name in counts else None
                 weights = token_counts(self._weighting, given, x, seq)
                 weighted = x if weights is None else x * weights[:, None]
-                more = _Sums(squares, products(x, weighted), (apart.T @ weighted).double())
-                found[name] = _Sums(*map(torch.add, found[name], more)) if name in found else more
+                more = _Sums(squares.clone(), products(x, weighted), (apart.T @ weighted).double())
+                for total, one in zip(found.setdefault(name, more), more, strict=True):
+                    if total is not one:
+                        total += one
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 
     def _inputs(self, stage: int, key: int | None, child: torch.nn.Linear, last: bool) -> Iterator[Tensor]:
