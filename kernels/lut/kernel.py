@@ -56,7 +56,7 @@ def gemv(q: int, span: int, kind: int, reordered: bool) -> Kernel:
 
     @kernel(
         f"u32* words, f32* alpha, f32* z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
-        "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 tiles, u32 first_split",
+        "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 first_tile",
         threads=THREADS,
         blocks=3 if q <= 4 else 2,
         variant=repr((q, span, kind, reordered)),
@@ -64,32 +64,32 @@ def gemv(q: int, span: int, kind: int, reordered: bool) -> Kernel:
     @unrolled
     def lut_gemv(
         words: Any, alpha: Any, z: Any, x: Any, perm: Any, partial: Any, rows: Any, columns: Any, start: Any,
-        width: Any, group_size: Any, groups: Any, per_group: Any, tiles: Any, first_split: Any,
+        width: Any, group_size: Any, groups: Any, per_group: Any, first_tile: Any,
     ) -> None:  # fmt: skip
         table = ptx.shared_address(cuda.shared.array(0, types.float32))
         thread, lane, vector = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31), ptx.u32(cuda.blockIdx.z)
-        row = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + thread)
-        total = ptx.f32(0)
-        for tile in range(cuda.blockIdx.y, tiles, cuda.gridDim.y):
-            own = cuda.local.array(held, types.uint32)
-            load(own, words, rows, width, tile, row, lane)
-            # the chunk that this lane has of the table, and its group
-            first = ptx.u32(tile * across + lane // each)
-            group = ptx.div_u32(first, per_group)
-            chunk = ptx.u32((first - group * per_group) * each + lane % each)
-            part = make_table(
-                table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
-            )
-            for m in static(steps):  # the sum of x of the whole group
-                part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
-            cuda.syncthreads()
-            total = add(
-                total, table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, row, lane
-            )
-            cuda.syncthreads()
-        if row < rows:
-            place = ptx.u64((first_split + cuda.blockIdx.y) * cuda.gridDim.z + vector)
-            partial[ptx.u64(place * rows + row)] = total
+        tile, last = ptx.u32(cuda.blockIdx.x), ptx.u32(rows - 1)
+        row = ptx.u32(((thread >> 5) * cuda.gridDim.y + cuda.blockIdx.y) * 32 + lane)
+        own = cuda.local.array(held, types.uint32)
+        load(own, words, rows, width, tile, ptx.min_u32(row, last), lane)  # on the way while the table is made
+        # the chunk that this lane has of the table, and its group
+        first = ptx.u32(tile * across + lane // each)
+        group = ptx.div_u32(first, per_group)
+        chunk = ptx.u32((first - group * per_group) * each + lane % each)
+        part = make_table(
+            table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
+        )
+        for m in static(steps):  # the sum of x of the whole group
+            part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
+        cuda.syncthreads()
+        place = ptx.u64(ptx.u64((first_tile + tile) * cuda.gridDim.z + vector) * rows)
+        while row - lane < rows:
+            there = ptx.min_u32(row, last)
+            total = add(table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, there, lane)
+            if row < rows:
+                partial[ptx.u64(place + row)] = total
+            row = ptx.u32(row + cuda.blockDim.x * cuda.gridDim.y)
+            load(own, words, rows, width, tile, ptx.min_u32(row, last), lane)
 
     return lut_gemv
 
@@ -144,12 +144,11 @@ def _loader(q: int, span: int) -> Any:
     """A device function: the eight words of every plane of a row, word k the one that the lane wants at steps 4 k .."""
 
     def load(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
-        if row < rows:
-            last = ptx.u32((width - 1) >> 5)
-            for i in static(q):
-                for k in static(8):
-                    word = ptx.min_u32(ptx.u32(tile * 8 + k), last)
-                    own[8 * i + k] = words[ptx.u32((word * q + i) * rows + row)]
+        last = ptx.u32((width - 1) >> 5)
+        for i in static(q):
+            for k in static(8):
+                word = ptx.min_u32(ptx.u32(tile * 8 + k), last)
+                own[8 * i + k] = words[ptx.u32((word * q + i) * rows + row)]
         for m in static(3):  # words whose numbers differ in bit m change places where the lane has bit m + 2
             other = ptx.u32((lane >> (2 + m) & 1) * 0x4444)
             for i in static(4 * q):
@@ -165,21 +164,24 @@ def _loader(q: int, span: int) -> Any:
 
 
 def _adder(q: int, span: int) -> Any:
-    """A device function: what a tile adds to the sum of a row, group by group, plane by plane."""
+    """A device function: the sum of a row over a tile, group by group, plane by plane."""
     across, look_up = TILE // span, ptx.looked_up(4 * TILE, span)
 
     def add(
-        total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
-        group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+        table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any, group_size: Any,
+        groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
     ) -> Any:  # fmt: skip
+        total = ptx.f32(0)
         for g in static(across):
             group = ptx.div_u32(ptx.u32(tile * across + (lane // span ^ g)), per_group)
+            place = ptx.min_u32(group, ptx.u32(groups - 1))  # no branch: loads are on the way before they are needed
             x_sum = ptx.shfl_xor_f32(part, ptx.u32(g * span))
-            if row < rows and group < groups:
-                for i in static(q):
-                    found = look_up(own, table, lane, 8 * i, g)
-                    total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
-                total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
+            for i in static(q):
+                found = look_up(own, table, lane, 8 * i, g)
+                scale = alpha[ptx.u32((place * q + i) * rows + row)]
+                total = ptx.fma_f32(scale if group < groups else ptx.f32(0), found, total)
+            bias = z[ptx.u32(place * rows + row)]
+            total = ptx.fma_f32(bias if group < groups else ptx.f32(0), x_sum, total)
         return total
 
     return inlined(unrolled(add))
@@ -189,16 +191,16 @@ def _any_adder(q: int) -> Any:
     """The same chunk by chunk, for groups of any number of columns."""
 
     def add(
-        total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
-        group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+        table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any, group_size: Any,
+        groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
     ) -> Any:  # fmt: skip
-        last = ptx.u32((width - 1) >> 5)
+        total, last = ptx.f32(0), ptx.u32((width - 1) >> 5)
         for t in range(TILE):
             place = ptx.u32(table + ((lane ^ t) << 2))
             chunk = ptx.u32(tile * TILE + (lane ^ t))
             group = ptx.div_u32(chunk, per_group)
             column = ptx.u32(group * group_size + (chunk - group * per_group) * CHUNK)
-            if row < rows and group < groups and column < width:
+            if group < groups and column < width:
                 x_sum = ptx.lds_f32(place, ptx.u32(_ALL * (4 * TILE)))
                 total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
                 word = ptx.u32(column >> 5)
