@@ -1,4 +1,4 @@
-"""Up to eight vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
+"""Up to 16 vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
 
 A block has 16 or 32 rows and all columns, which its warps take in turns of ``depth`` x 64. Each warp copies what it
 needs of codes, numbers and x for itself, ``stages`` turns ahead, so warps wait for each other only at the end, where
@@ -26,10 +26,10 @@ def few_kernel(shape: GemmShape, declared: str) -> Kernel:
     layout, depth, stages, height, warps = shape.layout, shape.depth, shape.stages, shape.height, shape.groups
     steps, stage_bytes, per_set, x_bytes = shape.steps, shape.stage_bytes, shape.depth // shape.sets, shape.x_bytes
     codes_at, numbers_at, sums_at, ahead = shape.codes_at, shape.numbers_at, shape.barriers_at, shape.stages - 1
-    row_codes, row_set, sums_count = layout.code_bytes // 4, layout.set_bytes // 4, 4 * height
+    row_codes, row_set, sums_count = layout.code_bytes // 4, layout.set_bytes // 4, shape.vectors // 2 * height
     (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
     zero_sums, copy = ptx.zero_sums(sums_count), _copier(shape)
-    write_rows, write_more_rows = writer(shape, 0), writer(shape, sums_count - 4)
+    write_rows, write_more_rows = writer(shape, 0), writer(shape, sums_count - shape.vectors // 2)
 
     @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape))
     @unrolled
@@ -72,17 +72,18 @@ def few_kernel(shape: GemmShape, declared: str) -> Kernel:
             step, place = ptx.u32(step + warps), ptx.u32(place + stage_bytes)
             if place == end:
                 place = first
-        own = ptx.u32(base + sums_at + thread * (16 * height))
-        for h in static(height):
-            ptx.sts128_f32(own, ptx.u32(16 * h), sums[4 * h], sums[4 * h + 1], sums[4 * h + 2], sums[4 * h + 3])
+        own = ptx.u32(base + sums_at + lane * 16)  # a quarter of a warp's at a time: no two lanes in the same bank
+        mine = ptx.u32(own + warp * (128 * sums_count))
+        for k in static(sums_count // 4):
+            ptx.sts128_f32(mine, ptx.u32(512 * k), sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3])
         ptx.sync_block()
         if warp == 0:
             zero_sums(sums)
             for w in static(warps):
-                for h in static(height):
-                    part = ptx.lds128_f32(own, ptx.u32(w * 512 * height + 16 * h))
+                for k in static(sums_count // 4):
+                    part = ptx.lds128_f32(own, ptx.u32(w * 128 * sums_count + 512 * k))
                     for j in static(4):
-                        sums[4 * h + j] = ptx.add_f32(sums[4 * h + j], part[j])
+                        sums[4 * k + j] = ptx.add_f32(sums[4 * k + j], part[j])
             row, vector = ptx.u32(sixteen * 16 + (lane >> 2) * 2), ptx.u32((lane & 3) * 2)
             write_rows(sums, row_scale, addend, y, rows, count, addend_step, row, vector)
             if height == 2:
@@ -98,7 +99,7 @@ def _copier(shape: GemmShape) -> Any:
     block_codes, block_set = layout.code_bytes // 16, layout.set_bytes // 16  # pieces of 16 bytes
     code_pieces, set_pieces = height * block_codes // 4, height * block_set // 4
     row_codes, row_sets = layout.blocks * block_codes, layout.sets * block_set
-    codes_at, numbers_at = shape.codes_at, shape.numbers_at
+    codes_at, numbers_at, fours = shape.codes_at, shape.numbers_at, shape.vectors // 4
 
     def copy(
         codes: Any, numbers: Any, x: Any, place: Any, sixteen: Any, step: Any, columns: Any, start: Any, count: Any,
@@ -120,13 +121,13 @@ def _copier(shape: GemmShape) -> Any:
                 for i in static((set_pieces + 31) // 32):
                     if (i + 1) * 32 <= set_pieces or lane < set_pieces - i * 32:
                         ptx.cp_async16(numbers, ptx.u32(index + i * 32), ptx.u32(target + i * 512), 16)
-            for i in static(2 * depth):  # 32 pieces: 64 columns of four vectors; zeros after the last vector and column
-                vector = ptx.u32((lane >> 3) + i % 2 * 4)
-                column = ptx.u32((step * depth + i // 2) * SIDE + (lane & 7) * 8)
+            for i in static(fours * depth):  # 64 columns of four vectors; zeros after the last vector and column
+                vector = ptx.u32((lane >> 3) + i % fours * 4)
+                column = ptx.u32((step * depth + i // fours) * SIDE + (lane & 7) * 8)
                 exists = vector < count and column < width
                 size = ptx.min_u32(ptx.u32(16), ptx.u32(2 * (width - column))) if exists else ptx.u32(0)
                 index = ptx.u32((vector * columns + start + column) >> 3) if exists else ptx.u32(0)
-                target = ptx.u32(place + i // 2 * x_bytes + vector * 128 + (((lane & 7) ^ vector) << 4))
+                target = ptx.u32(place + i // fours * x_bytes + vector * 128 + (((lane ^ vector) & 7) << 4))
                 ptx.cp_async16(x, index, target, size)
         ptx.cp_async_commit()
 

@@ -11,7 +11,6 @@ from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS
 
 BATCH_LIMIT = 8  # vectors of one launch
-BLOCKS = 3  # that a processor holds
 
 
 class _Tiles(NamedTuple):
@@ -68,8 +67,9 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     partial, first = device.empty_like(x, (tiles, batch, rows), "F32"), 0
     for segment, step in zip(operand.segments, steps, strict=True):
         # blocks with the same table share the rows: as many as the processors hold at once
-        sharing = max(1, min(-(-rows // threads), BLOCKS * PROCESSORS // (step.tiles * batch)))
-        kernel.gemv(segment.bits, step.span, kind, reordered).launch(
+        most = kernel.blocks_of(segment.bits) * PROCESSORS // (step.tiles * batch)
+        sharing = max(1, min(-(-rows // threads), most, 65535))
+        kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16").launch(
             (step.tiles, sharing, batch), threads,
             segment.planes, segment.first, segment.second, x, operand.perm if reordered else segment.planes, partial,
             rows, columns, segment.start, segment.width, segment.group_size, segment.groups, step.per_group, first,
@@ -78,7 +78,7 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
         first += step.tiles
     outliers = operand.indptr is not None
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
-    wide = -(-rows * (kernel.SHARERS if outliers else 1) // threads)
+    wide = -(-rows * kernel.sharers_of(outliers) // threads)
     kernel.reduce(batch, kind, result, outliers).launch(
         (wide, batch), threads, partial, y, x, *csr, rows, columns, tiles, operand.count
     )
