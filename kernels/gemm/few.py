@@ -132,4 +132,3 @@ def _copier(shape: GemmShape) -> Any:
         ptx.cp_async_commit()
 
     return inlined(unrolled(copy))
-

@@ -27,9 +27,10 @@ class GemmShape:
     """A block of threads multiplies ``vectors`` vectors with ``groups`` x 128 threads, each group with 64 rows.
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
-    (sm_90a), "mma" (sm_80) or "few" (`FewShape`). ``blocks``: on a processor at the same time. A stage has ``depth`` blocks of columns.
-    ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma there are 128 threads
-    more, which only copy, with mma ``producers`` warps. ``height``: with mma, blocks of 64 rows of a group, 1 or 2.
+    (sm_90a), "mma" (sm_80) or "few" (`FewShape`). ``blocks``: on a processor at the same time. A stage has ``depth``
+    blocks of columns. ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma
+    there are 128 threads more, which only copy, with mma ``producers`` warps. ``height``: with mma, blocks of 64 rows
+    of a group, 1 or 2.
     """
 
     layout: GemmLayout

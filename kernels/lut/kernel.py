@@ -95,7 +95,9 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         place = ptx.u64(ptx.u64((first_tile + tile) * cuda.gridDim.z + vector) * rows)
         while row - lane < rows:
             there = ptx.min_u32(row, last)
-            total = add(table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, there, lane)
+            total = add(
+                table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, there, lane
+            )
             if row < rows:
                 partial[ptx.u64(place + row)] = total
             row = ptx.u32(row + cuda.blockDim.x * cuda.gridDim.y)

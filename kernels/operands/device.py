@@ -10,8 +10,8 @@ lut-gemm     (words / 8, p, out, 8)  alpha (G, p, out)                      z (G
 ===========  ======================  =====================================  ======================
 
 The first is the exact reading of an operand, the second its linear one, with neighbouring rows next to each other for
-neighbouring threads; word k of eight is at place ``k ^ row / 4 % 8``, padded with zeros. Numbers are float32, or float64
-in the exact reading where float32 would lose something, or float16 in the linear one where that loses nothing.
+neighbouring threads; word k of eight is at place ``k ^ row / 4 % 8``, zeros after the last. Numbers are float32; in the
+exact reading float64 where float32 would lose something, in the linear one float16 where that loses nothing.
 """
 
 from __future__ import annotations
