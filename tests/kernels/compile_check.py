@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 # not factories of kernels of their own: they pass on what a factory makes, or declare any kernel
-OTHERS = ("bits.kernel_of", "gemm.portable.portable_kernel", "gemm.roles.roles_kernel")
+OTHERS = ("bits.kernel_of", "gemm.few.few_kernel", "gemm.portable.portable_kernel", "gemm.roles.roles_kernel")
 # kernels that need more than sm_80: bulk copies
 LEAST = dict.fromkeys(
     ("bits.binary_kernel", "bits.integer_kernel", "bits.short_kernel", "mixed.kernel", "atom.held_kernel"), 90
