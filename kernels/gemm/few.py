@@ -1,4 +1,4 @@
-"""Up to 16 vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
+"""Up to eight vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
 
 A block has 16 or 32 rows and all columns, which its warps take in turns of ``depth`` x 64. Each warp copies what it
 needs of codes, numbers and x for itself, ``stages`` turns ahead, so warps wait for each other only at the end, where

@@ -12,7 +12,7 @@ from .layout import SIDE, GemmLayout
 __all__ = ["COPYING", "FEW", "TILES", "FewShape", "GemmShape", "blocks_for", "gemm_shape", "whole_for"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
-FEW = (8, 16)  # the same of the engine few
+FEW = 8  # the same of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
@@ -127,7 +127,7 @@ class GemmShape:
 
 @dataclass(frozen=True, slots=True)
 class FewShape(GemmShape):
-    """Up to 16 vectors (sm_80): ``groups`` warps share the columns of 16 ``height`` rows, each with its own stages."""
+    """Up to eight vectors (sm_80): ``groups`` warps share the columns of 16 ``height`` rows; each has stages."""
 
     @property
     def members(self) -> int:
@@ -190,10 +190,9 @@ def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    if engine == "mma" and count <= FEW[-1]:
-        vectors = next(size for size in FEW if size >= count)
+    if engine == "mma" and count <= FEW:
         for height, depth in ((2, 2), (2, 1), (1, 1)):
-            few = FewShape(layout, vectors, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height)
+            few = FewShape(layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height)
             if few.shared_bytes <= _SMALL:
                 break
         return few
