@@ -49,6 +49,7 @@ _TRIES, _STEP = 6, 5.0  # weights tried for it; one grows by this power of how f
 _WHY = "weighting = activations multiplies squared errors with the layer's squared inputs"
 _WHY_HESSIAN = "rounding = gptq compensates errors with the Hessian of the layer's inputs"
 _BLOCK = 128  # columns that take up earlier errors at once
+_SHARES = (1.0, 2.0)  # what output errors count at the lowest precision, and above: decision 22
 _PASSES = 4  # over all codes with the others fixed, before and after every fit of numbers
 
 
@@ -85,8 +86,8 @@ class Multi(MethodBase[MultiSettings]):
     With ``nested = joint`` no bits are fixed: the sum over precisions of the errors, each divided by that of planes
     made for it alone, is minimised over all planes and scales, beginning with those and with the planes above.
 
-    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`), and the output errors of all precisions
-    count the same; single groups may then get worse. Each can have inputs and a target of its own (``Job.lower``).
+    ``rounding = gptq`` rounds for the layer's output (:func:`nested_fitted`), and output errors count twice above the
+    lowest precision; single groups may then get worse. Each can have inputs and a target of its own (``Job.lower``).
     """
 
     name = "multi"
@@ -163,7 +164,8 @@ class Multi(MethodBase[MultiSettings]):
         free = 0 if fixed is None else 1  # the numbers of the seed stay
         if layers and len(numbers) > free:
             planes = [PlaneNumbers.of(one, seed.group_size, seed.stored, s.bias) for one in numbers[free:]]
-            codes = nested_fitted(targets[free:], layers[free:], planes, s.turns, fixed, job.threads)
+            shares = np.array([_SHARES[min(i, 1)] for i in range(free, len(numbers))], np.float32)
+            codes = nested_fitted(targets[free:], layers[free:], planes, shares, s.turns, fixed, job.threads)
             numbers = [*numbers[:free], *(one.as_stored() for one in planes)]
         return codes, numbers, seed.group_size
 
@@ -257,14 +259,15 @@ def _scales(solved: Solved, planes: int) -> F64:
 
 
 def nested_fitted(
-    targets: Sequence[F32], layers: Sequence[Compensation], numbers: list[PlaneNumbers], turns: int,
-    fixed: Codes | None = None, threads: int = 1,
+    targets: Sequence[F32], layers: Sequence[Compensation], numbers: list[PlaneNumbers], shares: F32,
+    turns: int, fixed: Codes | None = None, threads: int = 1,
 ) -> Codes:  # fmt: skip
     """``compensated.fitted`` for several precisions: codes ``[out, in]`` of the highest; ``numbers`` get what belongs.
 
-    A code is chosen for the sum of the output errors of all precisions: first column by column, the errors of every
-    precision compensated by later columns, then for all others as they stand. targets float32 ``[out, in]``, layers:
-    of every precision, all in one order of columns. fixed: the first bits of codes, which stay, or None.
+    A code is chosen for the sum of the output errors of all precisions, times shares float32 ``[precisions]``: first
+    column by column, the errors of every precision compensated by later columns, then for all others as they stand.
+    targets float32 ``[out, in]``, layers: of every precision, all in one order of columns. fixed: the first bits of
+    codes, which stay, or None.
     """
     out, columns = targets[0].shape
     made, q = np.empty((out, columns), np.uint8), numbers[-1].planes
@@ -274,13 +277,13 @@ def nested_fitted(
         for rows in rows_at_a_time(out, columns, threads, first, stop):
             parts, own = [one[rows] for one in targets], [one.rows(rows) for one in numbers]
             kept = np.empty((0, 0), np.uint8) if fixed is None else fixed[rows]
-            codes = _nested_codes(parts, layers, factors, own, kept)
+            codes = _nested_codes(parts, layers, factors, own, shares, kept)
             pulls = np.empty((len(own), *codes.shape), np.float32)
             for one, part, hessian, pull in zip(own, parts, hessians, pulls, strict=True):
                 missing = missed(part, one, codes >> np.uint8(q - one.planes))
                 pull[:] = pull_of(missing.astype(np.float32), hessian, 1)[0]
             for turn in range(turns + 1):
-                _descend(codes, hessians, own, kept, pulls)
+                _descend(codes, hessians, own, shares, kept, pulls)
                 if turn < turns:
                     for one, hessian, pull in zip(own, hessians, pulls, strict=True):
                         fit_numbers(hessian, one, codes >> np.uint8(q - one.planes), pull, 1, in_turn=True)
@@ -299,13 +302,13 @@ def _singles(matrices: Iterable[F64]) -> tuple[F32, ...]:
 
 
 def _descend(
-    codes: Codes, hessians: tuple[F32, ...], numbers: list[PlaneNumbers], fixed: Codes, pulls: F32
+    codes: Codes, hessians: tuple[F32, ...], numbers: list[PlaneNumbers], shares: F32, fixed: Codes, pulls: F32
 ) -> None:  # fmt: skip
     """Every code in turn the best for all others as they are, until none changes, or some times; in place."""
     which, levels = np.arange(codes.shape[1]) // numbers[0].size, _levels(numbers)
     diagonals, costs = np.stack([np.diagonal(one) for one in hessians]), np.empty(levels.shape[3], np.float32)
     for _ in range(_PASSES):
-        if not descend_nested(hessians, diagonals, levels, fixed, _free(numbers), which, codes, pulls, costs):
+        if not descend_nested(hessians, diagonals, shares, levels, fixed, _free(numbers), which, codes, pulls, costs):
             break
 
 
@@ -322,7 +325,7 @@ def _free(numbers: list[PlaneNumbers]) -> int:
 
 def _nested_codes(
     targets: Sequence[F32], layers: Sequence[Compensation], factors: tuple[F32, ...], numbers: list[PlaneNumbers],
-    fixed: Codes,
+    shares: F32, fixed: Codes,
 ) -> Codes:  # fmt: skip
     """Codes ``[rows, in]``, rounded column by column, errors of every precision compensated by later columns."""
     rows, n = targets[0].shape
@@ -331,7 +334,7 @@ def _nested_codes(
         np.stack([one[:, back] for one in targets]).astype(np.float32),
         np.ascontiguousarray(back // numbers[0].size),
     )
-    weights = np.stack([one.costs[back] for one in layers]).astype(np.float32)
+    weights = np.stack([one.costs[back] for one in layers]).astype(np.float32) * shares[:, None]
     levels, free, first = (
         _levels(numbers),
         _free(numbers),

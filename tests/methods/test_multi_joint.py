@@ -150,10 +150,9 @@ def test_without_compensation_a_code_is_the_best_for_all_precisions(seed: int, h
     layer = Compensation(np.diag(drawn.uniform(0.5, 2.0, 24)), drawn.permutation(24), np.eye(24), np.ones(24))
     numbers = [PlaneNumbers(drawn.normal(size=(3, 3, p + 1)), 8, p, ("F32", "F32")) for p in (2, 3)]
     fixed = drawn.integers(0, 2, (3, 24)).astype(np.uint8) if held else None
-    weights = drawn.uniform(0.1, 4.0, 2)
-    layers = [layer._replace(hessian=share * layer.hessian, costs=share * layer.costs) for share in weights]
+    weights = drawn.uniform(0.1, 4.0, 2).astype(np.float32)
     targets = [weight, weight + drawn.normal(size=weight.shape).astype(np.float32)]
-    found = nested_fitted(targets, layers, numbers, 0, fixed)
+    found = nested_fitted(targets, [layer] * 2, numbers, weights, 0, fixed)
     for row, column in np.ndindex(weight.shape):
         costs = []
         for code in range(8):
@@ -171,13 +170,13 @@ def test_turns_raise_the_output_error_of_no_row():
     layer = Compensation.of(job(weight, stats=stats), 0.01, "")
     drawn = np.random.default_rng(0)
     numbers = [PlaneNumbers(np.abs(drawn.normal(size=(8, 3, p + 1))) / 50, 32, p, ("F16", "F16")) for p in (2, 3)]
-    before = np.full(8, np.inf)
+    before, shares = np.full(8, np.inf), np.array([1, 3], np.float32)
     for turns in (0, 2):
         own = [one.rows(slice(None)) for one in numbers]
-        codes, after = nested_fitted([weight] * 2, [layer] * 2, own, turns, None, 2), np.zeros(8)
-        for one in own:
+        codes, after = nested_fitted([weight] * 2, [layer] * 2, own, shares, turns, None, 2), np.zeros(8)
+        for one, share in zip(own, shares, strict=True):
             missing = missed(weight, one, codes >> np.uint8(3 - one.planes))
-            after += (missing @ layer.hessian * missing).sum(axis=1)
+            after += share * (missing @ layer.hessian * missing).sum(axis=1)
         assert (after <= before * (1 + 1e-9)).all()
         before = after
 

@@ -108,7 +108,7 @@ GUARDS = {
     "lines of the source's card": Guard(
         attacks.names_in_the_card,
         (
-            (front.front_matter, "escape(value.strip(), _LENGTH)", "value.strip()"),
+            (front.front_matter, "escape(text.strip(), _LENGTH)", "text.strip()"),
             (front._scalar, "escape(text, _LENGTH)", "text"),
         ),
     ),
@@ -140,7 +140,7 @@ GUARDS = {
         attacks.configuration_too_large, ((files.read_small, "if opened.size > limit:", "if False:"),)
     ),
     "the work of patterns": Guard(
-        attacks.patterns_without_end, ((patterns.Patterns.spend, "if self._left < 0:", "if False:"),)
+        attacks.patterns_without_end, ((patterns.Patterns.spend, "if self._left <= 0:", "if False:"),)
     ),
     "the number of findings": Guard(
         attacks.findings_without_number,

@@ -228,13 +228,15 @@ def round_nested(
 
 @compiled
 def descend_nested(
-    hessians: Any, diagonals: Any, levels: Any, fixed: Any, free: Any, which: Any, codes: Any, pull: Any, costs: Any
-) -> bool:
-    """One pass over all columns: each gets the code of least sum of output errors, the others as they are.
+    hessians: Any, diagonals: Any, shares: Any, levels: Any, fixed: Any, free: Any, which: Any, codes: Any, pull: Any,
+    costs: Any,
+) -> bool:  # fmt: skip
+    """One pass over all columns: each gets the code of least weighted sum of output errors, the others as they are.
 
-    hessians: a tuple, one for each precision; diagonals: theirs, ``[P, in]``. codes uint8 ``[rows, in]`` and pull
-    (what is missed, times hessian) ``[P, rows, in]`` are kept up to date. costs: scratch, ``[L]``. The rest as in
-    :func:`round_nested`, columns in the order of the hessians. Returns whether a code has changed.
+    hessians: a tuple, one for each precision; diagonals: theirs, ``[P, in]``; shares: what their errors count, ``[P]``.
+    codes uint8 ``[rows, in]`` and pull (what is missed, times hessian) ``[P, rows, in]`` are kept up to date. costs:
+    scratch, ``[L]``. The rest as in :func:`round_nested`, columns in the order of the hessians. Returns whether a code
+    has changed.
     """
     changed = False
     count = levels.shape[0]
@@ -251,7 +253,7 @@ def descend_nested(
                 costs[code] = 0.0
             for p in range(count):
                 table = levels[p, r, group]
-                level, half, own = table[now], pull[p, r, c], diagonals[p, c]
+                level, half, own = table[now], shares[p] * pull[p, r, c], shares[p] * diagonals[p, c]
                 for code in range(costs.size):
                     step = level - table[code]
                     costs[code] += step * (half + half + step * own)

@@ -10,7 +10,7 @@ Without training 4 bits are 4.2 % above FP16, 3 bits 20 %, 2 bits 2.0 times; tra
 Trained, no other tool's row is better; without, AutoRound, which trains every block, is at 3 and 2 bits. `bcq` is best
 at 2 bits, but not at 3 for the bytes ([decision 23](../decisions/0023-non-uniform-levels.md), with a second model).
 Times: [Speed of quantizing](quantizing.md). Training twice gave the same bytes. `multi --nested joint` at 2, 3, 4
-bits: 47.9, 32.6, 28.6 ([decision 22](../decisions/0022-nested-planes.md)).
+bits: 49.1, 31.7, 28.1 ([decision 22](../decisions/0022-nested-planes.md)).
 """
 
 READING = """\
