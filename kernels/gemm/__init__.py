@@ -68,7 +68,7 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
 
     BCQ-E553 where a segment has none, or has numbers that are not finite in this type.
     """
-    from .pack import finite, pack_codes, pack_numbers
+    from .pack import pack_codes, pack_numbers
 
     layouts = layouts_of(operand, number)
     if layouts is None:
@@ -84,7 +84,7 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
             device.tensor(array, target) for array in (segment.planes, segment.first, segment.second)
         )
         numbers, row_scale = pack_numbers(layout, first, second, offset=segment.formula == "offset")
-        if not finite(numbers, number) or not bool(row_scale.isfinite().all()):
+        if not bool(row_scale.isfinite().all()):
             raise error("BCQ-E553", tensor=operand.name, found="numbers beyond the range", expected=f"finite {number}")
         codes = pack_codes(layout, planes)
         if codes.numel() > LIMIT:

@@ -23,8 +23,10 @@ is multiplied by it at the end (``row_scale``). A word holds a number of two row
   multiplication with ``2^24 scale`` and one addition of ``-scale * zero``: one instruction for two values.
 - affine, bfloat16, which has too few bits for that: ``scale`` and ``128 + zero``, an integer, which is taken off
   exactly; a third number is what is left of a zero that is no integer.
-- bcq: the scales of the planes, then the bias.
-- table: ``scale``; the table is part of the kernel.
+- bcq: the scales of the planes, then the bias. Where values are looked up, their sums instead, for every code of up to
+  three bits, as low bytes and high bytes of each row; the bias is in them, but of 4 bits, whose first plane is a plus
+  in the sums, it follows in a word for two rows.
+- table: ``scale``, of bytes 2^24 times as large; the table is part of the kernel.
 
 `pack` makes both.
 """
@@ -76,6 +78,17 @@ class GemmLayout:
         return self.formula == "table" or (self.formula == "bcq" and 2 <= self.bits <= 4 and self.group_size >= SIDE)
 
     @property
+    def tabled(self) -> bool:
+        """Whether the numbers of a row and a group are a table of sums of its scales."""
+        return self.looked_up and self.formula == "bcq"
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether a table has integers of a byte, and float16 is what they become."""
+        held = bool(self.table) and all(value in range(-128, 128) for value in self.table)
+        return held and self.number == "F16"
+
+    @property
     def places(self) -> int:
         """Groups side by side in a block."""
         return max(1, SIDE // self.group_size)
@@ -103,6 +116,8 @@ class GemmLayout:
     @property
     def place_bytes(self) -> int:
         """Bytes of the numbers of 16 rows and a group."""
+        if self.tabled:
+            return 2 * 16 * ((1 << min(self.bits, 3)) + (self.bits == 4))
         return 2 * 16 * self.numbers
 
     @property

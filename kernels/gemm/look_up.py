@@ -23,56 +23,31 @@ __all__ = ["HELD", "bcq", "load_bcq", "table"]
 
 HELD = 10  # words of the tables of two rows, and their biases
 _FLIP, _CHOOSE = 0x6A, 0xCA  # a & b ^ c, a ? b : c
-_TOPS = 0x80808080  # the highest bit of every byte
+_TOPS = 0x80808080  # the highest bit of every byte; as float16, twice -128 * 2^-24
 _SIGNS = 0x80008000  # the signs of two numbers; as numbers, twice minus zero
 _ONE = {"F16": 0x3C003C00, "BF16": 0x3F803F80}
 # selectors of a permute of words a and b
-_LOWER = 0x5410  # the lower halves of both
 _FIRST, _SECOND = 0x5140, 0x7362  # bytes 0 and 1 of a, each followed by that of b; bytes 2 and 3
 _TOP_BYTES = 0xBA98  # 255 for every byte of a with its highest bit set, else 0
 
 
 def load_bcq(layout: GemmLayout) -> Any:
-    """The sums of a row's scales for every index, as low bytes (2 words) and high bytes (2), for rows 2 r and 2 r + 1.
-
-    Of 4 bits the first plane is a plus, and the bias follows; of fewer the bias is in the sums.
-    """
-    q, (fma, one), count = layout.bits, _arithmetic(layout), layout.numbers
-    third, words = q > 2, 2 if q > 2 else 1
-    base, first = (0, 1) if q == 4 else (q, 0)  # where sums begin, and the first scale that is added or taken off
+    """The tables of rows 2 r and 2 r + 1, each as low bytes (2 words) and high bytes (2); of 4 bits, their biases."""
+    q = layout.bits
 
     def load(held: Any, numbers: Any, lane: Any) -> None:
-        row = ptx.u32(numbers + (lane >> 2) * (4 * count))
-        n = cuda.local.array(count, types.uint32)  # number i of row 2 r in the lower half, of row 2 r + 1 in the upper
-        for i in static(count):
-            n[i] = ptx.lds32(row, ptx.u32(4 * i))
-        v = cuda.local.array(8, types.uint32)
-        scale, start = ptx.u32(n[first]), ptx.u32(n[base])
-        minus, plus = ptx.u32(one ^ _SIGNS), ptx.u32(one)
-        upper, lower = fma(scale, plus, start), fma(scale, minus, start)
-        if third:
-            both = fma(ptx.u32(n[first + 1]), plus, ptx.u32(n[first + 2]))
-            apart = fma(ptx.u32(n[first + 2]), minus, ptx.u32(n[first + 1]))
-            for k in static(2):
-                half = upper if k else lower
-                v[4 * k + 3], v[4 * k + 2] = fma(both, plus, half), fma(apart, plus, half)
-                v[4 * k + 1], v[4 * k] = fma(apart, minus, half), fma(both, minus, half)
+        pair = ptx.u32(lane >> 2)
+        if q == 2:
+            held[0], held[2], held[4], held[6] = ptx.lds128(ptx.u32(numbers + pair * 16), ptx.u32(0))
         else:
-            for k in static(2):
-                half = upper if k else lower
-                v[2 * k + 1], v[2 * k] = fma(ptx.u32(n[1]), plus, half), fma(ptx.u32(n[1]), minus, half)
-        # each of the four lanes of two rows collects one byte of every sum
-        pick, first_lane = ptx.u32(0x40 + (lane & 3) * 0x11), ptx.u32(lane & 28)
-        for i in static(words):
-            one_pair = ptx.prmt(ptx.u32(v[4 * i]), ptx.u32(v[4 * i + 1]), pick)
-            next_pair = ptx.prmt(ptx.u32(v[4 * i + 2]), ptx.u32(v[4 * i + 3]), pick)
-            own = ptx.prmt(one_pair, next_pair, ptx.u32(_LOWER))
-            for j in static(4):
-                held[2 * j + i] = ptx.shfl_u32(own, ptx.u32(first_lane + j))
-        bias = ptx.u32(n[q])
-        held[8], held[9] = ptx.prmt(bias, bias, ptx.u32(0x1010)), ptx.prmt(bias, bias, ptx.u32(0x3232))
+            tables = ptx.u32(numbers + pair * 32)
+            held[0], held[1], held[2], held[3] = ptx.lds128(tables, ptx.u32(0))
+            held[4], held[5], held[6], held[7] = ptx.lds128(tables, ptx.u32(16))
+        if q == 4:
+            bias = ptx.lds32(ptx.u32(numbers + pair * 4), ptx.u32(256))
+            held[8], held[9] = ptx.prmt(bias, bias, ptx.u32(0x1010)), ptx.prmt(bias, bias, ptx.u32(0x3232))
 
-    return inlined(unrolled(load))
+    return inlined(load)
 
 
 def bcq(layout: GemmLayout) -> Any:
@@ -102,12 +77,16 @@ def bcq(layout: GemmLayout) -> Any:
 
 
 def table(layout: GemmLayout, load: Any) -> Any:
-    """Values of 16 given numbers times a scale; ``load`` brings the scales of a place."""
+    """Values of 16 given numbers times a scale; ``load`` brings the scales of a place.
+
+    Of integers only a byte is looked up, 128 more than they are: a subnormal number, as affine codes are.
+    """
     places, place_bytes, selectors, (fma, _) = layout.places, layout.place_bytes, _selectors(4), _arithmetic(layout)
-    kind = np.float16 if layout.number == "F16" else np.float32
+    kind, in_bytes = np.float16 if layout.number == "F16" else np.float32, layout.in_bytes
     patterns = np.array(layout.table, kind).view(np.uint16).reshape(16, -1)[:, -1]  # of float32 the upper half
+    if in_bytes:
+        patterns = np.array(layout.table, np.int16).view(np.uint16) + 128
     low_bytes, high_bytes = (part.astype(np.uint8).view(np.uint32).tolist() for part in (patterns & 255, patterns >> 8))
-    short = not any(low_bytes)
     l0, l1, l2, l3 = low_bytes
     h0, h1, h2, h3 = high_bytes
 
@@ -118,18 +97,19 @@ def table(layout: GemmLayout, load: Any) -> Any:
             if w > 0 and w * places % 4 == 0:
                 load(held, ptx.u32(numbers + w * places // 4 * place_bytes), lane)
             for k in static(2):
+                scale = ptx.u32(held[k])
+                plus = ptx.hmul2(scale, ptx.u32(_TOPS)) if in_bytes else ptx.u32(_SIGNS)  # -128 times the scale, or -0
                 pick = ptx.u32(chosen[w] >> 16) if k else ptx.u32(chosen[w])
                 top = ptx.u32(tops[w] << 4) if k else ptx.u32(tops[w])
                 second = ptx.prmt(top, top, ptx.u32(_TOP_BYTES))
-                high = ptx.prmt(ptx.u32(h0), ptx.u32(h1), pick)
-                high = ptx.lop3(second, ptx.prmt(ptx.u32(h2), ptx.u32(h3), pick), high, _CHOOSE)
-                low = ptx.u32(0)
-                if not short:
-                    low = ptx.prmt(ptx.u32(l0), ptx.u32(l1), pick)
-                    low = ptx.lop3(second, ptx.prmt(ptx.u32(l2), ptx.u32(l3), pick), low, _CHOOSE)
-                scale = ptx.u32(held[k])
-                a[4 * w + k] = fma(ptx.prmt(low, high, ptx.u32(_FIRST)), scale, ptx.u32(_SIGNS))
-                a[4 * w + 2 + k] = fma(ptx.prmt(low, high, ptx.u32(_SECOND)), scale, ptx.u32(_SIGNS))
+                low = ptx.prmt(ptx.u32(l0), ptx.u32(l1), pick)
+                low = ptx.lop3(second, ptx.prmt(ptx.u32(l2), ptx.u32(l3), pick), low, _CHOOSE)
+                high = ptx.u32(0)
+                if not in_bytes:
+                    high = ptx.prmt(ptx.u32(h0), ptx.u32(h1), pick)
+                    high = ptx.lop3(second, ptx.prmt(ptx.u32(h2), ptx.u32(h3), pick), high, _CHOOSE)
+                a[4 * w + k] = fma(ptx.prmt(low, high, ptx.u32(_FIRST)), scale, plus)
+                a[4 * w + 2 + k] = fma(ptx.prmt(low, high, ptx.u32(_SECOND)), scale, plus)
 
     return inlined(unrolled(decode))
 

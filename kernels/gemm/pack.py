@@ -7,7 +7,7 @@ from typing import Any
 
 from .layout import BASE, SIDE, GemmLayout
 
-__all__ = ["finite", "pack_codes", "pack_numbers"]
+__all__ = ["pack_codes", "pack_numbers"]
 
 torch: Any = importlib.import_module("torch")  # found at run time: kernels name no torch
 Tensor = Any
@@ -90,20 +90,23 @@ def _selectors(layout: GemmLayout, planes: Tensor) -> Tensor:
 def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: bool = False) -> tuple[Tensor, Tensor]:
     """Words, flat int32, and ``row_scale`` (row blocks x 64) float32, of numbers as `operands.OperandSegment` has them.
 
+    The scales are not finite where any number is not.
     ``offset``: ``second`` is added to the product of scale and code, not subtracted from the code.
     """
     first, second = first.double(), torch.zeros_like(first) if layout.formula == "table" else second
     second = second.double()
     largest = first.abs().reshape(-1, *second.shape).amax((0, 2))
     # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3, for tables 1/2 .. 1
-    above = 0 if layout.formula == "table" else 9 if layout.number == "F16" else 3
+    above = 0 if layout.table and not layout.in_bytes else 9 if layout.number == "F16" else 3
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + above)[:, None]
     first = first / unit
     rows, groups = second.shape
-    if layout.formula == "bcq":
+    if layout.tabled:
+        numbers = _sums(first, second / unit)
+    elif layout.formula == "bcq":
         numbers = [*first, second / unit]
     elif layout.formula == "table":
-        numbers = [first]
+        numbers = [first * 2.0**24 if layout.in_bytes else first]
     elif layout.number == "F16":
         numbers = [first * 2.0**24, second / unit if offset else -first * second]
     else:
@@ -116,11 +119,22 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     full = second.new_zeros(len(numbers), tiles * SIDE, layout.sets * layout.places)
     full[:, :rows, :groups] = torch.stack(numbers)[:, :, : full.shape[2]]
     pairs = full.to(_KINDS[layout.number]).reshape(-1, tiles, 4, 8, 2, layout.sets, layout.places)
-    scale = unit.new_zeros(tiles * SIDE)
-    scale[:rows] = unit[:, 0]
-    return pairs.permute(1, 5, 2, 6, 3, 0, 4).reshape(-1).view(torch.int32), scale.float()
+    scale = unit.new_full((tiles * SIDE,), 0.0 if bool(pairs.isfinite().all()) else float("nan"))
+    scale[:rows] += unit[:, 0]
+    scale = scale.float()
+    if not layout.tabled:
+        return pairs.permute(1, 5, 2, 6, 3, 0, 4).reshape(-1).view(torch.int32), scale
+    entries = 2 ** min(layout.bits, 3)
+    split = pairs.view(torch.uint8).reshape(-1, tiles, 4, 8, 2, layout.sets, 2)  # the last: low or high byte
+    tables, biases = split[:entries].permute(1, 5, 2, 3, 4, 6, 0), split[entries:].permute(1, 5, 2, 0, 3, 4, 6)
+    parts = [part.reshape(tiles, layout.sets, 4, -1) for part in (tables, biases)]
+    return torch.cat(parts, 3).reshape(-1).view(torch.int32), scale
 
 
-def finite(words: Tensor, number: str) -> bool:
-    """Whether all numbers of :func:`pack_numbers` are finite."""
-    return bool(torch.isfinite(words.view(_KINDS[number])).all())
+def _sums(scales: Tensor, bias: Tensor) -> list[Tensor]:
+    """The values of 2 or 3 planes for every code; of 4, those of codes from 8 on less the bias, then the bias."""
+    four = len(scales) == 4
+    sums = [scales[0] if four else bias]
+    for scale in scales[1:] if four else scales:
+        sums = [part + sign * scale for part in sums for sign in (-1, 1)]
+    return [*sums, bias] if four else sums

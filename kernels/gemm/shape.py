@@ -18,7 +18,7 @@ _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
-_TURNS = 2  # whole tiles of a block at most
+_SHARED = 0.26  # of a tile: what it costs a block to share some
 _MANY = ((2, 128), (3, 128), (2, 176))  # groups and vectors of a tile with which that is tried
 
 
@@ -165,9 +165,10 @@ def blocks_for(tiles: int, steps: int, most: int) -> int:
 
 
 def whole_for(tiles: int, most: int) -> int:
-    """How many of ``most`` blocks have one or two tiles each and share none; 0 if too many would be idle."""
+    """How many of ``most`` blocks have a number of tiles each and share none; 0 if too many would be idle."""
     turns = -(-tiles // most)
-    return -(-tiles // turns) if 0 < turns <= _TURNS and tiles >= _WHOLE * turns * most else 0
+    taken = tiles and tiles >= max(_WHOLE * turns, turns - _SHARED) * most
+    return -(-tiles // turns) if taken else 0
 
 
 def _evenly(tiles: int, most: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import device
 
-TICKETS = 4096  # of a weight, and of a stream
+TICKETS = 1 << 14  # of a weight, and of a stream: up to some hundred for a product of each captured graph
 _of_stream: dict[tuple[int, int], Any] = {}  # GPU, stream -> its tickets; torch has a fixed number of streams
 _captured: dict[int, int] = {}  # address of a weight's tickets -> how many of them belong to captured products
 _one_at_a_time = threading.Lock()

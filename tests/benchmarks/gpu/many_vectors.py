@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ FEW = (1, 16, 64)  # vectors with these
 OLD_MOST, MARLIN_MOST = 64, 128  # vectors
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
+TURNS = 3  # of both products, one after the other
 
 
 def made(formula: str, q: int, rows: int, columns: int, g: int) -> tuple[Weight, MatmulWeight]:
@@ -91,7 +93,8 @@ def measured(
     weights = [made(formula, q, rows, columns, g) for _ in range(max(2, min(8, int(ROTATED / size) + 1)))]
     first, ready = weights[0][0], [placed for _, placed in weights]
     several, found = len(weights), list[Figures]()
-    dense = [weight.dense(random_vectors(1, columns))[0] for weight, _ in weights[:3]]
+    plain = (formula, q) == ("affine", 4)
+    dense = [weight.dense(random_vectors(1, columns))[0] for weight, _ in weights[:3] if plain]
     for count in counts:
         x = random_vectors(count, columns)
         for weight in ready:
@@ -101,9 +104,14 @@ def measured(
             "formula": formula, "bits": q, "rows": rows, "columns": columns, "vectors": count,
             "path": path_of(ready[0], count),
             "error": relative_error(matmul(ready[0], x)[:, :256].double(), exact),
-            "microseconds": replayed(lambda i, x=x: matmul(ready[i % several], x), 2 * several),
-            "cublas": replayed(lambda i, x=x: x @ dense[i % len(dense)].T, 2 * len(dense)),
         }  # fmt: skip
+        calls: dict[str, tuple[Callable[[int], object], int]] = {
+            "microseconds": (lambda i, x=x: matmul(ready[i % several], x), several)
+        }
+        if plain:
+            calls["cublas"] = (lambda i, x=x: x @ dense[i % len(dense)].T, len(dense))
+        times = [{name: replayed(call, 2 * of) for name, (call, of) in calls.items()} for _ in range(TURNS)]
+        row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
         if old and count <= OLD_MOST:
             row["sm_80"] = replayed(_older(ready, x), 2 * several)
         if old and libraries[0] and count <= MARLIN_MOST:
@@ -156,8 +164,10 @@ def compile_all() -> None:
         jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
         jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
     jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
+    # what takes longest comes first
+    ordered = sorted(jobs, key=lambda job: -job.height * job.vectors if isinstance(job, GemmShape) else -1000)
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        pool.map(partial(compiled, capability=torch.cuda.get_device_capability()), jobs, chunksize=1)
+        pool.map(partial(compiled, capability=torch.cuda.get_device_capability()), ordered, chunksize=1)
 
 
 def main() -> None:
@@ -169,6 +179,7 @@ def main() -> None:
     options, begin = parser.parse_args(), time.perf_counter()
     libraries = options.marlin, options.lut_gemm
     compile_all()
+    print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
     figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128}
     figures["rows"] = []
     parts = [partial(measured, "affine", 4, *shape, 128, COUNTS[:MANY], old=True) for shape in SHAPES]

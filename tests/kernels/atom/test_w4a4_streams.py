@@ -14,6 +14,7 @@ from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import Tile
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime import tickets as ticket_counts
+from bcqfmt.kernels.runtime.tickets import TICKETS
 from products.pretended_gpu import Recorder, pretend_products
 from simulated import sim_atom
 
@@ -67,7 +68,7 @@ def test_every_stream_has_its_own(gpu: Gpu) -> None:
         assert gpu.tickets(other) == address  # one after the other
         assert not {address} & {one.tickets.data_ptr(), other.tickets.data_ptr()}
     assert len(set(seen.values())) == len(seen) == 3
-    assert all(found.shape == (4096,) and found.dtype == torch.int32 for found in ticket_counts._of_stream.values())
+    assert all(found.shape == (TICKETS,) and found.dtype == torch.int32 for found in ticket_counts._of_stream.values())
     assert not any(found.any() for found in ticket_counts._of_stream.values())
 
 
@@ -77,9 +78,9 @@ def test_every_captured_product_has_its_own(gpu: Gpu) -> None:
     first = weight.tickets.data_ptr()
     aside = gpu.tickets(weight)
     gpu.captures = True
-    found = [gpu.tickets(weight) for _ in range(4096 // TILES)]
-    assert found == [first + 4 * TILES * k for k in range(4096 // TILES)]
-    last = first + 4 * 4096
+    found = [gpu.tickets(weight) for _ in range(TICKETS // TILES)]
+    assert found == [first + 4 * TILES * k for k in range(TICKETS // TILES)]
+    last = first + 4 * TICKETS
     for _ in range(2):  # they are used up: memory of the graph's own
         assert not first <= gpu.tickets(weight) < last
         assert gpu.tickets(weight) != aside
@@ -92,7 +93,7 @@ def test_every_captured_product_has_its_own(gpu: Gpu) -> None:
 
 def test_what_a_graph_makes_for_itself_is_cleared(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, gpu.captures = placed(), True
-    monkeypatch.setattr(ticket_counts, "_captured", {weight.tickets.data_ptr(): 4096})
+    monkeypatch.setattr(ticket_counts, "_captured", {weight.tickets.data_ptr(): TICKETS})
     made = ticket_counts.tickets(weight.tickets, 7)
     assert made.shape == (7,)
     assert not made.any()

@@ -16,6 +16,7 @@ from bcqfmt.kernels import lut, matmul
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
 from bcqfmt.kernels.operands.device import to_device
 from bcqfmt.kernels.runtime import checks, device
+from bcqfmt.kernels.runtime.tickets import TICKETS
 from products import kernel_samples as ks
 from products import product_reference as reference
 from products.pretended_gpu import pretend_products
@@ -320,7 +321,7 @@ def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPat
         paths = [matmul.path_of(placed, n) for n in (1, 2, 16, 256, 257)]
         assert paths == ["bits" if chosen == "both" else "gemm"] * 2 + ["gemm"] * 2 + ["dequantize"]
         assert ("bits" in placed.__dict__) == (chosen == "both")
-        bytes_of[chosen] = placed.nbytes - 4 * 4096  # without tickets
+        bytes_of[chosen] = placed.nbytes - 4 * TICKETS
         assert matmul.path_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it
         assert matmul.path_of(placed, 1, "F32") == "bits"
     assert 0.48 < bytes_of["one"] / bytes_of["both"] < 0.52

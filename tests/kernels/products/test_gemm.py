@@ -152,8 +152,10 @@ def test_blocks_share_tiles_evenly_where_few_would_be_idle(tiles: int, steps: in
 
 
 @pytest.mark.parametrize(
-    ("tiles", "most", "blocks"), [(116, 132, 116), (112, 132, 0), (258, 132, 129), (3, 2, 0), (5, 2, 0), (0, 2, 0)]
-)
+    ("tiles", "most", "blocks"),
+    [(116, 132, 116), (112, 132, 0), (258, 132, 129), (3, 2, 0), (5, 2, 0), (0, 2, 0), (512, 132, 128), (1376, 132, 0),
+     (2752, 132, 132)],
+)  # fmt: skip
 def test_blocks_have_whole_tiles_where_few_would_be_idle(tiles: int, most: int, blocks: int) -> None:
     assert whole_for(tiles, most) == blocks
 

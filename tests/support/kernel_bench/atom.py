@@ -9,6 +9,7 @@ import torch
 from bcqfmt.bench import CYCLED, replayed
 from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import w4a4 as w4
+from bcqfmt.kernels.runtime.tickets import new_tickets
 
 from .timing import Row, early_and_alone
 
@@ -101,7 +102,7 @@ def _weight(rows: int, columns: int) -> w4.AtomDevice:
         ),
         scale=torch.rand(groups, rows, device="cuda") * 0.01,
         perm=torch.randperm(columns, device="cuda").int(),
-        tickets=torch.zeros(4096, device="cuda", dtype=torch.int32),
+        tickets=new_tickets("cuda"),
         settled=True,
     )  # fmt: skip
 
