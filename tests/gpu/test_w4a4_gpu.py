@@ -131,7 +131,7 @@ def test_one_weight_in_two_graphs_and_beside_them(
     graphs, found = [torch.cuda.CUDAGraph() for _ in ready], []
     for graph, x in zip(graphs, ready, strict=True):
         with torch.cuda.graph(graph), without_waiting():
-            found.append([w4.w4a4(x, placed, plan=FOUR) for _ in range(4096 // (2 * 8) + 8)])
+            found.append([w4.w4a4(x, placed, plan=FOUR) for _ in range(ticket_counts.TICKETS // (2 * 8) + 8)])
     streams = [torch.cuda.Stream() for _ in range(3)]
     for _ in range(3):
         for results in found:

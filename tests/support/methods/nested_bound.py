@@ -192,6 +192,14 @@ def _next(cuts: Any, first: Any, last: Any, equal: Any, size: Any) -> Any:
 
 
 @compiled
+def _put(cuts: Any, first: Any, last: Any) -> None:
+    """Every cut in the middle of where it can be."""
+    for code in range(4):
+        for i in range(3):
+            cuts[code, i] = (first[code, i] + last[code, i]) >> 1
+
+
+@compiled
 def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any, boxes: Any) -> Any:
     """Depth first, the more promising half of a box before the other."""
     n = numbers.size
@@ -213,10 +221,12 @@ def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any
     reach = 1.5 * width if bias else 2.0 * max(-smallest, largest)
     lows[0, 1:3], highs[0, 1:3] = -reach, reach
     proven = np.inf
-    two = _error(sums, squares, ends, 0, bias, cuts, matrix[:3, :3], right[:3], signs)
+    none = more - more  # of the type of `more`: a constant, like a part of an array, would be compiled separately
+    two = _error(sums, squares, ends, none, bias, cuts, np.zeros((3, 3)), np.zeros(3), signs)
     highs[0, 3] = width * (more - 1)
     pull = np.array([2.0, 1.0, 1.4, 2.0])  # how much a side of the box blurs the cuts
     pull[3] *= more - 1
+    low, high = np.zeros(4), np.zeros(4)
     top = 1 if best > slack else 0
     proven = proven if top else 0.0
     while top > 0:
@@ -233,12 +243,15 @@ def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any
             proven = min(proven, bounds[: top + 1].min())
             break
         boxes -= 1
-        low, high = lows[top].copy(), highs[top].copy()
-        k = int(np.argmax((high - low) * pull))
+        k = 0
+        for i in range(4):  # loops: an assignment of arrays takes a second to compile
+            low[i], high[i] = lows[top, i], highs[top, i]
+            k = i if (high[i] - low[i]) * pull[i] > (high[k] - low[k]) * pull[k] else k
         narrow = high[k] - low[k] < _NARROW * width
         before = top
         for half in range(2):
-            lows[top], highs[top] = low, high
+            for i in range(4):
+                lows[top, i], highs[top, i] = low[i], high[i]
             (highs if half == 0 else lows)[top, k] = 0.5 * (low[k] + high[k])
             bound = _bound(
                 numbers, sums, squares, ends, more, bias, lows[top], highs[top], first, last, matrix, right, signs
@@ -251,12 +264,12 @@ def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any
                 if narrow:
                     proven = min(proven, bound)
                     continue
-                cuts[:] = (first + last) >> 1
+                _put(cuts, first, last)
                 best = min(best, _error(sums, squares, ends, more, bias, cuts, matrix, right, signs))
                 bounds[top] = bound
                 top += 1
                 continue
-            cuts[:] = first
+            _put(cuts, first, first)
             while True:
                 error = _error(sums, squares, ends, more, bias, cuts, matrix, right, signs)
                 best, proven = min(best, error), min(proven, error)
