@@ -19,6 +19,7 @@ from bcqfmt.errors import error
 from bcqfmt.system import after_fork
 
 _LINE = 64  # bytes of a cache line, and of a vector register
+_HUGE = 1 << 21  # bytes of a huge page
 
 
 class _State:
@@ -102,8 +103,10 @@ def scratch(name: str, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
 
 
 def aligned(count: int, dtype: Any) -> npt.NDArray[Any]:
-    """An array that begins at a cache line; zeros."""
+    """An array that begins at a cache line, a large one at a huge page: its memory comes in few page faults; zeros."""
     kind = np.dtype(dtype)
-    raw = np.zeros(count * kind.itemsize + _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    return raw[start : start + count * kind.itemsize].view(kind)
+    size = count * kind.itemsize
+    unit = _LINE if size < 2 * _HUGE else _HUGE
+    raw = np.zeros(size + unit, np.uint8)
+    start = -raw.ctypes.data % unit
+    return raw[start : start + size].view(kind)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .files import ByteSource
 
-_PIECE = 1 << 20  # bytes read and hashed while they are in the cache
+_PIECE = 1 << 21  # bytes read and hashed while they are in the cache
 
 
 def hash_file(

@@ -81,6 +81,11 @@ class StoredTensor:
         found.name = name
         return found
 
+    def __copy__(self) -> StoredTensor:
+        found = StoredTensor(self.name, self.dtype, self.shape, array=self._array, source=self._source)
+        found.offset, found._make, found._guard = self.offset, self._make, self._guard
+        return found
+
     def made_by(self, make: Callable[[], Array]) -> StoredTensor:
         """The same tensor; ``make`` gives it as a whole, while `read_into` reads the file."""
         found = copy.copy(self)

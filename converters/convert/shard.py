@@ -71,6 +71,7 @@ class ShardJob:
         """``check_stop`` is called before each weight and raises when the work is to stop."""
         self._shard, self._modules, self._layouts, self._options = shard, modules, layouts, options
         self._check_stop = check_stop
+        self._rebuilders = {name: layout.rebuilders() for name, layout in layouts.items()}
         self._room = 2 * max((module.nbytes for module in modules.values()), default=0) + _SPARE
         self.rules: dict[str, tuple[Rule, str | None]] = {}
         for name in shard.dense:
@@ -102,12 +103,12 @@ class ShardJob:
         layout, read_once = self._layouts[module.layout], ReadOnce(module)
         try:
             weight, rules, heavy, proofs = layout.convert(read_once.module, self._options)
-            known = layout.rebuilders()
+            known = self._rebuilders[module.layout]
             for suffix, rule in rules.items():
                 tensor = read_once.module.tensors[suffix]
                 self.rules[tensor.name] = (rule, name)
                 if suffix not in heavy:
-                    self._prove(weight, rule, tensor, known)
+                    self._prove(lambda: weight, rule, tensor, known)
         finally:
             read_once.forget()  # scales are written last, those of all weights: they are read once more then
         parts = weight.parts()
@@ -132,8 +133,8 @@ class ShardJob:
             with _one_at_a_time:
                 wait_for_room(source_size + planned.nbytes, self._room, self._check_stop)
                 array = planned.array()
-            computed = {**parts, part: StoredTensor.from_array(part, array, planned.dtype)}
-            prove(BcqWeight(weight.name, weight.spec, computed), proof=proof)
+            computed = StoredTensor.from_array(part, array, planned.dtype)
+            prove(lambda: BcqWeight(weight.name, weight.spec, {**parts, part: computed}), proof=proof)
             return array
 
         def after(tensor: StoredTensor) -> Array:
@@ -147,12 +148,12 @@ class ShardJob:
 
     def _prove(
         self,
-        weight: BcqWeight,
+        weight: Callable[[], BcqWeight],
         rule: Rule,
         tensor: StoredTensor,
         known: Mapping[str, Rebuilder],
         proof: Sequence[bool] = (),
     ) -> None:
         """Archive a tensor raw that the rule does not rebuild byte for byte; ``proof``: what the layout has found."""
-        if not (all(proof) if proof else rebuilds(weight, rule, tensor, known)):
+        if not (all(proof) if proof else rebuilds(weight(), rule, tensor, known)):
             self.rules[tensor.name] = ({"rule": "raw"}, None)

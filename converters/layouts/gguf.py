@@ -191,7 +191,8 @@ def _tiles(shape: tuple[int, ...], heads: int, row_bytes: int) -> list[tuple[int
     """Matrix, first row and the one after the last, in order: about ``_TILE`` bytes each, whole heads if rows move."""
     stack, out = math.prod(shape[:-2]), shape[-2]
     whole = out // heads if heads else 1
-    step = max(1, _TILE // (row_bytes * whole)) * whole
+    count = max(1, round(out * row_bytes / _TILE))  # of about the same size
+    step = -(-out // (whole * count)) * whole
     return [(e, start, min(start + step, out)) for e in range(stack) for start in range(0, out, step)]
 
 

@@ -90,16 +90,17 @@ def _move(x: Any, y: Any, right: Any, left: Any, mask: Any) -> None:
 
 def _shuffle(
     source: Any, source_lane: Any, source_block: Any, source_table: Any, target: Any, target_lane: Any,
-    target_block: Any, target_table: Any, steps: Any, tile: Any, words: Any, chunk: Any, width: Any, depth: Any,
-    blocks: Any, first: Any, stop: Any,
+    target_block: Any, target_table: Any, steps: Any, tile: Any, words: Any, result: Any, chunk: Any, width: Any,
+    depth: Any, blocks: Any, first: Any, stop: Any,
 ) -> None:  # fmt: skip
     """Words of lanes ``first`` to ``stop`` from ``source`` through ``steps`` to ``target``, both uint32 [any].
 
     Word w of a block lies at ``table[w, 0]`` + lane * ``source_lane`` + block * ``source_block`` in the source and goes
     to row ``table[w, 1]`` of the tile; ``table[w, 2]``: the last block has it too. The same for the target.
-    The tile has rows of ``width`` lanes times ``depth`` blocks; ``words`` is its memory as uint32, ``tile`` as uint64:
-    a step shifts two words at once, and its mask removes what crosses between them. ``chunk`` lanes at a time, an even
-    number, run through all steps, so that they stay in the first cache. Tables and steps are int64.
+    The tile has rows of ``width`` lanes times ``depth`` blocks; ``words`` is its memory as uint32, ``result`` the same
+    read-only (one `_copy` is compiled for both sides), ``tile`` the same as uint64: a step shifts two words at once,
+    and its mask removes what crosses between them. ``chunk`` lanes at a time, an even number, run through all steps, so
+    that they stay in the first cache. Tables and steps are int64.
     """
     size = width * depth
     for lane in range(first, stop, width):
@@ -136,11 +137,11 @@ def _shuffle(
             for w in range(len(target_table)):
                 place = target_table[w, 0] + lane * target_lane + block * target_block
                 row, some = target_table[w, 1] * size, count - (at_end and not target_table[w, 2])
-                _copy(target, place, target_lane, target_block, words, row, depth, 1, lanes, some)
+                _copy(target, place, target_lane, target_block, result, row, depth, 1, lanes, some)
 
 
 _n, _table = types.int64, types.int64[:, ::1]
 _side = _n, _n, _table
 _read_only = types.Array(types.uint32, 1, "C", readonly=True)
-_arrays = _read_only, *_side, types.uint32[::1], *_side, _table, types.uint64[::1], types.uint32[::1]
+_arrays = _read_only, *_side, types.uint32[::1], *_side, _table, types.uint64[::1], types.uint32[::1], _read_only
 shuffle = compiled(_shuffle, types.void, *_arrays, *(_n,) * 6)

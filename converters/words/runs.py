@@ -112,9 +112,8 @@ def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
 
     def work(first: int, stop: int) -> None:
         tile = aligned(program.rows * width * depth // 2, np.uint64)
-        shuffle(
-            *this, *that, program.steps, tile, tile.view(np.uint32), chunk, width, depth, source.blocks, first, stop
-        )
+        words = tile.view(np.uint32)
+        shuffle(*this, *that, program.steps, tile, words, words, chunk, width, depth, source.blocks, first, stop)
 
     each_share(work, source.lanes, width, threads)
 

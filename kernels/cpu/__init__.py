@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.compiled.threads import scratch, together
+from bcqfmt.compiled.threads import aligned, scratch, together
 from bcqfmt.container.dtypes import float64_of, logical_name, numpy_dtype
 from bcqfmt.errors import error
 from bcqfmt.kernels import operands
@@ -109,7 +109,7 @@ class CpuMatrix:
         start, stop = rows or (0, self.shape[0])
         if not 0 <= start < stop <= self.shape[0]:
             raise error("BCQ-E552", found=f"rows {start}..{stop}", expected=f"start < stop within 0..{self.shape[0]}")
-        out = np.empty((stop - start, self.shape[1]), numpy_dtype(kind))
+        out = aligned((stop - start) * self.shape[1], numpy_dtype(kind)).reshape(-1, self.shape[1])
         self.decode_into(kind, start, out, threads=threads)
         return out
 

@@ -101,7 +101,7 @@ def _whole_file(kind: str, quick: bool, work: Path) -> list[Result]:
         "remove back": partial(remove, back),
         "restore": restored,
     }
-    times = interleave(things, 2 if quick else 3)
+    times = interleave(things, 2 if quick else 5)
     results = []
     for name in ("convert", "restore"):
         ratios = [1 / ratio for ratio in times.ratios(name, "copy")]
