@@ -39,7 +39,7 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
-_KEPT = 1 << 28  # bytes of what enters a layer that are kept in memory while the layer is worked on
+_KEPT = 1 << 28  # bytes of what enters a layer that a GPU keeps while the layer is worked on
 _TOKENS = 4096  # in a decoder layer at a time, unless a row has more
 
 
@@ -257,7 +257,7 @@ class Runner:
             torch.from_numpy(rows).to(self.device)
             for rows in self.work.rows_of(stage, len(self.tokens) // step, shape, kind)
         )
-        if not keep or 4 * self.tokens.numel() * self.width > _KEPT:
+        if not keep or self.device.type == "cpu" or 4 * self.tokens.numel() * self.width > _KEPT:
             yield from read
             return
         if self._kept.get(kind, (-1, []))[0] != stage:

@@ -153,13 +153,23 @@ class CalibrationWork:
         return self.folder / f"weights-{stage:05d}.safetensors"
 
     def rows_into(self, stage: int, rows: Iterator[Row], kind: str = "hidden") -> None:
-        """Write what enters a layer, row by row; the file appears when all are written."""
+        """Write what enters a layer, row by row."""
+        with self.rows_output(stage, kind) as put:
+            for row in rows:
+                put(row)
+
+    @contextlib.contextmanager
+    def rows_output(self, stage: int, kind: str = "hidden") -> Iterator[Callable[[Row], None]]:
+        """Writes what enters a layer, some rows at every call; the file appears when all are written."""
         digest = hashlib.sha256()
         with OutputFile(self.rows_file(stage, kind)) as output:
-            for row in rows:
-                raw = np.ascontiguousarray(row, np.float32).data.cast("B")
+
+            def put(rows: Row) -> None:
+                raw = np.ascontiguousarray(rows, np.float32).data.cast("B")
                 digest.update(raw)
                 output.write(raw)
+
+            yield put
             output.write(digest.digest())
         self._sound.add(self.rows_file(stage, kind))
 

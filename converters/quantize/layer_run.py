@@ -43,23 +43,13 @@ class LayerRun:
 
         last: there will be no other run, so nothing more is kept.
         """
-        held: list[Tensor] = []
+        return self._each(rows, lambda some: self._reach(child, some, apply), [] if last else self._parts(self.layer))
 
-        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-            held.append(given[0].reshape(-1, given[0].shape[-1]).float())
-            raise _Reached
-
-        def reach(some: Tensor) -> Tensor:
-            remove = child.register_forward_pre_hook(hook)
-            try:
-                apply(some, self.layer)
-            except _Reached:
-                pass
-            finally:
-                remove.remove()
-            return held.pop()
-
-        yield from self._each(rows, reach, [] if last else list(self._parts(self.layer)))
+    def inputs_and_outputs(
+        self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, put: Callable[[Tensor], None]
+    ) -> Iterator[Tensor]:
+        """:meth:`inputs` of a layer whose weights will not change: what it gives goes to ``put``."""
+        return self._each(rows, lambda some: self._reach(child, some, apply, put), [])
 
     def outputs(self, rows: Iterable[Tensor], apply: Apply) -> Iterator[Tensor]:
         """What the layer gives."""
@@ -70,8 +60,30 @@ class LayerRun:
         for part in list(self._kept):
             self._forget(part)
 
+    def _reach(
+        self, child: torch.nn.Linear, some: Tensor, apply: Apply, put: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """What enters a linear layer; without ``put`` the run ends there."""
+        held: list[Tensor] = []
+
+        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+            held.append(given[0].reshape(-1, given[0].shape[-1]).float())
+            if put is None:
+                raise _Reached
+
+        remove = child.register_forward_pre_hook(hook)
+        try:
+            made = apply(some, self.layer)
+            if put is not None:
+                put(made)
+        except _Reached:
+            pass
+        finally:
+            remove.remove()
+        return held.pop()
+
     def _each(
-        self, rows: Iterable[Tensor], run: Callable[[Tensor], Tensor], parts: list[torch.nn.Module]
+        self, rows: Iterable[Tensor], run: Callable[[Tensor], Tensor], parts: Iterable[torch.nn.Module]
     ) -> Iterator[Tensor]:
         """``run`` for all rows; what parts give that have not been kept yet is kept if the budget allows all of it."""
         found: dict[torch.nn.Module, list[Any]] = {part: [] for part in parts if part not in self._kept}

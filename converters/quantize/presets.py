@@ -30,7 +30,7 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "4bit": Preset(
-        "4 bit, best quality for the bytes", "gptq", {"bits": 4}, measured="4.19 bits per weight, perplexity 26.6"
+        "4 bit, best quality for the bytes", "gptq", {"bits": 4}, measured="4.19 bits per weight, perplexity 26.4"
     ),
     "3bit": Preset(
         "3 bit, best quality for the bytes", "gptq", {"bits": 3}, measured="3.19 bits per weight, perplexity 30.6"

@@ -4,7 +4,7 @@ A decoder layer is held twice, as the source has it and with the weights quantiz
 input by input, in the order in which the layer runs. Over all rows of text two sums are taken: H = sum x' x'^T, x' the
 input that the quantized part makes, and C = sum (x - x') x'^T, x the input in the dense model. What is quantized, with
 H as its statistics, is W + W C (H + lambda I)^-1: of all matrices it makes of x' what is nearest to W x. Two layers,
-the sums of one input and up to 2 GB of inputs are in memory. Imported on demand only: torch and transformers.
+the sums of one input and up to 1.2 GB of inputs are in memory. Imported on demand only: torch and transformers.
 
 Nested planes are read at several precisions, and each has inputs of its own: those that the layers before make when
 read at it. So there is a quantized layer, and H and C, for every precision.
@@ -39,7 +39,7 @@ __all__ = ["Blocks"]
 Tensor = torch.Tensor
 One = Callable[[str, Mapping[int, Reading]], Measured]  # name, readings by planes; 0: all planes
 
-_BUDGET = 3 << 29  # bytes of what parts of a layer gave that are kept while the layer is worked on
+_BUDGET = 9 << 27  # bytes of what parts of a layer gave that are kept while the layer is worked on
 _DAMPENING = 0.05  # of the mean diagonal, for the target: inputs that hardly occur keep the weight they have
 
 
@@ -204,10 +204,17 @@ class Blocks:
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 
     def _inputs(self, stage: int, key: int | None, child: torch.nn.Linear, last: bool) -> Iterator[Tensor]:
-        """What enters a linear layer, ``[tokens, in]``, some rows at a time; last: it is the layer's last input."""
+        """What enters a linear layer, ``[tokens, in]``, some rows at a time; last: it is the layer's last input.
+
+        At that one the dense layer is run to its end, and what it gives is kept for the next.
+        """
         over = last and (stage + 1 == self.count or self.work.rows_file(stage + 1, _kind(key)).exists())
-        apply = partial(self.runner.apply, stage)
-        return self._runs[key].inputs(child, self._rows(stage, key), apply, last=over)
+        run, rows, apply = self._runs[key], self._rows(stage, key), partial(self.runner.apply, stage)
+        if not last or over or key is not None:
+            yield from run.inputs(child, rows, apply, last=over)
+            return
+        with self.work.rows_output(stage + 1, _kind(key)) as put:
+            yield from run.inputs_and_outputs(child, rows, apply, lambda made: put(made.cpu().numpy()))
 
 
 def _kind(key: int | None) -> str:

@@ -150,7 +150,7 @@ def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path) -> No
     made = CliRunner().invoke(cli, [str(word) for word in words])
     assert made.exit_code == 0, made.output
     assert digests(tmp_path / "bcq") == digests(finished)
-    assert next(one for one in command.params if one.name == "token_weights").default == "loss"
+    assert next(one for one in command.params if one.name == "token_weights").default == "tokens"
     refused = CliRunner().invoke(cli, [str(word) for word in [*words, "--stats", text]])
     assert refused.exit_code == 2
     assert "choose one" in refused.output

@@ -65,7 +65,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option(
     "--token-weights",
     type=click.Choice(["none", "tokens", "loss"]),
-    default="loss",
+    default="tokens",
     show_default=True,
     help="What a token of --text counts: see `calibrate --weighting`.",
 )

@@ -31,17 +31,19 @@ BEST = {
     "llm-compressor 0.14.0, GPTQ": "gptq-4-g64-peer gptq-3-g64-peer gptq-2-g64-peer",
     "llm-compressor 0.14.0, AWQ": "awq-4-g64-peer awq-3-g64-peer awq-2-g64-peer",
     "rtn": "rtn-4-g128 rtn-3-g128 rtn-2-g128",
-    "rtn, layer by layer": "rtn-4-g128-seq-loss rtn-3-g128-seq-loss -",
-    "rtn, layer by layer, trained": "rtn-4-g128-seq-loss-trained rtn-3-g128-seq-loss-trained -",
-    "gptq, layer by layer": "gptq-4-g128-seq-loss gptq-3-g128-seq-loss gptq-2-g64-seq-loss",
-    "gptq, layer by layer, groups of 32": "gptq-4-g32-seq-loss gptq-3-g32-seq-loss gptq-2-g32-seq-loss",
-    "gptq, layer by layer, trained": (
-        "gptq-4-g128-seq-loss-trained gptq-3-g128-seq-loss-trained gptq-2-g64-seq-loss-trained"
+    "rtn, by loss": "rtn-4-g128-seq-loss rtn-3-g128-seq-loss -",
+    "rtn, by loss, trained": "rtn-4-g128-seq-loss-trained rtn-3-g128-seq-loss-trained -",
+    "gptq, layer by layer": "gptq-4-g128-seq-tokens gptq-3-g128-seq-tokens gptq-2-g64-seq-tokens",
+    "gptq, by loss": "gptq-4-g128-seq-loss gptq-3-g128-seq-loss gptq-2-g64-seq-loss",
+    "gptq, by loss, groups of 32": "gptq-4-g32-seq-loss gptq-3-g32-seq-loss gptq-2-g32-seq-loss",
+    "gptq, by loss, trained": "gptq-4-g128-seq-loss-trained gptq-3-g128-seq-loss-trained gptq-2-g64-seq-loss-trained",
+    "bcq, gptq, layer by layer": (
+        "bcq-4-g128-gptq-seq-tokens bcq-3-g128-gptq-seq-tokens bcq-2-g128-gptq-nobias-seq-tokens"
     ),
-    "bcq, gptq, layer by layer": "- bcq-3-g128-gptq-seq-loss bcq-2-g128-gptq-nobias-seq-loss",
-    "bcq, gptq, layer by layer, trained": (
-        "- bcq-3-g128-gptq-seq-loss-trained bcq-2-g128-gptq-nobias-seq-loss-trained"
-    ),
+    "bcq, gptq, by loss": "bcq-4-g128-gptq-seq-loss bcq-3-g128-gptq-seq-loss bcq-2-g128-gptq-nobias-seq-loss",
+    "bcq, gptq, by loss, trained": "- - bcq-2-g128-gptq-nobias-seq-loss-trained",
+    "multi, nested": "nested-4-tokens nested-3-tokens nested-2-tokens",
+    "multi, nested, by loss": "nested-4-loss nested-3-loss nested-2-loss",
 }
 # a line of the second table: name of its rows, with the bits in the place of {}
 LINES = {
@@ -133,6 +135,8 @@ def _table(rows: dict[str, Any], lines: dict[str, str]) -> list[str]:
     head = " | ".join(f"{bits} bits" for bits in BITS)
     made = [f"| method | {head} |", "|---" * (len(BITS) + 1) + "|"]
     for text, names in lines.items():
+        if not rows.keys() & set(names.split()):
+            continue
         cells = " | ".join(_cell(rows[name]) if name in rows else "-" for name in names.split())
         made.append(f"| {text} | {cells} |")
     return made

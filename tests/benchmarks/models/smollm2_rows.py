@@ -53,7 +53,8 @@ def _uniform(method: str, bits: int, group: int, mark: str = "", words: str = ""
 
 
 def _by_layer(method: str, bits: int, group: int, weighting: str = "loss", mark: str = "", **given: object) -> Row:
-    row = _uniform(method, bits, group, f"{mark}-seq-{weighting}", "layer by layer", **given)
+    words = "layer by layer" + (", by loss" if weighting == "loss" else "")
+    row = _uniform(method, bits, group, f"{mark}-seq-{weighting}", words, **given)
     return replace(row, layers=True, weighting=weighting)
 
 
@@ -73,11 +74,11 @@ def _peer(tool: str, bits: int, group: int, *words: str, mark: str = "") -> Row:
     return Row(f"{tool}-{bits}-g{group}{mark}-peer", text, options, peer=tool)
 
 
-def _nested(planes: int) -> Row:
+def _nested(planes: int, weighting: str) -> Row:
     """One file, read at several precisions."""
-    options = _options("multi", nested="joint", rounding="gptq")
-    text = f"multi, joint, gptq, {planes} planes, tokens by tokens"
-    return Row(f"multi-joint-p{planes}", text, options, folder="multi-joint", weighting="tokens", planes=planes)
+    row = _by_layer("multi", 4, 128, weighting, nested="joint", rounding="gptq")
+    text = f"{row.text}, {planes} planes"
+    return replace(row, name=f"nested-{planes}-{weighting}", text=text, folder=row.name, planes=planes)
 
 
 def _without_values(method: str, bits: int, **given: object) -> Row:
@@ -113,6 +114,11 @@ ROWS: tuple[Row, ...] = (
     *(_uniform("gptq", bits, 128, "-order", "act_order", **_PUBLISHED) for bits in BITS),
     *(_uniform("gptq", bits, 128, "-fitted", "scales for the output") for bits in BITS),
     *(_counted(_uniform("gptq", bits, 128, "-fitted", "scales for the output"), "tokens") for bits in BITS),
+    *(_by_layer("gptq", bits, group, "tokens") for bits, group in BEST),
+    _trained(_by_layer("gptq", 3, 128, "tokens")),
+    _by_layer("rtn", 4, 128, "tokens"),
+    *(_by_layer("bcq", bits, 128, "tokens", mark="-gptq", rounding="gptq") for bits in BITS),
+    _by_layer("bcq", 2, 128, "tokens", mark="-gptq-nobias", rounding="gptq", no_bias=""),
     *(_by_layer("gptq", bits, 128) for bits in BITS),
     _by_layer("gptq", 2, 64),
     *(_by_layer("gptq", bits, 32) for bits in BITS),
@@ -124,13 +130,13 @@ ROWS: tuple[Row, ...] = (
     *(_trained(row) for row in _COMPENSATED),
     Row(
         "mixed24-gptq-seq-loss",
-        "mixed24, 0.2 % outliers, gptq, layer by layer",
+        "mixed24, 0.2 % outliers, gptq, by loss",
         _options("mixed24", outliers=0.002, rounding="gptq"),
         layers=True,
         weighting="loss",
     ),
     *(_counted(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq"), "tokens") for bits in BITS),
-    *(_nested(planes) for planes in BITS),
+    *(_nested(planes, weighting) for weighting in ("tokens", "loss") for planes in BITS),
     *(_peer("gptq", bits, 64) for bits in BITS),
     *(_peer("gptqmodel", bits, 64) for bits in BITS),
     _peer("gptqmodel", 4, 32),
@@ -205,12 +211,13 @@ def _own() -> list[Ordering]:
     made += _pairs("gptq, scales for the output <= rtn", "gptq-{}-g128-fitted", "rtn-{}-g128", False)
     made += _pairs("gptq, scales for the output <= act_order", "gptq-{}-g128-fitted", "gptq-{}-g128-order", False)
     for bits, group in BEST:
-        ours = f"gptq-{bits}-g{group}-seq-loss"
+        ours = f"gptq-{bits}-g{group}-seq"
         for tool, size in (("autoround", group), ("gptqmodel", 64), ("gptq", 64), ("awq", 64)):
             theirs = f"{tool}-{bits}-g{size}-peer"
-            made.append(Ordering(f"gptq, layer by layer <= {TOOLS[tool]}", ours, theirs, False))
-            made.append(Ordering(f"gptq, trained <= {TOOLS[tool]}", f"{ours}-trained", theirs, False))
-        made.append(Ordering("trained scales help", f"{ours}-trained", ours, False))
+            made.append(Ordering(f"gptq, layer by layer <= {TOOLS[tool]}", f"{ours}-tokens", theirs, False))
+            made.append(Ordering(f"gptq, trained <= {TOOLS[tool]}", f"{ours}-loss-trained", theirs, False))
+        made.append(Ordering("trained scales help", f"{ours}-loss-trained", f"{ours}-loss", False))
+        made.append(Ordering("gptq, tokens by size <= by loss", f"{ours}-tokens", f"{ours}-loss", False))
     for end, word in (("", "layer by layer"), ("-trained", "trained")):
         for size, pairs in (
             ("bits", ("2-g64-gptq 2-g64", "3-g128-gptq 3-g128")),
@@ -219,10 +226,10 @@ def _own() -> list[Ordering]:
             for low, high in map(str.split, pairs):
                 low, high = f"bcq-{low}-seq-loss{end}", f"gptq-{high}-seq-loss{end}"
                 made.append(Ordering(f"bcq <= gptq at equal {size}, {word}", low, high, False))
-    made += [
-        Ordering("planes of their own <= nested", f"bcq-{n}-g128-gptq-tokens", f"multi-joint-p{n}", False) for n in BITS
-    ]
-    made += [Ordering("gptq, layer by layer <= rtn", f"gptq-{n}-g128-seq-loss", f"rtn-{n}-g128", False) for n in (4, 3)]
+    for by in ("tokens", "loss"):
+        claim, low, high = f"planes of their own <= nested, {by}", "bcq-{}-g128-gptq-seq-" + by, "nested-{}-" + by
+        made += _pairs(claim, low, high, False)
+    made += _pairs("gptq, layer by layer <= rtn", "gptq-{}-g128-seq-tokens", "rtn-{}-g128", False)
     made += [
         Ordering(
             "gptq <= rtn, both layer by layer", f"gptq-{n}-g128-seq-loss{end}", f"rtn-{n}-g128-seq-loss{end}", False

@@ -2,15 +2,14 @@
 
 BESTS = """\
 Groups of 128, at 2 bits of 64 (plain `rtn` and `bcq`: 128); GPTQModel's and llm-compressor's of 64, because 128 does
-not divide 576. "Layer by layer" is `bcqfmt quantize --text`, "trained" adds `--train-scales 2`; 2-bit `bcq` has no
-bias. All have the same calibration tokens, AWQ half of them. Other tools' checkpoints (`smollm2_peers.py`) were
-converted by `bcqfmt convert`, their values not rounded to F16; GPTQModel ran with Python's `re` for `pypcre`.
+not divide 576. "Layer by layer" is `bcqfmt quantize --text`, "by loss" adds `--token-weights loss`, "trained"
+`--train-scales 2`; 2-bit `bcq` has no bias. All have the same calibration tokens, AWQ half of them. Other tools'
+checkpoints (`smollm2_peers.py`) were converted by `bcqfmt convert`, their values not rounded to F16.
 
-Without training 4 bits are 4.2 % above FP16, 3 bits 20 %, 2 bits 2.0 times; trained 1.7 %, 12 % and 1.5 times.
+Without training 4 bits are 3.5 % above FP16, 3 bits 20 %, 2 bits 2.0 times; trained 1.7 %, 12 % and 1.5 times.
 Trained, no other tool's row is better; without, AutoRound, which trains every block, is at 3 and 2 bits. `bcq` is best
-at 2 bits, but not at 3 for the bytes ([decision 23](../decisions/0023-non-uniform-levels.md), with a second model).
-Times: [Speed of quantizing](quantizing.md). Training twice gave the same bytes. `multi --nested joint` at 2, 3, 4
-bits: 49.1, 31.7, 28.1 ([decision 22](../decisions/0022-nested-planes.md)).
+at 2 bits ([decision 23](../decisions/0023-non-uniform-levels.md), with a second model). Times, memory: [Speed of
+quantizing](quantizing.md). Nested: [decision 22](../decisions/0022-nested-planes.md).
 """
 
 READING = """\
@@ -19,7 +18,7 @@ error counts by the mean squared input of its column.
 """
 
 ATOM = """\
-4-bit weights and activations, one step of the paper after the other; the last column is the paper's table 4, Llama-7B.
+One step of the paper after the other.
 """
 
 ORDERINGS = """\
@@ -36,8 +35,7 @@ errors of weights and ignore the inputs, of which one channel carries nearly hal
 ORIGIN = """\
 The weights come from a GGUF file in Q4_1: 4-bit codes in blocks of 32 columns, each with a scale and a minimum. "FP16"
 is that file, decoded, not the model that was trained. This favours rows that can represent the same values again:
-`bcq` with 4 planes, a bias and groups of 32 does so nearly exactly (56 dB with weighting); `rtn` cannot, because its
-grid has to contain zero.
+`bcq` with 4 planes, a bias and groups of 32 does so nearly exactly (56 dB with weighting).
 """
 
 HOW = """\
