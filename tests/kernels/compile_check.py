@@ -74,8 +74,8 @@ def factories() -> list[str]:
 def cases() -> dict[str, list[tuple[Any, ...]]]:
     """``module.factory`` -> arguments of the variants to compile.
 
-    Numba takes up to a minute for one. So a family has the variant with everything that takes registers at once, and
-    those that are needed for every branch of its source to be in one of them.
+    Numba takes up to a minute for one. So a family has its largest variants, which take the most registers, and those
+    that it needs for every branch of its source to be in one of them.
     """
     return {**_looked_up(), **_atom(), **_bits(), **_dequant(), **_gemm()}
 
