@@ -193,7 +193,7 @@ def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
     vector_tiles = -(-count // shape.vectors)
     tiles = -(-operand.shape[0] // shape.rows) * vector_tiles
     most = shape.blocks * device.processors(operand.gpu)
-    grid = whole_for(tiles, most) if shape.engine == "wgmma" else 0
+    grid = whole_for(tiles, most) if shape.engine == "wgmma" else tiles if shape.engine == "few" else 0
     whole = tiles
     if not grid:
         grid = blocks_for(tiles, shape.steps, most)

@@ -9,6 +9,7 @@ more than four or short groups, the sign of each plane's scale is flipped by its
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. ``mma`` (sm_80 and later, `portable`) takes it from registers. ``wgmma`` (sm_90a, `roles`) reads x
 from shared memory itself, and multiplies while the next codes are turned into numbers. With both, some warps only copy.
+Where there is no ``wgmma``, up to eight vectors have a kernel without such warps, whose tiles are never shared (`few`).
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.
@@ -21,6 +22,7 @@ from typing import Any
 
 from bcqfmt.kernels.runtime.launch import Kernel
 
+from .few import few_kernel
 from .layout import GemmLayout
 from .portable import portable_kernel
 from .roles import roles_kernel
@@ -44,7 +46,7 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
         "u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
         "u32 vector_tiles, u32 addend_step, u32 whole"
     )
-    return (roles_kernel if shape.engine == "wgmma" else portable_kernel)(shape, declared)
+    return {"wgmma": roles_kernel, "mma": portable_kernel, "few": few_kernel}[shape.engine](shape, declared)
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
@@ -62,5 +64,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
         gemm_shape(four, 8, 4096, 1, 1, "mma"),
         gemm_shape(four, 64, 28672, 1, 1, "mma"),
         gemm_shape(three, 16, 28672, 2, 2, "mma", added=True),
+        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 8, 4096, 1, 1, "mma"),
+        gemm_shape(three, 1, 4096, 2, 0, "mma", added=True),
     ]
     return {"gemm_kernel": [(shape,) for shape in shapes]}

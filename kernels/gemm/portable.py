@@ -165,7 +165,6 @@ def _copier(shape: GemmShape) -> Any:
                 place, bar, parity = base, filled, ptx.u32(parity ^ 1)
             else:
                 place, bar = ptx.u32(place + stage_bytes), ptx.u32(bar + 16)
-        ptx.cp_async_wait(0)
 
     return inlined(unrolled(copy))
 

@@ -9,9 +9,10 @@ from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "TILES", "GemmShape", "blocks_for", "gemm_shape", "whole_for"]
+__all__ = ["COPYING", "FEW", "TILES", "FewShape", "GemmShape", "blocks_for", "gemm_shape", "whole_for"]
 
-TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (8, 16, 32, 64)}  # vectors of a tile
+TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
+FEW = 8  # the same of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
@@ -26,9 +27,10 @@ class GemmShape:
     """A block of threads multiplies ``vectors`` vectors with ``groups`` x 128 threads, each group with 64 rows.
 
     ``kind``: type of x, 1 float16, 2 bfloat16; ``out``: of y, 0 float32. ``added``: to an addend. ``engine``: "wgmma"
-    (sm_90a) or "mma" (sm_80). ``blocks``: on a processor at the same time. A stage has ``depth`` blocks of columns.
-    ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma there are 128 threads
-    more, which only copy, with mma ``producers`` warps. ``height``: with mma, blocks of 64 rows of a group, 1 or 2.
+    (sm_90a), "mma" (sm_80) or "few" (`FewShape`). ``blocks``: on a processor at the same time. A stage has ``depth``
+    blocks of columns. ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma
+    there are 128 threads more, which only copy, with mma ``producers`` warps. ``height``: with mma, blocks of 64 rows
+    of a group, 1 or 2.
     """
 
     layout: GemmLayout
@@ -123,6 +125,40 @@ class GemmShape:
         return self.rows * self.vectors
 
 
+@dataclass(frozen=True, slots=True)
+class FewShape(GemmShape):
+    """Up to eight vectors (sm_80): ``groups`` warps share the columns of 16 ``height`` rows; each has stages."""
+
+    @property
+    def members(self) -> int:
+        return 32 * self.groups
+
+    @property
+    def copiers(self) -> int:
+        return 0
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.height
+
+    @property
+    def numbers_at(self) -> int:
+        return self.codes_at + self.depth * self.height * self.layout.code_bytes // 4
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.numbers_at + self.sets * self.height * self.layout.set_bytes // 4
+
+    @property
+    def barriers_at(self) -> int:
+        """Where the sums of all warps are; there are no barriers."""
+        return self.groups * self.stages * self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + self.members * 2 * self.vectors * self.height
+
+
 def blocks_for(tiles: int, steps: int, most: int) -> int:
     """How many of ``most`` blocks share the steps of all tiles: all, or fewer if each then has a part of one tile."""
     return min(_evenly(tiles, most) or most, tiles * steps)
@@ -155,6 +191,12 @@ def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
+    if engine == "mma" and count <= FEW:
+        for height, depth in ((2, 2), (2, 1), (1, 1)):
+            few = FewShape(layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height)
+            if few.shared_bytes <= _SMALL:
+                break
+        return few
     sizes, large, low_tiles = TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
     vectors = next((size for size in sizes if size >= count), sizes[-1])
     if engine == "wgmma":
@@ -168,9 +210,8 @@ def gemm_shape(
         long = layout.blocks % 4 == 0 and (vectors == 64 or (vectors < 64 and large))
         depths, limit, producers, ways = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, [(1, 1)]
     else:
-        # tall tiles load and copy less of x; with few vectors and a small matrix two small blocks wait less
-        groups, depths, limit, producers = 2, (2, 1), _SMALL, 4 if vectors == 64 else 2
-        ways = [(2, 1) if vectors > 8 or large else (1, 2), (1, 1)]
+        # tall tiles load and copy less of x
+        groups, depths, limit, producers, ways = 2, (2, 1), _SMALL, 4 if vectors == 64 else 2, [(2, 1), (1, 1)]
     for (height, blocks), depth, stages in itertools.product(ways, depths, range(8, 2, -1)):
         made = GemmShape(
             layout, vectors, kind, out, engine, groups, depth, stages, blocks, added, rows % 2 == 0, height, producers

@@ -21,7 +21,7 @@ def tile_end(shape: GemmShape) -> Any:
     count_of = height * n // 2
     quarter, several, everyone = count_of // 4, ptx.at_once(count_of), members == shape.threads
     zero_sums, save_sums, load_sums = ptx.zero_sums(count_of), ptx.save_sums(count_of), ptx.load_sums(count_of)
-    write_rows, write_more_rows = _writer(shape, 0), _writer(shape, count_of - n // 2)
+    write_rows, write_more_rows = writer(shape, 0), writer(shape, count_of - n // 2)
 
     def all_members() -> None:
         if everyone:
@@ -83,7 +83,7 @@ def tile_end(shape: GemmShape) -> Any:
     return inlined(finish)
 
 
-def _writer(shape: GemmShape, first: int) -> Any:
+def writer(shape: GemmShape, first: int) -> Any:
     """A device function: the sums of a row and the next, which begin with ``first``, are written to y."""
     half, added = shape.vectors // 2, shape.added
     scale_sums, add_rows = ptx.scale_sums(half, first), ptx.add_rows(half, first)

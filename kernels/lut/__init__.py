@@ -11,7 +11,6 @@ from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS
 
 BATCH_LIMIT = 8  # vectors of one launch
-BLOCKS = 4  # wanted for every processor
 
 
 class _Tiles(NamedTuple):
@@ -60,23 +59,26 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
 
     (rows, columns), batch, threads = operand.shape, len(x), kernel.THREADS
     kind, result = KINDS[device.describe(x).dtype], KINDS[device.describe(y).dtype]
-    tall, reordered = -(-rows // threads), operand.perm is not None
+    reordered = operand.perm is not None
     steps = [_Tiles.of(segment) for segment in operand.segments]
-    # the tiles of a row are shared out among blocks: enough of them for four blocks a processor
-    splits = [max(1, min(step.tiles, -(-BLOCKS * PROCESSORS // (tall * batch)), 65535)) for step in steps]
-    if sum(splits) * batch * rows > LIMIT:
-        raise error("BCQ-E554", found=f"{sum(splits) * batch * rows} partial sums", expected=f"at most {LIMIT}")
-    partial = device.empty_like(x, (sum(splits), batch, rows), "F32")
-    for k, (segment, step) in enumerate(zip(operand.segments, steps, strict=True)):
-        kernel.gemv(segment.bits, step.span, kind, reordered).launch(
-            (tall, splits[k], batch), threads,
+    tiles = sum(step.tiles for step in steps)
+    if tiles * batch * rows > LIMIT:
+        raise error("BCQ-E554", found=f"{tiles * batch * rows} partial sums", expected=f"at most {LIMIT}")
+    partial, first = device.empty_like(x, (tiles, batch, rows), "F32"), 0
+    for segment, step in zip(operand.segments, steps, strict=True):
+        # blocks with the same table share the rows: as many as the processors hold at once
+        most = kernel.blocks_of(segment.bits) * PROCESSORS // (step.tiles * batch)
+        sharing = max(1, min(-(-rows // threads), most, 65535))
+        kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16").launch(
+            (step.tiles, sharing, batch), threads,
             segment.planes, segment.first, segment.second, x, operand.perm if reordered else segment.planes, partial,
-            rows, columns, segment.start, segment.width, segment.group_size, segment.groups, step.per_group, step.tiles,
-            sum(splits[:k]), shared=kernel.SHARED,
+            rows, columns, segment.start, segment.width, segment.group_size, segment.groups, step.per_group, first,
+            shared=kernel.SHARED,
         )  # fmt: skip
+        first += step.tiles
     outliers = operand.indptr is not None
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
-    wide = -(-rows * (kernel.SHARERS if outliers else 1) // threads)
+    wide = -(-rows * kernel.sharers_of(outliers) // threads)
     kernel.reduce(batch, kind, result, outliers).launch(
-        (wide, batch), threads, partial, y, x, *csr, rows, columns, sum(splits), operand.count
+        (wide, batch), threads, partial, y, x, *csr, rows, columns, tiles, operand.count
     )

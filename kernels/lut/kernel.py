@@ -4,14 +4,14 @@ With signs b in {-1, +1}, a row of a group is ``z * sum(x) + sum over planes of 
 over chunks of 8 columns. A chunk has only 2^8 possible sums, so a block computes them all once, as a table in shared
 memory, and then each of its rows reads one entry per chunk and plane: 8 multiplications become one look-up.
 
-- A block has one vector and one row per thread and walks over *tiles* of 32 chunks: make the table of a tile, look up,
-  go on. The tiles are shared out among ``splits`` blocks; their partial sums are added by a second kernel, always in
-  the same order, so two runs give the same bits. That kernel adds the outliers too.
+- A block has one vector and one *tile* of 32 chunks. It makes their table, and then each warp takes 32 rows, a lane
+  one, and 32 others, until there are none. A second kernel adds up the sums of all tiles, always in the same order, so
+  two runs give the same bits. That kernel adds the outliers too.
 - The table is ``[entry][chunk]``, so a chunk has a bank of shared memory of its own. Lane l takes the chunks in the
   order l, l ^ 1, l ^ 2, ...: at every step the 32 lanes read 32 chunks, and none waits for another.
 - Every group begins a new chunk. Where it has a multiple of 8 columns or the whole row, the words of a tile are loaded
-  once, neighbouring rows by neighbouring lanes, and put into the order of the lane; the chunks of a *span* have the
-  same group and are added up before they are scaled. Other group sizes take their bits chunk by chunk.
+  at once, in the order in which the lane wants them (`operands.device`); the chunks of a *span* have the same group and
+  are added up before they are scaled. Other group sizes take their bits chunk by chunk.
 - Columns beyond the end of a group or row count as x = 0, so their bits do not matter.
 
 Indices are checked when an operand is made. If ``perm`` or the outliers hold a wrong column nevertheless, it is
@@ -30,7 +30,6 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 THREADS = 256
 CHUNK, TILE = 8, 32  # columns of a chunk, chunks of a table
-SHARERS = 32  # threads that add up the outliers of a row
 SHARED = 4 * TILE * 256  # bytes of a table
 _ALL = 255  # the entry without a minus
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
@@ -44,52 +43,65 @@ def span_of(width: int, group_size: int) -> int:
     return 0 if group_size % CHUNK else min(TILE, chunks & -chunks)
 
 
+def blocks_of(q: int) -> int:
+    """Blocks that a processor holds: with many planes a thread needs many registers."""
+    return 4 if q <= 2 else 2
+
+
+def sharers_of(outliers: bool) -> int:
+    """Threads that add up a row in :func:`reduce`."""
+    return 32 if outliers else 4
+
+
 @functools.cache
-def gemv(q: int, span: int, kind: int, reordered: bool) -> Kernel:
+def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
     """The kernel for q planes, a `span_of` chunks and activations of ``kind``; ``reordered``: x goes through perm.
 
-    ``per_group``: spans of a group, or chunks where ``span`` is 0.
+    ``half``: alpha and z are float16. ``per_group``: spans of a group, or chunks where ``span`` is 0.
     """
-    make_table, load, add = _table(kind, reordered), _loader(q, span), _adder(q, span) if span else _any_adder(q)
+    make_table, load = _table(kind, reordered), _loader(q, span)
+    add, number = _adder(q, span, half) if span else _any_adder(q, half), "u16*" if half else "f32*"
     held, each = 8 * q if span else 1, span or 1
     across, steps = TILE // each, each.bit_length() - 1
 
     @kernel(
-        f"u32* words, f32* alpha, f32* z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
-        "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 tiles, u32 first_split",
+        f"u32* words, {number} alpha, {number} z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
+        "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 first_tile",
         threads=THREADS,
-        blocks=3 if q <= 4 else 2,
-        variant=repr((q, span, kind, reordered)),
+        blocks=blocks_of(q),
+        variant=repr((q, span, kind, reordered, half)),
     )
     @unrolled
     def lut_gemv(
         words: Any, alpha: Any, z: Any, x: Any, perm: Any, partial: Any, rows: Any, columns: Any, start: Any,
-        width: Any, group_size: Any, groups: Any, per_group: Any, tiles: Any, first_split: Any,
+        width: Any, group_size: Any, groups: Any, per_group: Any, first_tile: Any,
     ) -> None:  # fmt: skip
         table = ptx.shared_address(cuda.shared.array(0, types.float32))
         thread, lane, vector = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31), ptx.u32(cuda.blockIdx.z)
-        row = ptx.u32(cuda.blockIdx.x * cuda.blockDim.x + thread)
-        total = ptx.f32(0)
-        for tile in range(cuda.blockIdx.y, tiles, cuda.gridDim.y):
-            own = cuda.local.array(held, types.uint32)
-            load(own, words, rows, width, tile, row, lane)
-            # the chunk that this lane has of the table, and its group
-            first = ptx.u32(tile * across + lane // each)
-            group = ptx.div_u32(first, per_group)
-            chunk = ptx.u32((first - group * per_group) * each + lane % each)
-            part = make_table(
-                table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
-            )
-            for m in static(steps):  # the sum of x of the whole group
-                part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
-            cuda.syncthreads()
+        tile, last = ptx.u32(cuda.blockIdx.x), ptx.u32(rows - 1)
+        row = ptx.u32(((thread >> 5) * cuda.gridDim.y + cuda.blockIdx.y) * 32 + lane)
+        own = cuda.local.array(held, types.uint32)
+        load(own, words, rows, tile, ptx.min_u32(row, last))  # on the way while the table is made
+        # the chunk that this lane has of the table, and its group
+        first = ptx.u32(tile * across + lane // each)
+        group = ptx.div_u32(first, per_group)
+        chunk = ptx.u32((first - group * per_group) * each + lane % each)
+        part = make_table(
+            table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
+        )
+        for m in static(steps):  # the sum of x of the whole group
+            part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
+        cuda.syncthreads()
+        place = ptx.u64(ptx.u64((first_tile + tile) * cuda.gridDim.z + vector) * rows)
+        while row - lane < rows:
+            there = ptx.min_u32(row, last)
             total = add(
-                total, table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, row, lane
+                table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, there, lane
             )
-            cuda.syncthreads()
-        if row < rows:
-            place = ptx.u64((first_split + cuda.blockIdx.y) * cuda.gridDim.z + vector)
-            partial[ptx.u64(place * rows + row)] = total
+            if row < rows:
+                partial[ptx.u64(place + row)] = total
+            row = ptx.u32(row + cuda.blockDim.x * cuda.gridDim.y)
+            load(own, words, rows, tile, ptx.min_u32(row, last))
 
     return lut_gemv
 
@@ -143,71 +155,80 @@ def _table(kind: int, reordered: bool) -> Any:
 def _loader(q: int, span: int) -> Any:
     """A device function: the eight words of every plane of a row, word k the one that the lane wants at steps 4 k .."""
 
-    def load(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
-        if row < rows:
-            last = ptx.u32((width - 1) >> 5)
-            for i in static(q):
-                for k in static(8):
-                    word = ptx.min_u32(ptx.u32(tile * 8 + k), last)
-                    own[8 * i + k] = words[ptx.u32((word * q + i) * rows + row)]
-        for m in static(3):  # words whose numbers differ in bit m change places where the lane has bit m + 2
-            other = ptx.u32((lane >> (2 + m) & 1) * 0x4444)
-            for i in static(4 * q):
-                low = i // 2**m * 2 ** (m + 1) + i % 2**m
-                a, b = ptx.u32(own[low]), ptx.u32(own[low + 2**m])
-                own[low] = ptx.prmt(a, b, ptx.u32(0x3210 ^ other))
-                own[low + 2**m] = ptx.prmt(a, b, ptx.u32(0x7654 ^ other))
+    def load(own: Any, words: Any, rows: Any, tile: Any, row: Any) -> None:
+        for i in static(q):
+            place = ptx.u32(2 * ((tile * q + i) * rows + row))
+            for h in static(2):
+                four = ptx.ldg128(words, ptx.u32(place + h))
+                for k in static(4):
+                    own[8 * i + 4 * h + k] = four[k]
 
-    def nothing(own: Any, words: Any, rows: Any, width: Any, tile: Any, row: Any, lane: Any) -> None:
+    def nothing(own: Any, words: Any, rows: Any, tile: Any, row: Any) -> None:
         return
 
     return inlined(unrolled(load)) if span else inlined(nothing)
 
 
-def _adder(q: int, span: int) -> Any:
-    """A device function: what a tile adds to the sum of a row, group by group, plane by plane."""
-    across, look_up = TILE // span, ptx.looked_up(4 * TILE, span)
+def _number(half: bool) -> Any:
+    """A device function: a scale or bias as float32."""
+
+    def widened(found: Any) -> Any:
+        return ptx.lo_f16(found) if half else found
+
+    return inlined(widened)
+
+
+def _adder(q: int, span: int, half: bool) -> Any:
+    """A device function: the sum of a row over a tile, group by group, plane by plane."""
+    across, look_up, wide = TILE // span, ptx.looked_up(4 * TILE, span), _number(half)
 
     def add(
-        total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
-        group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+        table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any, group_size: Any,
+        groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
     ) -> Any:  # fmt: skip
+        total = ptx.f32(0)
         for g in static(across):
             group = ptx.div_u32(ptx.u32(tile * across + (lane // span ^ g)), per_group)
+            place = ptx.min_u32(group, ptx.u32(groups - 1))  # no branch: loads are on the way before they are needed
             x_sum = ptx.shfl_xor_f32(part, ptx.u32(g * span))
-            if row < rows and group < groups:
-                for i in static(q):
-                    found = look_up(own, table, lane, 8 * i, g)
-                    total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
-                total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
+            for i in static(q):
+                found = look_up(own, table, lane, 8 * i, g)
+                scale = wide(alpha[ptx.u32((place * q + i) * rows + row)])
+                total = ptx.fma_f32(scale if group < groups else ptx.f32(0), found, total)
+            bias = wide(z[ptx.u32(place * rows + row)])
+            total = ptx.fma_f32(bias if group < groups else ptx.f32(0), x_sum, total)
         return total
 
     return inlined(unrolled(add))
 
 
-def _any_adder(q: int) -> Any:
+def _any_adder(q: int, half: bool) -> Any:
     """The same chunk by chunk, for groups of any number of columns."""
+    wide = _number(half)
 
     def add(
-        total: Any, table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any,
-        group_size: Any, groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+        table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any, group_size: Any,
+        groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
     ) -> Any:  # fmt: skip
-        last = ptx.u32((width - 1) >> 5)
+        total, last = ptx.f32(0), ptx.u32((width - 1) >> 5)
         for t in range(TILE):
             place = ptx.u32(table + ((lane ^ t) << 2))
             chunk = ptx.u32(tile * TILE + (lane ^ t))
             group = ptx.div_u32(chunk, per_group)
             column = ptx.u32(group * group_size + (chunk - group * per_group) * CHUNK)
-            if row < rows and group < groups and column < width:
+            if group < groups and column < width:
                 x_sum = ptx.lds_f32(place, ptx.u32(_ALL * (4 * TILE)))
-                total = ptx.fma_f32(z[ptx.u32(group * rows + row)], x_sum, total)
+                total = ptx.fma_f32(wide(z[ptx.u32(group * rows + row)]), x_sum, total)
                 word = ptx.u32(column >> 5)
                 after = ptx.min_u32(ptx.u32(word + 1), last)
+                here = ptx.u32(((word >> 3) * q * rows + row) * 8 + ((word ^ row >> 2) & 7))
+                next_ = ptx.u32(((after >> 3) * q * rows + row) * 8 + ((after ^ row >> 2) & 7))
                 for i in range(q):
-                    here, next_ = ptx.u32((word * q + i) * rows + row), ptx.u32((after * q + i) * rows + row)
-                    entry = ptx.u32(ptx.funnel_right(words[here], words[next_], column) & _ALL)
+                    more = ptx.u32(i * rows * 8)
+                    low, high = words[ptx.u32(here + more)], words[ptx.u32(next_ + more)]
+                    entry = ptx.u32(ptx.funnel_right(low, high, column) & _ALL)
                     found = ptx.lds_f32(place, ptx.u32(entry * (4 * TILE)))
-                    total = ptx.fma_f32(alpha[ptx.u32((group * q + i) * rows + row)], found, total)
+                    total = ptx.fma_f32(wide(alpha[ptx.u32((group * q + i) * rows + row)]), found, total)
         return total
 
     return inlined(add)
@@ -217,9 +238,10 @@ def _any_adder(q: int) -> Any:
 def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
     """The second kernel: partial sums and outliers, added in a fixed order and rounded to ``result``.
 
-    A thread has a row; with outliers, a warp (:data:`SHARERS`), whose lanes take sums and outliers in turn.
+    The lanes of a warp that have a row (:func:`sharers_of`) take its sums and outliers in turn.
     """
-    sharers = SHARERS if outliers else 1
+    sharers = sharers_of(outliers)
+    each, halvings = 32 // sharers, sharers.bit_length() - 1
 
     @kernel(
         f"f32* partial, {_WORD[result]} y, {_WORD[kind]} x, i32* indptr, i32* indices, f32* added, "
@@ -233,35 +255,34 @@ def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
         count: Any,
     ) -> None:  # fmt: skip
         thread, b = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.blockIdx.y)
-        row = ptx.u32(cuda.blockIdx.x * (cuda.blockDim.x // sharers) + thread // sharers)
-        lane = ptx.u32(thread % sharers)
-        if row < rows:
-            total = ptx.f32(0)
-            for split in range(lane, splits, sharers):
-                total = ptx.add_f32(total, partial[ptx.u64((split * batch + b) * ptx.u64(rows) + row)])
-            if outliers:
-                begin = ptx.u32(max(indptr[row], 0))
-                end = ptx.u32(min(max(indptr[row + 1], 0), count))
-                for e in range(begin + lane, end, sharers):
-                    column = ptx.u32(indices[e])
-                    if column < columns:
-                        place = b * columns + column
-                        if kind == 0:
-                            value = ptx.bits_f32(x[place])
-                        elif kind == 1:
-                            value = ptx.lo_f16(x[place])
-                        else:
-                            value = ptx.lo_bf16(x[place])
-                        total = ptx.fma_f32(added[e], value, total)
-                ptx.syncwarp()
-                for m in range(5):
-                    total = ptx.add_f32(total, ptx.shfl_xor_f32(total, ptx.u32(16 >> m)))
-            if lane == 0:
-                if result == 0:
-                    y[b * rows + row] = ptx.f32_bits(total)
-                elif result == 1:
-                    y[b * rows + row] = ptx.f32_to_f16(total)
-                else:
-                    y[b * rows + row] = ptx.f32_to_bf16(total)
+        row = ptx.u32((cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (thread >> 5)) * each + thread % each)
+        share, there = ptx.u32((thread & 31) // each), ptx.min_u32(row, ptx.u32(rows - 1))
+        total = ptx.f32(0)
+        for split in range(share, splits, sharers):
+            total = ptx.add_f32(total, partial[ptx.u64((split * batch + b) * ptx.u64(rows) + there)])
+        if outliers:
+            begin = ptx.u32(max(indptr[there], 0))
+            end = ptx.u32(min(max(indptr[there + 1], 0), count))
+            for e in range(begin + share, end, sharers):
+                column = ptx.u32(indices[e])
+                if column < columns:
+                    place = b * columns + column
+                    if kind == 0:
+                        value = ptx.bits_f32(x[place])
+                    elif kind == 1:
+                        value = ptx.lo_f16(x[place])
+                    else:
+                        value = ptx.lo_bf16(x[place])
+                    total = ptx.fma_f32(added[e], value, total)
+        ptx.syncwarp()
+        for m in range(halvings):
+            total = ptx.add_f32(total, ptx.shfl_xor_f32(total, ptx.u32(16 >> m)))
+        if share == 0 and row < rows:
+            if result == 0:
+                y[b * rows + row] = ptx.f32_bits(total)
+            elif result == 1:
+                y[b * rows + row] = ptx.f32_to_f16(total)
+            else:
+                y[b * rows + row] = ptx.f32_to_bf16(total)
 
     return lut_reduce

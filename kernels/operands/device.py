@@ -6,11 +6,12 @@ Two layouts, for the kernels that take any weight:
 layout       planes                  first                                  second
 ===========  ======================  =====================================  ======================
 canonical    (p, out, words)         (out, G), for bcq (p, out, G)          (out, G), for tables (2^p)
-lut-gemm     (words, p, out)         alpha (G, p, out)                      z (G, out)
+lut-gemm     (words / 8, p, out, 8)  alpha (G, p, out)                      z (G, out)
 ===========  ======================  =====================================  ======================
 
 The first is the exact reading of an operand, the second its linear one, with neighbouring rows next to each other for
-neighbouring threads. Numbers are float32, or float64 in the exact reading where float32 would lose something.
+neighbouring threads; word k of eight is at place ``k ^ row / 4 % 8``, zeros after the last. Numbers are float32; in the
+exact reading float64 where float32 would lose something, in the linear one float16 where that loses nothing.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
     if layout == "canonical":
         planes, first, second, formula = segment.planes, segment.first, segment.second, segment.formula
     else:
-        planes, first = segment.planes.transpose(2, 0, 1), segment.alpha.transpose(2, 0, 1)
-        second, formula = segment.z.T, "bcq"
+        planes, formula = in_tiles(segment.planes), "bcq"
+        first, second = _shorter(segment.alpha.transpose(2, 0, 1), segment.z.T)
     return DeviceSegment(
         planes=up(planes),
         first=up(first),
@@ -129,9 +130,25 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
         group_size=segment.group_size,
         bits=segment.bits,
         formula=formula,
-        numbers="F64" if first.dtype == np.float64 else "F32",
+        numbers={8: "F64", 4: "F32", 2: "F16"}[first.dtype.itemsize],
         finite=bool(np.isfinite(first).all() and np.isfinite(second).all()),
     )
+
+
+def in_tiles(planes: Any) -> Any:
+    """Planes (p, out, words) in the order of the layout lut-gemm, an array of numpy."""
+    p, rows, words = planes.shape
+    full = np.zeros((p, rows, -(-words // 8) * 8), planes.dtype)
+    full[:, :, :words] = planes
+    order = np.arange(8) ^ np.arange(rows)[:, None] // 4 % 8
+    return np.take_along_axis(full.reshape(p, rows, -1, 8), order[None, :, None], 3).transpose(2, 0, 1, 3)
+
+
+def _shorter(*arrays: Any) -> list[Any]:
+    """All in float16 if that changes none of their numbers."""
+    with np.errstate(over="ignore"):
+        halves = [array.astype(np.float16) for array in arrays]
+    return halves if all(map(np.array_equal, halves, arrays)) else list(arrays)
 
 
 def _check_sizes(operand: Operand) -> None:
@@ -158,7 +175,7 @@ def check_operand(operand: DeviceOperand) -> None:
                 expected=f"1..8 planes of some of {columns} columns",
             )
         words, groups = segment.words, segment.groups
-        plane_shape = (p, rows, words) if canonical else (words, p, rows)
+        plane_shape = (p, rows, words) if canonical else (-(-words // 8), p, rows, 8)
         check_array(f"planes of segment {k}", segment.planes, ("I32", "U32"), plane_shape, 16)
         per_plane = (p, rows, groups) if canonical else (groups, p, rows)
         per_group = (rows, groups) if canonical else (groups, rows)

@@ -121,18 +121,25 @@ def test_another_copy_of_the_source(source: Path, plain: dict[str, str], tmp_pat
 
 
 # -------------------------------------------------------------------------------------------------------- environment
-# Locale, time zone and the order of sets at once: what has no effect together has none alone.
-ENVIRONMENTS: dict[str, dict[str, str]] = {
-    "C": {"LC_ALL": "C", "TZ": "America/St_Johns", "PYTHONHASHSEED": "0"},
-    "Turkish, whose i has no dot": {
-        "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "4294967295"
-    },
-}  # fmt: skip
+# Locale, time zone, order of sets and umask at once: what has no effect together has none alone.
+ENVIRONMENTS: dict[str, tuple[int, dict[str, str]]] = {
+    "C": (0o002, {"LC_ALL": "C", "TZ": "America/St_Johns", "PYTHONHASHSEED": "0"}),
+    "Turkish, whose i has no dot": (
+        0o077,
+        {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "4294967295"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_locale_zone_and_order_of_sets(source: Path, plain: dict[str, str], tmp_path: Path, name: str) -> None:
-    assert process(source, tmp_path / "bcq", **ENVIRONMENTS[name]) == plain
+def test_locale_zone_order_of_sets_and_umask(source: Path, plain: dict[str, str], tmp_path: Path, name: str) -> None:
+    """The bytes are the same; the modes are what the umask leaves."""
+    umask, variables = ENVIRONMENTS[name]
+    assert process(source, tmp_path / "bcq", umask, **variables) == plain
+    modes: dict[bool, set[int]] = {True: set(), False: set()}
+    for path in (tmp_path / "bcq", *(tmp_path / "bcq").rglob("*")):
+        modes[path.is_dir()].add(path.stat().st_mode & 0o777)
+    assert modes == {False: {0o666 & ~umask}, True: {0o777 & ~umask}}
 
 
 def test_a_locale_that_is_not_utf8(source: Path, plain: dict[str, str], tmp_path: Path) -> None:
@@ -157,16 +164,6 @@ def test_names_that_are_no_text(source: Path, tmp_path: Path) -> None:
         convert(copy, tmp_path / "bcq")
     assert (caught.value.code, caught.value.exit_code) == ("BCQ-E102", 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name]
-
-
-@pytest.mark.parametrize("umask", [0o002, 0o077], ids=oct)
-def test_umask(source: Path, plain: dict[str, str], tmp_path: Path, umask: int) -> None:
-    """The bytes are the same; the modes are what the umask leaves."""
-    assert process(source, tmp_path / "bcq", umask=umask) == plain
-    modes: dict[bool, set[int]] = {True: set(), False: set()}
-    for path in (tmp_path / "bcq", *(tmp_path / "bcq").rglob("*")):
-        modes[path.is_dir()].add(path.stat().st_mode & 0o777)
-    assert modes == {False: {0o666 & ~umask}, True: {0o777 & ~umask}}
 
 
 def test_nothing_of_the_machine_is_written_down(source: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 # not factories of kernels of their own: they pass on what a factory makes, or declare any kernel
-OTHERS = ("bits.kernel_of", "gemm.portable.portable_kernel", "gemm.roles.roles_kernel")
+OTHERS = ("bits.kernel_of", "gemm.few.few_kernel", "gemm.portable.portable_kernel", "gemm.roles.roles_kernel")
 # kernels that need more than sm_80: bulk copies
 LEAST = dict.fromkeys(
     ("bits.binary_kernel", "bits.integer_kernel", "bits.short_kernel", "mixed.kernel", "atom.held_kernel"), 90
@@ -74,15 +74,17 @@ def factories() -> list[str]:
 def cases() -> dict[str, list[tuple[Any, ...]]]:
     """``module.factory`` -> arguments of the variants to compile.
 
-    Numba takes up to a minute for one. So a family has the variant with everything that takes registers at once, and
-    those that are needed for every branch of its source to be in one of them.
+    Numba takes up to a minute for one. So a family has its largest variants, which take the most registers, and those
+    that it needs for every branch of its source to be in one of them.
     """
     return {**_looked_up(), **_atom(), **_bits(), **_dequant(), **_gemm()}
 
 
 def _looked_up() -> dict[str, list[tuple[Any, ...]]]:
     return {
-        "lut.kernel.gemv": [(4, 16, 1, False), (8, 32, 2, True), (3, 2, 1, False), (5, 0, 0, False)],
+        "lut.kernel.gemv": [
+            (4, 16, 1, False, True), (8, 32, 2, True, False), (3, 2, 1, False, False), (5, 0, 0, False, False),
+        ],
         "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
         "outliers.csr_outliers_kernel": [(1, 1, 1), (0, 2, 0), (1, 0, 1, 4), (2, 0, 2, 8)],
     }  # fmt: skip

@@ -177,8 +177,9 @@ class GpuWeight(matmul.MatmulWeight):
         segments = []
         for piece in self._pieces:
             alpha, z = linear_numbers(piece)
-            planes = piece.planes.permute(2, 0, 1).contiguous()
-            segments.append(_segment(piece, planes, alpha.permute(2, 0, 1), z.T, "bcq"))
+            half = piece.formula == "bcq" and piece.first.dtype == piece.second.dtype == torch.float16
+            numbers = "F16" if half else "F32"
+            segments.append(_segment(piece, in_tiles(piece.planes), alpha.permute(2, 0, 1), z.T, "bcq", numbers))
         return self._operand("lut-gemm", segments)
 
     def let_go(self, paths: Collection[str], dtype: str) -> bool:
@@ -221,11 +222,25 @@ class GpuWeight(matmul.MatmulWeight):
         return made
 
 
-def _segment(piece: _Piece, planes: Tensor, first: Tensor, second: Tensor, formula: str) -> DeviceSegment:
+def _segment(
+    piece: _Piece, planes: Tensor, first: Tensor, second: Tensor, formula: str, numbers: str = "F32"
+) -> DeviceSegment:
+    kind = torch.float16 if numbers == "F16" else torch.float32
     return DeviceSegment(
-        planes=planes, first=first.float().contiguous(), second=second.float().contiguous(), start=piece.start,
-        width=piece.width, group_size=piece.group_size, bits=piece.bits, formula=formula, finite=True,
+        planes=planes, first=first.to(kind).contiguous(), second=second.to(kind).contiguous(), start=piece.start,
+        width=piece.width, group_size=piece.group_size, bits=piece.bits, formula=formula, numbers=numbers, finite=True,
     )  # fmt: skip
+
+
+def in_tiles(planes: Tensor) -> Tensor:
+    """As `kernels.operands.device.in_tiles`, made where the planes are."""
+    p, rows, words = planes.shape
+    full = planes.new_zeros(p, rows, -(-words // 8) * 8)
+    full[:, :, :words] = planes
+    places = torch.arange(max(8, rows), device=planes.device)
+    order = places[:8] ^ places[:rows, None] // 4 % 8
+    found = torch.take_along_dim(full.reshape(p, rows, -1, 8), order[None, :, None], 3)
+    return found.permute(2, 0, 1, 3).contiguous()
 
 
 def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:

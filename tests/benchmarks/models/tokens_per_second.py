@@ -1,7 +1,7 @@
 """Tokens per second on a GPU: float16 against BCQ of 4, 3 and 2 bits, CUDA graphs for both.
 
     tests/benchmarks/models/tokens_per_second.py [--out FILE.json] [--model llama-2-7b|smollm2-135m ...] [--eager]
-        [--sequences 16 ...] [--prompt 512 ...]
+        [--sequences 16 ...] [--prompt 512 ...] [--profile]
 
 Models of Llama's architecture with random weights, made on the device: what a step costs does not depend on them. A
 step takes one token and a position, writes keys and values into a cache of fixed length, and ends with the most likely
@@ -9,7 +9,8 @@ next token, which is the next step's input; it is captured once and replayed. ``
 once instead; ``--prompt``: a whole prompt of that length instead, up to the token after it. The two differ in their
 linear layers only: `torch.nn.Linear` in float16, or `BcqLinear` (bcq encoding, float16 scales and biases). The
 embedding and the output layer are float16 in both. What lies between the products (norms, rotary positions, activation)
-is fused by torch.compile where that works, for both alike; ``--eager`` leaves it out.
+is fused by torch.compile where that works, for both alike; ``--eager`` leaves it out. ``--profile``: which kernels a
+step consists of.
 
 ``--device cpu --model tiny`` runs the same code without a GPU and without a graph, to see that it works.
 """
@@ -236,6 +237,20 @@ def seconds_per_step(model: Model) -> float:
     return statistics.median(times)
 
 
+def print_profile(model: Model) -> None:
+    """The kernels that take most of a step, which is not captured for this."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with torch.inference_mode(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+        model.step()
+        torch.cuda.synchronize()
+    found = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+    print(f"    {sum(event.self_device_time_total for event in found):8.0f} us in all kernels")
+    for event in found[:12]:
+        print(f"    {event.self_device_time_total:8.0f} us in {event.count:4d} launches  {event.key[:80]}", flush=True)
+
+
 def check(shape: Shape, kind: str, device: str, count: int = 1) -> tuple[float, str]:
     """Relative error of one layer against the product with its decoded values, and the kernel that was used."""
     import torch
@@ -293,7 +308,7 @@ def compile_all(names: list[str], kinds: list[str], counts: list[int]) -> None:
 
 
 def measure(
-    name: str, kinds: list[str], device: str, fused: bool, sequences: int = 1, prompt: int = 1
+    name: str, kinds: list[str], device: str, fused: bool, sequences: int = 1, prompt: int = 1, profiled: bool = False
 ) -> list[dict[str, Any]]:
     """A row for every kind."""
     import torch
@@ -319,6 +334,8 @@ def measure(
             f"(set up and measured in {time.perf_counter() - begin:.0f} s)",
             flush=True,
         )
+        if profiled:
+            print_profile(model)
         del model
         gc.collect()
         if device == "cuda":
@@ -349,6 +366,7 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, action="append", default=[], help="sequences of a step")
     parser.add_argument("--prompt", type=int, action="append", default=[], help="tokens of a prompt")
     parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
+    parser.add_argument("--profile", action="store_true", help="print which kernels a step consists of")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     given = parser.parse_args()
     names = given.model or ["llama-2-7b", "smollm2-135m"]
@@ -359,7 +377,12 @@ def main() -> int:
     if given.device == "cuda":
         compile_all(names, kinds, [sequences * prompt for sequences, prompt in cases])
     fused = not given.eager and can_fuse(given.device)
-    rows = [row for name in names for case in cases for row in measure(name, kinds, given.device, fused, *case)]
+    rows = [
+        row
+        for name in names
+        for case in cases
+        for row in measure(name, kinds, given.device, fused, *case, given.profile)
+    ]
     about = {
         "device": torch.cuda.get_device_name(0) if given.device == "cuda" else platform.machine(),
         "torch": torch.__version__, "python": platform.python_version(), "fused": fused,

@@ -36,7 +36,7 @@ def test_the_operator_is_one_node_of_a_traced_program() -> None:
 @pytest.mark.parametrize(
     "which",
     [
-        "short planes", "wide planes", "short scales", "half scales", "transposed biases", "no group size",
+        "short planes", "wide planes", "short scales", "wide scales", "transposed biases", "no group size",
         "more columns", "strided scales", "no planes", "flat planes", "two group sizes",
     ],
 )  # fmt: skip

@@ -10,21 +10,21 @@ import torch
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
 from bcqfmt.kernels.gemm import gemm, gemm_operand
-from bcqfmt.kernels.gemm.shape import GemmShape
+from bcqfmt.kernels.gemm.shape import FewShape, GemmShape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime.limits import KINDS
 from simulated.sim_kernels import Guarded, guarded
 
 
 def product(
-    weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", engine: str = "mma", vectors: int = 8,
+    weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", engine: str = "few", vectors: int = 8,
     groups: int = 1, depth: int = 1, stages: int = 3, height: int = 1, producers: int = 1, addend: Any = None,
 ) -> Guarded:  # fmt: skip
     """``x W^T`` with small blocks of threads."""
     placed = gemm_operand(operand(weight), kind)
     last = len(placed.segments) - 1
     shapes = [
-        GemmShape(
+        (FewShape if engine == "few" else GemmShape)(
             segment.layout, vectors, KINDS[kind], KINDS[result] if k == last else 0, engine, groups, depth, stages,
             added=k > 0 or addend is not None, paired=weight.spec.out % 2 == 0, height=height, producers=producers,
         )

@@ -77,13 +77,13 @@ def refused(which: str) -> None:
     x = torch.ones(1, 64)
     planes, alpha, z, width, group = piece.planes, piece.first, piece.second, 64, 32
     if which == "short planes":
-        planes = planes[:1]
+        planes = planes[..., :4]
     elif which == "wide planes":
         planes = planes.long()
     elif which == "short scales":
         alpha = alpha[:1]
-    elif which == "half scales":
-        alpha = alpha.half()
+    elif which == "wide scales":
+        alpha = alpha.double()
     elif which == "transposed biases":
         z = z.T
     elif which == "no group size":

@@ -60,12 +60,12 @@ def _lists(weight: DeviceOperand) -> list[list[Any]]:
     return [[getattr(segment, name) for segment in weight.segments] for name in names]
 
 
-def _check_lists(planes: Sequence[Tensor], *others: Sequence[object]) -> None:
-    """BCQ-E552 unless there is one entry per segment everywhere, and planes are three-dimensional."""
-    if not planes or any(len(other) != len(planes) for other in others) or any(p.dim() != 3 for p in planes):
+def _check_lists(dimensions: int, planes: Sequence[Tensor], *others: Sequence[object]) -> None:
+    """BCQ-E552 unless there is one entry per segment everywhere, and planes have so many dimensions."""
+    if not planes or any(len(other) != len(planes) for other in others) or any(p.dim() != dimensions for p in planes):
         shown = ", ".join(str(len(other)) for other in (planes, *others))
         found = f"lists of {shown} entries"
-        raise error("BCQ-E552", found=found, expected="one entry per segment; planes of 3 dimensions")
+        raise error("BCQ-E552", found=found, expected=f"one entry per segment; planes of {dimensions} dimensions")
 
 
 @torch.library.custom_op("bcqfmt::lut_gemv", mutates_args=())
@@ -81,11 +81,12 @@ def _lut_gemv(
     indices: Tensor | None,
     added: Tensor | None,
 ) -> Tensor:
-    _check_lists(planes, alpha, z, widths, group_sizes)
+    _check_lists(4, planes, alpha, z, widths, group_sizes)
     segments = [
         DeviceSegment(
             planes=words, first=scales, second=biases, start=sum(widths[:k]), width=widths[k],
             group_size=group_sizes[k], bits=words.shape[1], formula="bcq",
+            numbers="F16" if scales.dtype == torch.float16 else "F32",
         )
         for k, (words, scales, biases) in enumerate(zip(planes, alpha, z, strict=True))
     ]  # fmt: skip
@@ -127,7 +128,7 @@ def _dequantize(
     values: Tensor | None,
     mode: str,
 ) -> Tensor:
-    _check_lists(planes, first, second, widths, group_sizes, formulas.split(","))
+    _check_lists(3, planes, first, second, widths, group_sizes, formulas.split(","))
     segments = [
         DeviceSegment(
             planes=words, first=a, second=b, start=sum(widths[:k]), width=widths[k], group_size=group_sizes[k],

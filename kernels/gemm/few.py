@@ -1,0 +1,134 @@
+"""Up to eight vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
+
+A block has 16 or 32 rows and all columns, which its warps take in turns of ``depth`` x 64. Each warp copies what it
+needs of codes, numbers and x for itself, ``stages`` turns ahead, so warps wait for each other only at the end, where
+the first adds up the sums of all in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bcqfmt.kernels import ptx
+from bcqfmt.kernels.runtime.launch import Kernel, kernel
+from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
+from bcqfmt.kernels.runtime.unroll import static, unrolled
+
+from .decode import decoder
+from .layout import SIDE
+from .portable import multiplier
+from .shape import GemmShape
+from .tile_end import writer
+
+
+def few_kernel(shape: GemmShape, declared: str) -> Kernel:
+    """The kernel of `kernel.gemm_kernel` for the engine few."""
+    layout, depth, stages, height, warps = shape.layout, shape.depth, shape.stages, shape.height, shape.groups
+    steps, stage_bytes, per_set, x_bytes = shape.steps, shape.stage_bytes, shape.depth // shape.sets, shape.x_bytes
+    codes_at, numbers_at, sums_at, ahead = shape.codes_at, shape.numbers_at, shape.barriers_at, shape.stages - 1
+    row_codes, row_set, sums_count = layout.code_bytes // 4, layout.set_bytes // 4, shape.vectors // 2 * height
+    (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
+    zero_sums, copy = ptx.zero_sums(sums_count), _copier(shape)
+    write_rows, write_more_rows = writer(shape, 0), writer(shape, sums_count - shape.vectors // 2)
+
+    @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape))
+    @unrolled
+    def gemm(
+        codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
+        row_blocks: Any, columns: Any, start: Any, count: Any, total: Any, vector_tiles: Any, addend_step: Any,
+        whole: Any,
+    ) -> None:  # fmt: skip
+        base = ptx.shared_address(cuda.shared.array(0, types.uint32))
+        thread, lane = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31)
+        warp, sixteen = ptx.u32(thread >> 5), ptx.u32(cuda.blockIdx.x * height)  # the first 16 rows
+        first = ptx.u32(base + warp * (stages * stage_bytes))
+        place, end, step = first, ptx.u32(first + stages * stage_bytes), warp
+        for i in static(stages):
+            copy(
+                codes, numbers, x, ptx.u32(first + i * stage_bytes), sixteen, ptx.u32(warp + i * warps), columns,
+                start, count, lane,
+            )  # fmt: skip
+        sums = cuda.local.array(sums_count, types.float32)
+        held, held_below = cuda.local.array(held_words, types.uint32), cuda.local.array(held_words, types.uint32)
+        zero_sums(sums)
+        while step < steps:
+            ptx.cp_async_wait(ahead)
+            ptx.syncwarp()
+            for d in static(depth):
+                a, below = cuda.local.array(16, types.uint32), cuda.local.array(16, types.uint32)
+                codes_of = ptx.u32(place + (codes_at + d * height * row_codes))
+                numbers_of = ptx.u32(place + (numbers_at + d // per_set * height * row_set))
+                if d % per_set == 0:
+                    load_numbers(held, numbers_of, lane)
+                decode(a, codes_of, numbers_of, lane, held)
+                if height == 2:
+                    numbers_of = ptx.u32(numbers_of + row_set)
+                    if d % per_set == 0:
+                        load_numbers(held_below, numbers_of, lane)
+                    decode(below, ptx.u32(codes_of + row_codes), numbers_of, lane, held_below)
+                multiply(sums, a, below, ptx.u32(place + d * x_bytes), lane)
+            ptx.syncwarp()
+            copy(codes, numbers, x, place, sixteen, ptx.u32(step + stages * warps), columns, start, count, lane)
+            step, place = ptx.u32(step + warps), ptx.u32(place + stage_bytes)
+            if place == end:
+                place = first
+        own = ptx.u32(base + sums_at + lane * 16)  # a quarter of a warp's at a time: no two lanes in the same bank
+        mine = ptx.u32(own + warp * (128 * sums_count))
+        for k in static(sums_count // 4):
+            ptx.sts128_f32(mine, ptx.u32(512 * k), sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3])
+        ptx.sync_block()
+        if warp == 0:
+            zero_sums(sums)
+            for w in static(warps):
+                for k in static(sums_count // 4):
+                    part = ptx.lds128_f32(own, ptx.u32(w * 128 * sums_count + 512 * k))
+                    for j in static(4):
+                        sums[4 * k + j] = ptx.add_f32(sums[4 * k + j], part[j])
+            row, vector = ptx.u32(sixteen * 16 + (lane >> 2) * 2), ptx.u32((lane & 3) * 2)
+            write_rows(sums, row_scale, addend, y, rows, count, addend_step, row, vector)
+            if height == 2:
+                write_more_rows(sums, row_scale, addend, y, rows, count, addend_step, ptx.u32(row + 16), vector)
+
+    return gemm
+
+
+def _copier(shape: GemmShape) -> Any:
+    """A device function for a warp: the copies of a step, if there is one; always a group of them."""
+    layout, depth, height, sets = shape.layout, shape.depth, shape.height, shape.sets
+    per_set, sharing, steps, width, x_bytes = depth // sets, layout.sharing, shape.steps, layout.width, shape.x_bytes
+    block_codes, block_set = layout.code_bytes // 16, layout.set_bytes // 16  # pieces of 16 bytes
+    code_pieces, set_pieces = height * block_codes // 4, height * block_set // 4
+    row_codes, row_sets = layout.blocks * block_codes, layout.sets * block_set
+    codes_at, numbers_at, fours = shape.codes_at, shape.numbers_at, shape.vectors // 4
+
+    def copy(
+        codes: Any, numbers: Any, x: Any, place: Any, sixteen: Any, step: Any, columns: Any, start: Any, count: Any,
+        lane: Any,
+    ) -> None:  # fmt: skip
+        row_block, quarter = ptx.u32(sixteen >> 2), ptx.u32(sixteen & 3)
+        if step < steps:
+            index = ptx.u32(row_block * row_codes + step * (depth * block_codes) + quarter * (block_codes // 4) + lane)
+            target = ptx.u32(place + codes_at + lane * 16)
+            for d in static(depth):
+                for i in static((code_pieces + 31) // 32):
+                    if (i + 1) * 32 <= code_pieces or lane < code_pieces - i * 32:
+                        to = ptx.u32(target + (d * code_pieces + i * 32) * 16)
+                        ptx.cp_async16(codes, ptx.u32(index + (d * block_codes + i * 32)), to, 16)
+            for d in static(sets):
+                chosen = ptx.u32(ptx.u32(step * depth + d * per_set) // sharing)
+                index = ptx.u32(row_block * row_sets + chosen * block_set + quarter * (block_set // 4) + lane)
+                target = ptx.u32(place + numbers_at + d * set_pieces * 16 + lane * 16)
+                for i in static((set_pieces + 31) // 32):
+                    if (i + 1) * 32 <= set_pieces or lane < set_pieces - i * 32:
+                        ptx.cp_async16(numbers, ptx.u32(index + i * 32), ptx.u32(target + i * 512), 16)
+            for i in static(fours * depth):  # 64 columns of four vectors; zeros after the last vector and column
+                vector = ptx.u32((lane >> 3) + i % fours * 4)
+                column = ptx.u32((step * depth + i // fours) * SIDE + (lane & 7) * 8)
+                exists = vector < count and column < width
+                size = ptx.min_u32(ptx.u32(16), ptx.u32(2 * (width - column))) if exists else ptx.u32(0)
+                index = ptx.u32((vector * columns + start + column) >> 3) if exists else ptx.u32(0)
+                target = ptx.u32(place + i // fours * x_bytes + vector * 128 + (((lane ^ vector) & 7) << 4))
+                ptx.cp_async16(x, index, target, size)
+        ptx.cp_async_commit()
+
+    return inlined(unrolled(copy))
