@@ -9,7 +9,8 @@ more than four or short groups, the sign of each plane's scale is flipped by its
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. ``mma`` (sm_80 and later, `portable`) takes it from registers. ``wgmma`` (sm_90a, `roles`) reads x
 from shared memory itself, and multiplies while the next codes are turned into numbers. With both, some warps only copy.
-Where there is no ``wgmma``, up to eight vectors have a kernel without such warps, whose tiles are never shared (`few`).
+Up to eight vectors of affine 4 bits, and of all weights without ``wgmma``, have a kernel whose tiles are never shared
+(`few`).
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.

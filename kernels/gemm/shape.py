@@ -191,7 +191,9 @@ def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    if engine == "mma" and count <= FEW:
+    # faster than wgmma too where it was measured: affine, 4 bits, groups of 128; bcq is not
+    measured = (layout.formula, layout.bits) == ("affine", 4) and layout.group_size >= 128
+    if count <= FEW and (engine == "mma" or measured):
         for height, depth in ((2, 2), (2, 1), (1, 1)):
             few = FewShape(layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height)
             if few.shared_bytes <= _SMALL:
