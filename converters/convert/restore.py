@@ -30,9 +30,8 @@ def restore(
     rebuilder, stop = SourceRebuilder(checkpoint), Stop()
     progress = stop.progress(tick)
     with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work, reused():
-        # one file more than there are cores: one of them is waiting for the disk much of the time
         return run_each(
-            lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), WORKERS + 1, stop
+            lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), WORKERS, stop
         )
 
 
