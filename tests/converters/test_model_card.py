@@ -199,6 +199,14 @@ def test_what_is_written_is_what_is_read(values: dict[str, Any]) -> None:
     }
 
 
+@any_words
+@given(st.dictionaries(st.sampled_from(KEPT), TEXTS | st.lists(TEXTS, max_size=4), max_size=4), st.booleans())
+def test_no_value_is_read_in_another_way_than_yaml_does(values: dict[str, Any], flow: bool) -> None:
+    written = yaml.safe_dump(values, allow_unicode=True, default_flow_style=None if flow else False)
+    found = front_matter(f"---\n{written}---\n".encode("utf-8", "replace"))
+    assert all(found[key] == clean(values[key]) for key in found)
+
+
 @pytest.mark.parametrize(
     ("line", "value"),
     [
@@ -213,21 +221,18 @@ def test_what_is_written_is_what_is_read(values: dict[str, Any]) -> None:
         ("language:\n- en\n- no  # Norwegian\n\n- zh", ["en", "no", "zh"]),
         ("language:\n  - en\n  - de", ["en", "de"]),
         ("tags: # ours\n- text-generation", ["text-generation"]),
-        ("license: mit\nlicense: gpl", "gpl"),
-        ("license: >\n  mit", "mit"),
-        ("license: |\n  mit\n  or\n", r"mit\nor"),
-        ("license: mit\n  or later", "mit or later"),
-        ("license: &a mit", "mit"),
-        ("license: !!str mit", "mit"),
+        ("license: mit\nlicense: gpl", "mit"),
+        ("license: >\n  mit", None),
+        ("license: |\n  mit", None),
+        ("license: mit\n  or later", None),
+        ("license: &a mit", None),
+        ("license: !!str mit", None),
         ("license: *a", None),
         ("license: {a: b}", None),
         ("license: a: b", None),
-        ("license: mit\ntags: [a", None),
-        ("license: !!python/name:os.system x", "x"),
-        ("license: " + "[" * 5000, None),
-        ("a: &a {b: c}\n<<: [*a, *a]\nlicense: mit", "mit"),
         ("license:", None),
         ("license:mit", None),
+        ("tags:\n- a\n  - b", None),
         ("tags:\n- a: b", None),
         ("tags: [a, [b]]", None),
         ("tags: [a", None),
@@ -240,6 +245,11 @@ def test_forms_of_front_matter(line: str, value: Any) -> None:
     found = front_matter(f"---\n{line}\n---\n# x\n".encode())
     assert list(found.values()) == ([] if value is None else [value])
     assert front_matter(f"---\r\n{line}\r\n---\r\n".replace("\n", "\r\n").replace("\r\r", "\r").encode()) == found
+
+
+def clean(value: Any) -> Any:
+    """As it is kept: trimmed, on one line."""
+    return escape(value.strip(), 300) if isinstance(value, str) else [escape(item.strip(), 300) for item in value]
 
 
 def test_the_link_to_the_sources_card_leads_somewhere(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ GUARDS = {
     "lines of the source's card": Guard(
         attacks.names_in_the_card,
         (
-            (front.front_matter, "escape(text.strip(), _LENGTH)", "text.strip()"),
+            (front.front_matter, "escape(value.strip(), _LENGTH)", "value.strip()"),
             (front._scalar, "escape(text, _LENGTH)", "text"),
         ),
     ),
