@@ -164,7 +164,7 @@ _TABLE = [
     Code("BCQ-E615", "unknown rule", 5, "install the latest bcqfmt (README, Install)"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),
     Code("BCQ-E617", "file of the source has a name that the output cannot have", 5, "copy the source without this file, or give it another name there"),
-    Code("BCQ-E618", "pattern of the configuration cannot be used", 5, "simplify it in the configuration: a pattern of Python's re that is matched in a few seconds"),
+    Code("BCQ-E618", "pattern of the configuration cannot be used", 5, "simplify it in the configuration: characters, classes, groups, |, * + ? {m,n}, ^ $ and lookaheads are understood"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
     Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),

@@ -311,7 +311,7 @@ class Targets:
         """The groups that may be a module's: the one whose name or pattern fits, else all that name a class."""
         named, matched, classes = [], [], []
         for group, texts, patterns, has_class in self._groups:
-            self._patterns.spend(20e-6 if has_class else 1e-6)  # the tensors will be compared with it
+            self._patterns.spend(20 if has_class else 1)  # the tensors will be compared with it
             if name in texts:
                 named.append(group)
             elif any(self._patterns.fits(pattern, name) for pattern in patterns):

@@ -56,7 +56,7 @@ class Settings:
         for skips in (True, False):
             for pattern, overrides in rules.items():
                 if pattern.startswith("-:") != skips:
-                    self.patterns.spend(1e-6)
+                    self.patterns.spend(1)
                 elif self.patterns.fits(pattern.removeprefix("-:").removeprefix("+:"), module):
                     return {} if skips else _object(overrides, "dynamic", pattern)
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import pytest
@@ -71,7 +70,7 @@ _PIECES = [
     "\n",
     "é",
 ]
-_NAMES = st.text("ab.c1-é\n", min_size=1, max_size=8)  # of nothing, `\B` means something else since Python 3.14
+_NAMES = st.text("ab.c1-é\n", max_size=8)
 
 
 def _pieces() -> st.SearchStrategy[str]:
@@ -83,7 +82,7 @@ def _pieces() -> st.SearchStrategy[str]:
 def test_what_is_understood_means_the_same_in_re(pattern: str, names: list[str]) -> None:
     ours = Patterns("x")
     try:
-        ours.fits(pattern, "a")
+        ours.fits(pattern, "")
     except UnsupportedError:
         return
     theirs = re.compile(pattern)  # nothing is understood that `re` refuses
@@ -110,37 +109,37 @@ def test_patterns_of_published_checkpoints(pattern: str, yes: str, no: str) -> N
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "(a*)*b", "(.*a){20}$", "((((a*)*)*)*)*b", "(?:a?){30}a{30}b", "(.*)*(.*)*(.*)*b"]
+    "pattern",
+    [
+        "(a+)+$",
+        "(a|a)*$",
+        "(a|aa)+$",
+        "(a*)*b",
+        "(.*a){20}$",
+        "((((a*)*)*)*)*b",
+        "(?:a?){30}a{30}b",
+        "(.*)*(.*)*(.*)*b",
+    ],
 )
-def test_patterns_that_run_for_years_in_re(pattern: str) -> None:
-    assert not Patterns("x").fits(pattern, "a" * 50 + "!")
-
-
-@pytest.mark.parametrize("pattern", ["(a|a)*$", "(a|aa)+$", "(?:(a|aa)(?=(.*)))*$", "(?:(?:a?){1,30}){1,30}$"])
-def test_patterns_that_run_for_years_anywhere(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcqfmt.converters.source.patterns._SECONDS", 0.05)
-    with pytest.raises(UnsupportedError, match=r"BCQ-E618 model: .* more than 0\.05 seconds"):
-        Patterns("model").fits(pattern, "a" * 50 + "!")
+def test_patterns_that_would_run_for_ever(pattern: str) -> None:
+    assert not Patterns("x").fits(pattern, "a" * 50 + "!")  # years in `re`, for most of them
 
 
 @pytest.mark.parametrize(
     "pattern",
     [
         "(" * 4000,
-        "(?:" * 600 + "a" + ")+" * 600,
-        "(?:(?:(?:.?){999}){999}){999}b",  # `regex` would unroll it: all memory, before any time limit
-        "(?:" * 60 + "a" + "){2}" * 60,
+        "(" * 31 + ")" * 31,
         "a{99999999999}",
         "a{1001}",
         "a" * 4001,
         "(",
         ")",
         "[",
-        "[a--b]",
         "*",
         "a**",
         r"\1",
-        "(?R)",
+        "(?i)a",
     ],
 )
 def test_what_is_not_understood_is_refused(pattern: str) -> None:
@@ -148,11 +147,19 @@ def test_what_is_not_understood_is_refused(pattern: str) -> None:
         Patterns("model").fits(pattern, "a")
 
 
-def test_the_time_of_a_checkpoint_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bcqfmt.converters.source.patterns._SECONDS", 0.05)
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("(?:(?:(?:.?){999}){999}){999}b", ["a" * 400]),  # one match
+        (".*" * 1000, [f"{i}" * 50 for i in range(200)]),  # many
+        ("a", ["a" * 1_000_000]),  # a long name
+    ],
+)
+def test_the_work_of_a_checkpoint_is_bounded(pattern: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcqfmt.converters.source.patterns._STEPS", 100_000)
     ours = Patterns("model")
-    with pytest.raises(UnsupportedError, match="BCQ-E618 model: "):
-        any(ours.fits("(?:a|aa)*$", "a" * 20 + "!") for _ in itertools.count())  # each of them quick
+    with pytest.raises(UnsupportedError, match="takes more than 100,000 steps"):
+        all(ours.fits(pattern, name) for name in [*names, *names])
 
 
 def test_settings_of_a_module() -> None:

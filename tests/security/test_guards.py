@@ -140,7 +140,7 @@ GUARDS = {
         attacks.configuration_too_large, ((files.read_small, "if opened.size > limit:", "if False:"),)
     ),
     "the work of patterns": Guard(
-        attacks.patterns_without_end, ((patterns.Patterns.spend, "if self._left <= 0:", "if False:"),)
+        attacks.patterns_without_end, ((patterns.Patterns.spend, "if self._left < 0:", "if False:"),)
     ),
     "the number of findings": Guard(
         attacks.findings_without_number,

@@ -31,7 +31,6 @@ MINIMUM = {
     "tqdm": (4, 66),
     "numba": (0, 61),
     "huggingface_hub": (1, 31),
-    "regex": (2024, 9),
 }
 _OPTIONAL = {  # package: the extra that brings it, or none; what for
     "torch": ("torch", "to_torch() and BcqLinear"),
