@@ -103,7 +103,7 @@ def _random_weight(encoding: str, bits: int, rows: int, columns: int) -> tuple[G
 def replayed(call: Callable[[int], object], count: int, rounds: int = 7) -> float:
     """Median microseconds of one call among ``count`` in a graph."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())  # for what the calls read: Marlin waits for ever on locks not yet 0
+    stream.wait_stream(torch.cuda.current_stream())  # for what the calls read
     with torch.cuda.stream(stream):
         for i in range(2):
             call(i)

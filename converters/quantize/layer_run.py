@@ -80,7 +80,7 @@ class LayerRun:
             pass
         finally:
             remove.remove()
-        return held.pop()
+        return held[0]
 
     def _each(
         self, rows: Iterable[Tensor], run: Callable[[Tensor], Tensor], parts: Iterable[torch.nn.Module]

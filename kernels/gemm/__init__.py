@@ -6,6 +6,7 @@ faster for a few vectors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -95,7 +96,8 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
     outliers = entries_of(operand.outliers, *operand.shape, target)
     device.settle(segments[-1].codes)
     return GemmOperand(
-        shape=operand.shape, segments=tuple(segments), tickets=new_tickets(target), perm=perm, outliers=outliers,
+        shape=operand.shape, segments=tuple(segments), tickets=new_tickets(target, math.prod(operand.shape)),
+        perm=perm, outliers=outliers,
         settled=True,
     )  # fmt: skip
 

@@ -96,7 +96,7 @@ def pack_numbers(layout: GemmLayout, first: Tensor, second: Tensor, *, offset: b
     first, second = first.double(), torch.zeros_like(first) if layout.formula == "table" else second
     second = second.double()
     largest = first.abs().reshape(-1, *second.shape).amax((0, 2))
-    # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3, for tables 1/2 .. 1
+    # the largest scale of a row becomes 2^-10 .. 2^-9, for bfloat16 2^-4 .. 2^-3, for tables of 16-bit numbers 1/2 .. 1
     above = 0 if layout.table and not layout.in_bytes else 9 if layout.number == "F16" else 3
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] + above)[:, None]
     first = first / unit

@@ -127,7 +127,7 @@ class GemmShape:
 
 @dataclass(frozen=True, slots=True)
 class FewShape(GemmShape):
-    """Up to eight vectors (sm_80): ``groups`` warps share the columns of 16 ``height`` rows; each has stages."""
+    """Up to eight vectors: ``groups`` warps share the columns of 16 ``height`` rows; each has stages of its own."""
 
     @property
     def members(self) -> int:

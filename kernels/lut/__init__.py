@@ -27,7 +27,9 @@ class _Tiles(NamedTuple):
 
         span, chunks = span_of(segment.width, segment.group_size), -(-min(segment.group_size, segment.width) // CHUNK)
         per_group = -(-chunks // (span or 1))
-        return cls(span, per_group, -(-segment.groups * per_group * (span or 1) // TILE))
+        tiles = -(-segment.groups * per_group * (span or 1) // TILE)
+        # tables of a short last group that have no column have no words either
+        return cls(span, per_group, min(tiles, -(-segment.width // (CHUNK * TILE))) if span else tiles)
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:

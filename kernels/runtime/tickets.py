@@ -14,14 +14,15 @@ import numpy as np
 from . import device
 
 TICKETS = 1 << 14  # of a weight, and of a stream: up to some hundred for a product of each captured graph
+_LARGE = 1 << 23  # elements of a weight; smaller ones, of which a model may have thousands, get a quarter
 _of_stream: dict[tuple[int, int], Any] = {}  # GPU, stream -> its tickets; torch has a fixed number of streams
 _captured: dict[int, int] = {}  # address of a weight's tickets -> how many of them belong to captured products
 _one_at_a_time = threading.Lock()
 
 
-def new_tickets(target: Any = None) -> Any:
-    """The tickets of a weight (:data:`TICKETS`) int32, zeros between launches: for graphs that it is captured in."""
-    return device.upload(np.zeros(TICKETS, np.int32), target)
+def new_tickets(target: Any = None, elements: int = _LARGE) -> Any:
+    """Of a weight (:data:`TICKETS`, or a quarter), int32, zeros between launches: for graphs that it is captured in."""
+    return device.upload(np.zeros(TICKETS if elements >= _LARGE else TICKETS // 4, np.int32), target)
 
 
 def tickets(own: Any, count: int) -> Any:
@@ -41,7 +42,7 @@ def tickets(own: Any, count: int) -> Any:
         return found
     with _one_at_a_time:
         first = _captured.get(own.data_ptr(), 0)
-        if first + count <= TICKETS:
+        if first + count <= own.shape[0]:
             _captured[own.data_ptr()] = first + count
             return own[first : first + count]
     return own.new_zeros(count)

@@ -321,7 +321,7 @@ def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPat
         paths = [matmul.path_of(placed, n) for n in (1, 2, 16, 256, 257)]
         assert paths == ["bits" if chosen == "both" else "gemm"] * 2 + ["gemm"] * 2 + ["dequantize"]
         assert ("bits" in placed.__dict__) == (chosen == "both")
-        bytes_of[chosen] = placed.nbytes - 4 * TICKETS
+        bytes_of[chosen] = placed.nbytes - TICKETS
         assert matmul.path_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it
         assert matmul.path_of(placed, 1, "F32") == "bits"
     assert 0.48 < bytes_of["one"] / bytes_of["both"] < 0.52

@@ -43,6 +43,14 @@ def test_every_batch_and_the_whole_row_as_group(batch: int) -> None:
     assert reference.relative_error(found.value[-1:], alone.value.astype(np.float64)) < 1e-6
 
 
+@pytest.mark.parametrize(("columns", "g"), [(576, 512), (520, 320)])
+def test_groups_of_several_tables_the_last_one_short(columns: int, g: int) -> None:
+    weight, x = ks.weight("bcq", 2, 3, columns, g), ks.vectors(1, columns, "F16")
+    found = simulate(sim_kernels.lut_gemv, weight, x)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x)) < 1e-6
+
+
 @pytest.mark.parametrize("outliers", ["add", "replace"])
 def test_segments_reordering_and_outliers(outliers: str) -> None:
     weight = ks.mixed(19, 48, 96, outliers=outliers)
