@@ -200,9 +200,11 @@ class Blocks:
                 weights = token_counts(self._weighting, given, x, seq)
                 weighted = x if weights is None else x * weights[:, None]
                 more = _Sums(squares.clone(), products(x, weighted), (apart.T @ weighted).double())
-                for total, one in zip(found.setdefault(name, more), more, strict=True):
-                    if total is not one:
+                if name in found:
+                    for total, one in zip(found[name], more, strict=True):
                         total += one
+                else:
+                    found[name] = more
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 
     def _inputs(self, stage: int, key: int | None, child: torch.nn.Linear, last: bool) -> Iterator[Tensor]:

@@ -17,15 +17,15 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .decode import decoder
 from .layout import SIDE
 from .portable import multiplier
-from .shape import GemmShape
+from .shape import FewShape
 from .tile_end import writer
 
 
-def few_kernel(shape: GemmShape, declared: str) -> Kernel:
-    """The kernel of `kernel.gemm_kernel` for the engine few."""
+def few_kernel(shape: FewShape, declared: str) -> Kernel:
+    """The kernel of `kernel.gemm_kernel` for up to eight vectors."""
     layout, depth, stages, height, warps = shape.layout, shape.depth, shape.stages, shape.height, shape.groups
     steps, stage_bytes, per_set, x_bytes = shape.steps, shape.stage_bytes, shape.depth // shape.sets, shape.x_bytes
-    codes_at, numbers_at, sums_at, ahead = shape.codes_at, shape.numbers_at, shape.barriers_at, shape.stages - 1
+    codes_at, numbers_at, sums_at, ahead = shape.codes_at, shape.numbers_at, shape.sums_at, shape.stages - 1
     row_codes, row_set, sums_count = layout.code_bytes // 4, layout.set_bytes // 4, shape.vectors // 2 * height
     (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
     zero_sums, copy = ptx.zero_sums(sums_count), _copier(shape)
@@ -92,7 +92,7 @@ def few_kernel(shape: GemmShape, declared: str) -> Kernel:
     return gemm
 
 
-def _copier(shape: GemmShape) -> Any:
+def _copier(shape: FewShape) -> Any:
     """A device function for a warp: the copies of a step, if there is one; always a group of them."""
     layout, depth, height, sets = shape.layout, shape.depth, shape.height, shape.sets
     per_set, sharing, steps, width, x_bytes = depth // sets, layout.sharing, shape.steps, layout.width, shape.x_bytes

@@ -27,7 +27,7 @@ from .few import few_kernel
 from .layout import GemmLayout
 from .portable import portable_kernel
 from .roles import roles_kernel
-from .shape import GemmShape, gemm_shape
+from .shape import FewShape, GemmShape, gemm_shape
 
 __all__ = ["compile_cases", "gemm_kernel"]
 
@@ -47,7 +47,9 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
         "u32 rows, u32 row_blocks, u32 columns, u32 start, u32 count, u32 total, "
         "u32 vector_tiles, u32 addend_step, u32 whole"
     )
-    return {"wgmma": roles_kernel, "mma": portable_kernel, "few": few_kernel}[shape.engine](shape, declared)
+    if isinstance(shape, FewShape):
+        return few_kernel(shape, declared)
+    return (roles_kernel if shape.engine == "wgmma" else portable_kernel)(shape, declared)
 
 
 def compile_cases() -> dict[str, list[tuple[Any, ...]]]:

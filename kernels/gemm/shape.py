@@ -150,13 +150,13 @@ class FewShape(GemmShape):
         return self.numbers_at + self.sets * self.height * self.layout.set_bytes // 4
 
     @property
-    def barriers_at(self) -> int:
-        """Where the sums of all warps are; there are no barriers."""
+    def sums_at(self) -> int:
+        """Where the sums of all warps are, after the stages; there are no barriers."""
         return self.groups * self.stages * self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return self.barriers_at + self.members * 2 * self.vectors * self.height
+        return self.sums_at + self.members * 2 * self.vectors * self.height
 
 
 def blocks_for(tiles: int, steps: int, most: int) -> int:

@@ -61,7 +61,7 @@ def _lists(weight: DeviceOperand) -> list[list[Any]]:
 
 
 def _check_lists(dimensions: int, planes: Sequence[Tensor], *others: Sequence[object]) -> None:
-    """BCQ-E552 unless there is one entry per segment everywhere, and planes have so many dimensions."""
+    """BCQ-E552 unless there is one entry per segment everywhere, and planes have that many ``dimensions``."""
     if not planes or any(len(other) != len(planes) for other in others) or any(p.dim() != dimensions for p in planes):
         shown = ", ".join(str(len(other)) for other in (planes, *others))
         found = f"lists of {shown} entries"
