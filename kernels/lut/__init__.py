@@ -23,13 +23,10 @@ class _Tiles(NamedTuple):
     @classmethod
     def of(cls, segment: DeviceSegment) -> _Tiles:
         """For a segment."""
-        from .kernel import CHUNK, TILE, span_of
+        from .kernel import CHUNK, span_of
 
         span, chunks = span_of(segment.width, segment.group_size), -(-min(segment.group_size, segment.width) // CHUNK)
-        per_group = -(-chunks // (span or 1))
-        tiles = -(-segment.groups * per_group * (span or 1) // TILE)
-        # tables of a short last group that have no column have no words either
-        return cls(span, per_group, min(tiles, -(-segment.width // (CHUNK * TILE))) if span else tiles)
+        return cls(span, -(-chunks // span), segment.tiles)
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:
