@@ -62,7 +62,7 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
 
     ``half``: alpha and z are float16. ``per_group``: spans of a group.
     """
-    make_table, load, add = _table(kind, reordered), _words(q), _adder(q, span, half)
+    take, make_table, load, add = _inputs(reordered), _table(kind), _words(q), _adder(q, span, half)
     number, held, across, steps = "u16*" if half else "f32*", 8 * q, TILE // span, span.bit_length() - 1
     kept = kept_of(q, span)
     room, stored = (q + 1) * max(1, kept), types.uint16 if half else types.float32
@@ -86,8 +86,14 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         # the chunk that this lane has of the table, and its group
         first = ptx.u32(tile * across + lane // span)
         group = ptx.div_u32(first, per_group)
-        chunk = ptx.u32((first - group * per_group) * span + lane % span)
+        inside = ptx.u32(((first - group * per_group) * span + lane % span) * CHUNK)
+        column = ptx.u32(group * group_size + inside)
+        left = ptx.u32(group_size - ptx.min_u32(inside, group_size))
+        left = ptx.min_u32(left, ptx.u32(width - ptx.min_u32(column, width)))
         own, numbers = cuda.local.array(held, types.uint32), cuda.local.array(room, stored)
+        inputs = cuda.local.array(CHUNK, types.uint32)
+        take(inputs, x, perm, ptx.u32(vector * columns), columns, start, column, width)
+        ptx.syncwarp()  # what makes the table comes first, and all is on the way before it is made
         for h in static(2):
             load(own, h, words, rows, tile, ptx.min_u32(row, last))
         own_group = ptx.min_u32(group, ptx.u32(groups - 1))  # without columns the sums are 0, whatever the scale
@@ -96,10 +102,8 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
             for i in static(q):
                 numbers[(q + 1) * g + i] = alpha[ptx.u32((there * q + i) * rows + ptx.min_u32(row, last))]
             numbers[(q + 1) * g + q] = z[ptx.u32(there * rows + ptx.min_u32(row, last))]
-        ptx.syncwarp()  # all of it is on the way before the table is made
-        part = make_table(
-            table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
-        )
+        ptx.syncwarp()
+        part = make_table(table, inputs, left, thread)
         for m in static(steps):  # the sum of x of the whole group
             part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
         cuda.syncthreads()
@@ -117,11 +121,29 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
     return lut_gemv
 
 
-def _table(kind: int, reordered: bool) -> Any:
-    """A device function: the table of a tile, lane by lane its chunks; the sum of the chunk's x.
+def _inputs(reordered: bool) -> Any:
+    """A device function: the x of eight columns; beyond the width any."""
+
+    def take(
+        found: Any, x: Any, perm: Any, x_first: Any, columns: Any, start: Any, column: Any, width: Any
+    ) -> None:  # fmt: skip
+        for j in static(CHUNK):
+            source = ptx.u32(start + ptx.min_u32(ptx.u32(column + j), ptx.u32(width - 1)))
+            if reordered:
+                source = ptx.u32(perm[source])
+                found[j] = x[ptx.u32(x_first + source)] if source < columns else 0
+            else:
+                found[j] = x[ptx.u32(x_first + source)]
+
+    return inlined(unrolled(take))
+
+
+def _table(kind: int) -> Any:
+    """A device function: the table of a tile, lane by lane its chunks; the sum of the chunk's x, ``left`` of eight.
 
     A warp has the entries with the same three upper bits.
     """
+    number = (ptx.bits_f32, ptx.lo_f16, ptx.lo_bf16)[kind]
 
     def both_signs(a: Any, b: Any) -> Any:
         total, difference = ptx.add_f32(a, b), ptx.sub_f32(a, b)
@@ -129,23 +151,11 @@ def _table(kind: int, reordered: bool) -> Any:
 
     four = inlined(both_signs)
 
-    def make(
-        table: Any, x: Any, perm: Any, x_first: Any, columns: Any, start: Any, width: Any, group_size: Any, group: Any,
-        chunk: Any, thread: Any,
-    ) -> Any:  # fmt: skip
+    def make(table: Any, found: Any, left: Any, thread: Any) -> Any:
         v = cuda.local.array(CHUNK, types.float32)
         part = ptx.f32(0)
         for j in static(CHUNK):
-            inside = ptx.u32(chunk * CHUNK + j)
-            column = ptx.u32(group * group_size + inside)
-            exists = inside < group_size and column < width
-            source = ptx.u32(start + column) if exists else start
-            if reordered:
-                source = ptx.u32(perm[source])
-            exists = exists and source < columns
-            word = x[ptx.u32(x_first + source) if exists else x_first]
-            value = ptx.bits_f32(word) if kind == 0 else ptx.lo_f16(word) if kind == 1 else ptx.lo_bf16(word)
-            v[j] = value if exists else ptx.f32(0)
+            v[j] = number(found[j]) if ptx.u32(j) < left else ptx.f32(0)
             part = ptx.add_f32(part, v[j])
         low, middle = four(v[0], v[1]), four(v[2], v[3])
         upper = ptx.u32(thread >> 5)
@@ -173,7 +183,7 @@ def _words(q: int) -> Any:
 
     def load(own: Any, h: Any, words: Any, rows: Any, tile: Any, row: Any) -> None:
         for i in static(q):
-            four = ptx.ldcg128(words, ptx.u32(2 * ((tile * q + i) * rows + row) + h))
+            four = ptx.ldcg128(words, ptx.u32(((2 * tile + h) * q + i) * rows + row))
             for k in static(4):
                 own[8 * i + 4 * h + k] = four[k]
 

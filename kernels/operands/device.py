@@ -6,13 +6,13 @@ Two layouts, for the kernels that take any weight:
 layout       planes                  first                                  second
 ===========  ======================  =====================================  ======================
 canonical    (p, out, words)         (out, G), for bcq (p, out, G)          (out, G), for tables (2^p)
-lut-gemm     (tiles, p, out, 8)      alpha (G, p, out)                      z (G, out)
+lut-gemm     (2 tiles, p, out, 4)    alpha (G, p, out)                      z (G, out)
 ===========  ======================  =====================================  ======================
 
 The first is the exact reading of an operand, the second its linear one, with neighbouring rows next to each other for
 neighbouring threads. There every group begins at a byte: whatever stands between two groups does not matter. Eight
-words are a tile; word k of them is at place ``k ^ row / 4 % 8``, zeros after the last. Numbers are float32; in the
-exact reading float64 where float32 would lose something, in the linear one float16 where that loses nothing.
+words of a row are a tile; word k of them is at place ``k ^ row / 4 % 8``, zeros after the last. Numbers are float32; in
+the exact reading float64 where float32 would lose something, in the linear one float16 where that loses nothing.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def in_tiles(planes: Any, width: int, group_size: int) -> Any:
     full = np.zeros((p, rows, -(-len(columns) // 32) * 32), np.uint8)
     full[:, :, : len(columns)] = found[:, :, : len(columns)]
     order = np.arange(8) ^ np.arange(rows)[:, None] // 4 % 8
-    words = full.view(planes.dtype).reshape(p, rows, -1, 8)
-    return np.take_along_axis(words, order[None, :, None], 3).transpose(2, 0, 1, 3)
+    tiled = np.take_along_axis(full.view(planes.dtype).reshape(p, rows, -1, 8), order[None, :, None], 3)
+    return tiled.reshape(p, rows, -1, 4).transpose(2, 0, 1, 3)
 
 
 def _shorter(*arrays: Any) -> list[Any]:
@@ -194,7 +194,7 @@ def check_operand(operand: DeviceOperand) -> None:
                 expected=f"1..8 planes of some of {columns} columns",
             )
         words, groups = segment.words, segment.groups
-        plane_shape = (p, rows, words) if canonical else (segment.tiles, p, rows, 8)
+        plane_shape = (p, rows, words) if canonical else (2 * segment.tiles, p, rows, 4)
         check_array(f"planes of segment {k}", segment.planes, ("I32", "U32"), plane_shape, 16)
         per_plane = (p, rows, groups) if canonical else (groups, p, rows)
         per_group = (rows, groups) if canonical else (groups, rows)

@@ -245,7 +245,7 @@ def in_tiles(piece: _Piece) -> Tensor:
     places = torch.arange(max(8, rows), device=planes.device)
     order = places[:8] ^ places[:rows, None] // 4 % 8
     tiled = torch.take_along_dim(full.view(torch.int32).reshape(p, rows, -1, 8), order[None, :, None], 3)
-    return tiled.permute(2, 0, 1, 3).contiguous()
+    return tiled.reshape(p, rows, -1, 4).permute(2, 0, 1, 3).contiguous()
 
 
 def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:
