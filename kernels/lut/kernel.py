@@ -11,7 +11,7 @@ memory, and then each of its rows reads one entry per chunk and plane: 8 multipl
   order l, l ^ 1, l ^ 2, ...: at every step the 32 lanes read 32 chunks, and none waits for another.
 - Every group begins a new chunk, and a lane's words come in the order in which it wants them (`operands.device`). The
   chunks of a *span* have the same group and are added up before they are scaled. As soon as words have been used, those
-  of the lane's next row are loaded in their place, so memory never waits for the look-ups.
+  of the lane's next row are loaded in their place.
 - Columns beyond the end of a group or row count as x = 0, so their bits do not matter.
 
 Indices are checked when an operand is made. If ``perm`` or the outliers hold a wrong column nevertheless, it is
@@ -42,13 +42,7 @@ def span_of(width: int, group_size: int) -> int:
 
 def blocks_of(q: int) -> int:
     """Blocks that a processor holds: with many planes a thread needs many registers."""
-    return 4 if q <= 2 else 3 if q <= 4 else 2
-
-
-def kept_of(q: int, span: int) -> int:
-    """Groups of a tile whose scales a thread has in registers, all or none."""
-    across = TILE // span
-    return across if across * (q + 1) <= 20 else 0
+    return 4 if q <= 4 else 2
 
 
 def sharers_of(outliers: bool) -> int:
@@ -64,8 +58,6 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
     """
     take, make_table, load, add = _inputs(reordered), _table(kind), _words(q), _adder(q, span, half)
     number, held, across, steps = "u16*" if half else "f32*", 8 * q, TILE // span, span.bit_length() - 1
-    kept = kept_of(q, span)
-    room, stored = (q + 1) * max(1, kept), types.uint16 if half else types.float32
 
     @kernel(
         f"u32* words, {number} alpha, {number} z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
@@ -83,25 +75,19 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         thread, lane, vector = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31), ptx.u32(cuda.blockIdx.z)
         tile, last = ptx.u32(cuda.blockIdx.x), ptx.u32(rows - 1)
         row = ptx.u32(((thread >> 5) * cuda.gridDim.y + cuda.blockIdx.y) * 32 + lane)
-        # the chunk that this lane has of the table, and its group
+        # the chunk that this lane has of the table: its group, its first column, how many it has
         first = ptx.u32(tile * across + lane // span)
         group = ptx.div_u32(first, per_group)
         inside = ptx.u32(((first - group * per_group) * span + lane % span) * CHUNK)
         column = ptx.u32(group * group_size + inside)
         left = ptx.u32(group_size - ptx.min_u32(inside, group_size))
         left = ptx.min_u32(left, ptx.u32(width - ptx.min_u32(column, width)))
-        own, numbers = cuda.local.array(held, types.uint32), cuda.local.array(room, stored)
-        inputs = cuda.local.array(CHUNK, types.uint32)
+        own_group = ptx.min_u32(group, ptx.u32(groups - 1))  # without columns the sums are 0, whatever the scale
+        inputs, own = cuda.local.array(CHUNK, types.uint32), cuda.local.array(held, types.uint32)
         take(inputs, x, perm, ptx.u32(vector * columns), columns, start, column, width)
-        ptx.syncwarp()  # what makes the table comes first, and all is on the way before it is made
+        ptx.syncwarp()  # the table's x first, then words, and all of it on the way before the table is made
         for h in static(2):
             load(own, h, words, rows, tile, ptx.min_u32(row, last))
-        own_group = ptx.min_u32(group, ptx.u32(groups - 1))  # without columns the sums are 0, whatever the scale
-        for g in static(kept):
-            there = ptx.shfl_xor_u32(own_group, ptx.u32(g * span))
-            for i in static(q):
-                numbers[(q + 1) * g + i] = alpha[ptx.u32((there * q + i) * rows + ptx.min_u32(row, last))]
-            numbers[(q + 1) * g + q] = z[ptx.u32(there * rows + ptx.min_u32(row, last))]
         ptx.syncwarp()
         part = make_table(table, inputs, left, thread)
         for m in static(steps):  # the sum of x of the whole group
@@ -111,7 +97,7 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         while row - lane < rows:
             after = ptx.u32(row + cuda.blockDim.x * cuda.gridDim.y)
             total = add(
-                table, own, numbers, part, own_group, words, alpha, z, rows, tile, ptx.min_u32(row, last),
+                table, own, part, own_group, words, alpha, z, rows, tile, ptx.min_u32(row, last),
                 ptx.min_u32(after, last), lane,
             )  # fmt: skip
             if row < rows:
@@ -192,29 +178,12 @@ def _words(q: int) -> Any:
 
 def _adder(q: int, span: int, half: bool) -> Any:
     """A device function: the sum of a row over a tile, group by group; the row ``later`` is loaded meanwhile."""
-    across, load, look_up, wide = TILE // span, _words(q), ptx.looked_up(4 * TILE, span, q), _widened(half)
+    across, load, look_up = TILE // span, _words(q), ptx.looked_up(4 * TILE, span, q)
+    wide = ptx.lo_f16 if half else ptx.f32
 
     def add(
-        table: Any, own: Any, numbers: Any, part: Any, own_group: Any, words: Any, alpha: Any, z: Any, rows: Any,
-        tile: Any, row: Any, later: Any, lane: Any,
-    ) -> Any:  # fmt: skip
-        total = ptx.f32(0)
-        for g in static(across):
-            found = look_up(own, table, lane, g)
-            group, x_sum = ptx.shfl_xor_u32(own_group, ptx.u32(g * span)), ptx.shfl_xor_f32(part, ptx.u32(g * span))
-            place = ptx.u32(group * q * rows + later)
-            for i in static(q):
-                total = ptx.fma_f32(wide(numbers[(q + 1) * g + i]), found[i], total)
-                numbers[(q + 1) * g + i] = alpha[ptx.u32(place + i * rows)]
-            total = ptx.fma_f32(wide(numbers[(q + 1) * g + q]), x_sum, total)
-            numbers[(q + 1) * g + q] = z[ptx.u32(group * rows + later)]
-            for h in static(g * span // 16, (g + 1) * span // 16):
-                load(own, h, words, rows, tile, later)
-        return total
-
-    def add_small(
-        table: Any, own: Any, numbers: Any, part: Any, own_group: Any, words: Any, alpha: Any, z: Any, rows: Any,
-        tile: Any, row: Any, later: Any, lane: Any,
+        table: Any, own: Any, part: Any, own_group: Any, words: Any, alpha: Any, z: Any, rows: Any, tile: Any,
+        row: Any, later: Any, lane: Any,
     ) -> Any:  # fmt: skip
         total = ptx.f32(0)
         for g in static(across):
@@ -228,12 +197,7 @@ def _adder(q: int, span: int, half: bool) -> Any:
                 load(own, h, words, rows, tile, later)
         return total
 
-    return inlined(unrolled(add if kept_of(q, span) else add_small))
-
-
-def _widened(half: bool) -> Any:
-    """A device function: a scale or bias as float32."""
-    return ptx.lo_f16 if half else ptx.f32
+    return inlined(unrolled(add))
 
 
 @functools.cache
