@@ -66,7 +66,7 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     partial, first = device.empty_like(x, (tiles, batch, rows), "F32"), 0
     for segment, step in zip(operand.segments, steps, strict=True):
         # blocks with the same table share the rows: as many as the processors hold at once
-        most = kernel.blocks_of(segment.bits) * PROCESSORS // (step.tiles * batch)
+        most = kernel.blocks_of(segment.bits, step.span) * PROCESSORS // (step.tiles * batch)
         sharing = max(1, min(-(-rows // threads), most, 65535))
         kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16").launch(
             (step.tiles, sharing, batch), threads,

@@ -40,9 +40,9 @@ def span_of(width: int, group_size: int) -> int:
     return TILE if group_size >= width else min(TILE, chunks & -chunks)
 
 
-def blocks_of(q: int) -> int:
-    """Blocks that a processor holds: with many planes a thread needs many registers."""
-    return 4 if q <= 4 else 2
+def blocks_of(q: int, span: int) -> int:
+    """Blocks that a processor holds: with many planes or scales a thread needs many registers."""
+    return 4 if q <= 4 and span > 2 else 2
 
 
 def sharers_of(outliers: bool) -> int:
@@ -63,7 +63,7 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         f"u32* words, {number} alpha, {number} z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
         "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 first_tile",
         threads=THREADS,
-        blocks=blocks_of(q),
+        blocks=blocks_of(q, span),
         variant=repr((q, span, kind, reordered, half)),
     )
     @unrolled
