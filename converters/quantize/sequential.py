@@ -30,7 +30,7 @@ from bcqfmt.weight.weight import BcqWeight
 from .calibration import Runner, device_of, model_and_tokens
 from .calibration_work import CalibrationWork, TextOptions
 from .layer_inputs import linears, products, token_counts
-from .layer_run import Budget, LayerRun
+from .layer_run import Budget, End, LayerRun, ends_of
 from .stats import fingerprint
 from .weight import Measured
 
@@ -85,8 +85,9 @@ class Blocks:
         self.say(f"layer {stage + 1} of {self.count}")
         self._leave()
         self.runner.load_layer(stage)
-        groups = self._groups(stage)
-        self._runs = self._begun(stage)
+        with ends_of(self.runner.real[stage]) as ends:
+            groups = self._groups(stage)
+        self._runs = self._begun(stage, ends)
         named = {key: dict(self._linears(stage, run.layer)) for key, run in self._runs.items()}
         counts = self.work.read_weights(stage) if self._weighting == "loss" else {}
         made = []
@@ -113,7 +114,7 @@ class Blocks:
         if self._stage != stage:  # it was quantized by a run that was interrupted
             self._leave()
             self.runner.load_layer(stage)
-            self._runs = self._begun(stage)
+            self._runs = self._begun(stage, {})
             for key in self._readings:
                 for name, child in self._linears(stage, self._runs[key].layer):
                     if name in weights:
@@ -134,11 +135,11 @@ class Blocks:
     ) -> None:
         self.work.__exit__(kind, value, trace)
 
-    def _begun(self, stage: int) -> dict[int | None, LayerRun]:
+    def _begun(self, stage: int, ends: Mapping[str, End]) -> dict[int | None, LayerRun]:
         """The layer, which is loaded, for every key: None is the dense one, then come the readings."""
         self._stage, layer = stage, self.runner.real[stage]
         budget, keys = Budget(_BUDGET), (None, *self._readings)
-        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), budget) for key in keys}
+        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), budget, ends) for key in keys}
 
     def _leave(self) -> None:
         """Forget the layer at hand."""
