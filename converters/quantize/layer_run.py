@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-__all__ = ["Budget", "End", "LayerRun", "ends_of"]
+__all__ = ["Budget", "End", "LayerRun", "Seen", "ends_of"]
 
 Tensor = torch.Tensor
 Apply = Callable[[Tensor, torch.nn.Module], Tensor]  # rows, the layer: what it gives
+Given = TypeVar("Given")
+
+
+class Seen(NamedTuple):
+    """What enters a linear layer, ``[tokens, in]`` float32, and what it gives, ``[tokens, out]``, where that is run."""
+
+    entered: Tensor
+    made: Tensor | None
 
 
 class End(NamedTuple):
@@ -77,8 +85,8 @@ class LayerRun:
         """The weights of these will not change."""
         self._settled.update(children)
 
-    def inputs(self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, *, last: bool) -> Iterator[Tensor]:
-        """What enters a linear layer, ``[tokens, in]`` float32; what comes after it is not run.
+    def inputs(self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, *, last: bool) -> Iterator[Seen]:
+        """What enters a linear layer; what comes after it is not run.
 
         last: there will be no other run, so nothing more is kept.
         """
@@ -86,8 +94,8 @@ class LayerRun:
 
     def inputs_and_outputs(
         self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, put: Callable[[Tensor], None]
-    ) -> Iterator[Tensor]:
-        """:meth:`inputs` of a layer whose weights will not change: what it gives goes to ``put``."""
+    ) -> Iterator[Seen]:
+        """:meth:`inputs` of a layer whose weights will not change, run to its end: what it gives goes to ``put``."""
         return self._each(rows, lambda some: self._reach(child, some, apply, put))
 
     def outputs(self, rows: Iterable[Tensor], apply: Apply) -> Iterator[Tensor]:
@@ -101,16 +109,19 @@ class LayerRun:
 
     def _reach(
         self, child: torch.nn.Linear, some: Tensor, apply: Apply, put: Callable[[Tensor], None] | None = None
-    ) -> Tensor:
+    ) -> Seen:
         """What enters a linear layer; without ``put`` the run ends there."""
         held: list[Tensor] = []
 
-        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-            held.append(given[0].reshape(-1, given[0].shape[-1]).float())
+        def keep(value: Tensor) -> None:
+            held.append(value.reshape(-1, value.shape[-1]).float())
+
+        def enter(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+            keep(given[0])
             if put is None:
                 raise _Reached
 
-        remove = child.register_forward_pre_hook(hook)
+        hooks = [child.register_forward_pre_hook(enter), child.register_forward_hook(lambda _, given, made: keep(made))]
         try:
             made = apply(some, self.layer)
             if put is not None:
@@ -118,12 +129,13 @@ class LayerRun:
         except _Reached:
             pass
         finally:
-            remove.remove()
-        return held[0]
+            for hook in hooks:
+                hook.remove()
+        return Seen(held[0], held[1] if put is not None else None)
 
     def _each(
-        self, rows: Iterable[Tensor], run: Callable[[Tensor], Tensor], child: torch.nn.Linear | None = None
-    ) -> Iterator[Tensor]:
+        self, rows: Iterable[Tensor], run: Callable[[Tensor], Given], child: torch.nn.Linear | None = None
+    ) -> Iterator[Given]:
         """``run`` for all rows; what is found on the way to ``child`` is kept if the budget allows all of it."""
         parts = [] if child is None else [one for one in self._parts(self.layer) if one not in self._kept]
         entered: dict[torch.nn.Module, list[Any]] = {}
