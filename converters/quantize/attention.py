@@ -42,10 +42,11 @@ def _attention(
         made = whole(module, query, key, value, attention_mask, dropout, scaling, is_causal, **more)
         return made
     key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
-    parts = []
+    result = query.new_empty(query.shape[0], count, query.shape[1], value.shape[3])
     for start in range(0, count, _QUERIES):
         stop = min(start + _QUERIES, count)
         seen = torch.ones(stop - start, stop, dtype=torch.bool).tril(start)
         block = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop]
-        parts.append(torch.nn.functional.scaled_dot_product_attention(*block, seen, dropout, scale=scaling))
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+        found = torch.nn.functional.scaled_dot_product_attention(*block, seen, dropout, scale=scaling)
+        result[:, start:stop] = found.transpose(1, 2)
+    return result, None

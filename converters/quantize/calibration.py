@@ -271,7 +271,7 @@ class Runner:
         record = self.recorders[stage]
         made = (layer or self.real[stage])(hidden, *record.positional, **record.named)
         made = made[0] if isinstance(made, tuple) else made
-        if not torch.isfinite(made).all():
+        if not (made.sum().isfinite() or torch.isfinite(made).all()):  # the sum takes a tenth of the time
             raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
         result: Tensor = made.float()
         return result
