@@ -17,7 +17,7 @@ __all__ = ["use_blocks"]
 Tensor = torch.Tensor
 
 _NAME = "bcqfmt_blocks"
-_QUERIES = 64
+_QUERIES = 32
 
 
 def use_blocks(model: Any) -> None:
@@ -43,9 +43,10 @@ def _attention(
         return made
     key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
     result = query.new_empty(query.shape[0], count, query.shape[1], value.shape[3])
+    stairs = torch.ones(_QUERIES, 2 * count, dtype=torch.bool).tril(count)
     for start in range(0, count, _QUERIES):
         stop = min(start + _QUERIES, count)
-        seen = torch.ones(stop - start, stop, dtype=torch.bool).tril(start)
+        seen = stairs[: stop - start, count - start : count - start + stop]
         block = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop]
         found = torch.nn.functional.scaled_dot_product_attention(*block, seen, dropout, scale=scaling)
         result[:, start:stop] = found.transpose(1, 2)
