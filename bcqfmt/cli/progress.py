@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -103,5 +104,6 @@ def announce_kernels(stack: ExitStack, *, dense: bool = False) -> None:
 
 def return_large_blocks() -> None:
     """Give arrays back to the system when they are freed: glibc would keep blocks of whole weights, per thread."""
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # ms: torch's on ARM gives all back between two uses
     with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)

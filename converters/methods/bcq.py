@@ -239,7 +239,12 @@ class Compensation(NamedTuple):
     hessian: F64  # [in, in], damped
     order: npt.NDArray[np.intp]  # the columns as they are rounded
     factor: F64
-    costs: F64  # [in], of a squared error; the mean is 1
+    costs: F64  # [in], of a squared error
+
+    @property
+    def importance(self) -> F64:
+        """The costs, their mean 1."""
+        return np.asarray(self.costs / self.costs.mean())
 
     @classmethod
     def of(cls, job: Job, dampening: float, why: str, order: npt.NDArray[np.intp] | None = None) -> Self:
@@ -247,7 +252,7 @@ class Compensation(NamedTuple):
         hessian = damped(hessian_of(job, why), dampening, None, job.name)
         order = largest_first(np.diagonal(hessian)) if order is None else order
         factor, costs = compensation_in(hessian, order, job.threads, job.name)
-        return cls(hessian, order, factor, costs / costs.mean())
+        return cls(hessian, order, factor, costs)
 
 
 def solve_compensated(
@@ -255,11 +260,11 @@ def solve_compensated(
     turns: int,
 ) -> Solved:  # fmt: skip
     """:func:`solve` for the layer's output: rounded with compensated errors; ``errors`` are those of the search."""
-    solved = solve(job, weight, bits, group_size, bias=bias, rounds=rounds, dtype=dtype, importance=layer.costs)
+    solved = solve(job, weight, bits, group_size, bias=bias, rounds=rounds, dtype=dtype, importance=layer.importance)
     first = PlaneNumbers.of(solved.numbers, solved.group_size, solved.stored, bias)
     numbers = first.rows(slice(None))
-    hessian = layer.hessian
-    codes, errors = fitted(weight, hessian, layer.factor, layer.order, numbers, 2**bits - 1, turns, threads=job.threads)
+    hessian, known = layer.hessian, (layer.factor, layer.costs, layer.order)
+    codes, errors = fitted(weight, hessian, *known, numbers, 2**bits - 1, turns, threads=job.threads)
     replace_worse(weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads)
     numbers.sort(codes)
     return replace(solved, codes=codes, numbers=numbers.as_stored())

@@ -64,12 +64,14 @@ class Rounded(NamedTuple):
     """codes uint8 ``[out, in]`` in rounding order; scale and zero float64 ``[out, groups]``.
 
     ``kept``: the values wanted where ``exact`` was set, float64, row by row in the original order of columns.
+    ``errors``: e H e^T of every row, float64, where ``costs`` were given.
     """
 
     codes: npt.NDArray[np.uint8]
     scale: F64
     zero: F64
     kept: F64
+    errors: F64
 
 
 class _Piece(NamedTuple):
@@ -84,6 +86,7 @@ class _Piece(NamedTuple):
 def compensated_codes(
     weight: npt.NDArray[np.float32], factor: F64, order: Indices, groups: Indices, tops: npt.ArrayLike,
     rule: GroupRule | FixedLevels, *, exact: npt.NDArray[np.bool_] | None = None, row_step: int = 1, threads: int = 1,
+    costs: F64 | None = None,
 ) -> Rounded:  # fmt: skip
     """Round a weight ``[out, in]`` to the grids that ``rule`` gives, compensating as far as ``factor`` says.
 
@@ -91,12 +94,13 @@ def compensated_codes(
     in the order ``order[::-1]``. groups: group of every position, a run each unless ``rule`` is known beforehand
     (:class:`FixedGrid`, :class:`FixedLevels`).
     tops: largest code of every group. exact: elements ``[out, in]``, original columns, that are stored elsewhere and
-    have no error. ``rule`` is called with rows in multiples of ``row_step``.
+    have no error. ``rule`` is called with rows in multiples of ``row_step``. costs: of :func:`hessian.compensation_in`,
+    for what a column misses when it is rounded, squared.
     """
     out, n = weight.shape
     largest = np.asarray(tops, np.float64)
     scale, zero = np.zeros((out, largest.size)), np.zeros((out, largest.size))
-    made = Rounded(np.empty((out, n), np.uint8), scale, zero, np.empty(0))
+    made = Rounded(np.empty((out, n), np.uint8), scale, zero, np.empty(0), np.empty(out))
     fixed = isinstance(rule, FixedGrid | FixedLevels)
     blocks = list(_blocks(groups, fixed))
     step = row_step * max(1, max(_ELEMENTS // n, 64) // row_step)
@@ -110,6 +114,8 @@ def compensated_codes(
         for block in blocks:
             chunk.round_block(block, None if fixed else rule, threads)  # type: ignore[arg-type]
         made.codes[chunk.rows] = chunk.codes[:, ::-1]
+        if costs is not None:
+            made.errors[chunk.rows] = (np.square(chunk.missed) * costs[order[::-1]]).sum(axis=1)
         if exact is not None:
             kept.append(chunk.wanted(order)[exact[chunk.rows]])
     return made._replace(kept=np.concatenate(kept)) if kept else made
@@ -237,12 +243,12 @@ Numbers = TypeVar("Numbers", bound=GroupNumbers)
 
 
 def fitted(
-    weight: npt.NDArray[np.float32], hessian: F64, factor: F64, order: Indices, numbers: GroupNumbers, top: int,
-    turns: int, *, threads: int = 1,
+    weight: npt.NDArray[np.float32], hessian: F64, factor: F64, costs: F64, order: Indices, numbers: GroupNumbers,
+    top: int, turns: int, *, threads: int = 1,
 ) -> tuple[Codes, F64]:  # fmt: skip
     """Codes ``[out, in]`` in the original order of columns, and e H e^T of every row; ``numbers`` gets what belongs.
 
-    hessian: damped, original order. factor, order: see :func:`compensated_codes`. turns: fits at most.
+    hessian: damped, original order. factor, costs, order: see :func:`compensated_codes`. turns: fits at most.
     """
     out, n = weight.shape
     made, total = np.empty((out, n), np.uint8), np.empty(out)
@@ -251,19 +257,17 @@ def fitted(
     for rows in rows_at_a_time(out, n):
         part, own = weight[rows], numbers.rows(rows)
 
-        def rounded(trial: GroupNumbers, part: npt.NDArray[np.float32] = part) -> Codes:
-            found = compensated_codes(part, factor, order, groups, tops, trial.rule(), threads=threads)
+        def rounded(trial: GroupNumbers, part: npt.NDArray[np.float32] = part) -> tuple[Codes, F64]:
+            found = compensated_codes(part, factor, order, groups, tops, trial.rule(), threads=threads, costs=costs)
             codes = np.empty_like(found.codes)
             codes[:, order] = found.codes
-            return codes
+            return codes, found.errors
 
-        codes = rounded(own)
-        pull, least = pull_of(missed(part, own, codes), hessian, threads)
+        codes, least = rounded(own)
         trial, seen = own.rows(slice(None)), codes
         for _ in range(turns):
-            fit_numbers(hessian, trial, seen, pull, threads)
-            seen = rounded(trial)
-            pull, errors = pull_of(missed(part, trial, seen), hessian, threads)
+            fit_numbers(hessian, trial, seen, product(missed(part, trial, seen), hessian, threads), threads)
+            seen, errors = rounded(trial)
             better = errors < least
             if not better.any():
                 break
@@ -304,14 +308,20 @@ def replace_worse(
 
 
 def output_errors(error: F64, hessian: F64, threads: int = 1) -> F64:
-    """e H e^T of every row of ``error`` ``[rows, in]``."""
-    return pull_of(error, hessian, threads)[1]
+    """e H e^T of every row of ``error`` ``[rows, in]``: of the symmetric H, blocks below the diagonal count twice."""
+    rows, n = error.shape
+    total = np.zeros(rows)
+    for start in range(0, n, _BLOCK):
+        width = min(_BLOCK, n - start)
+        made = np.zeros((rows, start + width))
 
+        def share(row: int, stop: int, start: int = start, width: int = width, made: F64 = made) -> None:
+            accumulate(made, row, 0, error, row, start, hessian, start, 0, stop - row, width, start + width, 1.0)
 
-def pull_of(error: Floats, hessian: Floats, threads: int) -> tuple[Floats, Floats]:
-    """e H ``[rows, in]`` and e H e^T ``[rows]`` of every row e."""
-    made = _product(error, hessian, threads)
-    return made, np.asarray((made * error).sum(axis=1))
+        each_share(share, rows, _GRAIN, threads)
+        made *= error[:, : start + width]
+        total += 2.0 * made[:, :start].sum(axis=1) + made[:, start:].sum(axis=1)
+    return total
 
 
 def missed(weight: npt.NDArray[np.float32], numbers: GroupNumbers, codes: Codes) -> F64:
@@ -337,7 +347,7 @@ def fit_numbers(
         run = slice(start, start + numbers.size)
         basis = numbers.basis(codes[:, run], group).astype(hessian.dtype, copy=False)
         inner = np.ascontiguousarray(hessian[run, run])
-        turned = [_product(np.ascontiguousarray(one), inner, threads) for one in basis]
+        turned = [product(np.ascontiguousarray(one), inner, threads) for one in basis]
         k = len(turned)
         matrix = np.empty((rows, k, k))
         for i in range(k):
@@ -354,10 +364,10 @@ def fit_numbers(
         numbers.put(group, new)
         if in_turn:
             change = np.einsum("krc,rk->rc", basis, (new - old).astype(hessian.dtype))
-            pull -= _product(change, hessian[run], threads)
+            pull -= product(change, hessian[run], threads)
 
 
-def _product(left: Floats, right: Floats, threads: int) -> Floats:
+def product(left: Floats, right: Floats, threads: int) -> Floats:
     """left right, both float64 or both float32, in an order of additions that threads do not change."""
     made, one = np.zeros((left.shape[0], right.shape[1]), left.dtype), left.dtype.type(1.0)
 

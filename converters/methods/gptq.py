@@ -167,7 +167,9 @@ class Gptq(MethodBase[GptqSettings]):
         if s.static_groups:
             numbers = UniformNumbers(*rule.fixed(weight, size), size, stored)
             refuse_overflow(job, numbers.scale, "scale", stored)
-            codes, errors = fitted(weight, full, factor, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads)
+            codes, errors = fitted(
+                weight, full, factor, costs, order, numbers, 2**s.bits - 1, s.turns, threads=job.threads
+            )
             plain = UniformNumbers(*replace(rule, search=False).fixed(weight, size), size, stored)
             notes["rows_of_rtn"] = replace_worse(
                 weight, full, codes, errors, numbers, plain,

@@ -26,7 +26,7 @@ from .bcq import (
     solve_compensated,
     weighted_blocks,
 )  # fmt: skip
-from .compensated import fit_numbers, missed, pull_of, rows_at_a_time
+from .compensated import fit_numbers, missed, product, rows_at_a_time
 from .errors import decoded_square_sums
 from .gptq import DAMPENING, ROUNDING, TURNS, WEIGHTING
 from .hessian import importance_of, stats_of
@@ -144,7 +144,7 @@ class Multi(MethodBase[MultiSettings]):
         """Codes, the numbers of each precision, the group size; layers: of every precision, to compensate errors."""
         s, importance = self._settings, None
         if layers:
-            importance = layers[-1].costs
+            importance = layers[-1].importance
         elif s.weighting == "activations":
             importance = importance_of(stats_of(job, _WHY))
         targets = [*(one.weight for one in job.lower), weight] if job.lower else [weight] * len(layers)
@@ -281,7 +281,7 @@ def nested_fitted(
             pulls = np.empty((len(own), *codes.shape), np.float32)
             for one, part, hessian, pull in zip(own, parts, hessians, pulls, strict=True):
                 missing = missed(part, one, codes >> np.uint8(q - one.planes))
-                pull[:] = pull_of(missing.astype(np.float32), hessian, 1)[0]
+                pull[:] = product(missing.astype(np.float32), hessian, 1)
             for turn in range(turns + 1):
                 _descend(codes, hessians, own, shares, kept, pulls)
                 if turn < turns:
@@ -334,7 +334,7 @@ def _nested_codes(
         np.stack([one[:, back] for one in targets]).astype(np.float32),
         np.ascontiguousarray(back // numbers[0].size),
     )
-    weights = np.stack([one.costs[back] for one in layers]).astype(np.float32) * shares[:, None]
+    weights = np.stack([one.importance[back] for one in layers]).astype(np.float32) * shares[:, None]
     levels, free, first = (
         _levels(numbers),
         _free(numbers),

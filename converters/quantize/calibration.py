@@ -30,6 +30,7 @@ from bcqfmt.container.files import refuse_pipes
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
 
+from .attention import use_blocks
 from .calibration_work import CalibrationText, CalibrationWork, choose_rows
 from .dense import refuse_quantized
 from .layer_inputs import Gradients, Inputs
@@ -113,6 +114,7 @@ class _Model:
         except Exception as fault:  # loaders raise anything on bad files
             raise _unusable(source, "transformers cannot run this model", fault) from fault
         self.module.eval().requires_grad_(False)
+        use_blocks(self.module)
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
 
     def load(self, source: SourceCheckpoint, module: torch.nn.Module, prefix: str, device: torch.device) -> None:
@@ -269,7 +271,7 @@ class Runner:
         record = self.recorders[stage]
         made = (layer or self.real[stage])(hidden, *record.positional, **record.named)
         made = made[0] if isinstance(made, tuple) else made
-        if not torch.isfinite(made).all():
+        if not (made.sum().isfinite() or torch.isfinite(made).all()):  # the sum takes a tenth of the time
             raise error("BCQ-E622", self.source.folder.name, found=f"layer {stage} gives NaN or infinity")
         result: Tensor = made.float()
         return result

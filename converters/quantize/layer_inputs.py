@@ -15,7 +15,7 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
 from .stats import stats_tensors
 
-__all__ = ["MOST", "Gradients", "Inputs", "Weights", "linears", "products", "token_counts"]
+__all__ = ["MOST", "Gradients", "Inputs", "Weights", "add_products", "linears", "mirrored", "token_counts"]
 
 Tensor = torch.Tensor
 Weights = dict[str, npt.NDArray[np.float32]]  # weight -> [rows, seq], the mean over all tokens is 1
@@ -50,17 +50,21 @@ def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tenso
     return (counts * (MOST * size.mean(1, keepdim=True) / size.clamp_min(1e-30)).clamp_max(1.0)).flatten()
 
 
-def products(x: Tensor, weighted: Tensor) -> Tensor:
-    """x^T weighted, ``[in, in]`` float64, for inputs ``[tokens, in]`` times a number per token: symmetric."""
+def add_products(total: Tensor, x: Tensor, weighted: Tensor) -> None:
+    """total += x^T weighted, ``[in, in]`` float64, for inputs ``[tokens, in]`` times a number per token: symmetric.
+
+    Blocks below the diagonal are left as they are: see :func:`mirrored`.
+    """
     n = x.shape[1]
-    made = torch.empty((n, n), dtype=torch.float64, device=x.device)
-    step = max(96, n // 8)  # wide enough for the product's speed; blocks below the diagonal are copied, not computed
+    step = max(96, n // 8)  # wide enough for the product's speed
     for start in range(0, n, step):
         run = slice(start, start + step)
-        block = x[:, run].T @ weighted[:, start:]
-        made[run, start:] = block
-        made[start:, run] = block.T
-    return made
+        total[run, start:] += x[:, run].T @ weighted[:, start:]
+
+
+def mirrored(total: Tensor) -> Tensor:
+    """The whole matrix of which :func:`add_products` has made the upper part."""
+    return total.triu() + total.triu(1).T
 
 
 class Gradients:
@@ -137,10 +141,10 @@ class Inputs:
         for leader, squares in self._squares.items():
             names = sorted(self._shared[leader])
             inputs[names[0]] = names
-            each = {name: self._products[name] for name in names} if self._weighting == "loss" else {}
-            first = each.pop(names[0], self._products[leader])
-            others = {name: one.float().cpu().numpy() for name, one in each.items()}
-            tensors |= stats_tensors(names[0], squares.cpu().numpy(), first.float().cpu().numpy(), others)
+            own = names if self._weighting == "loss" else [leader]
+            first, *others = (mirrored(self._products[name]).float().cpu().numpy() for name in own)
+            each = dict(zip(own[1:], others, strict=True))
+            tensors |= stats_tensors(names[0], squares.cpu().numpy(), first, each)
         return tensors, inputs
 
     def _hook(self, weight: str) -> Callable[[torch.nn.Module, tuple[Any, ...]], None]:
@@ -157,10 +161,11 @@ class Inputs:
             rows = x.reshape(-1, x.shape[-1]).float()
             if leader == weight:
                 self._seen.append((x, weight))
-                self._add(self._squares, weight, rows.double().square().sum(0))
+                self._sum(self._squares, weight, rows.shape[1:]).add_(rows.double().square().sum(0))
             if leader == weight or self._weighting == "loss":
                 counts = self._counts(weight, rows)
-                self._add(self._products, weight, products(rows, rows if counts is None else rows * counts[:, None]))
+                total = self._sum(self._products, weight, 2 * rows.shape[1:])
+                add_products(total, rows, rows if counts is None else rows * counts[:, None])
 
         return look
 
@@ -169,7 +174,7 @@ class Inputs:
         given = self._weights[weight][rows] if weight in self._weights else None
         return token_counts(self._weighting, given, x, self._seq)
 
-    def _add(self, sums: dict[str, Tensor], weight: str, more: Tensor) -> None:
+    def _sum(self, sums: dict[str, Tensor], weight: str, shape: tuple[int, ...]) -> Tensor:
         if weight not in sums:
-            sums[weight] = torch.zeros(more.shape, dtype=torch.float64, device=self._device)
-        sums[weight] += more
+            sums[weight] = torch.zeros(shape, dtype=torch.float64, device=self._device)
+        return sums[weight]

@@ -1,20 +1,64 @@
 """A decoder layer that is run over the same rows several times, to one of its linear layers after the other.
 
 A part of the layer whose weights do not change any more gives the same every time: what it gave is kept, and it is not
-run again. So all runs together cost little more than one.
+run again. Of a part that ends with a linear layer (attention, an MLP) what enters that layer is kept when it is
+reached, and the part is run on from there. So all runs together cost what one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-__all__ = ["Budget", "LayerRun"]
+__all__ = ["Budget", "End", "LayerRun", "Seen", "ends_of"]
 
 Tensor = torch.Tensor
 Apply = Callable[[Tensor, torch.nn.Module], Tensor]  # rows, the layer: what it gives
+Given = TypeVar("Given")
+
+
+class Seen(NamedTuple):
+    """What enters a linear layer, ``[tokens, in]`` float32, and what it gives, ``[tokens, out]``, where that is run."""
+
+    entered: Tensor
+    made: Tensor | None
+
+
+class End(NamedTuple):
+    """A part of a layer that gives what its last linear layer gives; rest: what else it gives, None for nothing."""
+
+    part: str
+    rest: tuple[Any, ...] | None
+
+
+@contextlib.contextmanager
+def ends_of(layer: torch.nn.Module) -> Iterator[dict[str, End]]:
+    """Finds while the layer runs: linear layer -> the largest part that ends with it, both by their names in it."""
+    found: dict[str, End] = {}
+    latest: list[tuple[str, Tensor, Tensor]] = []  # of linear layers: name, what it gave, and a copy
+
+    def hook(name: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
+        def leave(module: torch.nn.Module, given: tuple[Any, ...], made: Any) -> None:
+            if isinstance(module, torch.nn.Linear):
+                latest[:] = [(name, made, made.clone())]
+                return
+            first, rest = (made[0], made[1:]) if type(made) is tuple and made else (made, None)
+            for child, own, copied in latest:  # changed by nothing, not even in place
+                same = first is own and torch.equal(own, copied) and not _size(rest)
+                if same and child.startswith(f"{name}."):
+                    found[child] = End(name, rest)
+
+        return leave
+
+    hooks = [module.register_forward_hook(hook(name)) for name, module in layer.named_modules()]
+    try:
+        yield found
+    finally:
+        for one in hooks:
+            one.remove()
 
 
 class Budget:
@@ -27,51 +71,57 @@ class Budget:
 class LayerRun:
     """A layer, which of its linear layers are settled, and what parts have given, rows by rows."""
 
-    def __init__(self, layer: torch.nn.Module, budget: Budget) -> None:
-        """``budget``: may be shared with others."""
+    def __init__(self, layer: torch.nn.Module, budget: Budget, ends: Mapping[str, End]) -> None:
+        """``budget``: may be shared with others. ``ends``: see :func:`ends_of`."""
         self.layer, self._budget = layer, budget
+        named = dict(layer.named_modules())
+        self._ends = {named[name]: (named[end.part], end.rest) for name, end in ends.items()}
         self._settled: set[torch.nn.Module] = set()
-        self._kept: dict[torch.nn.Module, list[Any]] = {}
+        self._kept: dict[torch.nn.Module, list[Any]] = {}  # what parts gave
+        self._entered: dict[torch.nn.Module, list[Any]] = {}  # what entered the linear layers that parts end with
         self._number = 0
 
     def settle(self, children: Iterable[torch.nn.Linear]) -> None:
         """The weights of these will not change."""
         self._settled.update(children)
 
-    def inputs(self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, *, last: bool) -> Iterator[Tensor]:
-        """What enters a linear layer, ``[tokens, in]`` float32; what comes after it is not run.
+    def inputs(self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, *, last: bool) -> Iterator[Seen]:
+        """What enters a linear layer; what comes after it is not run.
 
         last: there will be no other run, so nothing more is kept.
         """
-        return self._each(rows, lambda some: self._reach(child, some, apply), [] if last else self._parts(self.layer))
+        return self._each(rows, lambda some: self._reach(child, some, apply), None if last else child)
 
     def inputs_and_outputs(
         self, child: torch.nn.Linear, rows: Iterable[Tensor], apply: Apply, put: Callable[[Tensor], None]
-    ) -> Iterator[Tensor]:
-        """:meth:`inputs` of a layer whose weights will not change: what it gives goes to ``put``."""
-        return self._each(rows, lambda some: self._reach(child, some, apply, put), [])
+    ) -> Iterator[Seen]:
+        """:meth:`inputs` of a layer whose weights will not change, run to its end: what it gives goes to ``put``."""
+        return self._each(rows, lambda some: self._reach(child, some, apply, put))
 
     def outputs(self, rows: Iterable[Tensor], apply: Apply) -> Iterator[Tensor]:
         """What the layer gives."""
-        return self._each(rows, lambda some: apply(some, self.layer), [])
+        return self._each(rows, lambda some: apply(some, self.layer))
 
     def forget(self) -> None:
         """Nothing is kept any more."""
-        for part in list(self._kept):
+        for part in [*self._kept, *self._entered]:
             self._forget(part)
 
     def _reach(
         self, child: torch.nn.Linear, some: Tensor, apply: Apply, put: Callable[[Tensor], None] | None = None
-    ) -> Tensor:
+    ) -> Seen:
         """What enters a linear layer; without ``put`` the run ends there."""
         held: list[Tensor] = []
 
-        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-            held.append(given[0].reshape(-1, given[0].shape[-1]).float())
+        def keep(value: Tensor) -> None:
+            held.append(value.reshape(-1, value.shape[-1]).float())
+
+        def enter(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+            keep(given[0])
             if put is None:
                 raise _Reached
 
-        remove = child.register_forward_pre_hook(hook)
+        hooks = [child.register_forward_pre_hook(enter), child.register_forward_hook(lambda _, given, made: keep(made))]
         try:
             made = apply(some, self.layer)
             if put is not None:
@@ -79,45 +129,71 @@ class LayerRun:
         except _Reached:
             pass
         finally:
-            remove.remove()
-        return held[0]
+            for hook in hooks:
+                hook.remove()
+        return Seen(held[0], held[1] if put is not None else None)
 
     def _each(
-        self, rows: Iterable[Tensor], run: Callable[[Tensor], Tensor], parts: Iterable[torch.nn.Module]
-    ) -> Iterator[Tensor]:
-        """``run`` for all rows; what parts give that have not been kept yet is kept if the budget allows all of it."""
-        found: dict[torch.nn.Module, list[Any]] = {part: [] for part in parts if part not in self._kept}
-        hooks = [part.register_forward_hook(self._keeper(held)) for part, held in found.items()]
+        self, rows: Iterable[Tensor], run: Callable[[Tensor], Given], child: torch.nn.Linear | None = None
+    ) -> Iterator[Given]:
+        """``run`` for all rows; what is found on the way to ``child`` is kept if the budget allows all of it."""
+        parts = [] if child is None else [one for one in self._parts(self.layer) if one not in self._kept]
+        entered: dict[torch.nn.Module, list[Any]] = {}
+        hooks = []
+        if child is not None and child in self._ends and self._ends[child][0] not in self._entered:
+            part = self._ends[child][0]
+            entered[part] = []
+            parts = [one for one in parts if one not in set(part.modules())]
+            hooks.append(child.register_forward_pre_hook(lambda module, given: self._keep(entered[part], given[0])))
+        found: dict[torch.nn.Module, list[Any]] = {one: [] for one in parts}
+        hooks += [one.register_forward_hook(self._keeper(held)) for one, held in found.items()]
         try:
             for self._number, some in enumerate(rows):
                 yield run(some)
         finally:
             for hook in hooks:
                 hook.remove()
-        for part, held in found.items():
-            if len(held) != self._number + 1:
-                self._budget.left += _size(held)
-                continue
-            for inner in part.modules():
-                self._forget(inner)
-            self._kept[part] = held
-            part.forward = self._again(held)
+        for one, held in found.items():
+            if self._complete(held):
+                for inner in one.modules():
+                    self._forget(inner)
+                self._kept[one] = held
+                one.forward = self._again(held)
+        for one, held in entered.items():
+            if child is not None and self._complete(held):
+                self._entered[one] = held
+                one.forward = self._onward(child, self._ends[child][1], held)
 
     def _keeper(self, held: list[Any]) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
-        def keep(module: torch.nn.Module, given: tuple[Any, ...], made: Any) -> None:
-            if _size(made) <= self._budget.left and len(held) == self._number:
-                held.append(made)
-                self._budget.left -= _size(made)
+        return lambda module, given, made: self._keep(held, made)
 
-        return keep
+    def _keep(self, held: list[Any], value: Any) -> None:
+        if _size(value) <= self._budget.left and len(held) == self._number:
+            held.append(value)
+            self._budget.left -= _size(value)
+
+    def _complete(self, held: list[Any]) -> bool:
+        """Whether something was kept of all rows; else the room is free again."""
+        if len(held) == self._number + 1:
+            return True
+        self._budget.left += _size(held)
+        return False
+
+    def _onward(self, child: torch.nn.Module, rest: tuple[Any, ...] | None, held: list[Any]) -> Callable[..., Any]:
+        def forward(*given: Any, **named: Any) -> Any:
+            made = child(held[self._number])
+            return made if rest is None else (made, *rest)
+
+        return forward
 
     def _again(self, held: list[Any]) -> Callable[..., Any]:
         return lambda *given, **named: _copied(held[self._number])  # what uses it may write into it
 
     def _forget(self, part: torch.nn.Module) -> None:
-        if part in self._kept:
-            self._budget.left += _size(self._kept.pop(part))
-            del part.forward
+        for held in (self._kept, self._entered):
+            if part in held:
+                self._budget.left += _size(held.pop(part))
+                del part.forward
 
     def _parts(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         """The largest parts with linear layers, all of them settled."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,8 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .calibration import Runner, device_of, model_and_tokens
 from .calibration_work import CalibrationWork, TextOptions
-from .layer_inputs import linears, products, token_counts
-from .layer_run import Budget, LayerRun
+from .layer_inputs import add_products, linears, mirrored, token_counts
+from .layer_run import Budget, End, LayerRun, Seen, ends_of
 from .stats import fingerprint
 from .weight import Measured
 
@@ -43,12 +43,39 @@ _BUDGET = 9 << 27  # bytes of what parts of a layer gave that are kept while the
 _DAMPENING = 0.05  # of the mean diagonal, for the target: inputs that hardly occur keep the weight they have
 
 
-class _Sums(NamedTuple):
-    """Of one weight: squares float64 ``[in]`` without token weights; hessian and cross float64 ``[in, in]`` with."""
+class _Sums:
+    """Of one input: squares float64 ``[in]`` without token weights; hessian and cross float64 with them.
 
-    squares: Tensor
-    hessian: Tensor
-    cross: Tensor
+    cross: C, ``[in, in]``; of a weight with fewer rows than columns the sum of W x x'^T, ``[out, in]``, which takes
+    less: W C is that less W H, and W x is what the dense layer gives.
+    """
+
+    def __init__(self, weight: Tensor, alone: bool) -> None:
+        """``weight``: one that reads the input, of the dense layer; alone: no other does."""
+        rows, n = weight.shape
+        self.short = alone and rows < n
+        self.moved = False  # whether x' ever was another than x
+        zeros = partial(torch.zeros, dtype=torch.float64, device=weight.device)
+        self.squares, self._upper, self.cross = zeros(n), zeros(n, n), zeros(rows if self.short else n, n)
+
+    def add(self, x: Tensor, weights: Tensor | None, dense: Seen, twin: torch.nn.Linear) -> None:
+        """Some tokens: their inputs ``[tokens, in]``, what they count, and what the dense layer saw."""
+        weighted = x if weights is None else x * weights[:, None]
+        self.squares += (torch.ones(1, len(x), device=x.device) @ x.square())[0]
+        add_products(self._upper, x, weighted)
+        known = dense.entered.shape == x.shape  # an expert may have got other tokens
+        self.moved |= known and not torch.equal(dense.entered, x)
+        if not self.short:
+            self.cross += (dense.entered - x).T @ weighted if known else 0.0
+        elif known and dense.made is not None:
+            bias = dict(twin.named_parameters()).get("bias", 0.0)
+            self.cross += (dense.made - bias).T @ weighted
+        else:
+            self.cross += ((dense.entered if known else x) @ twin.weight.T).T @ weighted
+
+    def hessian(self) -> Tensor:
+        """H, ``[in, in]``."""
+        return mirrored(self._upper)
 
 
 class Blocks:
@@ -85,8 +112,9 @@ class Blocks:
         self.say(f"layer {stage + 1} of {self.count}")
         self._leave()
         self.runner.load_layer(stage)
-        groups = self._groups(stage)
-        self._runs = self._begun(stage)
+        with ends_of(self.runner.real[stage]) as ends:
+            groups = self._groups(stage)
+        self._runs = self._begun(stage, ends)
         named = {key: dict(self._linears(stage, run.layer)) for key, run in self._runs.items()}
         counts = self.work.read_weights(stage) if self._weighting == "loss" else {}
         made = []
@@ -98,7 +126,7 @@ class Blocks:
                 if wanted
             }
             for name in wanted:
-                readings = {key: self._reading(named[None][name], sums[key][name], group) for key in sums}
+                readings = {key: self._reading(named[None][name].weight, sums[key][name], group) for key in sums}
                 measured = one(name, readings)
                 for key in sums:
                     _put(named[key][name], measured.weight, key)
@@ -113,7 +141,7 @@ class Blocks:
         if self._stage != stage:  # it was quantized by a run that was interrupted
             self._leave()
             self.runner.load_layer(stage)
-            self._runs = self._begun(stage)
+            self._runs = self._begun(stage, {})
             for key in self._readings:
                 for name, child in self._linears(stage, self._runs[key].layer):
                     if name in weights:
@@ -127,18 +155,20 @@ class Blocks:
         self._leave()
 
     def __enter__(self) -> Self:
+        self._onednn = _onednn(False)  # the BLAS is faster: on ARM oneDNN packs the weights at every product
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _onednn(self._onednn)
         self.work.__exit__(kind, value, trace)
 
-    def _begun(self, stage: int) -> dict[int | None, LayerRun]:
+    def _begun(self, stage: int, ends: Mapping[str, End]) -> dict[int | None, LayerRun]:
         """The layer, which is loaded, for every key: None is the dense one, then come the readings."""
         self._stage, layer = stage, self.runner.real[stage]
         budget, keys = Budget(_BUDGET), (None, *self._readings)
-        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), budget) for key in keys}
+        return {key: LayerRun(layer if key == 0 else copy.deepcopy(layer), budget, ends) for key in keys}
 
     def _leave(self) -> None:
         """Forget the layer at hand."""
@@ -155,10 +185,11 @@ class Blocks:
         """What enters a layer; all read the text."""
         return self.runner.rows(stage, _kind(key) if stage else "hidden", keep=True)
 
-    def _reading(self, twin: torch.nn.Linear, found: _Sums, group: list[str]) -> Reading:
-        hessian = found.hessian.float().cpu().numpy()
-        stats = InputStats(found.squares.cpu().numpy(), hessian, self._tokens, tuple(sorted(group)))
-        return Reading(stats, _target(twin.weight, found))
+    def _reading(self, weight: Tensor, found: _Sums, group: list[str]) -> Reading:
+        hessian = found.hessian()
+        known = hessian.float().cpu().numpy()
+        stats = InputStats(found.squares.cpu().numpy(), known, self._tokens, tuple(sorted(group)))
+        return Reading(stats, _target(weight, found, hessian))
 
     def _groups(self, stage: int) -> list[list[str]]:
         """Weights that read the same input, in the order in which the layer runs."""
@@ -186,29 +217,22 @@ class Blocks:
         wanted: list[str], counts: Mapping[str, npt.NDArray[np.float32]], last: bool,
     ) -> dict[str, _Sums]:  # fmt: skip
         """Sums over all rows at one input; the same for all weights that read it unless tokens count differently."""
-        found: dict[str, _Sums] = {}
         own = wanted if self._weighting == "loss" else wanted[:1]
+        twins = {name: named[None][name] for name in own}
+        found = {name: _Sums(twin.weight, len(wanted) == 1) for name, twin in twins.items()}
         inputs = zip(*(self._inputs(stage, one, named[one][group[0]], last) for one in (key, None)), strict=True)
         seq, row = self.runner.tokens.shape[1], 0
-        for x, other in inputs:
+        for seen, dense in inputs:
             span = slice(row, row + self.runner.step)
             row += self.runner.step
-            squares = x.square().sum(0, dtype=torch.float64)
-            apart = other - x if other.shape == x.shape else torch.zeros_like(x)
-            for name in own:
+            for name, twin in twins.items():
                 given = counts[name][span] if name in counts else None
-                weights = token_counts(self._weighting, given, x, seq)
-                weighted = x if weights is None else x * weights[:, None]
-                more = _Sums(squares.clone(), products(x, weighted), (apart.T @ weighted).double())
-                if name in found:
-                    for total, one in zip(found[name], more, strict=True):
-                        total += one
-                else:
-                    found[name] = more
+                weights = token_counts(self._weighting, given, seen.entered, seq)
+                found[name].add(seen.entered, weights, dense, twin)
         return {name: found[name if name in found else wanted[0]] for name in wanted}
 
-    def _inputs(self, stage: int, key: int | None, child: torch.nn.Linear, last: bool) -> Iterator[Tensor]:
-        """What enters a linear layer, ``[tokens, in]``, some rows at a time; last: it is the layer's last input.
+    def _inputs(self, stage: int, key: int | None, child: torch.nn.Linear, last: bool) -> Iterator[Seen]:
+        """What enters a linear layer, some rows at a time; last: it is the layer's last input.
 
         At that one the dense layer is run to its end, and what it gives is kept for the next.
         """
@@ -219,6 +243,12 @@ class Blocks:
             return
         with self.work.rows_output(stage + 1, _kind(key)) as put:
             yield from run.inputs_and_outputs(child, rows, apply, lambda made: put(made.cpu().numpy()))
+
+
+def _onednn(use: bool) -> bool:
+    """Whether torch uses oneDNN from now on; whether it did."""
+    set_flags: Any = torch.backends.mkldnn.set_flags
+    return bool(set_flags(use)[0])
 
 
 def _kind(key: int | None) -> str:
@@ -232,14 +262,14 @@ def _put(child: torch.nn.Linear, weight: BcqWeight, planes: int) -> None:
     child.weight.copy_(torch.from_numpy(weight.dequantize("float32", planes=planes if known else None)))
 
 
-def _target(weight: Tensor, sums: _Sums) -> npt.NDArray[np.float32]:
+def _target(weight: Tensor, sums: _Sums, hessian: Tensor) -> npt.NDArray[np.float32]:
     """What is to be quantized, ``[out, in]``."""
     own = weight.double()
-    if not sums.cross.any():
+    if not sums.moved:
         return np.ascontiguousarray(weight.cpu().numpy())
-    matrix = sums.hessian.clone()
-    diagonal = matrix.diagonal()
+    pull = sums.cross - own @ hessian if sums.short else own @ sums.cross
+    diagonal = hessian.diagonal()
     diagonal += _DAMPENING * diagonal.mean()
-    own = own + torch.linalg.solve(matrix, (own @ sums.cross).T).T
+    own = own + torch.linalg.solve(hessian, pull.T).T
     made = own if own.isfinite().all() else weight
     return np.ascontiguousarray(made.float().cpu().numpy())

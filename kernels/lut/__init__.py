@@ -23,13 +23,10 @@ class _Tiles(NamedTuple):
     @classmethod
     def of(cls, segment: DeviceSegment) -> _Tiles:
         """For a segment."""
-        from .kernel import CHUNK, TILE, span_of
+        from .kernel import CHUNK, span_of
 
         span, chunks = span_of(segment.width, segment.group_size), -(-min(segment.group_size, segment.width) // CHUNK)
-        per_group = -(-chunks // (span or 1))
-        tiles = -(-segment.groups * per_group * (span or 1) // TILE)
-        # tables of a short last group that have no column have no words either
-        return cls(span, per_group, min(tiles, -(-segment.width // (CHUNK * TILE))) if span else tiles)
+        return cls(span, -(-chunks // span), segment.tiles)
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:
@@ -69,7 +66,7 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     partial, first = device.empty_like(x, (tiles, batch, rows), "F32"), 0
     for segment, step in zip(operand.segments, steps, strict=True):
         # blocks with the same table share the rows: as many as the processors hold at once
-        most = kernel.blocks_of(segment.bits) * PROCESSORS // (step.tiles * batch)
+        most = kernel.blocks_of(segment.bits, step.span) * PROCESSORS // (step.tiles * batch)
         sharing = max(1, min(-(-rows // threads), most, 65535))
         kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16").launch(
             (step.tiles, sharing, batch), threads,

@@ -9,9 +9,9 @@ memory, and then each of its rows reads one entry per chunk and plane: 8 multipl
   two runs give the same bits. That kernel adds the outliers too.
 - The table is ``[entry][chunk]``, so a chunk has a bank of shared memory of its own. Lane l takes the chunks in the
   order l, l ^ 1, l ^ 2, ...: at every step the 32 lanes read 32 chunks, and none waits for another.
-- Every group begins a new chunk. Where it has a multiple of 8 columns or the whole row, the words of a tile are loaded
-  at once, in the order in which the lane wants them (`operands.device`); the chunks of a *span* have the same group and
-  are added up before they are scaled. Other group sizes take their bits chunk by chunk.
+- Every group begins a new chunk, and a lane's words come in the order in which it wants them (`operands.device`). The
+  chunks of a *span* have the same group and are added up before they are scaled. As soon as words have been used, those
+  of the lane's next row are loaded in their place.
 - Columns beyond the end of a group or row count as x = 0, so their bits do not matter.
 
 Indices are checked when an operand is made. If ``perm`` or the outliers hold a wrong column nevertheless, it is
@@ -31,21 +31,18 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 THREADS = 256
 CHUNK, TILE = 8, 32  # columns of a chunk, chunks of a table
 SHARED = 4 * TILE * 256  # bytes of a table
-_ALL = 255  # the entry without a minus
 _WORD = {0: "u32*", 1: "u16*", 2: "u16*"}
 
 
 def span_of(width: int, group_size: int) -> int:
-    """Chunks in a row of a tile that have the same group: 1, 2, 4, ... 32; 0 where groups do not begin at bytes."""
-    if group_size >= width:
-        return TILE
-    chunks = group_size // CHUNK
-    return 0 if group_size % CHUNK else min(TILE, chunks & -chunks)
+    """Chunks in a row of a tile that have the same group: 1, 2, 4, ... 32."""
+    chunks = -(-group_size // CHUNK)
+    return TILE if group_size >= width else min(TILE, chunks & -chunks)
 
 
-def blocks_of(q: int) -> int:
-    """Blocks that a processor holds: with many planes a thread needs many registers."""
-    return 4 if q <= 2 else 2
+def blocks_of(q: int, span: int) -> int:
+    """Blocks that a processor holds: with many planes or scales a thread needs many registers."""
+    return 4 if q <= 4 and span > 2 else 2
 
 
 def sharers_of(outliers: bool) -> int:
@@ -57,18 +54,16 @@ def sharers_of(outliers: bool) -> int:
 def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
     """The kernel for q planes, a `span_of` chunks and activations of ``kind``; ``reordered``: x goes through perm.
 
-    ``half``: alpha and z are float16. ``per_group``: spans of a group, or chunks where ``span`` is 0.
+    ``half``: alpha and z are float16. ``per_group``: spans of a group.
     """
-    make_table, load = _table(kind, reordered), _loader(q, span)
-    add, number = _adder(q, span, half) if span else _any_adder(q, half), "u16*" if half else "f32*"
-    held, each = 8 * q if span else 1, span or 1
-    across, steps = TILE // each, each.bit_length() - 1
+    take, make_table, load, add = _inputs(reordered), _table(kind), _words(q), _adder(q, span, half)
+    number, held, across, steps = "u16*" if half else "f32*", 8 * q, TILE // span, span.bit_length() - 1
 
     @kernel(
         f"u32* words, {number} alpha, {number} z, {_WORD[kind]} x, i32* perm, f32* partial, u32 rows, u32 columns, "
         "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 first_tile",
         threads=THREADS,
-        blocks=blocks_of(q),
+        blocks=blocks_of(q, span),
         variant=repr((q, span, kind, reordered, half)),
     )
     @unrolled
@@ -80,37 +75,61 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         thread, lane, vector = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31), ptx.u32(cuda.blockIdx.z)
         tile, last = ptx.u32(cuda.blockIdx.x), ptx.u32(rows - 1)
         row = ptx.u32(((thread >> 5) * cuda.gridDim.y + cuda.blockIdx.y) * 32 + lane)
-        own = cuda.local.array(held, types.uint32)
-        load(own, words, rows, tile, ptx.min_u32(row, last))  # on the way while the table is made
-        # the chunk that this lane has of the table, and its group
-        first = ptx.u32(tile * across + lane // each)
+        # the chunk that this lane has of the table: its group, its first column, how many it has
+        first = ptx.u32(tile * across + lane // span)
         group = ptx.div_u32(first, per_group)
-        chunk = ptx.u32((first - group * per_group) * each + lane % each)
-        part = make_table(
-            table, x, perm, ptx.u32(vector * columns), columns, start, width, group_size, group, chunk, thread
-        )
+        inside = ptx.u32(((first - group * per_group) * span + lane % span) * CHUNK)
+        column = ptx.u32(group * group_size + inside)
+        left = ptx.u32(group_size - ptx.min_u32(inside, group_size))
+        left = ptx.min_u32(left, ptx.u32(width - ptx.min_u32(column, width)))
+        own_group = ptx.min_u32(group, ptx.u32(groups - 1))  # without columns the sums are 0, whatever the scale
+        inputs, own = cuda.local.array(CHUNK, types.uint32), cuda.local.array(held, types.uint32)
+        take(inputs, x, perm, ptx.u32(vector * columns), columns, start, column, width)
+        ptx.syncwarp()  # the table's x first, then words, and all of it on the way before the table is made
+        for h in static(2):
+            load(own, h, words, rows, tile, ptx.min_u32(row, last))
+        ptx.syncwarp()
+        part = make_table(table, inputs, left, thread)
         for m in static(steps):  # the sum of x of the whole group
             part = ptx.add_f32(part, ptx.shfl_xor_f32(part, ptx.u32(1 << m)))
         cuda.syncthreads()
         place = ptx.u64(ptx.u64((first_tile + tile) * cuda.gridDim.z + vector) * rows)
         while row - lane < rows:
-            there = ptx.min_u32(row, last)
+            after = ptx.u32(row + cuda.blockDim.x * cuda.gridDim.y)
             total = add(
-                table, own, part, words, alpha, z, rows, width, group_size, groups, per_group, tile, there, lane
-            )
+                table, own, part, own_group, words, alpha, z, rows, tile, ptx.min_u32(row, last),
+                ptx.min_u32(after, last), lane,
+            )  # fmt: skip
             if row < rows:
                 partial[ptx.u64(place + row)] = total
-            row = ptx.u32(row + cuda.blockDim.x * cuda.gridDim.y)
-            load(own, words, rows, tile, ptx.min_u32(row, last))
+            row = after
 
     return lut_gemv
 
 
-def _table(kind: int, reordered: bool) -> Any:
-    """A device function: the table of a tile, lane by lane its chunks; the sum of the chunk's x.
+def _inputs(reordered: bool) -> Any:
+    """A device function: the x of eight columns; beyond the width any."""
+
+    def take(
+        found: Any, x: Any, perm: Any, x_first: Any, columns: Any, start: Any, column: Any, width: Any
+    ) -> None:  # fmt: skip
+        for j in static(CHUNK):
+            source = ptx.u32(start + ptx.min_u32(ptx.u32(column + j), ptx.u32(width - 1)))
+            if reordered:
+                source = ptx.u32(perm[source])
+                found[j] = x[ptx.u32(x_first + source)] if source < columns else 0
+            else:
+                found[j] = x[ptx.u32(x_first + source)]
+
+    return inlined(unrolled(take))
+
+
+def _table(kind: int) -> Any:
+    """A device function: the table of a tile, lane by lane its chunks; the sum of the chunk's x, ``left`` of eight.
 
     A warp has the entries with the same three upper bits.
     """
+    number = (ptx.bits_f32, ptx.lo_f16, ptx.lo_bf16)[kind]
 
     def both_signs(a: Any, b: Any) -> Any:
         total, difference = ptx.add_f32(a, b), ptx.sub_f32(a, b)
@@ -118,26 +137,15 @@ def _table(kind: int, reordered: bool) -> Any:
 
     four = inlined(both_signs)
 
-    def make(
-        table: Any, x: Any, perm: Any, x_first: Any, columns: Any, start: Any, width: Any, group_size: Any, group: Any,
-        chunk: Any, thread: Any,
-    ) -> Any:  # fmt: skip
+    def make(table: Any, found: Any, left: Any, thread: Any) -> Any:
         v = cuda.local.array(CHUNK, types.float32)
         part = ptx.f32(0)
         for j in static(CHUNK):
-            inside = ptx.u32(chunk * CHUNK + j)
-            column = ptx.u32(group * group_size + inside)
-            exists = inside < group_size and column < width
-            source = ptx.u32(start + column) if exists else start
-            if reordered:
-                source = ptx.u32(perm[source])
-            exists = exists and source < columns
-            word = x[ptx.u32(x_first + source) if exists else x_first]
-            value = ptx.bits_f32(word) if kind == 0 else ptx.lo_f16(word) if kind == 1 else ptx.lo_bf16(word)
-            v[j] = value if exists else ptx.f32(0)
+            v[j] = number(found[j]) if ptx.u32(j) < left else ptx.f32(0)
             part = ptx.add_f32(part, v[j])
         low, middle = four(v[0], v[1]), four(v[2], v[3])
-        for upper in range(thread >> 5, 8, cuda.blockDim.x >> 5):
+        upper = ptx.u32(thread >> 5)
+        while upper < 8:
             rest = ptx.add_f32(v[5] if upper & 1 else -v[5], v[6] if upper & 2 else -v[6])
             rest = ptx.add_f32(rest, v[7] if upper & 4 else -v[7])
             minus, plus = ptx.sub_f32(rest, v[4]), ptx.add_f32(rest, v[4])
@@ -147,91 +155,49 @@ def _table(kind: int, reordered: bool) -> Any:
                 for f in static(4):
                     ptx.sts_f32(first, ptx.u32((4 * e + f) * 4 * TILE), ptx.add_f32(below, low[f]))
                     ptx.sts_f32(first, ptx.u32((16 + 4 * e + f) * 4 * TILE), ptx.add_f32(above, low[f]))
+            upper = ptx.u32(upper + (cuda.blockDim.x >> 5))
         return part
 
     return inlined(unrolled(make))
 
 
-def _loader(q: int, span: int) -> Any:
-    """A device function: the eight words of every plane of a row, word k the one that the lane wants at steps 4 k .."""
+def _words(q: int) -> Any:
+    """A device function: half ``h`` of the eight words of every plane of a row.
 
-    def load(own: Any, words: Any, rows: Any, tile: Any, row: Any) -> None:
+    Word k is the one that the lane wants at steps 4 k ...
+    """
+
+    def load(own: Any, h: Any, words: Any, rows: Any, tile: Any, row: Any) -> None:
         for i in static(q):
-            place = ptx.u32(2 * ((tile * q + i) * rows + row))
-            for h in static(2):
-                four = ptx.ldg128(words, ptx.u32(place + h))
-                for k in static(4):
-                    own[8 * i + 4 * h + k] = four[k]
+            four = ptx.ldcg128(words, ptx.u32(((2 * tile + h) * q + i) * rows + row))
+            for k in static(4):
+                own[8 * i + 4 * h + k] = four[k]
 
-    def nothing(own: Any, words: Any, rows: Any, tile: Any, row: Any) -> None:
-        return
-
-    return inlined(unrolled(load)) if span else inlined(nothing)
-
-
-def _number(half: bool) -> Any:
-    """A device function: a scale or bias as float32."""
-
-    def widened(found: Any) -> Any:
-        return ptx.lo_f16(found) if half else found
-
-    return inlined(widened)
+    return inlined(unrolled(load))
 
 
 def _adder(q: int, span: int, half: bool) -> Any:
-    """A device function: the sum of a row over a tile, group by group, plane by plane."""
-    across, look_up, wide = TILE // span, ptx.looked_up(4 * TILE, span), _number(half)
+    """A device function: the sum of a row over a tile, group by group; the row ``later`` is loaded meanwhile."""
+    across, load, look_up = TILE // span, _words(q), ptx.looked_up(4 * TILE, span, q)
+    wide = ptx.lo_f16 if half else ptx.f32
 
     def add(
-        table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any, group_size: Any,
-        groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
+        table: Any, own: Any, part: Any, own_group: Any, words: Any, alpha: Any, z: Any, rows: Any, tile: Any,
+        row: Any, later: Any, lane: Any,
     ) -> Any:  # fmt: skip
         total = ptx.f32(0)
         for g in static(across):
-            group = ptx.div_u32(ptx.u32(tile * across + (lane // span ^ g)), per_group)
-            place = ptx.min_u32(group, ptx.u32(groups - 1))  # no branch: loads are on the way before they are needed
-            x_sum = ptx.shfl_xor_f32(part, ptx.u32(g * span))
+            found = look_up(own, table, lane, g)
+            group, x_sum = ptx.shfl_xor_u32(own_group, ptx.u32(g * span)), ptx.shfl_xor_f32(part, ptx.u32(g * span))
+            place = ptx.u32(group * q * rows + row)
             for i in static(q):
-                found = look_up(own, table, lane, 8 * i, g)
-                scale = wide(alpha[ptx.u32((place * q + i) * rows + row)])
-                total = ptx.fma_f32(scale if group < groups else ptx.f32(0), found, total)
-            bias = wide(z[ptx.u32(place * rows + row)])
-            total = ptx.fma_f32(bias if group < groups else ptx.f32(0), x_sum, total)
+                total = ptx.fma_f32(wide(alpha[ptx.u32(place + i * rows)]), found[i], total)
+            total = ptx.fma_f32(wide(z[ptx.u32(group * rows + row)]), x_sum, total)
+            for h in static(g * span // 16, (g + 1) * span // 16):
+                load(own, h, words, rows, tile, later)
         return total
 
     return inlined(unrolled(add))
-
-
-def _any_adder(q: int, half: bool) -> Any:
-    """The same chunk by chunk, for groups of any number of columns."""
-    wide = _number(half)
-
-    def add(
-        table: Any, own: Any, part: Any, words: Any, alpha: Any, z: Any, rows: Any, width: Any, group_size: Any,
-        groups: Any, per_group: Any, tile: Any, row: Any, lane: Any,
-    ) -> Any:  # fmt: skip
-        total, last = ptx.f32(0), ptx.u32((width - 1) >> 5)
-        for t in range(TILE):
-            place = ptx.u32(table + ((lane ^ t) << 2))
-            chunk = ptx.u32(tile * TILE + (lane ^ t))
-            group = ptx.div_u32(chunk, per_group)
-            column = ptx.u32(group * group_size + (chunk - group * per_group) * CHUNK)
-            if group < groups and column < width:
-                x_sum = ptx.lds_f32(place, ptx.u32(_ALL * (4 * TILE)))
-                total = ptx.fma_f32(wide(z[ptx.u32(group * rows + row)]), x_sum, total)
-                word = ptx.u32(column >> 5)
-                after = ptx.min_u32(ptx.u32(word + 1), last)
-                here = ptx.u32(((word >> 3) * q * rows + row) * 8 + ((word ^ row >> 2) & 7))
-                next_ = ptx.u32(((after >> 3) * q * rows + row) * 8 + ((after ^ row >> 2) & 7))
-                for i in range(q):
-                    more = ptx.u32(i * rows * 8)
-                    low, high = words[ptx.u32(here + more)], words[ptx.u32(next_ + more)]
-                    entry = ptx.u32(ptx.funnel_right(low, high, column) & _ALL)
-                    found = ptx.lds_f32(place, ptx.u32(entry * (4 * TILE)))
-                    total = ptx.fma_f32(wide(alpha[ptx.u32((group * q + i) * rows + row)]), found, total)
-        return total
-
-    return inlined(add)
 
 
 @functools.cache

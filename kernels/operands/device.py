@@ -6,12 +6,13 @@ Two layouts, for the kernels that take any weight:
 layout       planes                  first                                  second
 ===========  ======================  =====================================  ======================
 canonical    (p, out, words)         (out, G), for bcq (p, out, G)          (out, G), for tables (2^p)
-lut-gemm     (words / 8, p, out, 8)  alpha (G, p, out)                      z (G, out)
+lut-gemm     (2 tiles, p, out, 4)    alpha (G, p, out)                      z (G, out)
 ===========  ======================  =====================================  ======================
 
 The first is the exact reading of an operand, the second its linear one, with neighbouring rows next to each other for
-neighbouring threads; word k of eight is at place ``k ^ row / 4 % 8``, zeros after the last. Numbers are float32; in the
-exact reading float64 where float32 would lose something, in the linear one float16 where that loses nothing.
+neighbouring threads. There every group begins at a byte: whatever stands between two groups does not matter. Eight
+words of a row are a tile; word k of them is at place ``k ^ row / 4 % 8``, zeros after the last. Numbers are float32; in
+the exact reading float64 where float32 would lose something, in the linear one float16 where that loses nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class DeviceSegment:
     @property
     def words(self) -> int:
         return -(-self.width // 32)
+
+    @property
+    def tiles(self) -> int:
+        whole, rest = divmod(self.width, self.group_size)
+        return -(-(whole * -(-self.group_size // 8) + -(-rest // 8)) // 32)
 
     @property
     def groups(self) -> int:
@@ -119,7 +125,7 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
     if layout == "canonical":
         planes, first, second, formula = segment.planes, segment.first, segment.second, segment.formula
     else:
-        planes, formula = in_tiles(segment.planes), "bcq"
+        planes, formula = in_tiles(segment.planes, segment.width, segment.group_size), "bcq"
         first, second = _shorter(segment.alpha.transpose(2, 0, 1), segment.z.T)
     return DeviceSegment(
         planes=up(planes),
@@ -135,13 +141,26 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
     )
 
 
-def in_tiles(planes: Any) -> Any:
+def byte_columns(width: int, group_size: int) -> Any:
+    """The first columns of the bytes of a row in the layout lut-gemm; every group begins one."""
+    g = min(group_size, width)
+    columns = (np.arange(0, width, g)[:, None] + np.arange(0, g, 8)).reshape(-1)
+    return columns[columns < width]
+
+
+def in_tiles(planes: Any, width: int, group_size: int) -> Any:
     """Planes (p, out, words) in the order of the layout lut-gemm, an array of numpy."""
-    p, rows, words = planes.shape
-    full = np.zeros((p, rows, -(-words // 8) * 8), planes.dtype)
-    full[:, :, :words] = planes
+    p, rows, _ = planes.shape
+    columns, found = byte_columns(width, group_size), planes.view(np.uint8)
+    if (columns % 8).any():
+        low, high = columns // 8, np.minimum(columns // 8 + 1, found.shape[2] - 1)
+        pairs = found[:, :, low] | found[:, :, high].astype(np.uint16) << 8
+        found = pairs >> (columns % 8).astype(np.uint16) & 255
+    full = np.zeros((p, rows, -(-len(columns) // 32) * 32), np.uint8)
+    full[:, :, : len(columns)] = found[:, :, : len(columns)]
     order = np.arange(8) ^ np.arange(rows)[:, None] // 4 % 8
-    return np.take_along_axis(full.reshape(p, rows, -1, 8), order[None, :, None], 3).transpose(2, 0, 1, 3)
+    tiled = np.take_along_axis(full.view(planes.dtype).reshape(p, rows, -1, 8), order[None, :, None], 3)
+    return tiled.reshape(p, rows, -1, 4).transpose(2, 0, 1, 3)
 
 
 def _shorter(*arrays: Any) -> list[Any]:
@@ -175,7 +194,7 @@ def check_operand(operand: DeviceOperand) -> None:
                 expected=f"1..8 planes of some of {columns} columns",
             )
         words, groups = segment.words, segment.groups
-        plane_shape = (p, rows, words) if canonical else (-(-words // 8), p, rows, 8)
+        plane_shape = (p, rows, words) if canonical else (2 * segment.tiles, p, rows, 4)
         check_array(f"planes of segment {k}", segment.planes, ("I32", "U32"), plane_shape, 16)
         per_plane = (p, rows, groups) if canonical else (groups, p, rows)
         per_group = (rows, groups) if canonical else (groups, rows)

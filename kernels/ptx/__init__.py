@@ -56,7 +56,7 @@ tensor cores, sm_90a        wgmma(vectors, "f16" or "bf16") -> f(sums, a0..a3, a
                             last, wgmma_wait(n) before sums are read;
                             more_registers(n) fewer_registers(n): what each thread of four warps has from here on
 sums of a tile              zero_sums scale_sums save_sums load_sums at_once add_rows store_sums (`sums`);
-                            looked_up(stride, span) -> f(words, table, lane, word, part)
+                            looked_up(stride, span, planes) -> f(words, table, lane, part)
 ==========================  ================================================================================
 
 Fragments of ``mma_b1``: lane l has row l // 4 (a0) and l // 4 + 8 (a1), columns 32 (l % 4) .. + 31 of A; column l // 4,

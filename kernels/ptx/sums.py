@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .asm import F32, NONE, U32, Function, address, constants, intrinsic_of, ir, shared_place
+from bcqfmt.kernels.runtime.numba_cuda import types
+
+from .asm import F32, NONE, U32, Function, address, constants, intrinsic_of, ir
 
 __all__ = ["add_rows", "at_once", "load_sums", "looked_up", "save_sums", "scale_sums", "store_sums", "zero_sums"]
 
@@ -179,33 +181,34 @@ def _wanted(context: Any, builder: Any, count: int, kinds: Any, values: Any, kin
                     yield 4 * k + 2 * h + j, builder.inttoptr(place, ir.PointerType(kind, 1))
 
 
-def looked_up(stride: int, span: int) -> Function:
-    """``f(words, table, lane, word, part)``: the sum of ``span`` look-ups; ``word`` and ``part`` are constants.
+def looked_up(stride: int, span: int, planes: int) -> Function:
+    """``f(words, table, lane, part)``: the sum of ``span`` look-ups for each of ``planes``; ``part`` is a constant.
 
-    Step t, of which this is the ``part``-th ``span``, takes byte ``lane ^ t`` (modulo 4) of word ``word + t / 4`` of an
-    array, and adds the float32 of that row, of ``stride`` bytes, and column ``lane ^ t`` of a table in shared memory.
+    Step t, of which this is the ``part``-th ``span``, takes byte ``lane ^ t`` (modulo 4) of word ``8 plane + t / 4`` of
+    an array, and adds the float32 in that row, of ``stride`` bytes, and column ``lane ^ t`` of a table.
     """
     kind = ir.FunctionType(_WORD, [_WORD, _WORD])
     pick = ir.InlineAsm(kind, "prmt.b32 $0, $1, 0, $2;", "=r,r,r")
 
-    def typing(context: Any, words: Any, table: Any, lane: Any, word: Any, part: Any) -> Any:
-        found = constants([word, part], 2)
+    def typing(context: Any, words: Any, table: Any, lane: Any, part: Any) -> Any:
+        found = constants([part], 1)
         if found is None:
             return None
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, value=values[0]).data
-            total = None
-            for t in range(found[1] * span, (found[1] + 1) * span):
+            totals = [ir.Constant(_SINGLE, -0.0)] * planes
+            for t in range(found[0] * span, (found[0] + 1) * span):
                 column = builder.xor(values[2], ir.Constant(_WORD, t))
                 chosen = builder.or_(builder.and_(column, ir.Constant(_WORD, 3)), ir.Constant(_WORD, 0x4440))
-                held = builder.load(builder.gep(data, [ir.Constant(_WORD, found[0] + t // 4)]))
-                entry = builder.mul(builder.call(pick, [held, chosen]), ir.Constant(_WORD, stride))
-                at = builder.add(entry, builder.shl(column, ir.Constant(_WORD, 2)))
-                value = builder.load(shared_place(builder, values[1], at, _SINGLE), align=4)
-                total = value if total is None else builder.fadd(total, value)
-            return total
+                start = builder.add(values[1], builder.shl(column, ir.Constant(_WORD, 2)))
+                for i in range(planes):
+                    held = builder.load(builder.gep(data, [ir.Constant(_WORD, 8 * i + t // 4)]))
+                    entry = builder.mul(builder.call(pick, [held, chosen]), ir.Constant(_WORD, stride))
+                    place = builder.inttoptr(builder.add(entry, start), ir.PointerType(_SINGLE, 3))
+                    totals[i] = builder.fadd(totals[i], builder.load(place, align=4))
+            return context.make_tuple(builder, signature.return_type, totals)
 
-        return F32(words, U32, U32, word, part), codegen
+        return types.UniTuple(F32, planes)(words, U32, U32, part), codegen
 
-    return intrinsic_of(typing, f"look up {span}", 5)
+    return intrinsic_of(typing, f"look up {span} x{planes}", 4)

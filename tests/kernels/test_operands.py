@@ -13,6 +13,7 @@ from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.operands import Operand, operand
+from bcqfmt.kernels.operands.device import in_tiles
 from products import kernel_samples as ks
 from products.lut_gemm_arrays import LutGemm, from_lut_gemm, to_lut_gemm
 from weights import oracle, strategies
@@ -212,6 +213,18 @@ def test_hostile_content_never_becomes_an_operand(suffix: str, change: Any, code
 
 
 # -- the published kernel's arrays ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "g"), [(96, 32), (100, 33), (130, 12), (520, 320), (70, 70), (45, 9)])
+def test_every_group_begins_at_a_byte_for_look_ups(columns: int, g: int) -> None:
+    (segment,) = operand(ks.weight("bcq", 2, 37, columns, g)).segments
+    words = in_tiles(segment.planes, columns, g).transpose(1, 2, 0, 3).reshape(2, 37, -1, 8)
+    order = np.arange(8) ^ np.arange(37)[:, None] // 4 % 8
+    words = np.take_along_axis(words, order[None, :, None], 3).reshape(2, 37, -1)
+    bits = np.unpackbits(words.view(np.uint8), axis=2, bitorder="little")
+    stored = np.unpackbits(segment.planes.view(np.uint8), axis=2, bitorder="little")
+    for j in range(columns):
+        assert np.array_equal(bits[:, :, j // g * -(-g // 8) * 8 + j % g], stored[:, :, j]), j
 
 
 @pytest.mark.parametrize("q", [1, 2, 3, 4, 8])

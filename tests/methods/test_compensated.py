@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bcqfmt.converters.methods import hessian
 from bcqfmt.converters.methods.bcq import Bcq
-from bcqfmt.converters.methods.compensated import fitted
+from bcqfmt.converters.methods.compensated import fitted, output_errors
 from bcqfmt.converters.methods.gptq import UniformNumbers
 from methods import calibrated
 from weights.strategies import examples
@@ -92,10 +92,13 @@ def test_a_fit_is_least_squares() -> None:
     scale = np.abs(given.weight).max(axis=1, keepdims=True).astype(np.float64) / 3
     numbers = UniformNumbers(scale.copy(), np.full((9, 1), 4.0), 64, "F32")
     order = np.arange(64)
-    factor = hessian.compensation(full[::-1, ::-1].copy())
-    first, before = fitted(given.weight, full, factor, order, numbers, 7, 0)
+    factor, costs = hessian.compensation_in(full, order)
+    first, before = fitted(given.weight, full, factor, costs, order, numbers, 7, 0)
     assert np.array_equal(numbers.scale, scale)
-    after = fitted(given.weight, full, factor, order, numbers, 7, 1)[1]
+    after = fitted(given.weight, full, factor, costs, order, numbers, 7, 1)[1]
+    missed = given.weight - scale * (first - 4.0)
+    np.testing.assert_allclose(before, np.einsum("ri,ij,rj->r", missed, full, missed), rtol=1e-9)
+    np.testing.assert_allclose(before, output_errors(missed, full, 2), rtol=1e-9)
     root = np.linalg.cholesky(full).T
     best = [
         np.linalg.lstsq((root @ (codes - 4.0))[:, None], root @ row, rcond=None)[0][0]

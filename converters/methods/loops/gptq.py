@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bcqfmt.compiled.loops import compiled
+from bcqfmt.compiled.loops import compiled, inner
 
 from .rtn import best_grid
 
@@ -23,6 +23,14 @@ _TILE = 256  # columns and rows of P used at a time: they fit the second-level c
 _DEPTH = 128
 
 
+@inner
+def _eight(x: Any, k: Any, sign: Any) -> Any:
+    return (
+        sign * x[k], sign * x[k + 1], sign * x[k + 2], sign * x[k + 3],
+        sign * x[k + 4], sign * x[k + 5], sign * x[k + 6], sign * x[k + 7],
+    )  # fmt: skip
+
+
 @compiled
 def accumulate(
     C: Any, c_row: Any, c_col: Any, X: Any, x_row: Any, x_col: Any, P: Any, p_row: Any, p_col: Any,
@@ -31,16 +39,17 @@ def accumulate(
     """C += sign * X P on blocks that begin at the given rows and columns: rows x depth times depth x cols."""
     for tile in range(0, cols, _TILE):
         width = min(_TILE, cols - tile)
-        pj = p_col + tile
+        pj, cj = p_col + tile, c_col + tile
         for floor in range(0, depth, _DEPTH):
             ceiling = min(floor + _DEPTH, depth)
             deep = ceiling - (ceiling - floor) % 8
-            for i in range(rows):
-                c = C[c_row + i, c_col + tile : c_col + tile + width]
-                x = X[x_row + i, x_col : x_col + depth]
+            for i in range(0, rows, 2):
+                pair = i + 1 < rows  # two rows share what is loaded of P
+                c, d = C[c_row + i, cj : cj + width], C[c_row + i + pair, cj : cj + width]
+                x, y = X[x_row + i, x_col : x_col + depth], X[x_row + i + pair, x_col : x_col + depth]
                 for k in range(floor, deep, 8):
-                    x0, x1, x2, x3 = sign * x[k], sign * x[k + 1], sign * x[k + 2], sign * x[k + 3]
-                    x4, x5, x6, x7 = sign * x[k + 4], sign * x[k + 5], sign * x[k + 6], sign * x[k + 7]
+                    x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, k, sign)
+                    y0, y1, y2, y3, y4, y5, y6, y7 = _eight(y, k, sign)
                     p0 = P[p_row + k, pj : pj + width]
                     p1 = P[p_row + k + 1, pj : pj + width]
                     p2 = P[p_row + k + 2, pj : pj + width]
@@ -49,15 +58,26 @@ def accumulate(
                     p5 = P[p_row + k + 5, pj : pj + width]
                     p6 = P[p_row + k + 6, pj : pj + width]
                     p7 = P[p_row + k + 7, pj : pj + width]
-                    for j in range(width):
-                        low = (x0 * p0[j] + x1 * p1[j]) + (x2 * p2[j] + x3 * p3[j])
-                        high = (x4 * p4[j] + x5 * p5[j]) + (x6 * p6[j] + x7 * p7[j])
-                        c[j] += low + high
+                    if pair:
+                        for j in range(width):
+                            low = (x0 * p0[j] + x1 * p1[j]) + (x2 * p2[j] + x3 * p3[j])
+                            high = (x4 * p4[j] + x5 * p5[j]) + (x6 * p6[j] + x7 * p7[j])
+                            under = (y0 * p0[j] + y1 * p1[j]) + (y2 * p2[j] + y3 * p3[j])
+                            over = (y4 * p4[j] + y5 * p5[j]) + (y6 * p6[j] + y7 * p7[j])
+                            c[j] += low + high
+                            d[j] += under + over
+                    else:
+                        for j in range(width):
+                            low = (x0 * p0[j] + x1 * p1[j]) + (x2 * p2[j] + x3 * p3[j])
+                            high = (x4 * p4[j] + x5 * p5[j]) + (x6 * p6[j] + x7 * p7[j])
+                            c[j] += low + high
                 for k in range(deep, ceiling):
-                    x0 = sign * x[k]
-                    p0 = P[p_row + k, pj : pj + width]
+                    p0, x0, y0 = P[p_row + k, pj : pj + width], sign * x[k], sign * y[k]
                     for j in range(width):
                         c[j] += x0 * p0[j]
+                    if pair:
+                        for j in range(width):
+                            d[j] += y0 * p0[j]
 
 
 @compiled

@@ -133,9 +133,10 @@ def other_weights() -> str:
 
 def served() -> str:
     """A whole model: a prompt, and several sequences at once."""
-    lines = _head("", "float16", "affine, 4 planes", "", "goal")
+    lines = _head("", "layers", "float16", "affine, 4 planes", "", "goal")
     rows = rows_of("tokens_of_prompts")
     for dense, ours in zip(rows[::2], rows[1::2], strict=True):
+        layers = "joined" if ours["joined"] else "single"
         if ours["prompt"] > 1:
             ratio, goal = ours["milliseconds"] / dense["milliseconds"], 1.05
             figures = [f"{row['milliseconds']:.1f}" for row in (dense, ours)]
@@ -143,8 +144,9 @@ def served() -> str:
         else:
             ratio, goal = ours["tokens_per_second"] / dense["tokens_per_second"], 2
             figures = [f"{row['tokens_per_second']:,.0f}" for row in (dense, ours)]
-            what, shown, met = f"{ours['sequences']} sequences, tokens/s", f"{ratio:.2f}x", ratio >= goal
-        lines.append(_line(what, *figures, shown, f"{goal}x: {'met' if met else 'not met'}"))
+            what = f"{ours['sequences']} sequences of {ours['context']} tokens, tokens/s"
+            shown, met = f"{ratio:.2f}x", ratio >= goal
+        lines.append(_line(what, layers, *figures, shown, f"{goal}x: {'met' if met else 'not met'}"))
     return "\n".join(lines)
 
 

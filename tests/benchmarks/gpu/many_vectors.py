@@ -49,13 +49,14 @@ TABLES = {
 }  # fmt: skip
 # formula or table, bits, group size
 OTHERS = (
-    ("affine", 3, 128), ("affine", 2, 128), ("bcq", 4, 128), ("bcq", 3, 128), ("IQ4_NL", 4, 32), ("MXFP4", 4, 32),
-    ("NVFP4", 4, 16),
+    ("affine", 3, 128), ("affine", 2, 128), ("bcq", 4, 128), ("bcq", 3, 128), ("bcq", 2, 128), ("IQ4_NL", 4, 32),
+    ("MXFP4", 4, 32), ("NVFP4", 4, 16),
 )  # fmt: skip
 FEW = (1, 16, 64)  # vectors with these
 OLD_MOST, MARLIN_MOST = 64, 128  # vectors
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
+PEERS_MOST = 45  # seconds
 TURNS = 3  # of both products, one after the other
 
 
@@ -85,10 +86,10 @@ Jobs = dict[GemmShape | tuple[Any, ...], None]
 
 
 def measured(
-    formula: str, q: int, rows: int, columns: int, g: int, counts: tuple[int, ...], *, old: bool = False,
-    libraries: tuple[str | None, str | None] = (None, None),
+    formula: str, q: int, rows: int, columns: int, g: int, counts: tuple[int, ...], *, peers: dict[str, float],
+    old: bool = False,
 ) -> list[Figures]:  # fmt: skip
-    """A row for every number of vectors; ``libraries``: Marlin and LUT-GEMM."""
+    """A row for every number of vectors; ``peers``: what :func:`peer_times` found."""
     size = rows * columns * q // 8
     weights = [made(formula, q, rows, columns, g) for _ in range(max(2, min(8, int(ROTATED / size) + 1)))]
     first, ready = weights[0][0], [placed for _, placed in weights]
@@ -114,12 +115,48 @@ def measured(
         row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
         if old and count <= OLD_MOST:
             row["sm_80"] = replayed(_older(ready, x), 2 * several)
-        if old and libraries[0] and count <= MARLIN_MOST:
-            row["marlin"] = marlin(libraries[0], rows, columns, x).microseconds
-        if formula == "bcq" and libraries[1] and count == 1:
-            row["lut_gemm"] = published(libraries[1], first, x).microseconds
+        for name in ("marlin", "lut_gemm"):
+            if (key := _key(name, formula, q, rows, count)) in peers:
+                row[name] = peers[key]
         found.append(row)
         print({k: round(v, 2) if isinstance(v, float) and k != "error" else v for k, v in row.items()}, flush=True)
+    return found
+
+
+def _key(name: str, formula: str, q: int, rows: int, count: int) -> str:
+    return f"{name} {formula} {q} {rows} {count}"
+
+
+def peer_times(marlin_library: str | None, lut_gemm_library: str | None, place: Path) -> None:
+    """Times of Marlin and LUT-GEMM, written to a file after each; in a process that can be ended if one hangs."""
+    found: dict[str, float] = {}
+    rows, columns = SHAPES[-1]
+    for formula, q, g in OTHERS if lut_gemm_library else ():
+        if formula == "bcq":
+            weight = random_weight(formula, q, rows, columns, g)
+            taken = published(str(lut_gemm_library), weight, random_vectors(1, columns)).microseconds
+            found[_key("lut_gemm", formula, q, rows, 1)] = taken
+            place.write_text(json.dumps(found))
+    for rows, columns in SHAPES if marlin_library else ():
+        for count in (n for n in COUNTS if n <= MARLIN_MOST):
+            taken = marlin(str(marlin_library), rows, columns, random_vectors(count, columns)).microseconds
+            found[_key("marlin", "affine", 4, rows, count)] = taken
+            place.write_text(json.dumps(found))
+
+
+def peers_of(marlin_library: str | None, lut_gemm_library: str | None, place: Path) -> dict[str, float]:
+    """What :func:`peer_times` found within ``PEERS_MOST`` seconds."""
+    place.write_text("{}")
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=peer_times, args=(marlin_library, lut_gemm_library, place))
+    process.start()
+    process.join(PEERS_MOST)
+    if process.exitcode != 0:
+        print("a peer did not answer or failed: it is left out from there on", flush=True)
+        process.kill()
+        process.join()
+    found: dict[str, float] = json.loads(place.read_text())
+    place.unlink()
     return found
 
 
@@ -164,8 +201,11 @@ def compile_all() -> None:
         jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
         jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
     jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
-    # what takes longest comes first
-    ordered = sorted(jobs, key=lambda job: -job.height * job.vectors if isinstance(job, GemmShape) else -1000)
+    # what takes longest comes first: kernels for few vectors, then long stages and 3 bits
+    ordered = sorted(
+        jobs,
+        key=lambda job: -job.depth * job.height * (1 + job.layout.bits % 2) if isinstance(job, GemmShape) else -1000,
+    )
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
         pool.map(partial(compiled, capability=torch.cuda.get_device_capability()), ordered, chunksize=1)
 
@@ -177,16 +217,17 @@ def main() -> None:
     parser.add_argument("--marlin", help="library with the function marlin")
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
     options, begin = parser.parse_args(), time.perf_counter()
-    libraries = options.marlin, options.lut_gemm
     compile_all()
     print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
+    peers = peers_of(options.marlin, options.lut_gemm, options.out.with_suffix(".peers"))
+    print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
     figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128}
     figures["rows"] = []
     parts = [partial(measured, "affine", 4, *shape, 128, COUNTS[:MANY], old=True) for shape in SHAPES]
     parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
     parts += [partial(measured, "affine", 4, *shape, 128, COUNTS[MANY:]) for shape in SHAPES]
     for part in parts:
-        figures["rows"] += part(libraries=libraries)
+        figures["rows"] += part(peers=peers)
         options.out.write_text(json.dumps(figures, indent=1) + "\n")
         print(f"{time.perf_counter() - begin:.0f} s", flush=True)
 

@@ -1,16 +1,17 @@
 """Tokens per second on a GPU: float16 against BCQ of 4, 3 and 2 bits, CUDA graphs for both.
 
     tests/benchmarks/models/tokens_per_second.py [--out FILE.json] [--model llama-2-7b|smollm2-135m ...] [--eager]
-        [--sequences 16 ...] [--prompt 512 ...] [--profile]
+        [--sequences 16 ...] [--context 64 ...] [--prompt 512 ...] [--joined] [--profile]
 
 Models of Llama's architecture with random weights, made on the device: what a step costs does not depend on them. A
 step takes one token and a position, writes keys and values into a cache of fixed length, and ends with the most likely
 next token, which is the next step's input; it is captured once and replayed. ``--sequences``: as many such steps at
-once instead; ``--prompt``: a whole prompt of that length instead, up to the token after it. The two differ in their
-linear layers only: `torch.nn.Linear` in float16, or `BcqLinear` (bcq encoding, float16 scales and biases). The
-embedding and the output layer are float16 in both. What lies between the products (norms, rotary positions, activation)
-is fused by torch.compile where that works, for both alike; ``--eager`` leaves it out. ``--profile``: which kernels a
-step consists of.
+once instead, each at the end of ``--context`` tokens, all of which it attends to; ``--prompt``: a whole prompt of that
+length instead, up to the token after it. The two differ in their linear layers only: `torch.nn.Linear` in float16, or
+`BcqLinear` (bcq encoding, float16 scales and biases). The embedding and the output layer are float16 in both. What lies
+between the products (norms, rotary positions, activation) is fused by torch.compile where that works, for both alike;
+``--eager`` leaves it out. ``--joined``: everything also with the rows of q, k and v in one layer, those of gate and up
+in another, as serving engines have them. ``--profile``: which kernels a step consists of.
 
 ``--device cpu --model tiny`` runs the same code without a GPU and without a graph, to see that it works.
 """
@@ -53,16 +54,17 @@ SHAPES = {
     "tiny": Shape(64, 96, 2, 4, 2, 16, 128, 32),
 }
 LENGTH = 512  # positions of the cache
-SHORTER = 256  # the same for several sequences
+CONTEXT = 256  # tokens of each of several sequences
 START = 128  # the first one that is measured; those before it count as read
 STEPS, ROUNDS = 64, 7
 KINDS = ("float16", "bcq 4", "bcq 3", "bcq 2", "affine 4")
 
 
-def linears(shape: Shape) -> list[tuple[int, int]]:
-    """(out, in) of the seven products of a layer: q, k, v, o, gate, up, down."""
+def linears(shape: Shape, joined: bool = False) -> list[list[tuple[int, int]]]:
+    """(out, in) of the products of a layer: q, k, v; o; gate, up; down. ``joined``: of each list one."""
     h, kv = shape.hidden, shape.few * shape.head
-    return [(h, h), (kv, h), (kv, h), (h, h), (shape.inner, h), (shape.inner, h), (h, shape.inner)]
+    found = [[(h, h), (kv, h), (kv, h)], [(h, h)], [(shape.inner, h)] * 2, [(h, shape.inner)]]
+    return [[(sum(out for out, _ in some), some[0][1])] for some in found] if joined else found
 
 
 def spec_of(kind: str, out: int, columns: int, group: int) -> Any:
@@ -142,21 +144,33 @@ class Between:
         self.norm, self.add_norm, self.turn, self.gate = (make(function) for function in (norm, add_norm, turn, gate))
 
 
+class Case(NamedTuple):
+    """What a step is: ``sequences`` at once, each with ``prompt`` tokens more (one, or all from the first on).
+
+    ``context``: the token is the last of so many; 0: its position grows from `START` on.
+    """
+
+    sequences: int = 1
+    prompt: int = 1
+    context: int = 0
+    joined: bool = False
+
+
 class Model:
     """Weights, cache, and one step."""
 
-    def __init__(
-        self, shape: Shape, kind: str, device: str, between: Between, sequences: int = 1, prompt: int = 1
-    ) -> None:
-        """``sequences`` at once, each with ``prompt`` tokens more: one, or all from the first on."""
+    def __init__(self, shape: Shape, kind: str, device: str, between: Between, case: Case) -> None:
         import torch
 
         torch.manual_seed(0)
-        self.shape, self.between, self.sequences, self.prompt = shape, between, sequences, prompt
-        length = max(prompt, LENGTH if sequences == 1 else SHORTER)
+        self.shape, self.between, self.case, sequences, prompt = shape, between, case, case.sequences, case.prompt
+        length = case.context or max(prompt, LENGTH)
         real: Any = {"device": device, "dtype": torch.float16}
         self.layers = [
-            [layer_of(kind, out, columns, shape.group, device) for out, columns in linears(shape)]
+            [
+                [layer_of(kind, out, columns, shape.group, device) for out, columns in some]
+                for some in linears(shape, case.joined)
+            ]
             for _ in range(shape.layers)
         ]
         self.norms = torch.ones(2 * shape.layers + 1, shape.hidden, **real)
@@ -173,36 +187,43 @@ class Model:
 
     def restart(self) -> None:
         """Back to the first position that is measured."""
-        if self.prompt == 1:
-            self.position.fill_(START)
+        if self.case.prompt == 1:
+            self.position.fill_(self.case.context - 1 if self.case.context else START)
 
     def step(self) -> None:
         """One token more: ``token`` and ``position`` become those of the next step."""
         from torch.nn.functional import linear, scaled_dot_product_attention
 
-        shape, between = self.shape, self.between
-        seen = (self.places <= self.position)[None, None, None] if self.prompt == 1 else None
+        shape, between, (sequences, prompt, context, _) = self.shape, self.between, self.case
+        seen = (self.places <= self.position)[None, None, None] if prompt == 1 and not context else None
         x = self.embedding[self.token]
         y = between.norm(x, self.norms[0])
-        for i, (q, k, v, o, gate, up, down) in enumerate(self.layers):
+        for i, (attended, (o,), gated, (down,)) in enumerate(self.layers):
             keys, values = self.keys[i], self.values[i]
-            query = between.turn(q(y), k(y), v(y), self.cos, self.sin, keys, values, self.position)
+            q, k, v = _products(attended, y, [shape.hidden] + [shape.few * shape.head] * 2)
+            query = between.turn(q, k, v, self.cos, self.sin, keys, values, self.position)
             many = shape.heads // shape.few
             if many > 1:
                 keys, values = (t[:, :, None].expand(-1, -1, many, -1, -1).flatten(1, 2) for t in (keys, values))
-            found = scaled_dot_product_attention(query, keys, values, attn_mask=seen, is_causal=seen is None)
+            found = scaled_dot_product_attention(query, keys, values, attn_mask=seen, is_causal=prompt > 1)
             found = found.transpose(1, 2).reshape(len(x), -1)
             x, y = between.add_norm(x, o(found), self.norms[2 * i + 1])
-            x, y = between.add_norm(x, down(between.gate(gate(y), up(y))), self.norms[2 * i + 2])
-        last = linear(y.view(self.sequences, self.prompt, -1)[:, -1], self.output).argmax(-1)
-        if self.prompt == 1:
+            gate, up = _products(gated, y, [shape.inner] * 2)
+            x, y = between.add_norm(x, down(between.gate(gate, up)), self.norms[2 * i + 2])
+        last = linear(y.view(sequences, prompt, -1)[:, -1], self.output).argmax(-1)
+        if prompt == 1:
             self.token.copy_(last)
-            self.position.add_(1)
+            self.position.add_(0 if context else 1)
 
     def bytes(self) -> int:
         """Of the linear layers."""
-        tensors = [t for row in self.layers for layer in row for t in layer.state_dict().values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        layers = [layer for row in self.layers for some in row for layer in some]
+        return sum(t.numel() * t.element_size() for layer in layers for t in layer.state_dict().values())
+
+
+def _products(layers: list[Any], y: Any, sizes: list[int]) -> Any:
+    """Of several layers, or of one with the rows of all of them."""
+    return [layer(y) for layer in layers] if len(layers) > 1 else layers[0](y).split(sizes, -1)
 
 
 def seconds_per_step(model: Model) -> float:
@@ -223,7 +244,7 @@ def seconds_per_step(model: Model) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(), torch.cuda.graph(graph, stream=stream):
         model.step()
-    times, steps = [], STEPS if model.prompt == 1 else STEPS // 8
+    times, steps = [], STEPS if model.case.prompt == 1 else STEPS // 8
     for _ in range(ROUNDS):
         model.restart()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -291,15 +312,17 @@ def compiled(job: tuple[str, int, int, int, int, int]) -> float:
     return time.perf_counter() - begin
 
 
-def compile_all(names: list[str], kinds: list[str], counts: list[int]) -> None:
-    """All kernels for these numbers of vectors at once, in as many processes as there are cores."""
+def compile_all(names: list[str], kinds: list[str], cases: list[Case]) -> None:
+    """All kernels for these cases at once, in as many processes as there are cores."""
     jobs = {
         (kind.split()[0], int(kind.split()[1]), rows if count > 1 else 0, columns, SHAPES[name].group, count)
         for name in names
-        for rows, columns in linears(SHAPES[name])
         for kind in kinds
         if kind != "float16"
-        for count in counts
+        for case in cases
+        for some in linears(SHAPES[name], case.joined)
+        for rows, columns in some
+        if (count := case.sequences * case.prompt)
     }
     begin = time.perf_counter()
     with ProcessPoolExecutor(min(15, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -308,7 +331,7 @@ def compile_all(names: list[str], kinds: list[str], counts: list[int]) -> None:
 
 
 def measure(
-    name: str, kinds: list[str], device: str, fused: bool, sequences: int = 1, prompt: int = 1, profiled: bool = False
+    name: str, kinds: list[str], device: str, fused: bool, case: Case, profiled: bool = False
 ) -> list[dict[str, Any]]:
     """A row for every kind."""
     import torch
@@ -316,20 +339,21 @@ def measure(
     shape, rows = SHAPES[name], []
     between = Between(shape, fused=fused)
     for kind in kinds:
-        count = sequences * prompt
+        count = case.sequences * case.prompt
         error, path = (0.0, "torch") if kind == "float16" else check(shape, kind, device, count)
         begin = time.perf_counter()
-        model = Model(shape, kind, device, between, sequences, prompt)
+        model = Model(shape, kind, device, between, case)
         taken = seconds_per_step(model)
         row = {
-            "model": name, "weights": kind, "sequences": sequences, "prompt": prompt, "cache": len(model.places),
+            "model": name, "weights": kind, **case._asdict(), "cache": len(model.places),
             "milliseconds": taken * 1e3, "tokens_per_second": count / taken,
             "linear_bytes": model.bytes(), "error": error, "kernel": path,
         }  # fmt: skip
         row["speedup"] = rows[0]["milliseconds"] / row["milliseconds"] if rows else 1.0
         rows.append(row)
         print(
-            f"{name:<14} {kind:<9} {row['milliseconds']:8.3f} ms {row['tokens_per_second']:8.1f} tokens/s "
+            f"{name:<14} {kind:<9} {tuple(case)} {row['milliseconds']:8.3f} ms "
+            f"{row['tokens_per_second']:8.1f} tokens/s "
             f"{row['speedup']:5.2f}x  {row['linear_bytes'] / 1e9:6.2f} GB  error {error:.1e}  {path}  "
             f"(set up and measured in {time.perf_counter() - begin:.0f} s)",
             flush=True,
@@ -364,24 +388,28 @@ def main() -> int:
     parser.add_argument("--weights", action="append", choices=KINDS, help="by default all; float16 comes first")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--sequences", type=int, action="append", default=[], help="sequences of a step")
+    parser.add_argument("--context", type=int, action="append", default=[], help=f"their tokens, {CONTEXT} by default")
     parser.add_argument("--prompt", type=int, action="append", default=[], help="tokens of a prompt")
+    parser.add_argument("--joined", action="store_true", help="also with joined layers")
     parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
     parser.add_argument("--profile", action="store_true", help="print which kernels a step consists of")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     given = parser.parse_args()
     names = given.model or ["llama-2-7b", "smollm2-135m"]
     kinds = ["float16", *(kind for kind in given.weights or KINDS if kind != "float16")]
-    cases = [(count, 1) for count in given.sequences] + [(1, count) for count in given.prompt] or [(1, 1)]
+    cases = [Case(count, 1, context) for count in given.sequences for context in given.context or [CONTEXT]]
+    cases = cases + [Case(1, count) for count in given.prompt] or [Case()]
+    cases = [case._replace(joined=joined) for case in cases for joined in ((False, True) if given.joined else (False,))]
     import torch
 
     if given.device == "cuda":
-        compile_all(names, kinds, [sequences * prompt for sequences, prompt in cases])
+        compile_all(names, kinds, cases)
     fused = not given.eager and can_fuse(given.device)
     rows = [
         row
         for name in names
         for case in cases
-        for row in measure(name, kinds, given.device, fused, *case, given.profile)
+        for row in measure(name, kinds, given.device, fused, case, given.profile)
     ]
     about = {
         "device": torch.cuda.get_device_name(0) if given.device == "cuda" else platform.machine(),

@@ -13,9 +13,17 @@ import pytest
 import torch
 
 from bcqfmt import BcqWeight
-from bcqfmt.integrations.torch.gpu_weight import gpu_weight, layout_of, linear_numbers, packed_numbers, packed_planes
+from bcqfmt.integrations.torch.gpu_weight import (
+    gpu_weight,
+    in_tiles,
+    layout_of,
+    linear_numbers,
+    packed_numbers,
+    packed_planes,
+)
 from bcqfmt.kernels import operands
 from bcqfmt.kernels.bits import layout as bit_layout
+from bcqfmt.kernels.operands.device import in_tiles as on_host
 from products import kernel_samples as ks
 
 CASES = [
@@ -51,7 +59,7 @@ def test_the_fast_layout_is_that_of_the_host(case: tuple[Any, ...], numbers: str
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_numbers_for_look_ups_are_those_of_the_host(case: tuple[Any, ...]) -> None:
+def test_words_and_numbers_for_look_ups_are_those_of_the_host(case: tuple[Any, ...]) -> None:
     weight = ks.weight(*case, numbers="F32", seed=3)
     made, _parts = prepared(weight)
     alpha, z = linear_numbers(made._pieces[0])
@@ -59,6 +67,7 @@ def test_numbers_for_look_ups_are_those_of_the_host(case: tuple[Any, ...]) -> No
     assert np.array_equal(alpha.numpy(), segment.alpha)
     assert np.array_equal(z.numpy(), segment.z)
     assert made.linear
+    assert np.array_equal(in_tiles(made._pieces[0]).numpy().view(np.uint32), on_host(segment.planes, *case[3:]))
 
 
 def test_segments_side_by_side() -> None:

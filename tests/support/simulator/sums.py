@@ -87,14 +87,15 @@ def _wanted(count: int, place: int, step: int, left: int, inside: tuple[int, ...
             yield i, place + step * (8 * k + j) + h
 
 
-def looked_up(stride: int, span: int) -> Any:
-    """``f(words, table, lane, word, part)``."""
+def looked_up(stride: int, span: int, planes: int) -> Any:
+    """``f(words, table, lane, part)``."""
 
-    def look_up(words: Any, table: int, lane: int, word: int, part: int) -> Any:
-        total = np.float32(0)
+    def look_up(words: Any, table: int, lane: int, part: int) -> Any:
+        totals = [np.float32(0)] * planes
         for t in range(part * span, (part + 1) * span):
-            entry = int(words[word + t // 4]) >> 8 * ((lane ^ t) & 3) & 0xFF
-            total += slot_of(table + entry * stride + 4 * (lane ^ t), 4).view(np.float32)[0]
-        return total
+            for i in range(planes):
+                entry = int(words[8 * i + t // 4]) >> 8 * ((lane ^ t) & 3) & 0xFF
+                totals[i] += slot_of(table + entry * stride + 4 * (lane ^ t), 4).view(np.float32)[0]
+        return tuple(totals)
 
     return look_up
