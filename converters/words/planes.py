@@ -75,13 +75,9 @@ def gptq_to_planes(
 
 
 def planes_to_gptq(
-    planes: Array,
-    bits: int | None = None,
-    k: int | None = None,
-    threads: int = 1,
-    perm: Array | None = None,
+    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None,
     out: Words | None = None,
-) -> Words:
+) -> Words:  # fmt: skip
     """The inverse of `gptq_to_planes`; ``out``: some columns of an array, to be filled."""
     planes, k = planes_in(planes, k, bits)
     bits, n, _ = planes.shape
@@ -124,13 +120,9 @@ def planar_to_planes(
 
 
 def planes_to_planar(
-    planes: Array,
-    bits: int | None = None,
-    k: int | None = None,
-    threads: int = 1,
-    perm: Array | None = None,
+    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None,
     out: Words | None = None,
-) -> Words:
+) -> Words:  # fmt: skip
     """The inverse of `planar_to_planes`; ``out``: as in `planes_to_gptq`."""
     planes, k = planes_in(planes, k, bits, multiple=32)
     bits, n, _ = planes.shape
