@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Generator, Iterable
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,28 +17,24 @@ def read_ahead(items: Iterable[T]) -> Generator[T, None, None]:
 
     Close the generator to stop the producer early.
     """
-    waiting: queue.Queue[Any] = queue.Queue(_DEPTH)
-    stop = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stop.is_set():
-            try:
-                waiting.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+    waiting: SimpleQueue[Any] = SimpleQueue()
+    room: SimpleQueue[None] = SimpleQueue()  # an entry for every item that may be made
+    for _ in range(_DEPTH):
+        room.put(None)
+    stopped = threading.Event()
 
     def produce() -> None:
         try:
             for item in items:
-                if not put((item, None)):
-                    return
+                waiting.put((item, None))
                 del item  # the next one may need its memory
+                room.get()
+                if stopped.is_set():
+                    return
         except BaseException as fault:  # noqa: BLE001 - handed over, raised by the consumer
-            put((_END, fault))
+            waiting.put((_END, fault))
         else:
-            put((_END, None))
+            waiting.put((_END, None))
 
     thread = threading.Thread(target=produce, daemon=True)
     thread.start()
@@ -51,6 +47,8 @@ def read_ahead(items: Iterable[T]) -> Generator[T, None, None]:
                 return
             yield item
             del item
+            room.put(None)
     finally:
-        stop.set()
+        stopped.set()
+        room.put(None)
         thread.join()

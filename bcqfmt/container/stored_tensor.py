@@ -26,7 +26,7 @@ _CHUNK = 1 << 22
 class StoredTensor:
     """A tensor of the container: ``name``, ``dtype`` (``"I32"``), ``shape``, and bytes that are read on demand."""
 
-    __slots__ = ("_array", "_guard", "_make", "_source", "dtype", "name", "offset", "shape")
+    __slots__ = ("_array", "_guard", "_make", "_new", "_source", "dtype", "name", "offset", "shape")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class StoredTensor:
         self._array = array
         self._make = make
         self._guard: Callable[[], None] | None = None
+        self._new: Callable[[tuple[int, ...], Any], Array] = np.empty
 
     @classmethod
     def from_array(cls, name: str, array: Array, dtype: str | None = None) -> StoredTensor:
@@ -83,13 +84,19 @@ class StoredTensor:
 
     def __copy__(self) -> StoredTensor:
         found = StoredTensor(self.name, self.dtype, self.shape, array=self._array, source=self._source)
-        found.offset, found._make, found._guard = self.offset, self._make, self._guard
+        found.offset, found._make, found._guard, found._new = self.offset, self._make, self._guard, self._new
         return found
 
     def made_by(self, make: Callable[[], Array]) -> StoredTensor:
         """The same tensor; ``make`` gives it as a whole, while `read_into` reads the file."""
         found = copy.copy(self)
         found._make = make
+        return found
+
+    def allocated_by(self, new: Callable[[tuple[int, ...], Any], Array]) -> StoredTensor:
+        """The same tensor; what is read of its file is stored in arrays from ``new(shape, dtype)``."""
+        found = copy.copy(self)
+        found._new = new
         return found
 
     def guarded(self, check: Callable[[], None] | None) -> StoredTensor:
@@ -117,7 +124,7 @@ class StoredTensor:
             raw.flags.writeable = False
             return raw
         shape = tuple(b - a for a, b in ranges) + self.shape[len(ranges) :]
-        out = np.empty(shape, numpy_dtype(self.dtype))
+        out = self._new(shape, numpy_dtype(self.dtype))
         flat = out.reshape(-1).view(np.uint8)
         done = 0
         for start, size in self._runs(ranges):
@@ -161,7 +168,9 @@ class StoredTensor:
         if held is not None:
             return held.reshape(-1).view(np.uint8)[start : start + size]
         assert self._source is not None
-        return self._source.read(self.offset + start, size)
+        out = self._new((size,), np.uint8)
+        self._fill(start, out)
+        return out
 
     def tobytes(self) -> bytes:
         """All bytes, exactly as stored."""

@@ -18,7 +18,7 @@ from bcqfmt.converters.jobs.plan import Shard
 from bcqfmt.converters.layouts.protocol import Layout, Module, Options, Rebuilder, Rule
 from bcqfmt.converters.layouts.rebuild import rebuilds
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.converters.words.buffers import read_array, wait_for_room
+from bcqfmt.converters.words.buffers import new_array, wait_for_room
 from bcqfmt.weight.weight import BcqWeight
 
 Array = npt.NDArray[Any]
@@ -46,7 +46,7 @@ class ReadOnce:
     def _read(self, tensor: StoredTensor) -> Array:
         found = self._arrays.get(tensor.name)
         if found is None:
-            found = read_array(tensor)
+            found = tensor.allocated_by(new_array).array()
             if self._keeps:
                 self._arrays[tensor.name] = found
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from bcqfmt.converters.layouts.rebuild import as_bytes, check_rule, pieces
 from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.gguf import gap_ranges
 from bcqfmt.converters.source.gguf_rows import copied, copy_fits
-from bcqfmt.converters.words.buffers import read_array
+from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.weight.weight import BcqWeight
 
 Bytes = npt.NDArray[np.uint8]
-_COPY = 1 << 22  # bytes read at a time
+_CHUNK = 1 << 22  # bytes at a time
 
 
 def _archived(folder: Path, place: str) -> SourceFile:
@@ -102,6 +101,7 @@ class SourceRebuilder:
         self._headers: dict[str, Header] = {}
         self._ggufs: dict[str, GgufHeader] = {}
         self._raw: dict[str, StoredTensor] = {}
+        self._weights: dict[str, BcqWeight] = {}
         self._check()
 
     def _check(self) -> None:
@@ -131,11 +131,15 @@ class SourceRebuilder:
             source = SourceFile(inside(self.folder, RAW), RAW)
             header = require_header(source)
             self._raw = {name: StoredTensor.in_file(name, header, source) for name in header.tensors}
+        checked = set()
         for path, tensors in self.record["tensors"].items():
             for name, (number, *named) in tensors.items():
                 rule = self.record["rules"][number]
                 if rule["rule"] not in ("raw", "copy"):
-                    check_rule(weights[named[0]], rule, self._known, RECORD, name)
+                    spec = weights[named[0]]
+                    if (number, spec) not in checked:
+                        check_rule(spec, rule, self._known, RECORD, name)
+                        checked.add((number, spec))
                     continue
                 raw = rule["rule"] == "raw"
                 stored = self._raw[f"{path}/{name}"] if raw else dense[named[0] if named else name]
@@ -169,7 +173,7 @@ class SourceRebuilder:
         return {path: str(why) for path, why in found.items()} if isinstance(found, dict) else {}
 
     def chunks(self, path: str) -> Iterator[Bytes]:
-        """The bytes of a source file in order, in chunks of any size; BCQ-V703 when a tensor has the wrong size."""
+        """The bytes of a source file in order, in small chunks; BCQ-V703 when a tensor has the wrong size."""
         if self.files()[path]["kind"] == "verbatim":
             yield from self._copy(f"{SOURCE}/files/{path}")
             return
@@ -189,8 +193,8 @@ class SourceRebuilder:
         for name, (begin, end) in zip([*header.tensors, ""], ranges, strict=True):
             if name:
                 yield from self._whole(path, name)
-            for start in range(0, end - begin, _COPY):
-                size = min(_COPY, end - begin - start)
+            for start in range(0, end - begin, _CHUNK):
+                size = min(_CHUNK, end - begin - start)
                 yield np.zeros(size, np.uint8) if between is None else between[at : at + size]
                 at += size
 
@@ -199,7 +203,8 @@ class SourceRebuilder:
         size, done = self._size(path, name), 0
         for chunk in self._tensor(path, name):
             done += chunk.size
-            yield chunk
+            for start in range(0, chunk.size, _CHUNK):
+                yield chunk[start : start + _CHUNK]
             del chunk  # the next one may need the memory
         if done != size:
             raise error("BCQ-V703", path, name, f"a rule that gives {done} bytes", f"{size}")
@@ -221,13 +226,16 @@ class SourceRebuilder:
             yield from map(as_bytes, pieces(self._weight(weight[0]), rule, self._known))
 
     def _weight(self, name: str) -> BcqWeight:
-        """A weight whose parts are read into reused memory."""
-        weight = self.checkpoint.weight(name)
-        parts = {suffix: part.made_by(partial(read_array, part)) for suffix, part in weight.parts().items()}
-        return BcqWeight(weight.name, weight.spec, parts)
+        """A weight whose parts are read into reused memory; several tensors of the source are made of it."""
+        found = self._weights.get(name)
+        if found is None:
+            weight = self.checkpoint.weight(name)
+            parts = {suffix: part.allocated_by(new_array) for suffix, part in weight.parts().items()}
+            found = self._weights[name] = BcqWeight(weight.name, weight.spec, parts)
+        return found
 
     def _copy(self, place: str) -> Iterator[Bytes]:
         source = SourceFile(inside(self.folder, place), place)
-        for start in range(0, source.size, _COPY):
-            yield source.read(start, min(_COPY, source.size - start))
+        for start in range(0, source.size, _CHUNK):
+            yield source.read(start, min(_CHUNK, source.size - start))
         source.close()

@@ -13,7 +13,7 @@ differently from tool to tool (``gptq_zeros.py``). Group membership is what ``g_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
+from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.packing import words_for
 from bcqfmt.weight.scheme import WeightSpec
@@ -44,7 +45,7 @@ _TENSORS: Final = {
     "g_idx": (("I32", "I64"), (1,)),
 }
 
-_PIECE = 1 << 21  # bytes of qweight that are rebuilt at a time
+_STRIP = 1 << 23  # bytes of planes that become words while they are in the cache
 
 
 class Gptq:
@@ -222,15 +223,20 @@ def _zero_fields(qzeros: Array, bits: int, n: int, planar: bool) -> Array:
     return unpack(qzeros, bits, n)
 
 
-def _qweight(weight: BcqWeight, rule: Rule) -> Iterator[Array]:
-    """Some rows of words at a time; all of them where columns are reordered."""
-    perm = weight.parts()["perm"].array() if weight.scheme.perm else None
+def _qweight(weight: BcqWeight, rule: Rule) -> Array:
+    """Some rows of planes at a time, which are columns of words."""
+    parts = weight.to_canonical().parts()
+    perm = parts["perm"].array() if weight.scheme.perm else None
     back = words.planes_to_planar if rule.get("planar") else words.planes_to_gptq
-    planes, (n, k) = weight.planes()[0], weight.shape
-    step = k if perm is not None else max(1, _PIECE // (n * rule["bits"] * 64)) * 512  # cache lines of planes
-    for first in range(0, k, step):
-        stop = min(first + step, k)
-        yield back(planes[:, :, first // 32 : -(-stop // 32)], rule["bits"], stop - first, perm=perm)
+    bits, (n, k) = rule["bits"], weight.shape
+    found = new_array((words_for(k, bits), n), np.uint32)
+    step = max(1, _STRIP // (words_for(k, 1) * bits * 256)) * 64  # cache lines of words
+    for first in range(0, n, step):
+        stop = min(first + step, n)
+        planes = parts["s0_planes"].read((0, bits), (first, stop))
+        back(planes, bits, k, perm=perm, out=found[:, first:stop])
+        del planes  # the next ones take its memory
+    return found
 
 
 def _qzeros(weight: BcqWeight, rule: Rule) -> Array:

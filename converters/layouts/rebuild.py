@@ -46,13 +46,13 @@ def check_rule(spec: WeightSpec, rule: Rule, known: Mapping[str, Rebuilder], pla
 
 def apply_rule(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuilder]) -> Array:
     """The source tensor that ``rule`` makes of a weight."""
+    check_rule(weight.spec, rule, known, tensor=weight.name)
     found = list(pieces(weight, rule, known))
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def pieces(weight: BcqWeight, rule: Rule, known: Mapping[str, Rebuilder]) -> Iterator[Array]:
-    """The same in pieces of some rows, in order."""
-    check_rule(weight.spec, rule, known, tensor=weight.name)
+    """The same in pieces of some rows, in order; the rule has been checked."""
     made = (_PART if rule["rule"] == "part" else known[rule["rule"]]).make(weight, rule)
     yield from [made] if isinstance(made, np.ndarray) else made
 
@@ -89,6 +89,7 @@ _PART = Rebuilder(
 
 def rebuilds(weight: BcqWeight, rule: Rule, tensor: StoredTensor, known: Mapping[str, Rebuilder]) -> bool:
     """Whether ``rule`` gives back the bytes of the source tensor, which is read a little at a time."""
+    check_rule(weight.spec, rule, known, tensor=weight.name)
     done = 0
     buffer = np.empty(min(_COMPARED, tensor.nbytes), np.uint8)
     for piece in map(as_bytes, pieces(weight, rule, known)):

@@ -28,19 +28,14 @@ def length(k: int, bits: int) -> int:
     return -(-k * bits // 32)
 
 
-def words_in(words: Array, *shape: int | None, itemsize: int = 4, strided: bool = False) -> Array:
-    """Words as unsigned integers, C order, aligned; ValueError if they have another shape (None: any).
-
-    ``strided``: only the last axis need be contiguous, as in some columns of planes.
-    """
+def words_in(words: Array, *shape: int | None, itemsize: int = 4) -> Array:
+    """Words as unsigned integers, C order, aligned; ValueError if they have another shape (None: any)."""
     if words.dtype.kind not in "iu" or words.dtype.itemsize != itemsize or not words.dtype.isnative:
         raise ValueError(f"words of type {words.dtype}; expected {8 * itemsize}-bit integers")
     if words.ndim != len(shape) or any(b is not None and a != b for a, b in zip(words.shape, shape, strict=True)):
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"words of shape {list(words.shape)}; expected [{expected}]")
-    if not (strided and words.flags.aligned and words.strides[-1] == itemsize and min(words.strides) > 0):
-        words = np.require(words, requirements=["C", "A"])
-    return words.view(f"u{itemsize}")
+    return np.require(words, requirements=["C", "A"]).view(f"u{itemsize}")
 
 
 def whole_blocks(words: Array, bits: int, axis: int, k: int | None) -> int:
@@ -80,18 +75,17 @@ def codes_in(codes: Array, rows: int = 1, columns: int = 1) -> Codes:
 
 def planes_in(planes: Array, k: int | None, bits: int | None = None, multiple: int = 1) -> tuple[Words, int]:
     """Planes and K, a ``multiple``; without K every bit of every word is a column."""
-    planes = words_in(planes, bits, None, None if k is None else blocks_of(k), strided=True)
+    planes = words_in(planes, bits, None, None if k is None else blocks_of(k))
     k = 32 * planes.shape[2] if k is None else k
     if k % multiple:
         raise ValueError(f"{k} columns; this layout needs a multiple of {multiple}")
     return planes, k
 
 
-def flat_planes(planes: Words) -> tuple[Words, int, int]:
-    """The memory of planes as one axis, and the words from one plane and from one row to the next."""
-    plane, row, _ = (stride // 4 for stride in planes.strides)
-    size = 1 + sum((count - 1) * step for count, step in zip(planes.shape, (plane, row, 1), strict=True))
-    return as_strided(planes, (size if planes.size else 0,), (4,)), plane, row
+def flat(words: Words) -> tuple[Words, int]:
+    """The memory of words [R, lanes] as one axis, and the words from one row to the next; some columns are enough."""
+    row = words.strides[0] // 4
+    return as_strided(words, ((words.shape[0] - 1) * row + words.shape[1] if words.size else 0,), (4,)), row
 
 
 def new_planes(bits: int, n: int, k: int) -> Words:

@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import BITS, numpy_dtype
-from bcqfmt.container.stored_tensor import StoredTensor
-
 Array = npt.NDArray[Any]
 Block = npt.NDArray[np.uint8]
 _LARGE = 1 << 20  # bytes; smaller arrays are plain ones
@@ -127,12 +124,3 @@ def new_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     flat = np.asarray(_Owner(_store.take(size + _LINE)))
     start = -flat.__array_interface__["data"][0] % _LINE
     return flat[start : start + size].view(kind).reshape(shape)
-
-
-def read_array(tensor: StoredTensor) -> Array:
-    """The whole tensor in an array of :func:`new_array`; sub-byte types as `StoredTensor.array` gives them."""
-    if BITS[tensor.dtype] < 8 or tensor.file is None:
-        return tensor.array()
-    array = new_array(tensor.shape, numpy_dtype(tensor.dtype))
-    tensor.read_into(array.reshape(-1).view(np.uint8))
-    return array

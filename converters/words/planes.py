@@ -21,7 +21,7 @@ from .arrays import (
     blocks_of,
     codes_in,
     cut,
-    flat_planes,
+    flat,
     gemv_fast_in,
     gemv_fast_out,
     inverse,
@@ -75,12 +75,17 @@ def gptq_to_planes(
 
 
 def planes_to_gptq(
-    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
+    planes: Array,
+    bits: int | None = None,
+    k: int | None = None,
+    threads: int = 1,
+    perm: Array | None = None,
+    out: Words | None = None,
 ) -> Words:
-    """The inverse of `gptq_to_planes`."""
+    """The inverse of `gptq_to_planes`; ``out``: some columns of an array, to be filled."""
     planes, k = planes_in(planes, k, bits)
     bits, n, _ = planes.shape
-    words = new_array((length(k, bits), n), np.uint32)
+    words = new_array((length(k, bits), n), np.uint32) if out is None else out
     if perm is None and _straight(bits, n, k):
         _run_straight(words, planes, False, threads)
         return words
@@ -119,12 +124,17 @@ def planar_to_planes(
 
 
 def planes_to_planar(
-    planes: Array, bits: int | None = None, k: int | None = None, threads: int = 1, perm: Array | None = None
+    planes: Array,
+    bits: int | None = None,
+    k: int | None = None,
+    threads: int = 1,
+    perm: Array | None = None,
+    out: Words | None = None,
 ) -> Words:
-    """The inverse of `planar_to_planes`."""
+    """The inverse of `planar_to_planes`; ``out``: as in `planes_to_gptq`."""
     planes, k = planes_in(planes, k, bits, multiple=32)
     bits, n, _ = planes.shape
-    words = new_array((length(k, bits), n), np.uint32)
+    words = new_array((length(k, bits), n), np.uint32) if out is None else out
     _run(runs.planes(planes), runs.rows(words, programs.planar(bits), blocks_of(k)), bits, k, inverse(perm, k), threads)
     return words
 
@@ -199,12 +209,12 @@ def _straight(bits: int, n: int, k: int) -> bool:
 def _run_straight(words: Words, planes: Words, to_planes: bool, threads: int, proof: list[bool] | None = None) -> None:
     """LE(bits) words [K*bits/32, N] to planes, or back; see `straight_rows`."""
     bits, n, blocks = planes.shape
-    flat, plane, lane = flat_planes(planes)
+    memory, row = flat(words)
     loop = straight_rows(bits, to_planes, proof is not None)
     wrong: list[int] = []
 
     def work(first: int, stop: int) -> None:
-        wrong.append(loop(words.reshape(-1), flat, n, plane, lane, blocks, first, stop))
+        wrong.append(loop(memory, planes.reshape(-1), row, n * blocks, blocks, blocks, first, stop))
 
     each_share(work, n, 64, threads)
     if proof is not None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bcqfmt.compiled.threads import aligned, each_share
 
 from . import bit_programs as programs
-from .arrays import flat_planes
+from .arrays import flat
 from .bit_programs import Container, Program
 from .loop import shuffle
 
@@ -70,7 +70,8 @@ def rows(words: Array, container: Container, blocks: int) -> Side:
     each = container.words
     word = np.arange(each)
     last = word < height - (blocks - 1) * each
-    return Side(words.reshape(-1), container, lanes, blocks, 1, each * lanes, word * lanes, last)
+    memory, row = flat(words)
+    return Side(memory, container, lanes, blocks, 1, each * row, word * row, last)
 
 
 def columns(words: Array, container: Container, blocks: int) -> Side:
@@ -85,9 +86,8 @@ def columns(words: Array, container: Container, blocks: int) -> Side:
 def planes(words: Array) -> Side:
     """[bits, lanes, blocks]; the blocks of a lane side by side."""
     bits, lanes, blocks = words.shape
-    flat, plane, lane = flat_planes(words)
-    every = np.ones(bits, np.bool_)
-    return Side(flat, programs.plane_words(bits), lanes, blocks, lane, 1, np.arange(bits) * plane, every)
+    word, every = np.arange(bits) * lanes * blocks, np.ones(bits, np.bool_)
+    return Side(words.reshape(-1), programs.plane_words(bits), lanes, blocks, blocks, 1, word, every)
 
 
 def codes(values: Array, container: Container | None = None) -> Side:

@@ -22,7 +22,7 @@ UNITS: Final = 4  # that are worked on at once
 ORDERS: Final = ("halves", "quarters", "nibbles", "far nibbles", "pairs", "bits", "stream 1", "stream 2", "stream 8")
 _FOUR = ir.VectorType(Emit.i32, UNITS)
 _STRIP: Final = 256  # units that are rebuilt from their planes while both are in the cache
-_LANES: Final = 64  # lanes that take turns at a run of four blocks: whole cache lines of words
+_LANES: Final = 32  # lanes that take turns at a run of four blocks: whole cache lines of words
 
 
 @cache

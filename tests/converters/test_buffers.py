@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bcqfmt
-from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.words import buffers
-from bcqfmt.converters.words.buffers import new_array, read_array, reused, wait_for_room
+from bcqfmt.converters.words.buffers import new_array, reused, wait_for_room
 
 Array = np.ndarray[Any, Any]
 MEGA = 1 << 20
@@ -97,8 +96,12 @@ def test_tensors_are_read_into_it(tmp_path: Path) -> None:
     bcqfmt.save(tmp_path / "x.safetensors", {"a": content, "b": content[:2]})
     with bcqfmt.open(tmp_path / "x.safetensors") as checkpoint, reused():
         for name, expected in (("a", content), ("b", content[:2])):
-            assert np.array_equal(read_array(checkpoint[name]), expected)  # type: ignore[arg-type]
-    assert np.array_equal(read_array(StoredTensor.from_array("c", content)), content)
+            tensor = checkpoint[name].allocated_by(new_array)  # type: ignore[union-attr]
+            assert np.array_equal(tensor.array(), expected)
+            assert np.array_equal(tensor.read((1, 2)), expected[1:2])
+            assert np.array_equal(np.concatenate(list(tensor.chunks(1 << 21))).view(np.uint16), expected.reshape(-1))
+        array = checkpoint["a"].allocated_by(new_array).array()  # type: ignore[union-attr]
+        assert buffers._store.used >= array.nbytes
 
 
 class Stop(Exception):

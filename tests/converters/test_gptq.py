@@ -119,6 +119,20 @@ def test_any_words_come_through_and_back(case: Any, tmp_path: Path) -> None:
         assert rebuilt.tobytes() == tensors[f"m.{suffix}"].tobytes(), suffix
 
 
+@pytest.mark.parametrize("scatter", [False, True])
+@pytest.mark.parametrize(("form", "bits"), [("gptq_v2", 3), ("gptq_v2", 4), ("gptq_p", 5)])
+def test_words_are_rebuilt_from_some_rows_at_a_time(
+    form: str, bits: int, scatter: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gptq, "_STRIP", 1)  # 64 rows: two strips and a short one
+    tensors = sample(np.random.default_rng(bits), bits, 160, 128, 32, scatter)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": False, "format": form}
+    (module,) = Gptq().modules(made_up(tmp_path / "c", tensors, config), Options())
+    weight, rules, *_ = Gptq().convert(module, Options())
+    rebuilt = apply_rule(weight, rules["qweight"], Gptq().rebuilders())
+    assert rebuilt.tobytes() == tensors["m.qweight"].tobytes()
+
+
 @pytest.mark.parametrize("rule", ["v2", "v1-nowrap", "v1-carry"])
 def test_zero_words_that_modules_share_are_compared_with_each(rule: str, tmp_path: Path) -> None:
     tensors = sample(np.random.default_rng(0), 4, 64, 64, 32, False)
