@@ -43,7 +43,6 @@ BEST = {
     "bcq, gptq, by loss": "bcq-4-g128-gptq-seq-loss bcq-3-g128-gptq-seq-loss bcq-2-g128-gptq-nobias-seq-loss",
     "bcq, gptq, by loss, trained": "- - bcq-2-g128-gptq-nobias-seq-loss-trained",
     "multi, nested": "nested-4-tokens nested-3-tokens nested-2-tokens",
-    "multi, nested, by loss": "nested-4-loss nested-3-loss nested-2-loss",
 }
 # a line of the second table: name of its rows, with the bits in the place of {}
 LINES = {

@@ -77,7 +77,7 @@ def refused(which: str) -> None:
     x = torch.ones(1, 64)
     planes, alpha, z, width, group = piece.planes, piece.first, piece.second, 64, 32
     if which == "short planes":
-        planes = planes[..., :4]
+        planes = planes[..., :2]
     elif which == "wide planes":
         planes = planes.long()
     elif which == "short scales":
