@@ -1,4 +1,4 @@
-"""Causal attention on a CPU, some queries at a time: of what no query may see, little is computed.
+"""Causal attention on a CPU in blocks of queries, so that little is computed of what the mask hides.
 
 torch's own kernel computes the products with all of up to 512 keys. Imported on demand only: torch and transformers.
 """
@@ -43,11 +43,11 @@ def _attention(
         return made
     key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
     result = query.new_empty(query.shape[0], count, query.shape[1], value.shape[3])
-    stairs = torch.ones(_QUERIES, 2 * count, dtype=torch.bool).tril(count)
+    causal_mask = torch.ones(_QUERIES, 2 * count, dtype=torch.bool).tril(count)  # a block takes its columns of it
     for start in range(0, count, _QUERIES):
         stop = min(start + _QUERIES, count)
-        seen = stairs[: stop - start, count - start : count - start + stop]
+        mask = causal_mask[: stop - start, count - start : count - start + stop]
         block = query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop]
-        found = torch.nn.functional.scaled_dot_product_attention(*block, seen, dropout, scale=scaling)
+        found = torch.nn.functional.scaled_dot_product_attention(*block, mask, dropout, scale=scaling)
         result[:, start:stop] = found.transpose(1, 2)
     return result, None

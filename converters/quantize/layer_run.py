@@ -138,13 +138,12 @@ class LayerRun:
     ) -> Iterator[Given]:
         """``run`` for all rows; what is found on the way to ``child`` is kept if the budget allows all of it."""
         parts = [] if child is None else [one for one in self._parts(self.layer) if one not in self._kept]
-        entered: dict[torch.nn.Module, list[Any]] = {}
+        ending, rest = (None, None) if child is None else self._ends.get(child, (None, None))
+        entered: list[Any] = []
         hooks = []
-        if child is not None and child in self._ends and self._ends[child][0] not in self._entered:
-            part = self._ends[child][0]
-            entered[part] = []
-            parts = [one for one in parts if one not in set(part.modules())]
-            hooks.append(child.register_forward_pre_hook(lambda module, given: self._keep(entered[part], given[0])))
+        if child is not None and ending is not None and ending not in self._entered:
+            parts = [one for one in parts if one not in set(ending.modules())]
+            hooks.append(child.register_forward_pre_hook(lambda module, given: self._keep(entered, given[0])))
         found: dict[torch.nn.Module, list[Any]] = {one: [] for one in parts}
         hooks += [one.register_forward_hook(self._keeper(held)) for one, held in found.items()]
         try:
@@ -159,10 +158,9 @@ class LayerRun:
                     self._forget(inner)
                 self._kept[one] = held
                 one.forward = self._again(held)
-        for one, held in entered.items():
-            if child is not None and self._complete(held):
-                self._entered[one] = held
-                one.forward = self._onward(child, self._ends[child][1], held)
+        if child is not None and ending is not None and ending not in self._entered and self._complete(entered):
+            self._entered[ending] = entered
+            ending.forward = self._onward(child, rest, entered)
 
     def _keeper(self, held: list[Any]) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
         return lambda module, given, made: self._keep(held, made)
@@ -173,7 +171,7 @@ class LayerRun:
             self._budget.left -= _size(value)
 
     def _complete(self, held: list[Any]) -> bool:
-        """Whether something was kept of all rows; else the room is free again."""
+        """Whether something was kept of all rows; else its budget is free again."""
         if len(held) == self._number + 1:
             return True
         self._budget.left += _size(held)

@@ -155,13 +155,13 @@ class Blocks:
         self._leave()
 
     def __enter__(self) -> Self:
-        self._onednn = _onednn(False)  # the BLAS is faster: on ARM oneDNN packs the weights at every product
+        self._onednn = _use_onednn(False)  # the BLAS is faster: on ARM oneDNN packs the weights at every product
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _onednn(self._onednn)
+        _use_onednn(self._onednn)
         self.work.__exit__(kind, value, trace)
 
     def _begun(self, stage: int, ends: Mapping[str, End]) -> dict[int | None, LayerRun]:
@@ -245,8 +245,8 @@ class Blocks:
             yield from run.inputs_and_outputs(child, rows, apply, lambda made: put(made.cpu().numpy()))
 
 
-def _onednn(use: bool) -> bool:
-    """Whether torch uses oneDNN from now on; whether it did."""
+def _use_onednn(use: bool) -> bool:
+    """Let torch use oneDNN for products, or not; gives what was set before."""
     set_flags: Any = torch.backends.mkldnn.set_flags
     return bool(set_flags(use)[0])
 
