@@ -15,16 +15,6 @@ def largest_first(values: npt.NDArray[Any]) -> Indices:
     return np.argsort(-np.asarray(values, np.float64), kind="stable")
 
 
-def largest_last(values: npt.NDArray[Any]) -> Indices:
-    """Columns by rising value; equal ones stay as they stand."""
-    return np.argsort(np.asarray(values, np.float64), kind="stable")
-
-
-def moved_last(chosen: npt.NDArray[np.bool_]) -> Indices:
-    """The columns that are not chosen, then those that are, each in their old order."""
-    return np.argsort(chosen, kind="stable")
-
-
 def group_columns(groups: npt.ArrayLike, size: int, columns: int) -> Indices:
     """The columns of some groups of ``size``, group after group; the last group of the matrix may be short."""
     starts = np.asarray(groups, np.intp) * size
