@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.converters import words
 
 from .blocks import blocks_of
-
-Array = npt.NDArray[Any]
 
 
 def q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
