@@ -160,7 +160,11 @@ class _Run:
             for file in files:
                 self.content(file)
             for name, (digest, stated) in digests.items():
-                self.same_digest(name, digest, stated)
+                try:
+                    if digest.result() != stated:
+                        self.sink(Finding("BCQ-V606", name, "", digest.result(), stated))
+                except BcqError as fault:
+                    self.once(fault.finding)
         finally:
             self.stop.set()
             hasher.shutdown(cancel_futures=True)
@@ -336,14 +340,6 @@ class _Run:
         else:
             unused = "; nor does the index, so no weight is read from it" if name.endswith(".safetensors") else ""
             self.sink(Finding("BCQ-E505", name, "", f"the manifest does not name it{unused}"))
-
-    def same_digest(self, name: str, digest: Future[str], stated: str) -> None:
-        """BCQ-V606."""
-        try:
-            if digest.result() != stated:
-                self.sink(Finding("BCQ-V606", name, "", digest.result(), stated))
-        except BcqError as fault:
-            self.once(fault.finding)
 
     def hashed(self, count: int) -> None:
         """Some bytes are hashed; raises when the rest is not wanted."""
