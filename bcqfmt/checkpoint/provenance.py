@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.container.files import SourceFile, inside, read_json, read_small
+from bcqfmt.container.files import SourceFile, hash_file, inside, read_json, read_small
 from bcqfmt.container.gguf.header import MAGIC
-from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.header import read_header
 from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape, refuse

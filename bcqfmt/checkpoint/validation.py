@@ -16,8 +16,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.codes import CODES
-from bcqfmt.container.files import SourceFile, inside, named, read_json
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file, inside, named, read_json
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json

@@ -18,12 +18,11 @@ from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
-from .columns import is_identity
 from .compensated import compensated_codes
 from .gptq import DAMPENING
 from .hessian import compensation, damped, hessian_of, stats_of
 from .loops.atom import symmetric_scales
-from .matrix import checked, refuse_overflow
+from .matrix import checked, is_identity, refuse_overflow
 from .parameters import MethodBase, setting
 from .protocol import Job, Quantized
 

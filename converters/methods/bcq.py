@@ -19,13 +19,12 @@ from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
 
 from .assemble import bcq_weight
-from .columns import largest_first
 from .compensated import FixedLevels, fitted, replace_worse
 from .gptq import DAMPENING, ROUNDING, TURNS, WEIGHTING
 from .hessian import compensation_in, damped, hessian_of, importance_of, stats_of
 from .loops.bcq import STARTS, solve_rows
 from .loops.bcq_levels import new_work
-from .matrix import checked, groups_of, refuse_overflow, stored_size
+from .matrix import checked, groups_of, largest_first, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
