@@ -89,7 +89,9 @@ def blocks_of(name: str, fields: Fields, order: str = "<") -> Array:
         words.planes_to_field(planes[first:stop], field, rows)
     runs = rows.view(kind.runs)
     for stored, (_, part) in _numbers(name).items():
-        numbers = _negated(fields[part]) if stored == "dmin" else np.ascontiguousarray(fields[part])
+        numbers = np.ascontiguousarray(fields[part])
+        if stored == "dmin":  # with the other sign, NaNs too
+            numbers = numbers.view(np.uint16) ^ np.uint16(_SIGN)
         runs[stored] = numbers.view(kind.runs[stored])
     fill_codes(name, fields, rows)
     return in_order(name, rows, order)
@@ -124,12 +126,6 @@ def _field(name: str, stored: str, order: str = "") -> Field:
     block, at = KINDS[name].block(), KINDS[name].names.index(stored)
     offset = sum(block[before].itemsize for before in KINDS[name].names[:at])
     return Field(order, offset, block[stored].itemsize, block.itemsize, name == "Q8_0")
-
-
-def _negated(numbers: Array) -> Array:
-    """The same F16 numbers with the other sign, NaNs included."""
-    found: Array = (np.ascontiguousarray(numbers).view(np.uint16) ^ np.uint16(_SIGN)).view(np.float16)
-    return found
 
 
 def _trits_of_bytes(blocks: Bytes) -> Bytes:
