@@ -22,15 +22,13 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.errors import error
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
-from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
+from bcqfmt.kernels.bits.layout import BitLayout, group_for, pack_numbers, pack_planes
 from bcqfmt.kernels.gemm.dense import dense_of
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand, in_tiles
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.weight.scheme import PackedZero, WeightSpec
 
 _FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
-_DTYPES = {name: kind for kind, name in _FLOATS.items()}
 
 
 class _Piece(SimpleNamespace):
@@ -162,8 +160,8 @@ class GpuWeight(matmul.MatmulWeight):
             return None
         segments = tuple(
             BitSegment(
-                layout=layout, planes=packed_planes(layout, piece.planes),
-                numbers=packed_numbers(layout, piece.first, piece.second), start=piece.start,
+                layout=layout, planes=pack_planes(layout, piece.planes),
+                numbers=pack_numbers(layout, piece.first, piece.second), start=piece.start,
             )
             for piece, layout in zip(self._pieces, layouts, strict=True)
             if layout is not None
@@ -250,28 +248,3 @@ def layout_of(piece: _Piece) -> BitLayout | None:
         return None
     same = piece.first.dtype == piece.second.dtype
     return BitLayout(piece.bits, piece.width, g, piece.formula, _FLOATS[piece.first.dtype] if same else "F32")
-
-
-def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
-    """The words of `kernels.bits.layout.pack_planes` as int32, made where the planes are."""
-    q, rows, words = planes.shape
-    tiles = -(-rows // ROWS)
-    full = planes.new_zeros(q, tiles * ROWS, layout.chunks * 8)
-    full[:, :rows, :words] = planes
-    if layout.passes > 1:
-        for plane in full:  # one at a time: it takes memory for three
-            plane.copy_(in_steps(plane))
-    parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)
-    return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
-
-
-def packed_numbers(layout: BitLayout, first: Tensor, second: Tensor) -> Tensor:
-    """The words of `kernels.bits.layout.pack_numbers` as int32."""
-    kind = _DTYPES[layout.number]
-    stacked = torch.cat([first.reshape(-1, *second.shape).to(kind), second[None].to(kind)])
-    count, rows, groups = stacked.shape
-    tiles = -(-rows // ROWS)
-    full = stacked.new_zeros(count, tiles * ROWS, layout.sets * layout.places * layout.passes)
-    full[:, :rows, :groups] = stacked[:, :, : full.shape[2]]
-    parts = full.reshape(count, tiles, 2, 8, layout.sets, layout.places, layout.passes)
-    return parts.permute(1, 4, 6, 0, 5, 3, 2).reshape(-1).view(torch.int32)
