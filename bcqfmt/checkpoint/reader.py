@@ -11,7 +11,7 @@ from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, named, read_json
 from bcqfmt.container.header import header_of
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import BcqError, Finding, error, escape, refuse
+from bcqfmt.errors import Finding, error, escape, refuse
 from bcqfmt.system import ForkLock
 from bcqfmt.weight.scheme import WeightSpec, features_of
 from bcqfmt.weight.weight import BcqWeight
@@ -186,6 +186,5 @@ def read_manifest(folder: Path) -> Manifest:
         raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
     raw = read_json(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     manifest = parse_manifest(raw, refuse, check_digest=False)
-    if manifest is None:  # refuse has raised before this can happen
-        raise BcqError(Finding("BCQ-V602", MANIFEST, "", "unusable"))
+    assert manifest is not None  # refuse has raised otherwise
     return manifest

@@ -58,7 +58,6 @@ class Sealing:
         return CODES[self.findings[0].code].exit if self.findings else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "path": escape(self.path, 4096),
             "written": self.written,

@@ -74,7 +74,6 @@ class Report:
         return CODES[self.errors[0].code].exit if self.errors else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "path": escape(self.path, 4096),
             "valid": self.valid,

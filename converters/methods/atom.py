@@ -76,7 +76,6 @@ class Atom(MethodBase[AtomSettings]):
         return f"{_WHY}{'; ' + _WHY_HESSIAN if self._settings.rounding == 'gptq' else ''}."
 
     def settings(self) -> dict[str, Any]:
-        """The settings in force."""
         return {**super().settings(), "clip": self._settings.clip or "search"}
 
     def quantize(self, job: Job) -> Quantized:

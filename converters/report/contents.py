@@ -112,7 +112,6 @@ class Report:
         return sorted(self.weights, key=lambda row: (-row.bytes, natural(row.name)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {"generator": {"name": "bcqfmt", "version": __version__}, **asdict(self)}
 
 
