@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, named, read_json
-from bcqfmt.container.header import require_header
+from bcqfmt.container.header import header_of
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import BcqError, Finding, error, escape, refuse
 from bcqfmt.system import ForkLock
@@ -177,9 +176,7 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _refuse_foreign(folder: Path, name: str) -> None:
     """BCQ-V201 for a folder of another format; one of ours without a manifest is unfinished instead."""
-    with closing(SourceFile(folder / name, name)) as source:
-        header = require_header(source)
-    if "bcqfmt" not in header.metadata:
+    if "bcqfmt" not in header_of(folder / name).metadata:
         raise error("BCQ-V201", name, found="__metadata__ has no key bcqfmt", expected="a BCQ descriptor")
 
 

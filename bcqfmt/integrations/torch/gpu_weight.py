@@ -24,7 +24,7 @@ from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
 from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
 from bcqfmt.kernels.gemm.dense import dense_of
-from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, byte_columns, check_operand
+from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand, in_tiles
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.weight.scheme import PackedZero, WeightSpec
@@ -179,7 +179,8 @@ class GpuWeight(matmul.MatmulWeight):
             alpha, z = linear_numbers(piece)
             half = piece.formula == "bcq" and piece.first.dtype == piece.second.dtype == torch.float16
             numbers = "F16" if half else "F32"
-            segments.append(_segment(piece, in_tiles(piece), alpha.permute(2, 0, 1), z.T, "bcq", numbers))
+            tiles = in_tiles(piece.planes, piece.width, piece.group_size)
+            segments.append(_segment(piece, tiles, alpha.permute(2, 0, 1), z.T, "bcq", numbers))
         return self._operand("lut-gemm", segments)
 
     def let_go(self, paths: Collection[str], dtype: str) -> bool:
@@ -230,22 +231,6 @@ def _segment(
         planes=planes, first=first.to(kind).contiguous(), second=second.to(kind).contiguous(), start=piece.start,
         width=piece.width, group_size=piece.group_size, bits=piece.bits, formula=formula, numbers=numbers, finite=True,
     )  # fmt: skip
-
-
-def in_tiles(piece: _Piece) -> Tensor:
-    """As `kernels.operands.device.in_tiles`, made where the planes are."""
-    planes, (p, rows, _) = piece.planes, piece.planes.shape
-    columns = torch.as_tensor(byte_columns(piece.width, piece.group_size), device=planes.device)
-    found = planes.view(torch.uint8)
-    full = found.new_zeros(p, rows, -(-len(columns) // 32) * 32)
-    if (columns % 8).any():
-        low, high = columns // 8, (columns // 8 + 1).clamp(max=found.shape[2] - 1)
-        found = (found[:, :, low] | found[:, :, high].short() << 8) >> (columns % 8).short() & 255
-    full[:, :, : len(columns)] = found[:, :, : len(columns)]
-    places = torch.arange(max(8, rows), device=planes.device)
-    order = places[:8] ^ places[:rows, None] // 4 % 8
-    tiled = torch.take_along_dim(full.view(torch.int32).reshape(p, rows, -1, 8), order[None, :, None], 3)
-    return tiled.reshape(p, rows, -1, 4).permute(2, 0, 1, 3).contiguous()
 
 
 def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:
