@@ -67,6 +67,12 @@ def bar(stack: ExitStack, **options: Any) -> Callable[[int], None] | None:
     return tick
 
 
+def folder_bar(stack: ExitStack, folder: str | Path, doing: str) -> Callable[[int], None] | None:
+    """A bar for reading all files of a folder."""
+    total = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    return bar(stack, total=total, unit="B", unit_scale=True, desc=doing)
+
+
 def _tqdm(**options: Any) -> Any:
     if sys.stderr is None or not sys.stderr.isatty():
         return None
