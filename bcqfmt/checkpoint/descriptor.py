@@ -9,7 +9,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.container.dtypes import FLOATS
-from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.errors import Finding, Sink, escape
 from bcqfmt.weight.scheme import FEATURES, Scheme, WeightSpec, features_of
 from bcqfmt.weight.scheme_json import (
@@ -77,7 +77,6 @@ def parse_descriptor(text: str, file: str, sink: Sink) -> Descriptor | None:
 
     try:
         value = parse(text.encode("utf-8", "surrogatepass"))
-        check_limits(value)
         if not isinstance(value, dict):
             raise JsonFault("json", f"a {type(value).__name__}")
     except JsonFault as fault:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.container.files import cannot_list, inside, read_json
-from bcqfmt.container.strict_json import JsonFault, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape
 
 FORGOTTEN_IMPORT = "this is BCQ: import bcqfmt.integrations.transformers before from_pretrained"
@@ -105,13 +105,13 @@ def file_list(folder: Path) -> list[str]:
     A link to a file counts as one. What a link to a folder leads to does not, nor do links that lead nowhere, pipes,
     sockets and devices.
     """
-    return sorted(name for name in _entries(folder) if (folder / name).is_file())
+    return sorted(name for name in entries(folder) if (folder / name).is_file())
 
 
 def leaving_links(folder: Path) -> list[BcqError]:
     """BCQ-V507 for every link of the folder, to whatever it leads."""
     found = []
-    for name in _entries(folder):
+    for name in entries(folder):
         try:
             if (folder / name).is_symlink():
                 inside(folder, name)
@@ -120,10 +120,10 @@ def leaving_links(folder: Path) -> list[BcqError]:
     return found
 
 
-def _entries(folder: Path) -> Iterator[str]:
-    """Relative paths of all that is no folder itself; links are not followed."""
+def entries(folder: Path, *, hidden: bool = False) -> Iterator[str]:
+    """Relative paths of all that is no folder itself; links are not followed. ``hidden``: dot files at the top too."""
     for top, folders, files in os.walk(folder, onerror=cannot_list):
-        at_root = Path(top) == folder
+        at_root = Path(top) == folder and not hidden
         if at_root:
             folders[:] = [name for name in folders if not name.startswith(".")]
         links = [name for name in folders if (Path(top) / name).is_symlink()]
@@ -149,8 +149,7 @@ def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
 def _json_object(folder: Path, name: str, limit: int, depth: int, code: str, sink: Sink) -> dict[str, Any] | None:
     """A JSON file of at most ``limit`` bytes and ``depth`` levels; faults are reported under ``code``."""
     try:
-        value = parse(read_json(inside(folder, name), limit, name, code), integers_only=False)
-        check_limits(value, depth, integers=False)
+        value = parse(read_json(inside(folder, name), limit, name, code), integers_only=False, deepest=depth)
     except BcqError as fault:
         sink(fault.finding)
         return None

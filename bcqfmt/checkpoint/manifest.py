@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.errors import Finding, Sink, escape
 from bcqfmt.limits import MAX_JSON_INTEGER
 from bcqfmt.weight.scheme import WeightSpec, features_of
@@ -101,7 +101,6 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
 
     try:
         value = parse(raw)
-        check_limits(value)
         if not isinstance(value, dict):
             raise JsonFault("json", f"a {type(value).__name__}")
     except JsonFault as fault:

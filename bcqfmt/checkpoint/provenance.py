@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.container.files import SourceFile, inside, read_json, read_small
+from bcqfmt.container.files import SourceFile, hash_file, inside, read_json, read_small
 from bcqfmt.container.gguf.header import MAGIC
-from bcqfmt.container.hashing import hash_file
 from bcqfmt.container.header import read_header
-from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.errors import BcqError, Finding, Sink, error, escape, refuse
 from bcqfmt.weight.scheme_json import Misfit, expect, expect_keys, integer
 
@@ -31,7 +30,6 @@ def source_record(folder: Path, sink: Sink) -> dict[str, Any] | None:
         inside(folder, RECORD)
         raw = read_json(folder / RECORD, limits.MAX_JSON_FILE_BYTES, RECORD, "BCQ-V701")
         value = parse(raw)
-        check_limits(value)
         if raw != canonical(value).encode("ascii") + b"\n":
             raise Misfit("not canonical JSON and a line feed")
         _check_form(value)
@@ -127,7 +125,6 @@ def _header_names(folder: Path, path: str, sink: Sink) -> list[str] | None:
         if len(raw) < 8 or struct.unpack("<Q", raw[:8])[0] != len(raw) - 8:
             raise JsonFault("json", f"{len(raw)} bytes do not start with their own length")
         value = parse(raw[8:], integers_only=False)
-        check_limits(value, integers=False)
         if not isinstance(value, dict):
             raise JsonFault("json", "not an object")
     except BcqError as fault:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, named, read_json
-from bcqfmt.container.header import require_header
+from bcqfmt.container.header import header_of
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import BcqError, Finding, error, escape, refuse
+from bcqfmt.errors import Finding, error, escape, refuse
 from bcqfmt.system import ForkLock
 from bcqfmt.weight.scheme import WeightSpec, features_of
 from bcqfmt.weight.weight import BcqWeight
@@ -177,9 +176,7 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _refuse_foreign(folder: Path, name: str) -> None:
     """BCQ-V201 for a folder of another format; one of ours without a manifest is unfinished instead."""
-    with closing(SourceFile(folder / name, name)) as source:
-        header = require_header(source)
-    if "bcqfmt" not in header.metadata:
+    if "bcqfmt" not in header_of(folder / name).metadata:
         raise error("BCQ-V201", name, found="__metadata__ has no key bcqfmt", expected="a BCQ descriptor")
 
 
@@ -189,6 +186,5 @@ def read_manifest(folder: Path) -> Manifest:
         raise error("BCQ-V601", folder.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
     raw = read_json(inside(folder, MANIFEST), limits.MAX_JSON_FILE_BYTES, MANIFEST, "BCQ-V602")
     manifest = parse_manifest(raw, refuse, check_digest=False)
-    if manifest is None:  # refuse has raised before this can happen
-        raise BcqError(Finding("BCQ-V602", MANIFEST, "", "unusable"))
+    assert manifest is not None  # refuse has raised otherwise
     return manifest

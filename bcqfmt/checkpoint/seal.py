@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from bcqfmt import limits
 from bcqfmt.codes import CODES
 from bcqfmt.container.durable import write_file
-from bcqfmt.container.files import SourceFile, inside, named, read_json
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file, inside, named, read_json
 from bcqfmt.errors import Finding, error, escape, refuse
 
 from .folder import INDEX, MANIFEST, SOURCE, file_list, is_documentation, model_layout
@@ -59,7 +58,6 @@ class Sealing:
         return CODES[self.findings[0].code].exit if self.findings else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "path": escape(self.path, 4096),
             "written": self.written,

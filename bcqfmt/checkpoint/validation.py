@@ -16,8 +16,7 @@ from typing import Any
 
 from bcqfmt import limits
 from bcqfmt.codes import CODES
-from bcqfmt.container.files import SourceFile, inside, named, read_json
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file, inside, named, read_json
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.weight import checks
 from bcqfmt.weight.scheme_json import resolved_json
@@ -75,7 +74,6 @@ class Report:
         return CODES[self.errors[0].code].exit if self.errors else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {
             "path": escape(self.path, 4096),
             "valid": self.valid,
@@ -160,7 +158,11 @@ class _Run:
             for file in files:
                 self.content(file)
             for name, (digest, stated) in digests.items():
-                self.same_digest(name, digest, stated)
+                try:
+                    if digest.result() != stated:
+                        self.sink(Finding("BCQ-V606", name, "", digest.result(), stated))
+                except BcqError as fault:
+                    self.once(fault.finding)
         finally:
             self.stop.set()
             hasher.shutdown(cancel_futures=True)
@@ -336,14 +338,6 @@ class _Run:
         else:
             unused = "; nor does the index, so no weight is read from it" if name.endswith(".safetensors") else ""
             self.sink(Finding("BCQ-E505", name, "", f"the manifest does not name it{unused}"))
-
-    def same_digest(self, name: str, digest: Future[str], stated: str) -> None:
-        """BCQ-V606."""
-        try:
-            if digest.result() != stated:
-                self.sink(Finding("BCQ-V606", name, "", digest.result(), stated))
-        except BcqError as fault:
-            self.once(fault.finding)
 
     def hashed(self, count: int) -> None:
         """Some bytes are hashed; raises when the rest is not wanted."""

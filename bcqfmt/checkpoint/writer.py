@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folder
 from bcqfmt.container.header import header_bytes, layout
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.version import __version__
 from bcqfmt.weight import checks
@@ -157,7 +158,9 @@ def write_tensors(
     state = hashlib.sha256(head)
     with OutputFile(path, size) as output:
         output.write(head)
-        with closing(read_ahead(_chunks(tensors, entries))) as stream:
+        # a chain, because no piece of a tensor may be held while the next tensor is computed
+        pieces = itertools.chain.from_iterable(tensors[name].chunks(_PIECE) for name in entries)
+        with closing(read_ahead(pieces)) as stream:
             for chunk in stream:
                 output.write(chunk.data, state)
                 if tick is not None:
@@ -166,12 +169,6 @@ def write_tensors(
         if check is not None:
             check(output.temporary)
     return FileRecord(size, state.hexdigest())
-
-
-def _chunks(tensors: Mapping[str, StoredTensor], order: Iterable[str]) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of every tensor in order; the last ones are not held while the next are computed."""
-    for name in order:
-        yield from tensors[name].chunks(_PIECE)
 
 
 def _unit(name: Any, tensor: Any) -> Unit:
@@ -213,12 +210,8 @@ def _check_texts(
             continue
         try:
             text = json.dumps(value) if what == "config" else canonical(value)
-            back = parse(text.encode("utf-8"), integers_only=what != "config")
-            check_limits(
-                back,
-                limits.MAX_CONFIG_DEPTH if what == "config" else limits.MAX_JSON_DEPTH - 1,
-                integers=what != "config",
-            )
+            deepest = limits.MAX_CONFIG_DEPTH if what == "config" else limits.MAX_JSON_DEPTH - 1
+            back = parse(text.encode("utf-8"), integers_only=what != "config", deepest=deepest)
         except (JsonFault, ValueError, TypeError, RecursionError) as fault:
             raise error("BCQ-E302", found=f"{what}: {escape(str(fault))}", expected="plain JSON") from None
         if what != "config" and back != value:

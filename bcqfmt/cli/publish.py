@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from bcqfmt.errors import BcqError
 
 from . import render
 from .command import command_line, usage_error
-from .progress import bar
+from .progress import folder_bar
 
 
 def check_push_options(push: str | None, private: bool, create_pr: bool, *, whole: bool) -> None:
@@ -26,12 +25,6 @@ def check_push_options(push: str | None, private: bool, create_pr: bool, *, whol
     from bcqfmt.converters.hub import check_push
 
     check_push(push)
-
-
-def hashing(stack: ExitStack, folder: Path) -> Callable[[int], None] | None:
-    """A bar for checking all of a folder."""
-    total = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return bar(stack, total=total, unit="B", unit_scale=True, desc="checking")
 
 
 def publish(folder: Path, repo: str, **options: Any) -> dict[str, Any]:
@@ -57,7 +50,7 @@ def publish(folder: Path, repo: str, **options: Any) -> dict[str, Any]:
                 **options,
                 card=with_name,
                 progress=sys.stderr is not None and sys.stderr.isatty(),
-                hashed=hashing(stack, folder),
+                hashed=folder_bar(stack, folder, "checking"),
             )
     except BcqError as fault:
         if fault.exit_code == 8:  # the folder is as it should be; what is missing is the upload

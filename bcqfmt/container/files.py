@@ -7,12 +7,13 @@ file's identity (device, inode, size, times of its content and of its inode) is 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import unicodedata
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -31,6 +32,7 @@ _MAX_OPEN = 64
 _LONGEST_NAME = 255  # bytes
 _LONGEST_PATH = 900  # bytes; macOS has 1,024 for the whole, with the folder that it is in
 _MOST_FOLDERS = 64
+_PIECE = 1 << 21  # bytes read and hashed while they are in the cache
 _open_files: OrderedDict[int, weakref.ref[SourceFile]] = OrderedDict()
 _pool_lock = ForkLock()
 
@@ -214,6 +216,28 @@ def read_json(path: Path, limit: int, shown: str, code: str) -> bytes:
         found, expected = f"{items} of the characters , [ {{", f"at most {limits.MAX_JSON_FILE_ITEMS}"
         raise error(code, shown, found=found, expected=expected)
     return raw
+
+
+def hash_file(
+    source: ByteSource,
+    progress: Callable[[int], object] | None = None,
+    each: Callable[[memoryview], object] | None = None,
+) -> str:
+    """SHA-256 of a whole file; ``progress`` gets the bytes done since the last call and may raise to stop.
+
+    ``each`` gets the content, a piece at a time, to copy it.
+    """
+    state = hashlib.sha256()
+    buffer = np.empty(min(_PIECE, source.size), np.uint8)
+    for start in range(0, source.size, _PIECE):
+        piece = buffer[: source.size - start]
+        source.read_into(start, piece)
+        state.update(piece.data)
+        if each is not None:
+            each(piece.data)
+        if progress is not None:
+            progress(piece.size)
+    return state.hexdigest()
 
 
 def cannot_list(fault: OSError) -> NoReturn:

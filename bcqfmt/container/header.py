@@ -6,13 +6,14 @@ import contextlib
 import gc
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bcqfmt import limits
 from bcqfmt.errors import Finding, Sink, escape, refuse
 
 from .dtypes import BITS, element_bytes, nbytes_of
-from .files import ByteSource
+from .files import ByteSource, SourceFile
 from .header_json import HeaderFault, scan_header
 from .other_files import other_kind
 from .strict_json import canonical
@@ -95,6 +96,12 @@ def require_header(file: ByteSource) -> Header:
     header = read_header(file, refuse)
     assert header is not None  # refuse has raised otherwise
     return header
+
+
+def header_of(path: Path) -> Header:
+    """The header of a file, which is opened for that."""
+    with contextlib.closing(SourceFile(path)) as source:
+        return require_header(source)
 
 
 def check_strict(header: Header, file: str, sink: Sink) -> None:

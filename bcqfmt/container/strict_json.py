@@ -25,8 +25,8 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def parse(raw: bytes, *, integers_only: bool = True) -> Any:
-    """The value of a JSON text; :class:`JsonFault` when it is not one, or has a key twice."""
+def parse(raw: bytes, *, integers_only: bool = True, deepest: int = limits.MAX_JSON_DEPTH) -> Any:
+    """The value of a JSON text; :class:`JsonFault` when it is not one, has a key twice or goes beyond the limits."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as fault:
@@ -42,6 +42,7 @@ def parse(raw: bytes, *, integers_only: bool = True) -> Any:
         raise JsonFault("json", "an integer of thousands of digits") from None
     if "\\ud" in text or "\\uD" in text:
         _refuse_surrogates(value)
+    check_limits(value, deepest, integers=integers_only)
     return value
 
 

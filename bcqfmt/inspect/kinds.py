@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, PICKLES, SINGLE, model_layout, read_config
-from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.container.header import Header, require_header
+from bcqfmt.container.files import inside
+from bcqfmt.container.header import Header, header_of
 from bcqfmt.container.other_files import other_kind
 from bcqfmt.errors import BcqError, Sink, error, escape, refuse
 
@@ -136,8 +135,7 @@ def _name(method: str) -> str:
 
 def _header(path: Path) -> Header | None:
     try:
-        with closing(SourceFile(path, path.name)) as source:
-            return require_header(source)
+        return header_of(path)
     except BcqError:
         return None
 
@@ -145,7 +143,10 @@ def _header(path: Path) -> Header | None:
 def model_files(folder: Path) -> list[str]:
     """The usual names; else every safetensors file at the top, as some quantizers name theirs freely; else GGUF."""
     if not os.path.lexists(folder / SINGLE) and not os.path.lexists(folder / INDEX):
-        names = [name for name in _listed(folder) if not name.startswith(".")]
+        try:
+            names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        except OSError as fault:
+            raise error("BCQ-E102", folder.name, found=fault.strerror or str(fault)) from fault
         found = [name for name in names if name.endswith(".safetensors")]
         found = found or [name for name in names if name.endswith(".gguf")]
         if found:
@@ -197,10 +198,3 @@ def _entry(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(config.get(key), dict):
             return dict(config[key])
     return {}
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError as fault:
-        raise error("BCQ-E102", folder.name, found=fault.strerror or str(fault)) from fault

@@ -6,10 +6,9 @@ A checkpoint that is not BCQ is summed up too, as far as its headers and its con
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +19,13 @@ from bcqfmt.checkpoint.model_file import FolderNames, ModelFile, read_model_file
 from bcqfmt.checkpoint.reader import read_manifest
 from bcqfmt.container.files import ByteSource, SourceFile, named
 from bcqfmt.container.gguf.header import GgufHeader, read_gguf
-from bcqfmt.container.header import Header, read_header, require_header
+from bcqfmt.container.header import Header, header_of, read_header
 from bcqfmt.errors import Finding, error, escape, refuse
 from bcqfmt.weight.describe import PART_KINDS, part_kind, scheme_text
 from bcqfmt.weight.scheme import Scheme, WeightSpec, features_of, part_prefix
 from bcqfmt.weight.scheme_json import scheme_json
 
 from .kinds import kind_of, method_of, model_config, model_files
-
-Openers = Mapping[str, Callable[[], ByteSource]]
 
 
 class ModuleRow(NamedTuple):
@@ -179,22 +176,21 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
     if folder and os.path.lexists(place / MANIFEST):
         manifest = read_manifest(place)
         names = model_layout(place, refuse).files
-        _Sum(summary).bcq(_openers({name: place / name for name in names}), manifest)
+        _Sum(summary).bcq([place / name for name in names], manifest)
         return summary
-    paths = {name: place / name for name in model_files(place)} if folder else {place.name: place}
-    if all(name.endswith(".gguf") for name in paths):
-        _Sum(summary).gguf(_openers(paths))
+    paths = [place / name for name in model_files(place)] if folder else [place]
+    if all(path.name.endswith(".gguf") for path in paths):
+        _Sum(summary).gguf(paths)
         return summary
     if folder:
         config = model_config(place, summary.warnings.append)
-        first = _header(paths, next(iter(paths)))
-        if "bcqfmt" in first.metadata or method_of(config) == "bcq":
+        if "bcqfmt" in header_of(paths[0]).metadata or method_of(config) == "bcq":
             raise error("BCQ-V601", place.name, found=f"no {MANIFEST}", expected="a finished checkpoint")
-        _Sum(summary).foreign(_openers(paths), config)
-    elif "bcqfmt" in _header(paths, place.name).metadata:
-        _Sum(summary).bcq(_openers(paths), None)
+        _Sum(summary).foreign(paths, config)
+    elif "bcqfmt" in header_of(place).metadata:
+        _Sum(summary).bcq(paths, None)
     else:
-        _Sum(summary).foreign(_openers(paths), {})
+        _Sum(summary).foreign(paths, {})
     return summary
 
 
@@ -230,16 +226,15 @@ class _Sum:
         self.rows: dict[Scheme, int] = {}
         self.names = FolderNames()
 
-    def bcq(self, files: Openers, manifest: Manifest | None) -> None:
+    def bcq(self, files: list[Path], manifest: Manifest | None) -> None:
         """BCQ files, described by themselves or by the manifest."""
         described = {} if manifest is None else manifest.weights_by_file()
         if manifest is not None:
             self.summary.version, self.summary.features = manifest.version, list(manifest.features)
             self.summary.generator, self.summary.source = manifest.generator, manifest.source
-        for shown, opener in files.items():
-            source = self._counted(opener)
-            self.file(source, described.get(shown, {}) if manifest is not None else None)
-            source.close()
+        for path in files:
+            with self._counted(path) as source:
+                self.file(source, described.get(path.name, {}) if manifest is not None else None)
 
     def file(self, source: ByteSource, fallback: Mapping[str, WeightSpec] | None, header: Header | None = None) -> None:
         """One BCQ file; ``fallback`` comes from a manifest, which then also gives version and features."""
@@ -252,23 +247,21 @@ class _Sum:
             self.summary.version = file.descriptor.version
             self.summary.features = sorted({*self.summary.features, *features_of(file.specs.values())})
 
-    def foreign(self, files: Openers, config: Mapping[str, Any]) -> None:
+    def foreign(self, files: list[Path], config: Mapping[str, Any]) -> None:
         """Any other safetensors files."""
         found = []
-        for opener in files.values():
-            source = self._counted(opener)
-            header = read_header(source, self._sink)
-            source.close()
+        for path in files:
+            with self._counted(path) as source:
+                header = read_header(source, self._sink)
             assert header is not None  # the sink has refused anything else
             found.append(header)
         self.headers(found, config)
 
-    def gguf(self, files: Openers) -> None:
+    def gguf(self, files: list[Path]) -> None:
         """GGUF files; the first one says what the model is."""
-        for opener in files.values():
-            source = self._counted(opener)
-            self.gguf_header(read_gguf(source))
-            source.close()
+        for path in files:
+            with self._counted(path) as source:
+                self.gguf_header(read_gguf(source))
 
     def gguf_header(self, header: GgufHeader) -> None:
         """The tensors of one GGUF file."""
@@ -327,21 +320,13 @@ class _Sum:
         row.elements += prod(shape)
         row.nbytes += nbytes
 
-    def _counted(self, opener: Callable[[], ByteSource]) -> ByteSource:
-        source = opener()
-        self.summary.files += 1
-        self.summary.file_bytes += source.size
-        return source
+    @contextmanager
+    def _counted(self, path: Path) -> Iterator[SourceFile]:
+        with closing(SourceFile(path)) as source:
+            self.summary.files += 1
+            self.summary.file_bytes += source.size
+            yield source
 
     def _sink(self, finding: Finding) -> None:
         refuse(finding)
         self.summary.warnings.append(finding)
-
-
-def _openers(paths: Mapping[str, Path]) -> Openers:
-    return {name: partial(SourceFile, path, name) for name, path in paths.items()}
-
-
-def _header(paths: Mapping[str, Path], name: str) -> Header:
-    with closing(SourceFile(paths[name], name)) as source:
-        return require_header(source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,7 +16,7 @@ from bcqfmt.checkpoint.folder import MANIFEST
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.container.dtypes import BITS, float64_of, numpy_dtype
 from bcqfmt.container.files import SourceFile
-from bcqfmt.container.header import require_header
+from bcqfmt.container.header import header_of, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 from bcqfmt.weight.describe import segment_text
@@ -111,7 +110,7 @@ def tensor_details(path: str | os.PathLike[str], name: str) -> Details:
     place = Path(path)
     if not os.path.lexists(place):
         raise error("BCQ-E101", str(place), found="nothing of that name exists")
-    if (place.is_dir() and os.path.lexists(place / MANIFEST)) or (not place.is_dir() and _is_bcq(place)):
+    if os.path.lexists(place / MANIFEST) if place.is_dir() else "bcqfmt" in header_of(place).metadata:
         with open_checkpoint(place) as checkpoint:
             tensor = checkpoint[name]
     else:
@@ -138,11 +137,6 @@ def _blocks(tensor: BcqWeight | StoredTensor) -> Iterator[npt.NDArray[Any]]:
     else:
         for chunk in tensor.chunks():
             yield chunk.view(numpy_dtype(tensor.dtype))
-
-
-def _is_bcq(path: Path) -> bool:
-    with closing(SourceFile(path)) as source:
-        return "bcqfmt" in require_header(source).metadata
 
 
 def _foreign(place: Path, name: str) -> StoredTensor:

@@ -307,11 +307,7 @@ def _plane_numbers(numbers: Numbers, k: int, planes: int) -> tuple[Float, Float]
         alpha = float64_of(numbers.arrays[f"s{k}_alpha{suffix}"][:planes])
         bias = numbers.arrays.get(f"s{k}_bias{suffix}")
         return alpha, np.zeros(alpha.shape[1:]) if bias is None else float64_of(bias)
-    return _affine_planes(segment, scale_of(numbers, k), zero_of(numbers, k), planes)
-
-
-def _affine_planes(segment: Segment, scale: Float, zero: float | Float, planes: int) -> tuple[Float, Float]:
-    q = segment.bits
+    scale, zero, q = scale_of(numbers, k), zero_of(numbers, k), segment.bits
     with np.errstate(over="ignore", invalid="ignore"):
         alpha = np.stack([scale * 2.0 ** (q - 2 - i) for i in range(planes)])
         z: Float = scale * ((float(2**q - 1) - 2.0 * zero) * 0.5)

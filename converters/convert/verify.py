@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.checkpoint.reader import Checkpoint
-from bcqfmt.container.files import SourceFile, inside
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file, inside
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options

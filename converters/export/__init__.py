@@ -250,9 +250,8 @@ def _lost(folder: Path) -> list[str]:
     if not os.path.lexists(folder / place):
         return []
     try:
-        value = parse(
-            read_small(inside(folder, place), limits.MAX_CONFIG_BYTES, place, "BCQ-V511"), integers_only=False
-        )
+        raw = read_small(inside(folder, place), limits.MAX_CONFIG_BYTES, place, "BCQ-V511")
+        value = parse(raw, integers_only=False, deepest=limits.MAX_CONFIG_DEPTH)
         groups = value["quantization_config"]["config_groups"].values()
         quantized = any(group.get("input_activations") for group in groups)
     except (BcqError, JsonFault, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Blocks of GGUF to fields and back, exactly, for any bytes (but see `ternary`).
+"""Blocks of GGUF to fields and back, exactly, for any bytes (but TQ1_0 has bytes that no quantizer writes).
 
 | field | type, shape | |
 |---|---|---|
@@ -13,11 +13,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.compiled.loops import compiled, types
 from bcqfmt.converters import words
 from bcqfmt.converters.words.arrays import new_planes
 from bcqfmt.converters.words.buffers import new_array
@@ -25,12 +26,16 @@ from bcqfmt.converters.words.gguf import Field
 
 from .kinds import KINDS
 from .scales import code_words, fill_codes, new_code_words
-from .ternary import bytes_of_trits, trits_of_bytes
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 Fields = dict[str, Array]
 _NUMBERS = {"d": "scale", "m": "offset", "dd": "scale_scale", "dmin": "offset_scale", "e": "scale"}
 _SIGN = 0x8000
+# TQ1_0: five codes of 0, 1, 2 in a byte, as a fraction of 243; a quantizer writes 243 of the 256 byte values
+_SIZES: Final = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # bytes first..stop hold 5 or 4 codes, byte after byte
+_BYTES: Final = np.array([min((n * 256 + 242) // 243, 255) for n in range(256)], np.uint8)  # of every number below 243
+_POWERS: Final = (1, 3, 9, 27, 81)
 
 
 def planes_of(name: str, rows: Array, planes: Array | None = None, proof: list[bool] | None = None) -> Array:
@@ -42,11 +47,11 @@ def planes_of(name: str, rows: Array, planes: Array | None = None, proof: list[b
     columns = rows.shape[1] // kind.nbytes * kind.elements
     planes = new_planes(kind.bits, len(rows), columns) if planes is None else planes
     if name == "TQ1_0":
-        codes = trits_of_bytes(rows.reshape(-1, kind.nbytes)).reshape(len(rows), columns)
+        codes = _trits_of_bytes(rows.reshape(-1, kind.nbytes)).reshape(len(rows), columns)
         planes[...] = words.codes_to_planes(codes, 2)
         if proof is not None:
             again = rows.copy()
-            bytes_of_trits(words.planes_to_codes(planes, columns).reshape(-1, 256), again.reshape(-1, kind.nbytes))
+            _bytes_of_trits(words.planes_to_codes(planes, columns).reshape(-1, 256), again.reshape(-1, kind.nbytes))
             proof.append(np.array_equal(again, rows))
     for field, (first, stop) in _fields(name):
         words.field_to_planes(rows, field, planes[first:stop], proof)
@@ -79,12 +84,14 @@ def blocks_of(name: str, fields: Fields, order: str = "<") -> Array:
     rows = new_array((n, 32 * width // kind.elements * kind.nbytes), np.uint8)
     if name == "TQ1_0":
         codes = words.planes_to_codes(planes, 32 * width)
-        bytes_of_trits(codes.reshape(-1, 256), rows.reshape(-1, kind.nbytes))
+        _bytes_of_trits(codes.reshape(-1, 256), rows.reshape(-1, kind.nbytes))
     for field, (first, stop) in _fields(name):
         words.planes_to_field(planes[first:stop], field, rows)
     runs = rows.view(kind.runs)
     for stored, (_, part) in _numbers(name).items():
-        numbers = _negated(fields[part]) if stored == "dmin" else np.ascontiguousarray(fields[part])
+        numbers = np.ascontiguousarray(fields[part])
+        if stored == "dmin":  # with the other sign, NaNs too
+            numbers = numbers.view(np.uint16) ^ np.uint16(_SIGN)
         runs[stored] = numbers.view(kind.runs[stored])
     fill_codes(name, fields, rows)
     return in_order(name, rows, order)
@@ -121,7 +128,44 @@ def _field(name: str, stored: str, order: str = "") -> Field:
     return Field(order, offset, block[stored].itemsize, block.itemsize, name == "Q8_0")
 
 
-def _negated(numbers: Array) -> Array:
-    """The same F16 numbers with the other sign, NaNs included."""
-    found: Array = (np.ascontiguousarray(numbers).view(np.uint16) ^ np.uint16(_SIGN)).view(np.float16)
-    return found
+def _trits_of_bytes(blocks: Bytes) -> Bytes:
+    """Codes [B, 256] of blocks [B, 54]."""
+    codes: Bytes = new_array((len(blocks), 256), np.uint8)
+    _loops()[0](blocks, codes)
+    return codes
+
+
+def _bytes_of_trits(codes: Bytes, blocks: Bytes) -> None:
+    """The bytes that the quantizer writes for codes [B, 256], into the first 52 of blocks [B, 54]."""
+    _loops()[1](np.ascontiguousarray(codes), blocks)
+
+
+def _unpack(blocks: Any, codes: Any) -> None:
+    for b in range(len(blocks)):
+        at = 0
+        for first, stop, count in _SIZES:
+            for n in range(count):
+                for j in range(stop - first):
+                    rest = (np.uint32(blocks[b, first + j]) * np.uint32(_POWERS[n])) & np.uint32(255)
+                    codes[b, at + j] = rest * np.uint32(3) >> np.uint32(8)
+                at += stop - first
+
+
+def _pack(codes: Any, blocks: Any) -> None:
+    for b in range(len(blocks)):
+        at = 0
+        for first, stop, count in _SIZES:
+            size = stop - first
+            for j in range(size):
+                number = np.uint32(0)
+                for n in range(count):
+                    number += np.uint32(codes[b, at + n * size + j]) * np.uint32(_POWERS[4 - n])
+                blocks[b, first + j] = _BYTES[number & np.uint32(255)]
+            at += count * size
+
+
+@cache
+def _loops() -> tuple[Any, Any]:
+    """Both loops, compiled at their first use."""
+    arrays = types.Array(types.uint8, 2, "C", readonly=True), types.uint8[:, ::1]
+    return compiled(_unpack, types.void, *arrays), compiled(_pack, types.void, *arrays)

@@ -74,6 +74,9 @@ _D, _M, _DD, _DMIN = ("d", "f2", 1), ("m", "f2", 1), ("dd", "f2", 1), ("dmin", "
 _QS16, _QS32, _QS64, _QS128 = (("qs", "u1", count) for count in (16, 32, 64, 128))
 _HALVES = (Codes("qs", "halves", 0, 4),)
 _FIFTH = (Codes("qh", "stream 1", 0, 1), Codes("qs", "halves", 1, 5))
+_Q3_K = (Codes("hmask", "bits", 0, 1), Codes("qs", "pairs", 1, 3))
+_Q5_K = (Codes("qh", "bits", 0, 1), Codes("qs", "nibbles", 1, 5))
+_Q6_K = (Codes("qh", "pairs", 0, 2), Codes("ql", "far nibbles", 2, 6))
 _QH = ("qh", "u4", 1)  # one number, of the byte order of the file
 
 KINDS: Final = {
@@ -87,37 +90,10 @@ KINDS: Final = {
     "TQ1_0": Kind(2, 256, (("qs", "u1", 48), ("qh", "u1", 4), _D), (), 1),
     "TQ2_0": Kind(2, 256, (_QS64, _D), (Codes("qs", "pairs", 0, 2),), 1),
     "Q2_K": Kind(2, 16, (("s", "u1", 16), _QS64, _DD, _DMIN), (Codes("qs", "pairs", 0, 2),), None, 4, 0, 16),
-    "Q3_K": Kind(
-        3,
-        16,
-        (("hmask", "u1", 32), _QS64, ("s", "u1", 12), _DD),
-        (Codes("hmask", "bits", 0, 1), Codes("qs", "pairs", 1, 3)),
-        4,
-        6,
-        32,
-        16,
-    ),
+    "Q3_K": Kind(3, 16, (("hmask", "u1", 32), _QS64, ("s", "u1", 12), _DD), _Q3_K, 4, 6, 32, 16),
     "Q4_K": Kind(4, 32, (_DD, _DMIN, ("s", "u1", 12), _QS128), (Codes("qs", "nibbles", 0, 4),), None, 6, 0, 8),
-    "Q5_K": Kind(
-        5,
-        32,
-        (_DD, _DMIN, ("s", "u1", 12), ("qh", "u1", 32), _QS128),
-        (Codes("qh", "bits", 0, 1), Codes("qs", "nibbles", 1, 5)),
-        None,
-        6,
-        0,
-        8,
-    ),
-    "Q6_K": Kind(
-        6,
-        16,
-        (("ql", "u1", 128), ("qh", "u1", 64), ("s", "u1", 16), _DD),
-        (Codes("qh", "pairs", 0, 2), Codes("ql", "far nibbles", 2, 6)),
-        32,
-        8,
-        128,
-        16,
-    ),
+    "Q5_K": Kind(5, 32, (_DD, _DMIN, ("s", "u1", 12), ("qh", "u1", 32), _QS128), _Q5_K, None, 6, 0, 8),
+    "Q6_K": Kind(6, 16, (("ql", "u1", 128), ("qh", "u1", 64), ("s", "u1", 16), _DD), _Q6_K, 32, 8, 128, 16),
     "IQ4_NL": Kind(4, 32, (_D, _QS16), _HALVES),
     "IQ4_XS": Kind(4, 32, (_DD, ("sh", "u2", 1), ("s", "u1", 4), _QS128), _HALVES, None, 6, 32, 8),
     "MXFP4": Kind(4, 32, (("e", "u1", 1), _QS16), _HALVES),

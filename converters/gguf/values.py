@@ -6,6 +6,7 @@ code. It shares nothing with `blocks`, the word packers or the decoder, so that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -64,19 +65,6 @@ def _f32(codes: Array) -> Array:
     return codes.astype(np.float32)
 
 
-def _difference(product: Array, offset: Array) -> Array:
-    found: Array = product - offset
-    return found
-
-
-def _q4_0(b: Array, o: str) -> Array:
-    return _f32(_nibbles(b, 2) - 8) * _half(b, 0, o)
-
-
-def _q4_1(b: Array, o: str) -> Array:
-    return _f32(_nibbles(b, 4)) * _half(b, 0, o) + _half(b, 2, o)
-
-
 def _q5_0(b: Array, o: str) -> Array:
     high = _number(b, 2, "u4", o) >> _E[:32] & 1
     return _f32((_nibbles(b, 6) | high << 4) - 16) * _half(b, 0, o)
@@ -87,17 +75,9 @@ def _q5_1(b: Array, o: str) -> Array:
     return _f32(_nibbles(b, 8) | high << 4) * _half(b, 0, o) + _half(b, 2, o)
 
 
-def _q8_0(b: Array, o: str) -> Array:
-    return _f32(np.ascontiguousarray(b[:, 2:]).view(np.int8)) * _half(b, 0, o)
-
-
 def _q1_0(b: Array, o: str) -> Array:
     d = _half(b, 0, o)
     return np.where(_code(b, 2 + _E[:128] // 8, _E[:128] % 8, 1) == 1, d, -d)
-
-
-def _q2_0(b: Array, o: str) -> Array:
-    return _f32(_code(b, 2 + _E[:64] // 4, 2 * (_E[:64] % 4), 2) - 1) * _half(b, 0, o)
 
 
 def _tq1_0(b: Array, o: str) -> Array:
@@ -108,13 +88,10 @@ def _tq1_0(b: Array, o: str) -> Array:
     return _f32(trit - 1) * _half(b, 52, o)
 
 
-def _tq2_0(b: Array, o: str) -> Array:
-    return _f32(_pairs(b, 0) - 1) * _half(b, 64, o)
-
-
 def _q2_k(b: Array, o: str) -> Array:
     scale, offset = _code(b, _E // 16, 0, 4), _code(b, _E // 16, 4, 4)
-    return _difference(_f32(_pairs(b, 16)) * (_half(b, 80, o) * _f32(scale)), _half(b, 82, o) * _f32(offset))
+    found: Array = _f32(_pairs(b, 16)) * (_half(b, 80, o) * _f32(scale)) - _half(b, 82, o) * _f32(offset)
+    return found
 
 
 def _q3_k(b: Array, o: str) -> Array:
@@ -140,13 +117,15 @@ def _six_bits(b: Array, at: int) -> tuple[Array, Array]:
 def _q4_k(b: Array, o: str) -> Array:
     scale, offset = _six_bits(b, 4)
     code = _code(b, 16 + 32 * (_E // 64) + _E % 32, 4 * (_E % 64 // 32), 4)
-    return _difference(_half(b, 0, o) * _f32(scale) * _f32(code), _half(b, 2, o) * _f32(offset))
+    found: Array = _half(b, 0, o) * _f32(scale) * _f32(code) - _half(b, 2, o) * _f32(offset)
+    return found
 
 
 def _q5_k(b: Array, o: str) -> Array:
     scale, offset = _six_bits(b, 4)
     code = _code(b, 48 + 32 * (_E // 64) + _E % 32, 4 * (_E % 64 // 32), 4) | _code(b, 16 + _E % 32, _E // 32, 1) << 4
-    return _difference(_half(b, 0, o) * _f32(scale) * _f32(code), _half(b, 2, o) * _f32(offset))
+    found: Array = _half(b, 0, o) * _f32(scale) * _f32(code) - _half(b, 2, o) * _f32(offset)
+    return found
 
 
 def _q6_k(b: Array, o: str) -> Array:
@@ -154,10 +133,6 @@ def _q6_k(b: Array, o: str) -> Array:
     code = _code(b, 64 * h + r % 64, 4 * (r // 64), 4) | _code(b, 128 + 32 * h + r % 32, 2 * (r // 32), 2) << 4
     scale = np.ascontiguousarray(b[:, 192:208]).view(np.int8)[:, _E // 16]
     return _half(b, 208, o) * _f32(scale) * _f32(code - 32)
-
-
-def _iq4_nl(b: Array, o: str) -> Array:
-    return _half(b, 0, o) * _IQ4[_nibbles(b, 2)]
 
 
 def _iq4_xs(b: Array, o: str) -> Array:
@@ -179,8 +154,14 @@ def _nvfp4(b: Array, _: str) -> Array:
     return (0.5 * number).astype(np.float32) * _FP4[_nibbles(b, 4, 64, 8)]
 
 
-_VALUES: Final = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0, "Q1_0": _q1_0, "Q2_0": _q2_0,
-    "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4, "NVFP4": _nvfp4,
+# of blocks b in the byte order o of the file
+_VALUES: Final[dict[str, Callable[[Array, str], Array]]] = {
+    "Q4_0": lambda b, o: _f32(_nibbles(b, 2) - 8) * _half(b, 0, o),
+    "Q4_1": lambda b, o: _f32(_nibbles(b, 4)) * _half(b, 0, o) + _half(b, 2, o),
+    "Q8_0": lambda b, o: _f32(np.ascontiguousarray(b[:, 2:]).view(np.int8)) * _half(b, 0, o),
+    "TQ2_0": lambda b, o: _f32(_pairs(b, 0) - 1) * _half(b, 64, o),
+    "Q2_0": lambda b, o: _f32(_code(b, 2 + _E[:64] // 4, 2 * (_E[:64] % 4), 2) - 1) * _half(b, 0, o),
+    "IQ4_NL": lambda b, o: _half(b, 0, o) * _IQ4[_nibbles(b, 2)],
+    "Q5_0": _q5_0, "Q5_1": _q5_1, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q6_K": _q6_k, "TQ1_0": _tq1_0, "Q1_0": _q1_0, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4, "NVFP4": _nvfp4,
 }  # fmt: skip

@@ -22,8 +22,7 @@ from bcqfmt.checkpoint.provenance import source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.checkpoint.shards import Unit, plan_shards, shard_names
-from bcqfmt.container.files import SourceFile, inside, read_small
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file, inside, read_small
 from bcqfmt.container.header import twins
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.converters.layouts.protocol import Module

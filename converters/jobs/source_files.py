@@ -10,8 +10,7 @@ from typing import Any
 
 from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.container.durable import OutputFile, make_folders
-from bcqfmt.container.files import SourceFile, file_state, inside
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, file_state, hash_file, inside
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
 

@@ -22,8 +22,7 @@ from typing import Any
 
 from bcqfmt.checkpoint.folder import MANIFEST
 from bcqfmt.container.durable import output_path, refuse_other_things, reported, write_file
-from bcqfmt.container.files import SourceFile
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
 from bcqfmt.system import lock_file, require_locks, sync_folder

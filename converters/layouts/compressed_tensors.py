@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings, version_of
 from bcqfmt.errors import BcqError, error, escape
@@ -91,8 +90,6 @@ class CompressedTensors:
 
         def planes() -> Array:
             def one(array: Array, order: Array | None) -> Array:
-                if s["codes"] == "weight":  # a change of sign bit adds 128
-                    return words.codes_to_planes(array.view(np.uint8) ^ np.uint8(128), 8, order, options.threads)
                 return planes_of(array, bits, shape[-1], s["packing"], order, options.threads)
 
             return per_matrix(one, stored.array(), perm, stacked=stacked)

@@ -57,18 +57,13 @@ def per_matrix(make: Callable[..., Array], *arrays: Array | None, stacked: bool)
 
 
 def planes_of(packed: Array, bits: int, k: int, packing: str, perm: Array | None, threads: int) -> Array:
-    """Words (N, W) of a weight to planes (bits, N, ceil(k/32))."""
+    """Words (N, W) of a weight, or its signed bytes (N, k), to planes (bits, N, ceil(k/32))."""
+    if packing == "bytes":  # a change of sign bit adds 128
+        return words.codes_to_planes(packed.view(np.uint8) ^ np.uint8(128), 8, perm, threads)
     stored = np.ascontiguousarray(packed).view(np.uint32)
     if packing == "dense":
         return words.columns_to_planes(stored, bits, threads=threads, k=k, perm=perm)
     return words.codes_to_planes(words.slots_to_codes(stored, bits, k, threads), bits, perm, threads)
-
-
-def _pack_planes(planes: Array, k: int, packing: str, perm: Array | None) -> Array:
-    """The inverse of :func:`planes_of`."""
-    if packing == "dense":
-        return words.planes_to_columns(planes, k=k, perm=perm)
-    return words.codes_to_slots(words.planes_to_codes(planes, k, perm), len(planes))
 
 
 def unpack_zeros(packed: Array, bits: int, n: int, packing: str) -> Array:
@@ -77,14 +72,6 @@ def unpack_zeros(packed: Array, bits: int, n: int, packing: str) -> Array:
     if packing == "dense":
         return words.stream_rows_to_codes(stored, bits, n).T
     return words.slots_to_codes(np.ascontiguousarray(stored.T), bits, n).T
-
-
-def _pack_zeros(zeros: Array, bits: int, packing: str) -> Array:
-    """The inverse of :func:`unpack_zeros`."""
-    fields = np.ascontiguousarray(zeros.T.astype(np.uint8))
-    if packing == "dense":
-        return words.codes_to_stream_rows(fields, bits)
-    return words.codes_to_slots(fields, bits).T
 
 
 def widened(tensor: StoredTensor, wide: tuple[int, ...]) -> StoredTensor:
@@ -116,22 +103,28 @@ def _zero_plain(weight: BcqWeight, rule: Rule) -> Array:
 
 
 def _zero_packed(weight: BcqWeight, rule: Rule) -> Array:
+    """The inverse of :func:`unpack_zeros`."""
+    bits = weight.scheme.segments[0].bits
+
     def one(zeros: Array) -> Array:
-        return _pack_zeros(zeros, weight.scheme.segments[0].bits, rule["packing"])
+        fields = np.ascontiguousarray(zeros.T.astype(np.uint8))
+        return (
+            words.codes_to_stream_rows(fields, bits)
+            if rule["packing"] == "dense"
+            else words.codes_to_slots(fields, bits).T
+        )
 
     return per_matrix(one, zero_points_of(weight), stacked=len(weight.shape) == 3)
 
 
-def _weight_packed(weight: BcqWeight, rule: Rule) -> Array:
-    def one(planes: Array, perm: Array | None) -> Array:
-        return _pack_planes(planes, weight.shape[-1], rule["packing"], perm)
-
-    return per_matrix(one, weight.planes()[0], _perm(weight), stacked=len(weight.shape) == 3)
-
-
 def _weight(weight: BcqWeight, rule: Rule) -> Array:
+    """The inverse of :func:`planes_of`."""
+
     def one(planes: Array, perm: Array | None) -> Array:
-        return words.planes_to_codes(planes, weight.shape[-1], perm) ^ np.uint8(128)
+        if rule["packing"] == "dense":
+            return words.planes_to_columns(planes, k=weight.shape[-1], perm=perm)
+        codes = words.planes_to_codes(planes, weight.shape[-1], perm)
+        return codes ^ np.uint8(128) if rule["packing"] == "bytes" else words.codes_to_slots(codes, len(planes))
 
     return per_matrix(one, weight.planes()[0], _perm(weight), stacked=len(weight.shape) == 3)
 
@@ -167,7 +160,7 @@ def _narrow_shapes(spec: WeightSpec, rule: Rule) -> list[list[int]]:
 _SHAPED: Final[dict[str, Values]] = {"shape": _narrow_shapes}
 _INTEGERS: Final[dict[str, Values]] = {"dtype": lambda *_: ("I32", "I64")}
 REBUILDERS: dict[str, Rebuilder] = {
-    "compressed.weight_packed": Rebuilder(_weight_packed, _matrices, {"packing": _packings}),
+    "compressed.weight_packed": Rebuilder(_weight, _matrices, {"packing": _packings}),
     "compressed.weight": Rebuilder(
         _weight, lambda spec: plain(spec, bits=[8], stack=True), {"packing": lambda *_: ["bytes"]}
     ),

@@ -18,12 +18,11 @@ from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
-from .columns import is_identity, largest_last, moved_last
 from .compensated import compensated_codes
 from .gptq import DAMPENING
 from .hessian import compensation, damped, hessian_of, stats_of
 from .loops.atom import symmetric_scales
-from .matrix import checked, refuse_overflow
+from .matrix import checked, is_identity, refuse_overflow
 from .parameters import MethodBase, setting
 from .protocol import Job, Quantized
 
@@ -77,7 +76,6 @@ class Atom(MethodBase[AtomSettings]):
         return f"{_WHY}{'; ' + _WHY_HESSIAN if self._settings.rounding == 'gptq' else ''}."
 
     def settings(self) -> dict[str, Any]:
-        """The settings in force."""
         return {**super().settings(), "clip": self._settings.clip or "search"}
 
     def quantize(self, job: Job) -> Quantized:
@@ -85,11 +83,11 @@ class Atom(MethodBase[AtomSettings]):
         weight, s = checked(job), self._settings
         sums = stats_of(job, _WHY).square_sum
         runs = _runs(job, s)
-        perm = largest_last(sums)
+        perm = np.argsort(np.asarray(sums, np.float64), kind="stable")
         if s.order == "moved":
             chosen = np.zeros(sums.size, np.bool_)
             chosen[perm[runs[-1].start :]] = True
-            perm = moved_last(chosen)
+            perm = np.argsort(chosen, kind="stable")  # others, then chosen ones, each in their old order
         rule = _Rule(s, runs, job.threads)
         groups = _groups(runs)
         if s.rounding == "gptq":

@@ -17,23 +17,16 @@ import numpy.typing as npt
 from bcqfmt.compiled.rounding import KINDS
 from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import float64_of, numpy_dtype, round_to
-from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import bcq_weight
-from .columns import largest_first
 from .compensated import FixedLevels, fitted, replace_worse
 from .gptq import DAMPENING, ROUNDING, TURNS, WEIGHTING
 from .hessian import compensation_in, damped, hessian_of, importance_of, stats_of
 from .loops.bcq import STARTS, solve_rows
 from .loops.bcq_levels import new_work
-from .matrix import checked, groups_of, refuse_overflow, stored_size
+from .matrix import checked, groups_of, largest_first, refuse_overflow, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
-
-__all__ = [
-    "Bcq", "BcqSettings", "Compensation", "Numbers", "PlaneNumbers", "Solved", "new_numbers", "solve",
-    "solve_compensated", "weighted_blocks",
-]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -79,28 +72,15 @@ class Bcq(MethodBase[BcqSettings]):
         """A bcq weight, plane 0 with the largest scale; notes: how many groups come from which start."""
         weight, s = checked(job), self._settings
         if s.rounding == "gptq":
-            return self._compensated(job, weight)
-        importance = importance_of(stats_of(job, _WHY)) if s.weighting == "activations" else None
-        solved = solve(
-            job, weight, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, importance=importance
-        )
-        return Quantized(self._weight(job, solved), {"starts": solved.starts})
-
-    def _compensated(self, job: Job, weight: F32) -> Quantized:
-        """Levels for errors that later columns compensate, then fitted to the layer's output."""
-        s = self._settings
-        layer = Compensation.of(job, s.dampening, _WHY_HESSIAN)
-        solved = solve_compensated(
-            job, weight, layer, s.bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, turns=s.turns
-        )
-        return Quantized(self._weight(job, solved), {"starts": solved.starts})
-
-    def _weight(self, job: Job, solved: Solved) -> BcqWeight:
-        s = self._settings
-        return bcq_weight(
+            solved = solve_compensated(job, weight, s.bits, s, Compensation.of(job, s.dampening, _WHY_HESSIAN))
+        else:
+            importance = importance_of(stats_of(job, _WHY)) if s.weighting == "activations" else None
+            solved = solve(job, weight, s.bits, s, importance)
+        made = bcq_weight(
             solved.codes, solved.numbers.alpha, solved.numbers.z if s.bias else None,
             group_size=stored_size(s.group_size, solved.group_size), dtype=job.dtype, threads=job.threads,
         )  # fmt: skip
+        return Quantized(made, {"starts": solved.starts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +129,9 @@ class PlaneNumbers:
         return cls(stacked, size, len(found.alpha), stored)
 
     def rows(self, which: Any) -> Self:
-        """A copy of some rows."""
         return type(self)(self.numbers[which].copy(), self.size, self.planes, self.stored_as)
 
     def take(self, which: Any, other: Self) -> None:
-        """Replace some rows."""
         self.numbers[which] = other.numbers
 
     def levels(self) -> F64:
@@ -175,7 +153,6 @@ class PlaneNumbers:
         return made
 
     def get(self, group: int) -> F64:
-        """The numbers of a group."""
         return self.numbers[:, group]
 
     def put(self, group: int, numbers: F64) -> None:
@@ -215,20 +192,17 @@ class PlaneNumbers:
         return made
 
 
-def solve(
-    job: Job, weight: F32, bits: int, group_size: int, *, bias: bool, rounds: int, dtype: str,
-    importance: F64 | None = None,
-) -> Solved:  # fmt: skip
-    """The best planes found for ``weight``, with numbers in type ``dtype``.
+def solve(job: Job, weight: F32, bits: int, s: Any, importance: F64 | None) -> Solved:
+    """The best planes found for ``weight``; ``s``: settings, `BcqSettings` or others that have the same.
 
     ``importance``: float64 ``[in]``, what squared errors of a column are multiplied with; None: with 1.
 
     Where the matrix as a whole would come out worse than with `rtn`, because z has too few bits for its grid (weights
     that were quantized before), z and if need be alpha are stored in F32, which has enough.
     """
-    for stored in dict.fromkeys([(dtype, dtype), (dtype, "F32"), ("F32", "F32")]):
-        solved, uniform_error = _solved(job, weight, bits, group_size, bias, rounds, stored, dtype, importance)
-        if not bias or float(solved.errors.sum()) <= uniform_error:
+    for stored in dict.fromkeys([(s.scale_dtype, s.scale_dtype), (s.scale_dtype, "F32"), ("F32", "F32")]):
+        solved, uniform_error = _solved(job, weight, bits, s, stored, importance)
+        if not s.bias or float(solved.errors.sum()) <= uniform_error:
             break
     return solved
 
@@ -255,16 +229,13 @@ class Compensation(NamedTuple):
         return cls(hessian, order, factor, costs)
 
 
-def solve_compensated(
-    job: Job, weight: F32, layer: Compensation, bits: int, group_size: int, *, bias: bool, rounds: int, dtype: str,
-    turns: int,
-) -> Solved:  # fmt: skip
+def solve_compensated(job: Job, weight: F32, bits: int, s: Any, layer: Compensation) -> Solved:
     """:func:`solve` for the layer's output: rounded with compensated errors; ``errors`` are those of the search."""
-    solved = solve(job, weight, bits, group_size, bias=bias, rounds=rounds, dtype=dtype, importance=layer.importance)
-    first = PlaneNumbers.of(solved.numbers, solved.group_size, solved.stored, bias)
+    solved = solve(job, weight, bits, s, layer.importance)
+    first = PlaneNumbers.of(solved.numbers, solved.group_size, solved.stored, s.bias)
     numbers = first.rows(slice(None))
     hessian, known = layer.hessian, (layer.factor, layer.costs, layer.order)
-    codes, errors = fitted(weight, hessian, *known, numbers, 2**bits - 1, turns, threads=job.threads)
+    codes, errors = fitted(weight, hessian, *known, numbers, 2**bits - 1, s.turns, threads=job.threads)
     replace_worse(weight, hessian, codes, errors, numbers, first, lambda rows: solved.codes[rows], job.threads)
     numbers.sort(codes)
     return replace(solved, codes=codes, numbers=numbers.as_stored())
@@ -314,16 +285,15 @@ def _blocks(columns: int, first: int, stop: int) -> Iterator[slice]:
 
 
 def _solved(
-    job: Job, weight: F32, bits: int, group_size: int, bias: bool, rounds: int, stored: tuple[str, str], dtype: str,
-    importance: F64 | None,
-) -> tuple[Solved, float]:  # fmt: skip
-    size, groups = groups_of(weight.shape[1], group_size)
+    job: Job, weight: F32, bits: int, s: Any, stored: tuple[str, str], importance: F64 | None
+) -> tuple[Solved, float]:
+    size, groups = groups_of(weight.shape[1], s.group_size)
     rows = weight.shape[0]
     codes = np.empty(weight.shape, np.uint8)
     numbers = new_numbers(bits, rows, groups, stored)
     errors, uniform = np.empty(rows), np.empty(rows)
     starts: Counter[int] = Counter()
-    kinds = np.array([KINDS[kind] for kind in (*stored, job.dtype, dtype, "F64")])
+    kinds = np.array([KINDS[kind] for kind in (*stored, job.dtype, s.scale_dtype, "F64")])
 
     def work(first: int, stop: int) -> None:
         scratch = new_work(size, bits)
@@ -332,8 +302,8 @@ def _solved(
             own, other = np.empty((len(ordered), groups)), np.empty((len(ordered), groups))
             origin = np.empty((len(ordered), groups), np.uint8)
             solve_rows(
-                weight[block], ordered, weights, size, rounds, bias, kinds, codes[block], found, own, other, origin,
-                scratch,
+                weight[block], ordered, weights, size, s.rounds, s.bias, kinds, codes[block], found, own, other,
+                origin, scratch,
             )  # fmt: skip
             numbers.fill(job, block, found, stored)
             errors[block], uniform[block] = own.sum(axis=1), other.sum(axis=1)

@@ -18,11 +18,10 @@ from bcqfmt.compiled.threads import each_share
 from bcqfmt.container.dtypes import round_to
 
 from .assemble import affine_weight
-from .columns import is_identity, largest_first
 from .compensated import Codes, FixedGrid, compensated_codes, fitted, replace_worse
 from .hessian import compensation_in, damped, dead_columns, hessian_of
 from .loops.gptq import grids
-from .matrix import checked, groups_of, refuse_overflow, scale_type, stored_size
+from .matrix import checked, groups_of, is_identity, largest_first, refuse_overflow, scale_type, stored_size
 from .parameters import GROUP_SIZE, ROW, SCALE_DTYPE, MethodBase, setting
 from .protocol import Job, Quantized
 

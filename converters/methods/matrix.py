@@ -1,4 +1,4 @@
-"""What every method asks of a matrix before it looks at the numbers."""
+"""What every method asks of a matrix before it looks at the numbers, and orders of its columns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .parameters import ROW
 from .protocol import Job
 
 F32 = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.intp]
 
 _SMALLEST = 8  # columns of a group, by the format
 _BLOCK = 1 << 16
@@ -60,6 +61,23 @@ def refuse_overflow(job: Job, numbers: npt.NDArray[Any], what: str, dtype: str, 
         found = f"{what} of row {first + row}, group {group} above {LARGEST[dtype]:g}, the largest number of {dtype}"
         expected = "a type that holds it: scale_dtype F32 always does, and BF16 nearly"
         raise error("BCQ-E621", tensor=job.name, found=found, expected=expected)
+
+
+def largest_first(values: npt.NDArray[Any]) -> Indices:
+    """Columns by falling value; equal ones stay as they stand."""
+    return np.argsort(-np.asarray(values, np.float64), kind="stable")
+
+
+def group_columns(groups: npt.ArrayLike, size: int, columns: int) -> Indices:
+    """The columns of some groups of ``size``, group after group; the last group of the matrix may be short."""
+    starts = np.asarray(groups, np.intp) * size
+    found = (starts[:, None] + np.arange(size)).reshape(-1)
+    return found[found < columns]
+
+
+def is_identity(order: Indices) -> bool:
+    """Whether nothing is moved: then no `perm` is stored."""
+    return bool((order == np.arange(order.size)).all())
 
 
 def _not_finite(name: str, weight: F32) -> Exception:

@@ -18,13 +18,11 @@ from bcqfmt.errors import error
 from bcqfmt.weight.weight import BcqWeight
 
 from .assemble import affine_weight
-from .columns import group_columns, is_identity, largest_first
 from .compensated import compensated_codes
 from .gptq import DAMPENING, UniformRule
 from .hessian import compensation, damped, hessian_of, importance_of
-from .matrix import checked, refuse_overflow
-from .mixed24_sensitivity import Sensitivity, by_hessian, by_range
-from .outliers import csr_of, largest_scores
+from .matrix import checked, group_columns, is_identity, largest_first, refuse_overflow
+from .mixed24_choice import Sensitivity, by_hessian, by_range, csr_of, largest_scores
 from .parameters import MethodBase, setting
 from .protocol import Job, Quantized
 from .second_order import SecondOrderFit

@@ -38,8 +38,6 @@ from .matrix import checked, stored_size
 from .parameters import GROUP_SIZE, ROW, MethodBase, setting
 from .protocol import Job, Quantized
 
-__all__ = ["Multi", "MultiSettings", "nested_fitted"]
-
 Codes = npt.NDArray[np.uint8]
 
 _NEXT = 1.0  # what squared errors of the second precision above the seed count, of the first 1; from there they double
@@ -150,14 +148,17 @@ class Multi(MethodBase[MultiSettings]):
         targets = [*(one.weight for one in job.lower), weight] if job.lower else [weight] * len(layers)
         fixed = None
         if s.nested == "joint" and not layers:
-            alone = [self._alone(job, weight, p, importance) for p in range(s.lowest_bits, s.bits + 1)]
+            alone = [solve(job, weight, p, s, importance) for p in range(s.lowest_bits, s.bits + 1)]
             seed, weights = alone[0], self._shared(job, weight, alone, importance)
             codes, numbers, _ = self._extended(job, weight, seed, weights, importance, alone[1:] or alone)
         elif s.nested == "joint":  # numbers to begin with
-            seed = self._alone(job, weight, s.lowest_bits, importance)
+            seed = solve(job, weight, s.lowest_bits, s, importance)
             codes, numbers, _ = self._extended(job, weight, seed, np.ones(s.bits), importance, starts=0)
         else:
-            seed = self._alone(job, targets[0] if layers else weight, s.lowest_bits, importance, *layers[:1])
+            if layers:
+                seed = solve_compensated(job, targets[0], s.lowest_bits, s, layers[0])
+            else:
+                seed = solve(job, weight, s.lowest_bits, s, importance)
             fixed = seed.codes
             weights = np.array([_NEXT * 2.0 ** (t - 1) if t else 1.0 for t in range(s.bits - s.lowest_bits)])
             codes, numbers, _ = self._extended(job, weight, seed, weights, importance)
@@ -168,19 +169,6 @@ class Multi(MethodBase[MultiSettings]):
             codes = nested_fitted(targets[free:], layers[free:], planes, shares, s.turns, fixed, job.threads)
             numbers = [*numbers[:free], *(one.as_stored() for one in planes)]
         return codes, numbers, seed.group_size
-
-    def _alone(
-        self, job: Job, weight: F32, bits: int, importance: F64 | None, layer: Compensation | None = None
-    ) -> Solved:
-        """Planes made for one precision; with ``layer`` their errors are compensated."""
-        s = self._settings
-        if layer is not None:
-            return solve_compensated(
-                job, weight, layer, bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, turns=s.turns
-            )
-        return solve(
-            job, weight, bits, s.group_size, bias=s.bias, rounds=s.rounds, dtype=s.scale_dtype, importance=importance
-        )
 
     def _shared(self, job: Job, weight: F32, alone: list[Solved], importance: F64 | None) -> F64:
         """What squared errors count in the joint search, ``[bits]``: 0 below the lowest precision.

@@ -85,7 +85,6 @@ class MethodBase(Generic[T]):
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
-        """All settings with defaults."""
         return declared(cls.settings_type)
 
     @classmethod

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["InputStats", "Job", "Method", "Quantized", "Reading"]
-
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
-from bcqfmt.container.files import SourceFile
-from bcqfmt.container.hashing import hash_file
+from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.converters.jobs.finalize import finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
 from bcqfmt.converters.jobs.pool import Gate, ShardDone, Stop, Tick, run_all

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt import limits
 from bcqfmt.container.files import inside, read_small
-from bcqfmt.container.strict_json import JsonFault, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.converters.jobs.model_card import How, quantized
 from bcqfmt.converters.jobs.paths import QUANTIZATION
 from bcqfmt.converters.jobs.plan import Plan
@@ -88,10 +88,8 @@ def read_record(folder: Path) -> QuantizationRecord | None:
     if not (folder / RECORD).exists():
         return None
     try:
-        value = parse(
-            read_small(inside(folder, RECORD), limits.MAX_JSON_FILE_BYTES, RECORD, "BCQ-E628"), integers_only=False
-        )
-        check_limits(value, _DEPTH, integers=False)
+        raw = read_small(inside(folder, RECORD), limits.MAX_JSON_FILE_BYTES, RECORD, "BCQ-E628")
+        value = parse(raw, integers_only=False, deepest=_DEPTH)
     except JsonFault as fault:
         raise _malformed(escape(fault.detail)) from None
     if not isinstance(value, dict) or value.get("version") != "1.0":

@@ -23,7 +23,7 @@ from bcqfmt.checkpoint.writer import write_tensors
 from bcqfmt.container.files import SourceFile, named
 from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.container.strict_json import JsonFault, canonical, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import BcqError, error, escape
@@ -122,7 +122,6 @@ def _record(shown: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise _malformed(shown, f"no {KEY} in its metadata")
     try:
         record = parse(metadata[KEY].encode())
-        check_limits(record)
     except JsonFault as fault:
         raise _malformed(shown, escape(fault.detail)) from None
     if not isinstance(record, dict) or record.get("version") != 1:

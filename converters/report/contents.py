@@ -112,7 +112,6 @@ class Report:
         return sorted(self.weights, key=lambda row: (-row.bytes, natural(row.name)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON output."""
         return {"generator": {"name": "bcqfmt", "version": __version__}, **asdict(self)}
 
 
@@ -145,7 +144,7 @@ def make_report(checkpoint: Checkpoint, measured: Mapping[str, Sums] | None = No
     origin = _source_facts(checkpoint.manifest)
     title, perplexity = _card(checkpoint.path)
     return Report(
-        name=_name(checkpoint.path),
+        name=checkpoint.path.name or checkpoint.path.resolve().name,
         title=title,
         perplexity=perplexity,
         version=checkpoint.version,
@@ -256,7 +255,3 @@ def _off(row: WeightRow) -> float:
     if row.mse is None:
         return math.inf if row.endless else -1.0
     return math.inf if row.relative is None and row.mse else row.relative or 0.0
-
-
-def _name(path: Path) -> str:
-    return path.name or path.resolve().name

@@ -20,7 +20,7 @@ from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, 
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.container.strict_json import JsonFault, check_limits, parse
+from bcqfmt.container.strict_json import JsonFault, parse
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import real_path
 
@@ -334,8 +334,7 @@ def _json(
         data = source.read(0, source.size).tobytes()
     _check_number(name, data.count(b":"), entries, "entries")
     try:
-        value = parse(data, integers_only=False)
-        check_limits(value, limits.MAX_CONFIG_DEPTH, integers=False)
+        value = parse(data, integers_only=False, deepest=limits.MAX_CONFIG_DEPTH)
     except JsonFault as fault:
         raise error(code, name, found=escape(fault.detail), expected="a JSON object") from None
     if not isinstance(value, dict):

@@ -45,7 +45,7 @@ class Settings:
         found = {"bits": self.bits, "group_size": self.group_size, "sym": self.sym, "desc_act": self.desc_act}
         for own in (self._dynamic(module), self._extra(module)):
             for key in own.keys() & found.keys():
-                found[key] = (_integer if key in ("bits", "group_size") else _flag)(own[key], f"{key} of a module")
+                found[key] = _typed(own[key], int if key in ("bits", "group_size") else bool, f"{key} of a module")
         return found
 
     def _dynamic(self, module: str) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def read_settings(source: SourceCheckpoint) -> Settings:
     return Settings(
         method=str(merged.get("method") or "").lower().replace("_", "-"),
         format=None if merged.get("format") is None else str(merged["format"]).lower(),
-        bits=_integer(merged.get("bits"), "bits"),
-        group_size=_integer(merged.get("group_size"), "group_size"),
-        sym=_flag(merged.get("sym"), "sym"),
-        desc_act=_flag(merged.get("desc_act"), "desc_act"),
+        bits=_typed(merged.get("bits"), int, "bits"),
+        group_size=_typed(merged.get("group_size"), int, "group_size"),
+        sym=_typed(merged.get("sym"), bool, "sym"),
+        desc_act=_typed(merged.get("desc_act"), bool, "desc_act"),
         packing=raw.get("packing_format") if isinstance(raw.get("packing_format"), str) else None,
         tool=_tool(raw, source.metadata),
         raw=raw,
@@ -161,15 +161,9 @@ def _object(value: Any, key: str, pattern: str) -> dict[str, Any]:
     return value
 
 
-def _integer(value: Any, what: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise error("BCQ-E602", found=f"{what} is {escape(repr(value), 40)}", expected="an integer")
-    return value
-
-
-def _flag(value: Any, what: str) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise error("BCQ-E602", found=f"{what} is {escape(repr(value), 40)}", expected="true or false")
+def _typed(value: Any, kind: type, what: str) -> Any:
+    """A value that is an integer or a bool, or None."""
+    if value is not None and type(value) is not kind:
+        expected = "an integer" if kind is int else "true or false"
+        raise error("BCQ-E602", found=f"{what} is {escape(repr(value), 40)}", expected=expected)
     return value

@@ -76,6 +76,7 @@ class Program:
     steps: npt.NDArray[np.int64]
 
 
+@cache
 def program(source: Container, target: Container, tail: int = 0) -> Program:
     """From the words of one container to those of another. ``tail``: codes in the last block, 0 if it is full."""
     rows: dict[int, int] = {row: source.ends[key] for key, row in target.ends.items() if key in source.ends}

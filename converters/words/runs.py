@@ -7,7 +7,6 @@ A layout is a `Side`: an array of words and the container they form. A *lane* is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from bcqfmt.compiled.threads import aligned, each_share
 
 from . import bit_programs as programs
 from .arrays import flat
-from .bit_programs import Container, Program
+from .bit_programs import Container
 from .loop import shuffle
 
 Array = npt.NDArray[Any]
@@ -101,7 +100,7 @@ def run(source: Side, target: Side, tail: int = 0, threads: int = 1) -> None:
     """Fill the target. ``tail``: codes in the last block if it is not full; bits after them are cleared."""
     if not (source.lanes and source.blocks):
         return
-    program = _program(source.container, target.container, tail)
+    program = programs.program(source.container, target.container, tail)
     threads = min(threads, 1 + target.words.size // _WORTH)
     depth = _depth(source.blocks)
     width = min(_TILE // (max(program.rows, 8) * depth), -(-source.lanes // threads))
@@ -141,11 +140,6 @@ def run_in_order(source: Side, target: Side, bits: int, order: npt.NDArray[np.ui
         run(rows(ordered, sheet, this.blocks), that)
 
     each_share(work, source.lanes, _SHEET, threads)
-
-
-@cache
-def _program(source: Container, target: Container, tail: int) -> Program:
-    return programs.program(source, target, tail)
 
 
 def _depth(blocks: int) -> int:

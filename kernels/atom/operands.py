@@ -18,7 +18,6 @@ Activations: codes uint32 ``[tiles of 8 tokens, G, 256]``, bytes ``[h][token][64
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,6 @@ NORM_THREADS = 256  # the order of the sum of squares depends on it
 UNIT = 32  # rows that a warp takes together
 TOKENS = 8  # tokens of a tensor-core tile
 
-Array = npt.NDArray[Any]
 I8 = npt.NDArray[np.int8]
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from bcqfmt.errors import error
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, Entries, OutlierNeeds, arguments, entries_of
@@ -76,8 +78,10 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
             found = f"{segment.formula}, groups of {segment.group_size} columns"
             expected = "no table; 8, 16, 32, 64, a multiple of 128, or whole rows"
             raise error("BCQ-E553", tensor=operand.name, found=found, expected=expected)
-        planes = pack_planes(layout, segment.planes)
-        numbers = pack_numbers(layout, segment.first, segment.second)
+        arrays = (device.tensor(array, "cpu") for array in (segment.planes, segment.first, segment.second))
+        stored, first, second = arrays
+        planes = pack_planes(layout, stored).numpy().view(np.uint32)
+        numbers = pack_numbers(layout, first, second).numpy().view(np.uint32)
         if max(planes.size, numbers.size) > LIMIT:
             raise error("BCQ-E554", tensor=operand.name, found=f"{planes.size} words", expected=f"at most {LIMIT}")
         segments.append(

@@ -14,6 +14,7 @@ keep their type.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,26 +134,30 @@ def in_steps(words: Any) -> Any:
     return (words << 1) | ((words >> 31) & 1)
 
 
-def pack_planes(layout: BitLayout, planes: Array) -> npt.NDArray[np.uint32]:
-    """Planes (q, out, words) uint32 as [tile][chunk][plane][lane][4], flat."""
+def pack_planes(layout: BitLayout, planes: Any) -> Any:
+    """Planes (q, out, words), a torch tensor of int32, as [tile][chunk][plane][lane][4], flat, on their device."""
     q, rows, words = planes.shape
     tiles = -(-rows // ROWS)
-    full = np.zeros((q, tiles * ROWS, layout.chunks * 8), np.uint32)
+    full = planes.new_zeros(q, tiles * ROWS, layout.chunks * 8)
     full[:, :rows, :words] = planes
     if layout.passes > 1:
-        full = in_steps(full)
+        for plane in full:  # one at a time: it takes memory for three
+            plane.copy_(in_steps(plane))
     parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)  # q, tile, +8, row, chunk, +128, word
-    return np.ascontiguousarray(parts.transpose(1, 4, 0, 3, 6, 5, 2)).reshape(-1)
+    return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
 
 
-def pack_numbers(layout: BitLayout, first: Array, second: Array) -> npt.NDArray[np.uint32]:
-    """``first`` (out, G) or (q, out, G) and ``second`` (out, G) as [tile][set][pass][number][place][8] pairs, words."""
-    stacked = np.concatenate([first.reshape(-1, *second.shape), second[None]]).astype(np.float64)
+def pack_numbers(layout: BitLayout, first: Any, second: Any) -> Any:
+    """``first`` (out, G) or (q, out, G) and ``second`` (out, G) as [tile][set][pass][number][place][8] pairs.
+
+    Torch tensors of numbers, which the type of the layout holds or F32 rounds, on their device; the result is int32.
+    """
+    torch = importlib.import_module("torch")
+    kind = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[layout.number]
+    stacked = torch.cat([first.reshape(-1, *second.shape).to(kind), second[None].to(kind)])
     count, rows, groups = stacked.shape
     tiles = -(-rows // ROWS)
-    each = layout.places * layout.passes
-    full = np.zeros((count, tiles * ROWS, layout.sets * each))
-    full[:, :rows, :groups] = stacked[:, :, : layout.sets * each]
+    full = stacked.new_zeros(count, tiles * ROWS, layout.sets * layout.places * layout.passes)
+    full[:, :rows, :groups] = stacked[:, :, : full.shape[2]]
     parts = full.reshape(count, tiles, 2, 8, layout.sets, layout.places, layout.passes)
-    ordered = np.ascontiguousarray(parts.transpose(1, 4, 6, 0, 5, 3, 2))
-    return round_to(ordered, layout.number).reshape(-1).view(np.uint32)
+    return parts.permute(1, 4, 6, 0, 5, 3, 2).reshape(-1).view(torch.int32)

@@ -276,7 +276,8 @@ def byte_shape_for(wanted: Wanted) -> ByteShape | None:
     """
     if wanted.precise or wanted.kind == 0 or wanted.layout.passes > 1 or not 1 <= wanted.batch <= BATCH:
         return None
-    return _first_that_fits(ByteShape, wanted, _BYTE_CHOICES)
+    many = wanted.layout.formula == "bcq" and wanted.batch * wanted.layout.places > 8  # 16 warps would lack registers
+    return _first_that_fits(ByteShape, wanted, _BYTE_CHOICES[2:] if many else _BYTE_CHOICES)
 
 
 def _first_that_fits(

@@ -28,7 +28,7 @@ from bcqfmt.kernels import operands
 from bcqfmt.system import cores
 from bcqfmt.weight.weight import BcqWeight
 
-from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segments
+from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segment
 
 PLANE_WORK = 192  # vectors times planes up to which products from planes are faster than decoding
 _BATCH = 8  # vectors that are multiplied together
@@ -65,7 +65,8 @@ class CpuMatrix:
         self.obstacle = obstacle(operand, looks_up=target() == "neon")
         self._tables = target().startswith("avx")
         self._loops: Any = import_module(".lut" if self._tables else ".dot_loops", __name__)  # numba is imported late
-        self._segments = () if self.obstacle else plane_segments(operand, self._tables)
+        kept = () if self.obstacle else operand.segments
+        self._segments = [plane_segment(segment, operand.rows, self._tables) for segment in kept]
         self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
         self._perm = operand.perm
         self._sparse: tuple[Array, Array, Float] | None = None

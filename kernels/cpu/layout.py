@@ -68,12 +68,8 @@ def obstacle(operand: Operand, looks_up: bool) -> str:
     return ""
 
 
-def plane_segments(operand: Operand, tables: bool) -> tuple[PlaneSegment, ...]:
-    """The segments of a weight that has no :func:`obstacle`, for the table kernel or the dot kernel."""
-    return tuple(_segment(segment, operand.rows, tables) for segment in operand.segments)
-
-
-def _segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegment:
+def plane_segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegment:
+    """A segment of a weight that has no :func:`obstacle`, for the table kernel or the dot kernel."""
     words = words_for(segment.width, 1)
     pieces = span = 1
     if segment.groups == 1:

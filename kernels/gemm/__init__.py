@@ -207,7 +207,7 @@ def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:
         raise error("BCQ-E554", found=f"{count} vectors", expected="fewer in one product")
     return GemmStep(
         kernel=gemm_kernel(shape), grid=grid, threads=shape.threads, shared=shape.shared_bytes,
-        early=operand.settled and shape.engine == "wgmma", vector_tiles=vector_tiles,
+        early=operand.settled and (shape.early or shape.engine == "wgmma"), vector_tiles=vector_tiles,
         units=units, whole=whole, split=split, partial=2 * grid * shape.partial_words,
         box=shape.vectors if shape.engine == "wgmma" else 0,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A block has 16 or 32 rows and all columns, which its warps take in turns of ``depth`` x 64. Each warp copies what it
 needs of codes, numbers and x for itself, ``stages`` turns ahead, so warps wait for each other only at the end, where
-the first adds up the sums of all in their order.
+the first adds up the sums of all in their order. On sm_90 the first weights are copied before the previous kernel ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .decode import decoder
 from .layout import SIDE
 from .portable import multiplier
 from .shape import FewShape
-from .tile_end import writer
+from .tile_end import scales_of, writer
 
 
 def few_kernel(shape: FewShape, declared: str) -> Kernel:
@@ -28,10 +28,12 @@ def few_kernel(shape: FewShape, declared: str) -> Kernel:
     codes_at, numbers_at, sums_at, ahead = shape.codes_at, shape.numbers_at, shape.sums_at, shape.stages - 1
     row_codes, row_set, sums_count = layout.code_bytes // 4, layout.set_bytes // 4, shape.vectors // 2 * height
     (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
-    zero_sums, copy = ptx.zero_sums(sums_count), _copier(shape)
+    zero_sums, early = ptx.zero_sums(sums_count), shape.early
+    copy_weight, copy_x = _weight_copier(shape), _x_copier(shape)
+    (load_scales, scale), scale_count = scales_of(shape), 2 * height
     write_rows, write_more_rows = writer(shape, 0), writer(shape, sums_count - shape.vectors // 2)
 
-    @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape))
+    @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape), specific=early)
     @unrolled
     def gemm(
         codes: Any, numbers: Any, row_scale: Any, x: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any,
@@ -44,13 +46,17 @@ def few_kernel(shape: FewShape, declared: str) -> Kernel:
         first = ptx.u32(base + warp * (stages * stage_bytes))
         place, end, step = first, ptx.u32(first + stages * stage_bytes), warp
         for i in static(stages):
-            copy(
-                codes, numbers, x, ptx.u32(first + i * stage_bytes), sixteen, ptx.u32(warp + i * warps), columns,
-                start, count, lane,
-            )  # fmt: skip
-        sums = cuda.local.array(sums_count, types.float32)
+            copy_weight(codes, numbers, ptx.u32(first + i * stage_bytes), sixteen, ptx.u32(warp + i * warps), lane)
+        if early:
+            ptx.wait_previous_kernel()
+            ptx.launch_next_kernel()
+        for i in static(stages):
+            copy_x(x, ptx.u32(first + i * stage_bytes), ptx.u32(warp + i * warps), columns, start, count, lane)
+        sums, scales = cuda.local.array(sums_count, types.float32), cuda.local.array(scale_count, types.float32)
         held, held_below = cuda.local.array(held_words, types.uint32), cuda.local.array(held_words, types.uint32)
+        row, vector = ptx.u32(sixteen * 16 + (lane >> 2) * 2), ptx.u32((lane & 3) * 2)
         zero_sums(sums)
+        load_scales(scales, row_scale, rows, row)
         while step < steps:
             ptx.cp_async_wait(ahead)
             ptx.syncwarp()
@@ -68,7 +74,9 @@ def few_kernel(shape: FewShape, declared: str) -> Kernel:
                     decode(below, ptx.u32(codes_of + row_codes), numbers_of, lane, held_below)
                 multiply(sums, a, below, ptx.u32(place + d * x_bytes), lane)
             ptx.syncwarp()
-            copy(codes, numbers, x, place, sixteen, ptx.u32(step + stages * warps), columns, start, count, lane)
+            later = ptx.u32(step + stages * warps)
+            copy_weight(codes, numbers, place, sixteen, later, lane)
+            copy_x(x, place, later, columns, start, count, lane)
             step, place = ptx.u32(step + warps), ptx.u32(place + stage_bytes)
             if place == end:
                 place = first
@@ -84,27 +92,23 @@ def few_kernel(shape: FewShape, declared: str) -> Kernel:
                     part = ptx.lds128_f32(own, ptx.u32(w * 128 * sums_count + 512 * k))
                     for j in static(4):
                         sums[4 * k + j] = ptx.add_f32(sums[4 * k + j], part[j])
-            row, vector = ptx.u32(sixteen * 16 + (lane >> 2) * 2), ptx.u32((lane & 3) * 2)
-            write_rows(sums, row_scale, addend, y, rows, count, addend_step, row, vector)
+            scale(sums, scales)
+            write_rows(sums, addend, y, rows, count, addend_step, row, vector)
             if height == 2:
-                write_more_rows(sums, row_scale, addend, y, rows, count, addend_step, ptx.u32(row + 16), vector)
+                write_more_rows(sums, addend, y, rows, count, addend_step, ptx.u32(row + 16), vector)
 
     return gemm
 
 
-def _copier(shape: FewShape) -> Any:
-    """A device function for a warp: the copies of a step, if there is one; always a group of them."""
-    layout, depth, height, sets = shape.layout, shape.depth, shape.height, shape.sets
-    per_set, sharing, steps, width, x_bytes = depth // sets, layout.sharing, shape.steps, layout.width, shape.x_bytes
+def _weight_copier(shape: FewShape) -> Any:
+    """A device function for a warp: codes and numbers of a step, if there is one."""
+    layout, depth, height, sets, steps = shape.layout, shape.depth, shape.height, shape.sets, shape.steps
+    per_set, sharing, codes_at, numbers_at = depth // sets, layout.sharing, shape.codes_at, shape.numbers_at
     block_codes, block_set = layout.code_bytes // 16, layout.set_bytes // 16  # pieces of 16 bytes
     code_pieces, set_pieces = height * block_codes // 4, height * block_set // 4
     row_codes, row_sets = layout.blocks * block_codes, layout.sets * block_set
-    codes_at, numbers_at, fours = shape.codes_at, shape.numbers_at, shape.vectors // 4
 
-    def copy(
-        codes: Any, numbers: Any, x: Any, place: Any, sixteen: Any, step: Any, columns: Any, start: Any, count: Any,
-        lane: Any,
-    ) -> None:  # fmt: skip
+    def copy(codes: Any, numbers: Any, place: Any, sixteen: Any, step: Any, lane: Any) -> None:
         row_block, quarter = ptx.u32(sixteen >> 2), ptx.u32(sixteen & 3)
         if step < steps:
             index = ptx.u32(row_block * row_codes + step * (depth * block_codes) + quarter * (block_codes // 4) + lane)
@@ -121,6 +125,17 @@ def _copier(shape: FewShape) -> Any:
                 for i in static((set_pieces + 31) // 32):
                     if (i + 1) * 32 <= set_pieces or lane < set_pieces - i * 32:
                         ptx.cp_async16(numbers, ptx.u32(index + i * 32), ptx.u32(target + i * 512), 16)
+
+    return inlined(unrolled(copy))
+
+
+def _x_copier(shape: FewShape) -> Any:
+    """A device function for a warp: x of a step, if there is one; always the end of a group of copies."""
+    depth, steps, width, fours = shape.depth, shape.steps, shape.layout.width, shape.vectors // 4
+    x_bytes = shape.x_bytes
+
+    def copy(x: Any, place: Any, step: Any, columns: Any, start: Any, count: Any, lane: Any) -> None:
+        if step < steps:
             for i in static(fours * depth):  # 64 columns of four vectors; zeros after the last vector and column
                 vector = ptx.u32((lane >> 3) + i % fours * 4)
                 column = ptx.u32((step * depth + i // fours) * SIDE + (lane & 7) * 8)

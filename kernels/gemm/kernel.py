@@ -65,6 +65,7 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
         gemm_shape(GemmLayout(5, 4096, 128, "bcq", "F16"), 32, 28672, 1, 0, "wgmma"),
         gemm_shape(table, 32, 28672, 1, 1, "mma"),
         gemm_shape(four, 8, 4096, 1, 1, "mma"),
+        gemm_shape(four, 4, 4096, 1, 1, "wgmma"),
         gemm_shape(four, 64, 28672, 1, 1, "mma"),
         gemm_shape(three, 16, 28672, 2, 2, "mma", added=True),
         gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 8, 4096, 1, 1, "mma"),

@@ -17,7 +17,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .decode import decoder
 from .layout import SIDE
 from .shape import GemmShape
-from .tile_end import tile_end
+from .tile_end import row_of, scales_of, tile_end
 
 
 def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
@@ -31,6 +31,7 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
     sums_count = height * shape.vectors // 2
     (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
     zero_sums, finish, copy = ptx.zero_sums(sums_count), tile_end(shape), _copier(shape)
+    first_row, (load_scales, scale), scale_count = row_of(shape), scales_of(shape), 2 * height
 
     @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape))
     @unrolled
@@ -63,11 +64,12 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
             group, own = ptx.u32(warp >> 2), ptx.u32(warp & 3)
             codes_first = ptx.u32(codes_at + group * block_codes + own * warp_codes)
             numbers_first = ptx.u32(numbers_at + group * block_sets + own * warp_set)
-            sums = cuda.local.array(sums_count, types.float32)
+            sums, scales = cuda.local.array(sums_count, types.float32), cuda.local.array(scale_count, types.float32)
             held, held_below = cuda.local.array(held_words, types.uint32), cuda.local.array(held_words, types.uint32)
             place, bar, parity, unit = base, filled, ptx.u32(0), begin
             while unit < end:
                 zero_sums(sums)
+                load_scales(scales, row_scale, rows, first_row(tile, vector_tiles, thread))
                 left = ptx.min_u32(ptx.u32(steps - step), ptx.u32(end - unit))
                 unit = ptx.u32(unit + left)
                 while left > 0:
@@ -93,8 +95,9 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
                         place, bar, parity = base, filled, ptx.u32(parity ^ 1)
                     else:
                         place, bar = ptx.u32(place + stage_bytes), ptx.u32(bar + 16)
+                scale(sums, scales)
                 finish(
-                    sums, row_scale, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step,
+                    sums, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step,
                     tile, tile, ptx.u32(0), begin, end, ptx.u32(filled + stages * 16), thread,
                 )  # fmt: skip
                 tile, step = ptx.u32(tile + 1), ptx.u32(0)

@@ -23,7 +23,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .decode import decoder
 from .layout import SIDE
 from .shape import COPYING, GemmShape
-from .tile_end import tile_end
+from .tile_end import row_of, scales_of, tile_end
 
 __all__ = ["roles_kernel"]
 
@@ -42,7 +42,12 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     held_words, load_numbers, decode = decoder(layout)
     registers, copying = min(240, shape.registers), COPYING
     wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
-    zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
+    zero_sums, finish, first_row, (load_scales, scale) = (
+        ptx.zero_sums(sums_count),
+        tile_end(shape),
+        row_of(shape),
+        scales_of(shape),
+    )
     next_tile, copying_warps = _next_tile(), min(WEIGHT_WARPS, shape.groups)
     copy_weight, copy_x = _copier(shape, _weight_copier(shape)), _copier(shape, _x_copier(shape))
 
@@ -95,10 +100,11 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
         else:
             ptx.more_registers(registers)
             ptx.wait_previous_kernel()
-            sums = cuda.local.array(sums_count, types.float32)
+            sums, scales = cuda.local.array(sums_count, types.float32), cuda.local.array(2, types.float32)
             place, bar, parity, unit = base, filled, ptx.u32(0), ptx.u32(0)
             while unit < units:
                 zero_sums(sums)
+                load_scales(scales, row_scale, rows, first_row(tile, vector_tiles, thread))
                 left, before = ptx.min_u32(ptx.u32(steps - step), ptx.u32(units - unit)), ptx.u32(0)
                 unit = ptx.u32(unit + left)
                 while left > 0:
@@ -131,8 +137,9 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
                 ptx.wgmma_wait(0)
                 if lane == 0:
                     ptx.mbarrier_arrive(before)
+                scale(sums, scales)
                 finish(
-                    sums, row_scale, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step,
+                    sums, addend, y, partials, tickets, rows, count, total, vector_tiles, addend_step,
                     tile, ptx.u32(tile - whole), entire, begin, end, ptx.u32(filled + stages * 16), thread,
                 )  # fmt: skip
                 tile, step, entire = next_tile(tile, entire, shared_tile, shared_step)

@@ -19,6 +19,7 @@ _LARGE = 1 << 27  # elements of a matrix
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
+_SEVERAL = 4  # tiles for every block, beyond which that is little
 _MANY = ((2, 128), (3, 128), (2, 176))  # groups and vectors of a tile with which that is tried
 
 
@@ -30,7 +31,7 @@ class GemmShape:
     (sm_90a), "mma" (sm_80) or "few" (`FewShape`). ``blocks``: on a processor at the same time. A stage has ``depth``
     blocks of columns. ``paired``: y has an even number of rows, and two numbers of it are stored at once. With wgmma
     there are 128 threads more, which only copy, with mma ``producers`` warps. ``height``: with mma, blocks of 64 rows
-    of a group, 1 or 2.
+    of a group, 1 or 2. ``early``: few, on sm_90, where weights are copied before the previous kernel ends.
     """
 
     layout: GemmLayout
@@ -46,6 +47,7 @@ class GemmShape:
     paired: bool = False
     height: int = 1
     producers: int = 2
+    early: bool = False
 
     @property
     def members(self) -> int:
@@ -195,7 +197,9 @@ def gemm_shape(
     measured = (layout.formula, layout.bits) == ("affine", 4) and layout.group_size >= 128
     if count <= FEW and (engine == "mma" or measured):
         for height, depth in ((2, 2), (2, 1), (1, 1)):
-            few = FewShape(layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height)
+            few = FewShape(
+                layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height, early=engine == "wgmma"
+            )
             if few.shared_bytes <= _SMALL:
                 break
         return few
@@ -205,7 +209,9 @@ def gemm_shape(
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
             vectors = 64
         if vectors == 128:
-            groups, vectors = _whole_tile(rows, count) or (3 if large and count > 256 else 2, 128)
+            tall = 3 if large and count > 256 else 2
+            several = tall == 3 and rows * count >= _SEVERAL * PROCESSORS * tall * SIDE * 128
+            groups, vectors = (None if several else _whole_tile(rows, count)) or (tall, 128)
         else:
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way

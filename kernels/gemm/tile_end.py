@@ -1,4 +1,4 @@
-"""The end of a tile: where several blocks of threads share it, the last one adds up their parts; then y is written."""
+"""The end of a tile: sums are scaled; where several blocks share it, the last one adds up their parts; y is written."""
 
 from __future__ import annotations
 
@@ -6,22 +6,52 @@ from typing import Any
 
 from bcqfmt.kernels import ptx
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
+from bcqfmt.kernels.runtime.unroll import static, unrolled
 
-from .layout import SIDE
 from .shape import GemmShape
 
 
+def row_of(shape: GemmShape) -> Any:
+    """A device function: the first of a thread's rows."""
+    tall = shape.rows
+
+    def first(tile: Any, vector_tiles: Any, thread: Any) -> Any:
+        return ptx.u32(ptx.div_u32(tile, vector_tiles) * tall + (thread >> 5) * 16 + ((thread & 31) >> 2) * 2)
+
+    return inlined(first)
+
+
+def scales_of(shape: GemmShape) -> tuple[Any, Any]:
+    """Two device functions: the scales of a thread's rows, two for every ``height``, into an array; sums times these.
+
+    They are powers of two, so parts of sums can be scaled. Loaded with the first codes, they are there at the end.
+    """
+    height, further, half = shape.height, shape.rows // shape.height, shape.vectors // 2
+    scale_rows, scale_more_rows = ptx.scale_sums(half), ptx.scale_sums(half, (height - 1) * half)
+
+    def load(scales: Any, row_scale: Any, rows: Any, row: Any) -> None:
+        for k in static(2 * height):
+            scales[k] = row_scale[ptx.min_u32(ptx.u32(row + (k // 2 * further + k % 2)), ptx.u32(rows - 1))]
+
+    def scale(sums: Any, scales: Any) -> None:
+        scale_rows(sums, scales[0], scales[1])
+        if height == 2:
+            scale_more_rows(sums, scales[2], scales[3])
+
+    return inlined(unrolled(load)), inlined(scale)
+
+
 def tile_end(shape: GemmShape) -> Any:
-    """A device function for the threads that have the sums of a tile.
+    """A device function for the threads that have the scaled sums of a tile.
 
     ``part``: the tile among the ``total`` / steps shared ones, of which the block has the units ``begin`` to ``end``.
     ``entire``: not 0 where the block has all of it. ``said``: the address of a word of shared memory.
     """
-    n, groups, steps, members, height = shape.vectors, shape.groups, shape.steps, shape.members, shape.height
+    n, steps, members, height, further = shape.vectors, shape.steps, shape.members, shape.height, shape.rows // 2
     count_of = height * n // 2
     quarter, several, everyone = count_of // 4, ptx.at_once(count_of), members == shape.threads
     zero_sums, save_sums, load_sums = ptx.zero_sums(count_of), ptx.save_sums(count_of), ptx.load_sums(count_of)
-    write_rows, write_more_rows = writer(shape, 0), writer(shape, count_of - n // 2)
+    write_rows, write_more_rows, first_row = writer(shape, 0), writer(shape, count_of - n // 2), row_of(shape)
 
     def all_members() -> None:
         if everyone:
@@ -32,21 +62,19 @@ def tile_end(shape: GemmShape) -> Any:
     sync = inlined(all_members)
 
     def write(
-        sums: Any, row_scale: Any, addend: Any, y: Any, rows: Any, count: Any, vector_tiles: Any, addend_step: Any,
-        tile: Any, thread: Any,
+        sums: Any, addend: Any, y: Any, rows: Any, count: Any, vector_tiles: Any, addend_step: Any, tile: Any,
+        thread: Any,
     ) -> None:  # fmt: skip
-        lane = ptx.u32(thread & 31)
-        row = ptx.u32(ptx.div_u32(tile, vector_tiles) * (height * groups * SIDE) + (thread >> 5) * 16 + (lane >> 2) * 2)
-        vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n + (lane & 3) * 2)
-        write_rows(sums, row_scale, addend, y, rows, count, addend_step, row, vector)
+        row = first_row(tile, vector_tiles, thread)
+        vector = ptx.u32(ptx.rem_u32(tile, vector_tiles) * n + (thread & 3) * 2)
+        write_rows(sums, addend, y, rows, count, addend_step, row, vector)
         if height == 2:
-            below = ptx.u32(row + groups * SIDE)
-            write_more_rows(sums, row_scale, addend, y, rows, count, addend_step, below, vector)
+            write_more_rows(sums, addend, y, rows, count, addend_step, ptx.u32(row + further), vector)
 
     written = inlined(write)
 
     def finish(
-        sums: Any, row_scale: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any, count: Any, total: Any,
+        sums: Any, addend: Any, y: Any, partials: Any, tickets: Any, rows: Any, count: Any, total: Any,
         vector_tiles: Any, addend_step: Any, tile: Any, part: Any, entire: Any, begin: Any, end: Any, said: Any,
         thread: Any,
     ) -> None:  # fmt: skip
@@ -55,7 +83,7 @@ def tile_end(shape: GemmShape) -> Any:
         begin_tile = ptx.u32(part * steps)
         end_tile = ptx.u32(begin_tile + steps)
         if entire > 0 or (begin_tile >= begin and end_tile <= end):
-            written(sums, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
+            written(sums, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
         else:  # other blocks have the rest of it
             first_block = ptx.div_u32(ptx.u32((begin_tile + 1) * grid - 1), total)
             last_block = ptx.div_u32(ptx.u32(end_tile * grid - 1), total)
@@ -78,7 +106,7 @@ def tile_end(shape: GemmShape) -> Any:
                     load_sums(whole, partials, place, ptx.u32(members), ptx.u32(2 * quarter * members), left)
                     place = ptx.u32(place + several * (2 * quarter * members))
                     left = ptx.u32(left - ptx.min_u32(left, ptx.u32(several)))
-                written(whole, row_scale, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
+                written(whole, addend, y, rows, count, vector_tiles, addend_step, tile, thread)
 
     return inlined(finish)
 
@@ -86,17 +114,14 @@ def tile_end(shape: GemmShape) -> Any:
 def writer(shape: GemmShape, first: int) -> Any:
     """A device function: the sums of a row and the next, which begin with ``first``, are written to y."""
     half, added = shape.vectors // 2, shape.added
-    scale_sums, add_rows = ptx.scale_sums(half, first), ptx.add_rows(half, first)
-    store_sums = ptx.store_sums(half, shape.out, shape.paired, first)
+    add_rows, store_sums = ptx.add_rows(half, first), ptx.store_sums(half, shape.out, shape.paired, first)
 
     def write(
-        sums: Any, row_scale: Any, addend: Any, y: Any, rows: Any, count: Any, addend_step: Any, row: Any, vector: Any
-    ) -> None:
+        sums: Any, addend: Any, y: Any, rows: Any, count: Any, addend_step: Any, row: Any, vector: Any
+    ) -> None:  # fmt: skip
         inside = ptx.u32(1 if row < rows else 0)
         next_inside = ptx.u32(1 if ptx.u32(row + 1) < rows else 0)
         left = ptx.u32(count - vector) if vector < count else ptx.u32(0)
-        most = ptx.u32(rows - 1)
-        scale_sums(sums, row_scale[ptx.min_u32(row, most)], row_scale[ptx.min_u32(ptx.u32(row + 1), most)])
         if added:
             at = ptx.u32(vector * addend_step + row)
             add_rows(sums, addend, at, addend_step, left, inside, next_inside)

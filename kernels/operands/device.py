@@ -17,6 +17,7 @@ the exact reading float64 where float32 would lose something, in the linear one 
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +126,8 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
     if layout == "canonical":
         planes, first, second, formula = segment.planes, segment.first, segment.second, segment.formula
     else:
-        planes, formula = in_tiles(segment.planes, segment.width, segment.group_size), "bcq"
+        tiles = in_tiles(device.tensor(segment.planes, "cpu"), segment.width, segment.group_size)
+        planes, formula = tiles.numpy().view(np.uint32), "bcq"
         first, second = _shorter(segment.alpha.transpose(2, 0, 1), segment.z.T)
     return DeviceSegment(
         planes=up(planes),
@@ -141,26 +143,22 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
     )
 
 
-def byte_columns(width: int, group_size: int) -> Any:
-    """The first columns of the bytes of a row in the layout lut-gemm; every group begins one."""
-    g = min(group_size, width)
-    columns = (np.arange(0, width, g)[:, None] + np.arange(0, g, 8)).reshape(-1)
-    return columns[columns < width]
-
-
 def in_tiles(planes: Any, width: int, group_size: int) -> Any:
-    """Planes (p, out, words) in the order of the layout lut-gemm, an array of numpy."""
-    p, rows, _ = planes.shape
-    columns, found = byte_columns(width, group_size), planes.view(np.uint8)
+    """Planes (p, out, words), a torch tensor of int32, in the order of the layout lut-gemm, on their device."""
+    torch, (p, rows, _) = importlib.import_module("torch"), planes.shape
+    g = min(group_size, width)
+    starts = (np.arange(0, width, g)[:, None] + np.arange(0, g, 8)).reshape(-1)  # of bytes; every group begins one
+    columns = torch.as_tensor(starts[starts < width], device=planes.device)
+    found = planes.view(torch.uint8)
+    full = found.new_zeros(p, rows, -(-len(columns) // 32) * 32)
     if (columns % 8).any():
-        low, high = columns // 8, np.minimum(columns // 8 + 1, found.shape[2] - 1)
-        pairs = found[:, :, low] | found[:, :, high].astype(np.uint16) << 8
-        found = pairs >> (columns % 8).astype(np.uint16) & 255
-    full = np.zeros((p, rows, -(-len(columns) // 32) * 32), np.uint8)
+        low, high = columns // 8, (columns // 8 + 1).clamp(max=found.shape[2] - 1)
+        found = (found[:, :, low] | found[:, :, high].short() << 8) >> (columns % 8).short() & 255
     full[:, :, : len(columns)] = found[:, :, : len(columns)]
-    order = np.arange(8) ^ np.arange(rows)[:, None] // 4 % 8
-    tiled = np.take_along_axis(full.view(planes.dtype).reshape(p, rows, -1, 8), order[None, :, None], 3)
-    return tiled.reshape(p, rows, -1, 4).transpose(2, 0, 1, 3)
+    places = torch.arange(max(8, rows), device=planes.device)
+    order = places[:8] ^ places[:rows, None] // 4 % 8
+    tiled = torch.take_along_dim(full.view(torch.int32).reshape(p, rows, -1, 8), order[None, :, None], 3)
+    return tiled.reshape(p, rows, -1, 4).permute(2, 0, 1, 3).contiguous()
 
 
 def _shorter(*arrays: Any) -> list[Any]:

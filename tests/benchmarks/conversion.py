@@ -65,7 +65,7 @@ def convert(quick: bool, work: Path) -> list[Result]:
 
     def hashed() -> None:
         for file in folder_files(source):
-            bcqfmt.container.hashing.hash_file(bcqfmt.container.files.SourceFile(file))
+            bcqfmt.container.files.hash_file(bcqfmt.container.files.SourceFile(file))
 
     def converted() -> None:
         Conversion(open_source(source), shard).run(target)

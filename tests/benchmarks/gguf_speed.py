@@ -20,9 +20,8 @@ from measure import MIB, Result, interleave, rounded, run_child, spread
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 import bcqfmt
-from bcqfmt.container.files import SourceFile
+from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.gguf.types import TYPES
-from bcqfmt.container.hashing import hash_file
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.gguf.kinds import KINDS

@@ -13,6 +13,7 @@ import torch
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.bits import bit_gemv, bit_operand
+from bcqfmt.kernels.gemm import gemm, gemm_operand
 from bcqfmt.kernels.mixed import mixed_gemv, mixed_operand
 from bcqfmt.kernels.operands import operand
 from products import kernel_samples as ks
@@ -41,6 +42,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Product, int]] = {
     ),
     "w4a4": (lambda: w4.atom_to_device(ao.pack_w4(sim_atom.atom_weight(SIZE, SIZE // 128))), atom, 3),
     "mixed": (lambda: mixed_operand(sim_mixed.weight(SIZE, 1536, 512, outliers="add", share=0.01)), mixed_gemv, 1),
+    "few": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 4),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("kind", KINDS)
 

@@ -106,7 +106,7 @@ def _atom() -> dict[str, list[tuple[Any, ...]]]:
 def _bits() -> dict[str, list[tuple[Any, ...]]]:
     """Both formulas, one and several vectors, all group sizes, reordered columns, outliers, most warps."""
     from bcqfmt.kernels.bits.layout import BitLayout
-    from bcqfmt.kernels.bits.shape import BitShape, ByteShape, Wanted, short_shape_for
+    from bcqfmt.kernels.bits.shape import BitShape, ByteShape, Wanted, product_shape, short_shape_for
     from bcqfmt.kernels.mixed.shape import MixedShape
     from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
 
@@ -119,6 +119,7 @@ def _bits() -> dict[str, list[tuple[Any, ...]]]:
         ByteShape(BitLayout(4, 4096, 32, "affine", "F16"), 1, 2, 2, reordered=True, added=True, tiles=1),
         ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
         ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
+        product_shape(Wanted(BitLayout(4, 2048, 32, "bcq", "F16"), 4, 1, 1)),
     ]
     short = [
         short_shape_for(Wanted(BitLayout(3, columns, g, formula, "F16"), batch, 1, 1, more, more, needs=needs))

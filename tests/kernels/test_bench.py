@@ -50,9 +50,11 @@ def test_the_fast_product_and_the_dense_matrix_are_those_of_the_format(case: tup
     (segment,) = operands.operand(expected).segments
     layout = products._layout(weight.bits, weight.shape[1], weight.group_size, weight.formula)
     (found,) = weight.operand(layout).segments
-    assert np.array_equal(found.planes.numpy().view(np.uint32), bit_layout.pack_planes(layout, segment.planes))
-    numbers = bit_layout.pack_numbers(layout, segment.first, segment.second)
-    assert np.array_equal(found.numbers.numpy().view(np.uint32), numbers)
+    stored, *pair = (
+        torch.from_numpy(np.array(a)) for a in (segment.planes.view(np.int32), segment.first, segment.second)
+    )
+    assert torch.equal(found.planes, bit_layout.pack_planes(layout, stored))
+    assert torch.equal(found.numbers, bit_layout.pack_numbers(layout, *pair))
     exact = _values(segment)
     assert np.array_equal(weight.values(0, weight.shape[0]).numpy(), exact)
     assert np.array_equal(weight.values(5, 9).numpy(), exact[5:9])

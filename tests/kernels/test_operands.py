@@ -8,6 +8,7 @@ import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from bcqfmt import BcqWeight, StoredTensor
 from bcqfmt.errors import BcqError
@@ -218,7 +219,8 @@ def test_hostile_content_never_becomes_an_operand(suffix: str, change: Any, code
 @pytest.mark.parametrize(("columns", "g"), [(96, 32), (100, 33), (130, 12), (520, 320), (70, 70), (45, 9)])
 def test_every_group_begins_at_a_byte_for_look_ups(columns: int, g: int) -> None:
     (segment,) = operand(ks.weight("bcq", 2, 37, columns, g)).segments
-    words = in_tiles(segment.planes, columns, g).transpose(1, 2, 0, 3).reshape(2, 37, -1, 8)
+    tiles = in_tiles(torch.from_numpy(segment.planes.view(np.int32).copy()), columns, g).numpy()
+    words = tiles.transpose(1, 2, 0, 3).reshape(2, 37, -1, 8)
     order = np.arange(8) ^ np.arange(37)[:, None] // 4 % 8
     words = np.take_along_axis(words, order[None, :, None], 3).reshape(2, 37, -1)
     bits = np.unpackbits(words.view(np.uint8), axis=2, bitorder="little")

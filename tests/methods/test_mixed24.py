@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bcqfmt.container.dtypes import nbytes_of
 from bcqfmt.converters.methods.gptq import UniformRule
 from bcqfmt.converters.methods.mixed24 import Mixed24, Split, equation_6, equation_10, outlier_bits, split
-from bcqfmt.converters.methods.mixed24_sensitivity import by_hessian, by_range
+from bcqfmt.converters.methods.mixed24_choice import by_hessian, by_range
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.methods.rtn import Rtn
 from bcqfmt.converters.methods.second_order import SecondOrderFit

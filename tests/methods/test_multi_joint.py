@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bcqfmt.converters.methods.bcq import Bcq, Compensation, PlaneNumbers
+from bcqfmt.converters.methods.bcq import Bcq, Compensation, PlaneNumbers, solve
 from bcqfmt.converters.methods.compensated import missed
 from bcqfmt.converters.methods.errors import decoded_square_sums
 from bcqfmt.converters.methods.hessian import importance_of
@@ -60,7 +60,7 @@ def test_tiny_groups_get_the_best_bits_there_are(seed: int, bias: bool, second: 
     weight = np.random.default_rng(seed).normal(size=(1, 8)).astype(np.float32)
     method = Multi.build({"nested": "joint", "bits": 2, "lowest_bits": 1, "group_size": 8, "bias": bias, "starts": 64})
     work = job(weight, "F32")
-    alone = [method._alone(work, weight, p, None) for p in (1, 2)]
+    alone = [solve(work, weight, p, method._settings, None) for p in (1, 2)]
     _, _, errors = method._extended(work, weight, alone[0], np.array([1.0, second]), None, alone, 64)
     least = least_of_all_bits(weight[0].astype(np.float64), (1.0, second), bias)
     assert least * (1 - 2e-3) <= errors[0] @ (1.0, second) <= least * 1.02

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcqfmt.converters.methods import outliers
-from bcqfmt.converters.methods.outliers import csr_of, largest_scores
+from bcqfmt.converters.methods import mixed24_choice
+from bcqfmt.converters.methods.mixed24_choice import csr_of, largest_scores
 from weights.strategies import examples
 
 
@@ -22,7 +22,7 @@ def test_the_largest_are_chosen_and_the_first_of_equals(
 ) -> None:
     scores = np.random.default_rng(seed).integers(0, kinds + 1, (rows, columns)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outliers, "_BLOCK", block)
+        patch.setattr(mixed24_choice, "_BLOCK", block)
         mask = largest_scores(scores, count)
     ranked = sorted(range(scores.size), key=lambda i: (-scores.flat[i], i))
     expected = {i for i in ranked[:count] if scores.flat[i] > 0}

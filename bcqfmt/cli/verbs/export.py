@@ -69,61 +69,36 @@ def command(
     """
     if dtype is not None and layout != "dense":
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
-    if layout == "gguf":
-        _to_gguf(bcq, out, like, allow_rounding, overwrite, as_json)
-        return
-    if like is not None or allow_rounding:
+    if layout != "gguf" and (like is not None or allow_rounding):
         raise usage_error("--like and --allow-rounding go with --to gguf")
-    from bcqfmt.converters.export import export
-
     with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
-        done = export(
-            checkpoint,
-            out,
-            layout,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            overwrite=overwrite,
-            tick=bar(stack, unit="B", unit_scale=True, desc="writing"),
-        )
-    if as_json:
-        render.emit_json({"bcq": str(bcq), "out": str(out), **done.as_dict()})
-        return
-    counts = [
-        render.count(done.weights, "weight"),
-        render.count(done.dense, "other tensor"),
-        render.count(len(done.files), "model file"),
-        render.size(done.nbytes),
-    ]
-    render.echo([f"{escape(str(out))}: {done.format}; {', '.join(counts)}", *(f"  {note}" for note in done.notes)])
-    render.echo(step_lines(run_it(out)))
+        how: dict[str, Any] = {"overwrite": overwrite, "tick": bar(stack, unit="B", unit_scale=True, desc="writing")}
+        if layout == "gguf":
+            from bcqfmt.converters.export.gguf import export_gguf
 
+            told = export_gguf(checkpoint, out, like=like, allow_rounding=allow_rounding, **how).as_dict()
+        else:
+            from bcqfmt.converters.export import export
 
-def _to_gguf(bcq: Path, out: Path, like: Path | None, allow_rounding: bool, overwrite: bool, as_json: bool) -> None:
-    from bcqfmt.converters.export.gguf import export_gguf
-
-    with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
-        checkpoint = stack.enter_context(open_checkpoint(bcq))
-        tick = bar(stack, unit="B", unit_scale=True, desc="writing")
-        done = export_gguf(checkpoint, out, like=like, allow_rounding=allow_rounding, overwrite=overwrite, tick=tick)
-    told = done.as_dict()
+            told = export(checkpoint, out, layout, dtype=dtype, max_shard_size=max_shard_size, **how).as_dict()
     if as_json:
         render.emit_json({"bcq": str(bcq), "out": str(out), **told})
         return
-    counts = [
-        render.count(told["weights"], "weight"),
-        render.count(told["dense"], "other tensor"),
-        render.size(done.nbytes),
-        f"metadata from {escape(done.metadata)}",
-    ]
-    exact = "every value as in BCQ" if done.exact else "ROUNDED"
-    first = f"{escape(str(out))}: gguf, {exact}; {', '.join(counts)}"
-    render.echo([first, *_types(told), *(f"  {note}" for note in done.notes), *step_lines(run_it(out))])
+    counts = [render.count(told["weights"], "weight"), render.count(told["dense"], "other tensor")]
+    if layout == "gguf":
+        counts += [render.size(told["bytes"]), f"metadata from {escape(told['metadata'])}"]
+    else:
+        counts += [render.count(len(told["files"]), "model file"), render.size(told["bytes"])]
+    exact = "" if layout != "gguf" else ", every value as in BCQ" if told["exact"] else ", ROUNDED"
+    first = f"{escape(str(out))}: {told['format']}{exact}; {', '.join(counts)}"
+    render.echo([first, *_types(told), *(f"  {note}" for note in told["notes"]), *step_lines(run_it(out))])
 
 
 def _types(told: dict[str, Any]) -> list[str]:
-    """A line for every type, one for every weight that was rounded, and one for all of those."""
+    """Of a GGUF file: a line for every type, one for every weight that was rounded, and one for all of those."""
+    if "tensors" not in told:
+        return []
     lines = []
     exact = [entry for entry in told["tensors"] if entry["exact"]]
     for kind in dict.fromkeys(entry["type"] for entry in exact):

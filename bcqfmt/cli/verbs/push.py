@@ -11,7 +11,8 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, usage_error, verb
 from bcqfmt.cli.expect import expected_bcq
-from bcqfmt.cli.publish import hashing, publish
+from bcqfmt.cli.progress import folder_bar
+from bcqfmt.cli.publish import publish
 from bcqfmt.errors import escape
 
 
@@ -55,7 +56,7 @@ def _show(dst: Path, repo: str, as_json: bool) -> None:
 
     split_hub_id(repo)
     with ExitStack() as stack:
-        files = files_to_push(dst, hashing(stack, dst))
+        files = files_to_push(dst, folder_bar(stack, dst, "checking"))
     total = sum(files.values())
     if as_json:
         render.emit_json({"folder": str(dst), "repo": repo, "files": files, "bytes": total})

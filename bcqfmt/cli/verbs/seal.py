@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 
 import click
 
@@ -12,7 +11,7 @@ from bcqfmt.checkpoint.seal import Change, Sealing, seal
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
 from bcqfmt.cli.expect import expected_bcq
-from bcqfmt.cli.progress import bar
+from bcqfmt.cli.progress import folder_bar
 from bcqfmt.errors import escape
 
 _RELEASED = "documentation, covered by no digest any more"
@@ -37,13 +36,7 @@ def command(folder: str, accept: bool, dry_run: bool, as_json: bool) -> int:
       bcqfmt seal model-bcq/
     """
     with expected_bcq(folder), ExitStack() as stack:
-        total = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-        done = seal(
-            folder,
-            accept=accept,
-            dry_run=dry_run,
-            progress=bar(stack, total=total, unit="B", unit_scale=True, desc="hashing"),
-        )
+        done = seal(folder, accept=accept, dry_run=dry_run, progress=folder_bar(stack, folder, "hashing"))
     render.show(as_json, {"dry_run": dry_run, **done.as_dict()}, _text(done))
     return done.exit_code
 

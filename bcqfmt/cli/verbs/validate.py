@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import click
 
@@ -11,7 +10,7 @@ from bcqfmt.checkpoint.validation import Report, validate
 from bcqfmt.cli import render
 from bcqfmt.cli.command import json_option, verb
 from bcqfmt.cli.expect import expect
-from bcqfmt.cli.progress import bar
+from bcqfmt.cli.progress import folder_bar
 from bcqfmt.errors import BcqError, escape
 
 
@@ -36,9 +35,7 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
       bcqfmt validate --deep model/
     """
     with ExitStack() as stack:
-        total = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file()) if deep else 0
-        tick = bar(stack, total=total, unit="B", unit_scale=True, desc="hashing") if deep else None
-        report = validate(path, deep=deep, progress=tick)
+        report = validate(path, deep=deep, progress=folder_bar(stack, path, "hashing") if deep else None)
     other = None if report.valid else _something_else(path)
     if as_json:
         found = report.as_dict()

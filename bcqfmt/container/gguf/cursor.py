@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 from bcqfmt.container.files import ByteSource
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import error
 
 MAX_HEADER: Final = 100_000_000  # bytes; the largest tokenizers take about 20 million
 _WINDOW = 1 << 20  # bytes read first; doubled on need
@@ -21,16 +21,12 @@ class Cursor:
         self.at = 0
         self._held = bytearray()
 
-    def cut_short(self, what: str, needed: int) -> BcqError:
-        """BCQ-E213: ``what`` would end beyond the end of the file."""
-        left = self.source.size - self.at
-        found = f"{what} at byte {self.at}: {left} bytes left"
-        return error("BCQ-E213", self.source.shown, found=found, expected=f"{needed}")
-
     def require(self, size: int, what: str) -> None:
         """BCQ-E213 unless the file has ``size`` more bytes, BCQ-E219 when the header grows too long with them."""
-        if size > self.source.size - self.at:
-            raise self.cut_short(what, size)
+        left = self.source.size - self.at
+        if size > left:
+            found = f"{what} at byte {self.at}: {left} bytes left"
+            raise error("BCQ-E213", self.source.shown, found=found, expected=f"{size}")
         if self.at + size > MAX_HEADER:
             found = f"{what} ends at byte {self.at + size}"
             raise error("BCQ-E219", self.source.shown, found=found, expected=f"{MAX_HEADER}")
@@ -40,7 +36,8 @@ class Cursor:
         self.require(size, what)
         begin, self.at = self.at, self.at + size
         if self.at > len(self._held):
-            self._read_up_to(self.at)
+            wanted = min(max(self.at, 2 * len(self._held), _WINDOW), self.source.size)
+            self._held += self.source.read(len(self._held), wanted - len(self._held)).data
         return begin
 
     def integer(self, code: str, what: str) -> int:
@@ -74,7 +71,3 @@ class Cursor:
     def bytes_from(self, begin: int) -> bytes:
         """The bytes from ``begin`` to here."""
         return bytes(self._held[begin : self.at])
-
-    def _read_up_to(self, end: int) -> None:
-        wanted = min(max(end, 2 * len(self._held), _WINDOW), self.source.size)
-        self._held += self.source.read(len(self._held), wanted - len(self._held)).data

@@ -10,10 +10,9 @@ imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.stored_tensor import StoredTensor
@@ -38,7 +37,10 @@ def load_linears(model: nn.Module, checkpoint: Checkpoint, *, dense: bool = Fals
     replaced: dict[str, nn.Linear] = {}
     for name, weight in checkpoint.weights():
         replaced[name] = _linear_of(model, name, weight)
-    targets = dict(_tensors(model)) if dense else {}
+    targets = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
     found = {name: tensor for name, tensor in checkpoint.dense() if dense}
     for name, tensor in found.items():
         if name not in targets or tuple(targets[name].shape) != tensor.shape:
@@ -76,8 +78,3 @@ def _linear_of(model: nn.Module, name: str, weight: BcqWeight) -> nn.Linear:
         expected = f"an nn.Linear with a weight of shape {list(weight.shape)}"
         raise error("BCQ-E552", tensor=name, found=found, expected=expected)
     return module
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)

@@ -22,15 +22,13 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.errors import error
 from bcqfmt.kernels import matmul
 from bcqfmt.kernels.bits import BitOperand, BitSegment
-from bcqfmt.kernels.bits.layout import BitLayout, group_for, in_steps
+from bcqfmt.kernels.bits.layout import BitLayout, group_for, pack_numbers, pack_planes
 from bcqfmt.kernels.gemm.dense import dense_of
-from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, byte_columns, check_operand
+from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand, in_tiles
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.weight.scheme import PackedZero, WeightSpec
 
 _FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
-_DTYPES = {name: kind for kind, name in _FLOATS.items()}
 
 
 class _Piece(SimpleNamespace):
@@ -162,8 +160,8 @@ class GpuWeight(matmul.MatmulWeight):
             return None
         segments = tuple(
             BitSegment(
-                layout=layout, planes=packed_planes(layout, piece.planes),
-                numbers=packed_numbers(layout, piece.first, piece.second), start=piece.start,
+                layout=layout, planes=pack_planes(layout, piece.planes),
+                numbers=pack_numbers(layout, piece.first, piece.second), start=piece.start,
             )
             for piece, layout in zip(self._pieces, layouts, strict=True)
             if layout is not None
@@ -179,7 +177,8 @@ class GpuWeight(matmul.MatmulWeight):
             alpha, z = linear_numbers(piece)
             half = piece.formula == "bcq" and piece.first.dtype == piece.second.dtype == torch.float16
             numbers = "F16" if half else "F32"
-            segments.append(_segment(piece, in_tiles(piece), alpha.permute(2, 0, 1), z.T, "bcq", numbers))
+            tiles = in_tiles(piece.planes, piece.width, piece.group_size)
+            segments.append(_segment(piece, tiles, alpha.permute(2, 0, 1), z.T, "bcq", numbers))
         return self._operand("lut-gemm", segments)
 
     def let_go(self, paths: Collection[str], dtype: str) -> bool:
@@ -232,22 +231,6 @@ def _segment(
     )  # fmt: skip
 
 
-def in_tiles(piece: _Piece) -> Tensor:
-    """As `kernels.operands.device.in_tiles`, made where the planes are."""
-    planes, (p, rows, _) = piece.planes, piece.planes.shape
-    columns = torch.as_tensor(byte_columns(piece.width, piece.group_size), device=planes.device)
-    found = planes.view(torch.uint8)
-    full = found.new_zeros(p, rows, -(-len(columns) // 32) * 32)
-    if (columns % 8).any():
-        low, high = columns // 8, (columns // 8 + 1).clamp(max=found.shape[2] - 1)
-        found = (found[:, :, low] | found[:, :, high].short() << 8) >> (columns % 8).short() & 255
-    full[:, :, : len(columns)] = found[:, :, : len(columns)]
-    places = torch.arange(max(8, rows), device=planes.device)
-    order = places[:8] ^ places[:rows, None] // 4 % 8
-    tiled = torch.take_along_dim(full.view(torch.int32).reshape(p, rows, -1, 8), order[None, :, None], 3)
-    return tiled.reshape(p, rows, -1, 4).permute(2, 0, 1, 3).contiguous()
-
-
 def linear_numbers(piece: _Piece) -> tuple[Tensor, Tensor]:
     """alpha (q, out, G) and z (out, G) of the linear reading, float32."""
     first, second = piece.first.double(), piece.second.double()
@@ -265,28 +248,3 @@ def layout_of(piece: _Piece) -> BitLayout | None:
         return None
     same = piece.first.dtype == piece.second.dtype
     return BitLayout(piece.bits, piece.width, g, piece.formula, _FLOATS[piece.first.dtype] if same else "F32")
-
-
-def packed_planes(layout: BitLayout, planes: Tensor) -> Tensor:
-    """The words of `kernels.bits.layout.pack_planes` as int32, made where the planes are."""
-    q, rows, words = planes.shape
-    tiles = -(-rows // ROWS)
-    full = planes.new_zeros(q, tiles * ROWS, layout.chunks * 8)
-    full[:, :rows, :words] = planes
-    if layout.passes > 1:
-        for plane in full:  # one at a time: it takes memory for three
-            plane.copy_(in_steps(plane))
-    parts = full.reshape(q, tiles, 2, 8, layout.chunks, 2, 4)
-    return parts.permute(1, 4, 0, 3, 6, 5, 2).reshape(-1)
-
-
-def packed_numbers(layout: BitLayout, first: Tensor, second: Tensor) -> Tensor:
-    """The words of `kernels.bits.layout.pack_numbers` as int32."""
-    kind = _DTYPES[layout.number]
-    stacked = torch.cat([first.reshape(-1, *second.shape).to(kind), second[None].to(kind)])
-    count, rows, groups = stacked.shape
-    tiles = -(-rows // ROWS)
-    full = stacked.new_zeros(count, tiles * ROWS, layout.sets * layout.places * layout.passes)
-    full[:, :rows, :groups] = stacked[:, :, : full.shape[2]]
-    parts = full.reshape(count, tiles, 2, 8, layout.sets, layout.places, layout.passes)
-    return parts.permute(1, 4, 6, 0, 5, 3, 2).reshape(-1).view(torch.int32)

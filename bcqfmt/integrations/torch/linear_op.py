@@ -51,13 +51,8 @@ _lock = threading.Lock()
 _FEW = 64
 
 
-def prepared_count() -> int:
-    """How many entries the cache has; those whose memory was freed are dropped first."""
-    with _lock:
-        return _drop_freed()
-
-
 def _drop_freed() -> int:
+    """How many entries the cache has, without those whose memory was freed."""
     for key in [key for key, entry in _cache.items() if entry.freed()]:
         del _cache[key]
     return len(_cache)

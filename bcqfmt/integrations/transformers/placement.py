@@ -98,14 +98,13 @@ def _place_matrix(model: Any, path: str, weight: BcqWeight) -> None:
         raise _refusal(weight, f"the model holds it in a {type(old).__name__}", "an nn.Linear or nn.Embedding")
     if tuple(old.weight.shape) != weight.shape:
         raise _refusal(weight, f"shape {list(weight.shape)}", f"{list(old.weight.shape)} as in the model")
-    if table:
-        options: dict[str, Any] = {"dtype": old.weight.dtype, "device": "meta", "nnz": _nnz(weight)}
-        scaled = is_scaled(old)
-        embedding = ScaledEmbedding(weight.spec, old, **options) if scaled else BcqEmbedding(weight.spec, **options)
-        _name(embedding, weight)
-        _put(model, path, embedding)
+    if is_scaled(old):
+        made = _empty(ScaledEmbedding, weight, old, dtype=old.weight.dtype)
+    elif table:
+        made = _empty(BcqEmbedding, weight, dtype=old.weight.dtype)
     else:
-        _put(model, path, _linear(weight, old.bias))
+        made = _empty(BcqLinear, weight, bias=old.bias is not None, dtype=getattr(old.bias, "dtype", None))
+    _put(model, path, made)
 
 
 def _tie_heads(model: Any, tied: Mapping[str, str]) -> None:
@@ -120,14 +119,6 @@ def _tie_heads(model: Any, tied: Mapping[str, str]) -> None:
             _put(model, place, tied_head)
 
 
-def _linear(weight: BcqWeight, bias: Any = None) -> BcqLinear:
-    layer = BcqLinear(
-        weight.spec, bias=bias is not None, dtype=None if bias is None else bias.dtype, device="meta", nnz=_nnz(weight)
-    )
-    _name(layer, weight)
-    return layer
-
-
 def _place_stack(model: Any, target: str, weight: BcqWeight) -> None:
     owner, _, leaf = target.rpartition(".")
     experts = model.get_submodule(owner)
@@ -136,9 +127,7 @@ def _place_stack(model: Any, target: str, weight: BcqWeight) -> None:
         stored = f"a weight of shape {list(weight.shape)}"
         raise _refusal(weight, stored, "a stack as large as the model's parameter of that name")
     del experts._parameters[leaf]
-    stack = ExpertStack(weight.spec, device="meta", nnz=_nnz(weight))
-    _name(stack, weight)
-    experts.add_module(leaf, stack)
+    experts.add_module(leaf, _empty(ExpertStack, weight))
     _prepare(experts, leaf)
 
 
@@ -181,9 +170,8 @@ def _rows_of_stacks(model: Any, target: str, shape: Any, found: list[_Expert]) -
         if not held or (item.weight.spec.stack, high, item.weight.spec.columns) != tuple(shape):
             stored = f"{len(pieces)} stacks, this one of shape {list(item.weight.shape)}"
             raise _refusal(item.weight, stored, f"'{target}' {list(shape)} in all")
-    stacks = [ExpertStack(item.weight.spec, device="meta", nnz=_nnz(item.weight)) for item in pieces]
+    stacks = [_empty(ExpertStack, item.weight) for item in pieces]
     for item, stack in zip(pieces, stacks, strict=True):
-        _name(stack, item.weight)
         _put(model, item.path, stack)
     return [[(stack, number) for stack in stacks] for number in range(shape[0])]
 
@@ -201,7 +189,7 @@ def _rows_of_matrices(model: Any, target: str, shape: Any, found: list[_Expert])
         high, wide = sum(item.weight.spec.out for item in items), items[0].weight.spec.columns
         if (high, wide) != tuple(shape[1:]) or any(len(item.weight.shape) != 2 for item in items):
             raise _refusal(items[0].weight, f"expert {number} has shape {[high, wide]}", f"{list(shape[1:])}")
-        rows.append([(_linear(item.weight), 0) for item in items])
+        rows.append([(_empty(BcqLinear, item.weight), 0) for item in items])
         for item, (layer, _) in zip(items, rows[-1], strict=True):
             _put(model, item.path, layer)
     return rows
@@ -232,15 +220,13 @@ def _check_parts(name: str, path: str, renamings: Any, prefix: str, more: set[tu
         more.add((rf"^{re.escape(got.removesuffix('s0_planes'))}", f"{path}.bcq_"))
 
 
-def _name(module: Any, weight: BcqWeight) -> None:
-    """The weight's name in files; and a mark by which transformers leaves the module as it is."""
-    module.weight_name = weight.name
-    module._is_hf_initialized = True
-
-
-def _nnz(weight: BcqWeight) -> int:
-    part = weight.parts().get("outlier_values")
-    return 0 if part is None else part.shape[0]
+def _empty(kind: Any, weight: BcqWeight, *plain: Any, **options: Any) -> Any:
+    """A module without content: with the weight's name in files, and a mark that makes transformers leave it alone."""
+    outliers = weight.parts().get("outlier_values")
+    nnz = 0 if outliers is None else outliers.shape[0]
+    module = kind(weight.spec, *plain, device="meta", nnz=nnz, **options)
+    module.weight_name, module._is_hf_initialized = weight.name, True
+    return module
 
 
 def _refusal(weight: BcqWeight, found: str, expected: str = "") -> BcqError:

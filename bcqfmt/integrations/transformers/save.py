@@ -10,22 +10,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import PreTrainedModel, remove_tied_weights_from_state_dict
 
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, file_list
+from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, SOURCE, config_entries, entries, file_list
 from bcqfmt.checkpoint.manifest import Manifest, parse_manifest, relative_path
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, save
 from bcqfmt.container.durable import output_path
-from bcqfmt.container.files import cannot_list, read_json
+from bcqfmt.container.files import read_json
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.integrations.torch.layers import BcqModule
@@ -204,7 +203,7 @@ def kept_files(target: Path, weights: Mapping[str, BcqWeight]) -> dict[str, byte
     """
     if target.is_symlink() or not target.is_dir():
         return {}  # new; or the writer refuses it
-    names = sorted(_everything(target))
+    names = sorted(entries(target, hidden=True))
     manifest = _manifest(target)
     listed = {} if manifest is None else manifest.files
     if manifest is not None and _holds(target, manifest, weights):
@@ -223,14 +222,6 @@ def kept_files(target: Path, weights: Mapping[str, BcqWeight]) -> dict[str, byte
             hint="save into a new folder, or move these files away; save_pretrained(..., tokenizer=) takes a tokenizer",
         )  # fmt: skip
     return {name: (target / name).read_bytes() for name in found}
-
-
-def _everything(folder: Path) -> Iterator[str]:
-    """Every file and link as a relative path, hidden ones too."""
-    for top, folders, files in os.walk(folder, onerror=cannot_list):
-        place = Path(top)
-        for name in (*files, *(name for name in folders if (place / name).is_symlink())):
-            yield (place / name).relative_to(folder).as_posix()
 
 
 def _keepable(folder: Path, name: str) -> bool:

@@ -15,9 +15,7 @@ __all__ = ["register"]
 def register() -> None:
     """Tell vLLM about the method; any number of calls do the same. BCQ-E306 without vLLM."""
     try:
-        from vllm.model_executor.layers.quantization import (  # type: ignore[import-not-found, unused-ignore]
-            register_quantization_config,
-        )
+        from vllm.model_executor.layers.quantization import register_quantization_config
 
         from .config import BcqConfig
     except ImportError as fault:

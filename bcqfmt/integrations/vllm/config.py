@@ -5,20 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import (  # type: ignore[import-not-found, unused-ignore]
-    LinearBase,
-    UnquantizedLinearMethod,
-)
-from vllm.model_executor.layers.quantization.base_config import (  # type: ignore[import-not-found, unused-ignore]
-    QuantizationConfig,
-)
-from vllm.model_executor.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found, unused-ignore]
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
-from vllm.transformers_utils.repo_utils import (  # type: ignore[import-not-found, unused-ignore]
-    get_hf_file_bytes,
-)
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.transformers_utils.repo_utils import get_hf_file_bytes
 
 from bcqfmt.checkpoint.descriptor import check_version
 from bcqfmt.checkpoint.folder import MANIFEST

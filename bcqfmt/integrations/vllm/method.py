@@ -16,10 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.layers.linear import (  # type: ignore[import-not-found, unused-ignore]
-    ColumnParallelLinear,
-    LinearMethodBase,
-)
+from vllm.model_executor.layers.linear import ColumnParallelLinear, LinearMethodBase
 
 from bcqfmt.errors import error
 from bcqfmt.integrations.torch.embedding import BcqEmbedding

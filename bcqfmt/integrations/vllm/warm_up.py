@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from vllm.config.vllm import get_current_vllm_config_or_none  # type: ignore[import-not-found, unused-ignore]
+from vllm.config.vllm import get_current_vllm_config_or_none
 
 from bcqfmt.integrations.torch.embedding import BcqEmbedding
 from bcqfmt.integrations.torch.layers import BcqModule

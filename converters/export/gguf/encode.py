@@ -19,7 +19,6 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.gguf.blocks import blocks_of
 from bcqfmt.converters.gguf.kinds import KINDS
-from bcqfmt.converters.gguf.requantize import q8_0
 from bcqfmt.converters.gguf.values import values_of
 from bcqfmt.converters.layouts.rebuild import apply_rule
 from bcqfmt.converters.source.gguf_rows import rows_back
@@ -86,7 +85,7 @@ def _blocks(weight: BcqWeight, choice: Choice, e: int, rows: tuple[int, int], va
     """uint8 [rows, row bytes], or numbers [rows, columns] of a dense type."""
     if choice.how == "values":
         if choice.type not in DENSE:
-            return q8_0(values)
+            return _q8_0(values)
         dense = np.empty(values.shape, numpy_dtype(choice.type))  # rounded once, not twice
         decode.decode_matrix(weight.spec, weight.parts(), e, rows, (0, values.shape[1]), None, choice.type, dense)
         return dense
@@ -107,6 +106,21 @@ def _blocks(weight: BcqWeight, choice: Choice, e: int, rows: tuple[int, int], va
     for name, exact in named_numbers(numbers).items():
         fields[name] = half(exact)[:, columns[::32]]
     return blocks_of(choice.type, fields)
+
+
+def _q8_0(values: npt.NDArray[np.float32]) -> Bytes:
+    """Blocks of Q8_0, uint8 [N, row bytes], for values [N, K]: the largest of 32 becomes 127, the others the nearest.
+
+    Codes are rounded to the scale as it is stored, not to the one before its rounding to F16.
+    """
+    blocks = values.reshape(len(values), -1, 32)
+    with np.errstate(all="ignore"):
+        scale = (np.abs(blocks).max(axis=-1) / np.float32(127)).astype(np.float16)
+        codes = np.rint(blocks / scale.astype(np.float32)[..., None])
+        codes = np.clip(np.nan_to_num(codes, nan=0.0), -127, 127).astype(np.int16) + 128
+    planes = words.codes_to_planes(codes.astype(np.uint8).reshape(values.shape), 8)
+    made: Bytes = blocks_of("Q8_0", {"planes": planes, "scale": scale})
+    return made
 
 
 def _stored(weight: BcqWeight, kind: str, numbers: decode.Numbers) -> Array:

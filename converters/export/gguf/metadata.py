@@ -137,7 +137,7 @@ def _object(folder: Path, name: str, *, needed: bool = False) -> dict[str, Any]:
         return {}
     try:
         raw = read_small(inside(folder, name), limits.MAX_JSON_FILE_BYTES, name, "BCQ-E641")
-        value = parse(raw, integers_only=False)
+        value = parse(raw, integers_only=False, deepest=limits.MAX_CONFIG_DEPTH)
     except JsonFault as fault:
         raise error("BCQ-E641", name, found=escape(fault.detail), expected="JSON") from None
     if not isinstance(value, dict):

@@ -7,7 +7,7 @@ BPE, where llama.cpp merges by scores of tokens: a token's score is minus the ra
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bcqfmt.container.gguf.writer import pair
 from bcqfmt.converters.source.gguf_tokenizer import NAMES, SPLITS
@@ -24,33 +24,25 @@ _OTHER: Final = (
 _NEVER: Final = -1e9  # score of a token that no merge makes
 
 
-class _Kind(NamedTuple):
-    """``model`` and ``pre`` as GGUF names them; ``prefix``: whether a text gets a space before it."""
-
-    model: str
-    pre: str
-    prefix: bool
-
-
 def tokenizer_pairs(made: dict[str, Any], settings: dict[str, Any], config: dict[str, Any], rows: int) -> list[bytes]:
     """Key values for tokenizer.json, tokenizer_config.json and config.json; ``rows`` of the embedding."""
     model = made.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
         shown = model.get("type") if isinstance(model, dict) else None
         raise Unwritable(f"a tokenizer of type {shown}", "BPE, byte-level or of SentencePiece", _OTHER)
-    kind = _kind(made, model)
+    kind, pre, prefix = _kind(made, model)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
     tokens, types = _tokens(made, model["vocab"], model.get("unk_token"), rows)
     found = [
-        pair("tokenizer.ggml.model", "str", kind.model),
-        pair("tokenizer.ggml.pre", "str", kind.pre),
+        pair("tokenizer.ggml.model", "str", kind),
+        pair("tokenizer.ggml.pre", "str", pre),
         pair("tokenizer.ggml.tokens", "str[]", tokens),
     ]
-    if kind.model == "llama":
+    if kind == "llama":
         found.append(pair("tokenizer.ggml.scores", "f32[]", _scores(tokens, types, merges)))
-        found.append(pair("tokenizer.ggml.add_space_prefix", "bool", kind.prefix))
+        found.append(pair("tokenizer.ggml.add_space_prefix", "bool", prefix))
     found.append(pair("tokenizer.ggml.token_type", "i32[]", types))
-    if kind.model == "gpt2":
+    if kind == "gpt2":
         found.append(pair("tokenizer.ggml.merges", "str[]", merges))
     ids = {token: i for i, token in enumerate(tokens)}
     roles = _roles(settings, config, model, ids)
@@ -62,18 +54,19 @@ def tokenizer_pairs(made: dict[str, Any], settings: dict[str, Any], config: dict
     return [*found, pair("tokenizer.chat_template", "str", template)] if isinstance(template, str) else found
 
 
-def _kind(made: dict[str, Any], model: dict[str, Any]) -> _Kind:
+def _kind(made: dict[str, Any], model: dict[str, Any]) -> tuple[str, str, bool]:
+    """Model and splitting rule as GGUF names them, and whether a text gets a space before it."""
     steps = _steps(made.get("pre_tokenizer"), "pretokenizers")
     normal = _steps(made.get("normalizer"), "normalizers")
     if model.get("byte_fallback"):
         prefix, replaced = _spaces(normal, steps)
         if not replaced:
             raise Unwritable("a normalizer that is not SentencePiece's", f"spaces replaced by {_SPACE}")
-        return _Kind("llama", "default", prefix)
+        return "llama", "default", prefix
     plain = [_plain(step) for step in steps]
     for name, known in SPLITS.items():
         if plain == [_plain(step) for step in known]:
-            return _Kind("gpt2", name, False)
+            return "gpt2", name, False
     raise Unwritable("a pre_tokenizer that has no name here", f"that of {', '.join(SPLITS)}, or SentencePiece's")
 
 

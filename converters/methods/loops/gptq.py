@@ -14,11 +14,6 @@ from bcqfmt.compiled.loops import compiled, inner
 
 from .rtn import best_grid
 
-__all__ = [
-    "accumulate", "descend_nested", "factor_block", "grids", "invert_block", "round_columns", "round_nested",
-    "round_to_levels", "solve_rows", "solve_tile",
-]  # fmt: skip
-
 _TILE = 256  # columns and rows of P used at a time: they fit the second-level cache, a row of the sum the first
 _DEPTH = 128
 

@@ -315,9 +315,9 @@ def test_copies_and_pickles() -> None:
 def test_what_was_prepared_is_dropped_when_a_buffer_changes_and_when_it_is_freed() -> None:
     layer, x = BcqLinear.from_weight(plain()), inputs(1, 96)
     gc.collect()  # what other tests have left
-    before = ops.prepared_count()
+    before = ops._drop_freed()
     first = layer(x)
-    assert ops.prepared_count() == before + 1
+    assert ops._drop_freed() == before + 1
     layer.bcq_s0_scale.mul_(2)
     assert torch.equal(layer(x), 2 * first)
     other = plain(seed=5)
@@ -327,18 +327,18 @@ def test_what_was_prepared_is_dropped_when_a_buffer_changes_and_when_it_is_freed
     assert torch.equal(layer(x), first)
     del layer
     gc.collect()
-    assert ops.prepared_count() == before
+    assert ops._drop_freed() == before
 
 
 def test_layers_that_share_memory_share_what_was_prepared() -> None:
     layer, x = BcqLinear.from_weight(plain()), inputs(1, 96)
-    before = ops.prepared_count()
+    before = ops._drop_freed()
     with torch.inference_mode():
         expected = layer(x)
     twin = BcqLinear(layer.spec, device="meta")
     twin.load_state_dict(layer.state_dict(), assign=True)
     assert torch.equal(twin(x), expected)
-    assert ops.prepared_count() == before + 1
+    assert ops._drop_freed() == before + 1
 
 
 def test_the_text_of_a_layer_tells_planes_groups_and_bits() -> None:

@@ -15,15 +15,11 @@ import torch
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.gpu_weight import (
     gpu_weight,
-    in_tiles,
     layout_of,
     linear_numbers,
-    packed_numbers,
-    packed_planes,
 )
 from bcqfmt.kernels import operands
 from bcqfmt.kernels.bits import layout as bit_layout
-from bcqfmt.kernels.operands.device import in_tiles as on_host
 from products import kernel_samples as ks
 
 CASES = [
@@ -52,10 +48,10 @@ def test_the_fast_layout_is_that_of_the_host(case: tuple[Any, ...], numbers: str
     assert found is not None
     same = bit_layout.BitLayout(wanted.bits, wanted.width, wanted.group_size, wanted.formula, numbers)
     assert found == same
-    planes = packed_planes(found, piece.planes).numpy().view(np.uint32)
-    assert np.array_equal(planes, bit_layout.pack_planes(same, segment.planes))
-    words = packed_numbers(found, piece.first, piece.second).numpy().view(np.uint32)
-    assert np.array_equal(words, bit_layout.pack_numbers(same, segment.first, segment.second))
+    assert np.array_equal(piece.planes.numpy().view(np.uint32), segment.planes)
+    words = bit_layout.pack_numbers(found, piece.first, piece.second)
+    host = [torch.from_numpy(np.array(numbers)) for numbers in (segment.first, segment.second)]
+    assert torch.equal(words, bit_layout.pack_numbers(same, *host))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -67,7 +63,7 @@ def test_words_and_numbers_for_look_ups_are_those_of_the_host(case: tuple[Any, .
     assert np.array_equal(alpha.numpy(), segment.alpha)
     assert np.array_equal(z.numpy(), segment.z)
     assert made.linear
-    assert np.array_equal(in_tiles(made._pieces[0]).numpy().view(np.uint32), on_host(segment.planes, *case[3:]))
+    assert np.array_equal(made._pieces[0].planes.numpy().view(np.uint32), segment.planes)
 
 
 def test_segments_side_by_side() -> None:

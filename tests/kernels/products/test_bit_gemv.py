@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bcqfmt import BcqWeight
 from bcqfmt.kernels.bits.layout import STEP_MASKS, in_steps, layout_of, pack_numbers, pack_planes
@@ -187,7 +188,12 @@ def test_packing_is_a_permutation(g: int) -> None:
     segment = operand(ks.weight("bcq", 3, 21, 300, g)).segments[0]
     layout = layout_of(segment)
     assert layout is not None
-    planes, numbers = pack_planes(layout, segment.planes), pack_numbers(layout, segment.first, segment.second)
+    stored, *pair = (
+        torch.from_numpy(np.array(a)) for a in (segment.planes.view(np.int32), segment.first, segment.second)
+    )
+    planes, numbers = (
+        made.numpy().view(np.uint32) for made in (pack_planes(layout, stored), pack_numbers(layout, *pair))
+    )
     assert planes.size * 4 == 2 * layout.chunks * layout.bits * 512
     assert numbers.size * 4 == 2 * layout.sets * layout.set_bytes
     words = in_steps(segment.planes) if g in (8, 16) else segment.planes

@@ -25,7 +25,7 @@ CASES = [
     ("affine", 4, 70, 200, 64, "F16", 9, {"engine": "wgmma", "depth": 2}),
     ("affine", 4, 70, 200, 64, "F16", 18, {**WGMMA, "depth": 2}),
     ("affine", 3, 70, 136, 32, "F16", 3, {"depth": 2, "height": 2, "groups": 2, "stages": 2}),
-    ("affine", 4, 40, 520, 128, "F16", 8, {"depth": 2, "groups": 2, "stages": 2}),
+    ("affine", 4, 40, 520, 128, "F16", 8, {"depth": 2, "groups": 2, "stages": 2, "early": True}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, MMA),
     ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones

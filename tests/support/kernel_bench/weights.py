@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight, packed_numbers, packed_planes
+from bcqfmt.integrations.torch.gpu_weight import GpuWeight, gpu_weight
 from bcqfmt.kernels.bits import BitOperand, BitSegment
-from bcqfmt.kernels.bits.layout import BitLayout
+from bcqfmt.kernels.bits.layout import BitLayout, pack_numbers, pack_planes
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
 
 __all__ = ["Weight", "copies", "random_vectors", "random_weight"]
@@ -48,8 +48,8 @@ class Weight:
 
     def operand(self, layout: BitLayout) -> BitOperand:
         """For `bit_gemv`; settled once the device has been waited for."""
-        numbers = packed_numbers(layout, self.first, self.second)
-        segment = BitSegment(layout=layout, planes=packed_planes(layout, self.planes), numbers=numbers, start=0)
+        numbers = pack_numbers(layout, self.first, self.second)
+        segment = BitSegment(layout=layout, planes=pack_planes(layout, self.planes), numbers=numbers, start=0)
         return BitOperand(shape=self.shape, segments=(segment,), perm=None, settled=True)
 
     def placed(self) -> GpuWeight:

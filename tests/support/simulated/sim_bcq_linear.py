@@ -21,7 +21,7 @@ def products(weight: BcqWeight, batch: int) -> tuple[Any, Any, Any]:
     y = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0)
     again = linear_op._linear_cuda(x, layer.parts(), layer.text, 0, 0)
     assert torch.equal(y, again)
-    assert linear_op.prepared_count() == 1
+    assert linear_op._drop_freed() == 1
     dense = linear_op._values_cuda(layer.parts(), layer.text, 0, 0, layer.logical)
     return x.numpy(), y.numpy(), dense.float().numpy()
 

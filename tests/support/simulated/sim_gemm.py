@@ -18,7 +18,8 @@ from simulated.sim_kernels import Guarded, guarded
 
 def product(
     weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", engine: str = "few", vectors: int = 8,
-    groups: int = 1, depth: int = 1, stages: int = 3, height: int = 1, producers: int = 1, addend: Any = None,
+    groups: int = 1, depth: int = 1, stages: int = 3, height: int = 1, producers: int = 1, early: bool = False,
+    addend: Any = None,
 ) -> Guarded:  # fmt: skip
     """``x W^T`` with small blocks of threads."""
     placed = gemm_operand(operand(weight), kind)
@@ -27,6 +28,7 @@ def product(
         (FewShape if engine == "few" else GemmShape)(
             segment.layout, vectors, KINDS[kind], KINDS[result] if k == last else 0, engine, groups, depth, stages,
             added=k > 0 or addend is not None, paired=weight.spec.out % 2 == 0, height=height, producers=producers,
+            early=early,
         )
         for k, segment in enumerate(placed.segments)
     ]  # fmt: skip

@@ -21,6 +21,7 @@ from bcqfmt.kernels import dequant, lut
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+_NUMBERS = {"F16": torch.float16, "F64": torch.float64}
 
 
 def lut_gemv(x: Tensor, weight: DeviceOperand) -> Tensor:
@@ -60,6 +61,26 @@ def _lists(weight: DeviceOperand) -> list[list[Any]]:
     return [[getattr(segment, name) for segment in weight.segments] for name in names]
 
 
+def _operand(
+    layout: str, planes: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], widths: Sequence[int],
+    group_sizes: Sequence[int], formulas: Sequence[str], dtype: str, finite: bool, **others: Any,
+) -> DeviceOperand:  # fmt: skip
+    """The operand that these arrays are, checked."""
+    axis, other = (1, "F16") if layout == "lut-gemm" else (0, "F64")  # of planes; the type of numbers that are not F32
+    segments = [
+        DeviceSegment(
+            planes=words, first=a, second=b, start=sum(widths[:k]), width=widths[k], group_size=group_sizes[k],
+            bits=words.shape[axis], formula=formula, finite=finite,
+            numbers=other if a.dtype == _NUMBERS[other] else "F32",
+        )
+        for k, (words, a, b, formula) in enumerate(zip(planes, first, second, formulas, strict=True))
+    ]  # fmt: skip
+    shape = (planes[0].shape[axis + 1], sum(widths))
+    operand = DeviceOperand(shape=shape, dtype=dtype, layout=layout, segments=tuple(segments), **others)
+    check_operand(operand)
+    return operand
+
+
 def _check_lists(dimensions: int, planes: Sequence[Tensor], *others: Sequence[object]) -> None:
     """BCQ-E552 unless there is one entry per segment everywhere, and planes have that many ``dimensions``."""
     if not planes or any(len(other) != len(planes) for other in others) or any(p.dim() != dimensions for p in planes):
@@ -82,25 +103,10 @@ def _lut_gemv(
     added: Tensor | None,
 ) -> Tensor:
     _check_lists(4, planes, alpha, z, widths, group_sizes)
-    segments = [
-        DeviceSegment(
-            planes=words, first=scales, second=biases, start=sum(widths[:k]), width=widths[k],
-            group_size=group_sizes[k], bits=words.shape[1], formula="bcq",
-            numbers="F16" if scales.dtype == torch.float16 else "F32",
-        )
-        for k, (words, scales, biases) in enumerate(zip(planes, alpha, z, strict=True))
-    ]  # fmt: skip
-    operand = DeviceOperand(
-        shape=(planes[0].shape[2], sum(widths)),
-        dtype="F32",
-        layout="lut-gemm",
-        segments=tuple(segments),
-        perm=perm,
-        indptr=indptr,
-        indices=indices,
-        added=added,
-    )
-    check_operand(operand)
+    operand = _operand(
+        "lut-gemm", planes, alpha, z, widths, group_sizes, ["bcq"] * len(planes), "F32", False,
+        perm=perm, indptr=indptr, indices=indices, added=added,
+    )  # fmt: skip
     result: Tensor = lut.lut_gemv(operand, x)
     return result
 
@@ -129,27 +135,11 @@ def _dequantize(
     mode: str,
 ) -> Tensor:
     _check_lists(3, planes, first, second, widths, group_sizes, formulas.split(","))
-    segments = [
-        DeviceSegment(
-            planes=words, first=a, second=b, start=sum(widths[:k]), width=widths[k], group_size=group_sizes[k],
-            bits=words.shape[0], formula=formulas.split(",")[k], finite=finite,
-            numbers="F64" if a.dtype == torch.float64 else "F32",
-        )
-        for k, (words, a, b) in enumerate(zip(planes, first, second, strict=True))
-    ]  # fmt: skip
-    operand = DeviceOperand(
-        shape=(planes[0].shape[1], sum(widths)),
-        dtype=next(name for name, kind in _DTYPES.items() if kind == logical),
-        layout="canonical",
-        segments=tuple(segments),
-        perm=perm,
-        stored=stored,
-        indptr=indptr,
-        indices=indices,
-        values=values,
-        mode=mode,
-    )
-    check_operand(operand)
+    kind = next(name for name, kind in _DTYPES.items() if kind == logical)
+    operand = _operand(
+        "canonical", planes, first, second, widths, group_sizes, formulas.split(","), kind, finite,
+        perm=perm, stored=stored, indptr=indptr, indices=indices, values=values, mode=mode,
+    )  # fmt: skip
     result: Tensor = dequant.dequantize(operand, dtype)
     return result
 
