@@ -126,7 +126,7 @@ def _segment(segment: OperandSegment, layout: str, up: Any) -> DeviceSegment:
     if layout == "canonical":
         planes, first, second, formula = segment.planes, segment.first, segment.second, segment.formula
     else:
-        tiles = in_tiles(device.upload(segment.planes, "cpu"), segment.width, segment.group_size)
+        tiles = in_tiles(device.tensor(segment.planes, "cpu"), segment.width, segment.group_size)
         planes, formula = tiles.numpy().view(np.uint32), "bcq"
         first, second = _shorter(segment.alpha.transpose(2, 0, 1), segment.z.T)
     return DeviceSegment(
