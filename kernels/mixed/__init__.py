@@ -51,11 +51,6 @@ class MixedOperand:
         """The number of the GPU that it is on; None on the host."""
         return device.gpu_of(self.units)
 
-    @property
-    def nbytes(self) -> int:
-        words = device.describe(self.units).size + device.describe(self.perm).size
-        return 4 * words + (0 if self.outliers is None else self.outliers.nbytes)
-
 
 def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = None) -> MixedOperand:
     """A weight of a 2-bit segment with second-order scales, a 4-bit segment, or both, on a device.
