@@ -14,6 +14,7 @@ from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.dequant import dequantize
+from bcqfmt.kernels.gemm.shape import few_is_faster
 from bcqfmt.kernels.lut import BATCH_LIMIT
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.device import DeviceOperand, to_device
@@ -30,8 +31,9 @@ LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
-# measured on an H200 (docs/benchmarks/gemm.md). Then the same of bcq weights and reordered columns, one launch more.
-GEMM_LEAST = 3, 5
+# measured on an H200 (docs/benchmarks/gemm.md): by its kernel for few vectors; others; of bcq weights and reordered
+# columns, for one launch more.
+GEMM_LEAST = 2, 3, 5
 GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 
@@ -197,7 +199,9 @@ def _gemm_most(many: gemm_of.GemmOperand) -> int:
 def _gemm_least(weight: MatmulWeight) -> int:
     """From how many vectors on `gemm` is faster than the fast product."""
     operand = weight.operand
-    return GEMM_LEAST[operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments)]
+    if operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments):
+        return GEMM_LEAST[2]
+    return GEMM_LEAST[operand.outliers is not None or not all(map(few_is_faster, operand.segments))]
 
 
 def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:

@@ -16,8 +16,7 @@ from bcqfmt.errors import escape
 
 from . import render
 
-_M_MMAP_THRESHOLD = -3  # malloc.h of glibc
-_LARGE = 1 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 class Progress:
@@ -108,8 +107,13 @@ def announce_kernels(stack: ExitStack, *, dense: bool = False) -> None:
     stack.enter_context(before_first_compilation(lambda: waiting("compiling for this processor, once, up to a minute")))
 
 
-def return_large_blocks() -> None:
-    """Give arrays back to the system when they are freed: glibc would keep blocks of whole weights, per thread."""
-    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # ms: torch's on ARM gives all back between two uses
+def return_large_blocks(size: int = 1 << 20) -> None:
+    """Give arrays of ``size`` bytes and more back to the system when they are freed.
+
+    glibc would keep blocks of whole weights, per thread.
+    """
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms: torch's on ARM gives all back between two uses
     with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, size)
+        library.mallopt(_M_TRIM_THRESHOLD, 8 * size)  # of smaller ones

@@ -25,6 +25,7 @@ import torch
 
 from bcqfmt.converters.methods.protocol import InputStats, Reading
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+from bcqfmt.system import return_freed_memory
 from bcqfmt.weight.weight import BcqWeight
 
 from .calibration import Runner, device_of, model_and_tokens
@@ -125,6 +126,7 @@ class Blocks:
                 for key in self._readings
                 if wanted
             }
+            return_freed_memory()  # parts of the layer have been forgotten
             for name in wanted:
                 readings = {key: self._reading(named[None][name].weight, sums[key][name], group) for key in sums}
                 measured = one(name, readings)
@@ -177,6 +179,7 @@ class Blocks:
         if self._stage >= 0:
             self.runner.unload(self.runner.real[self._stage])
         self._stage, self._runs = -1, {}
+        return_freed_memory()
 
     def _linears(self, stage: int, layer: torch.nn.Module | None = None) -> Iterator[tuple[str, torch.nn.Linear]]:
         return linears(self.source, layer or self.runner.real[stage], self.runner.prefix(stage))
