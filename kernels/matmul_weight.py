@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -149,14 +148,6 @@ class MatmulWeight:
         """The matrix (out, in) in ``dtype``, the bits of the normative decoder."""
         return dequantize(self.exact, dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all layouts that were made so far."""
-        made = [
-            found for found in self.__dict__.values() if dataclasses.is_dataclass(found) and found is not self.operand
-        ]
-        return sum({device.describe(array).address: array.nbytes for array in _arrays([made, self._gemm])}.values())
-
     @cached_property
     def _place(self) -> int | None:
         """The number of the GPU; None for the current one."""
@@ -189,18 +180,6 @@ class MatmulWeight:
 def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     """ "mixed", "bits", "gemm", "look-up" or "dequantize": how :func:`matmul` multiplies that many vectors."""
     return weight.path(vectors, dtype)
-
-
-def _arrays(value: Any) -> Iterator[Any]:
-    """All arrays in dataclasses, lists, tuples and dicts."""
-    if dataclasses.is_dataclass(value):
-        for member in dataclasses.fields(value):
-            yield from _arrays(getattr(value, member.name))
-    elif isinstance(value, list | tuple | dict):
-        for member in value.values() if isinstance(value, dict) else value:
-            yield from _arrays(member)
-    elif hasattr(value, "nbytes"):
-        yield value
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
