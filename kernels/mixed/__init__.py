@@ -89,8 +89,7 @@ def mixed_gemv(operand: MixedOperand, x: Any, out: Any = None, *, shape: MixedSh
     :func:`shape_for` says. Same bits at every call.
     """
     device.require_capability(9, 0, operand.gpu)
-    kinds = tuple(KINDS)
-    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=kinds, results=kinds, most=BATCH)
+    batch, dtype, y, result = check_product(operand.shape, x, out, BATCH)
     check_same_device(x=x, out=y, weight=operand.units)
     step = plan_of(operand, batch, dtype, result) if shape is None else _step(operand, batch, shape)
     launch(operand, step, x, y)
