@@ -23,17 +23,18 @@ class Code(NamedTuple):
     severity: str = "error"
 
 
-_DOWNLOAD = "download the file again"
-_SEAL = "download the file again; if it was changed on purpose: bcqfmt seal FOLDER"
+_AGAIN = "download the file again or, if it was made here, repeat the command that made it"
+_FOLDER = "or, if the folder was made here, repeat the command that made it"
+_SEAL = f"{_AGAIN}; if it was changed on purpose: bcqfmt seal FOLDER"
 _WRITER = "the file was not written by a correct writer; write it again with bcqfmt"
 _GGUF = "download the file again; if that does not help, make it again with a current llama.cpp"
 
 # fmt: off
 _TABLE = [
     # container
-    Code("BCQ-V101", "file too short for a header length", 4, _DOWNLOAD),
-    Code("BCQ-V102", "header length out of range", 4, "download the file again; if that does not help it is no safetensors file, or has too many tensors"),
-    Code("BCQ-V103", "header longer than the file", 4, _DOWNLOAD),
+    Code("BCQ-V101", "file too short for a header length", 4, _AGAIN),
+    Code("BCQ-V102", "header length out of range", 4, f"{_AGAIN}; if that does not help it is no safetensors file, or has too many tensors"),
+    Code("BCQ-V103", "header longer than the file", 4, _AGAIN),
     Code("BCQ-V104", "header does not begin with '{'", 4, _WRITER),
     Code("BCQ-V105", "header is not valid UTF-8 text", 4, _WRITER),
     Code("BCQ-V106", "header is not the JSON that the format allows", 4, _WRITER),
@@ -45,8 +46,8 @@ _TABLE = [
     Code("BCQ-V112", "size of a tensor does not follow from its shape", 4, _WRITER),
     Code("BCQ-V113", "tensors overlap", 4, _WRITER),
     Code("BCQ-V114", "hole between tensors", 4, _WRITER),
-    Code("BCQ-V115", "bytes after the last tensor", 4, _DOWNLOAD),
-    Code("BCQ-V116", "data is cut short", 4, _DOWNLOAD),
+    Code("BCQ-V115", "bytes after the last tensor", 4, _AGAIN),
+    Code("BCQ-V116", "data is cut short", 4, _AGAIN),
     Code("BCQ-V117", "tensor not aligned to its type", 4, _WRITER),
     Code("BCQ-V118", "__metadata__ is not an object of strings", 4, _WRITER),
     Code("BCQ-V119", "tensor name too long", 4, _WRITER),
@@ -83,30 +84,30 @@ _TABLE = [
     Code("BCQ-V410", "too many outliers", 9, "a dense tensor is smaller than that many outliers"),
     Code("BCQ-V411", "a byte that is no UE4M3 number", 4, _WRITER),
     # folder
-    Code("BCQ-V501", "malformed index", 4, _DOWNLOAD),
+    Code("BCQ-V501", "malformed index", 4, _AGAIN),
     Code("BCQ-V502", "index names a file that is no plain .safetensors name", 4, "do not use this checkpoint: plain file names are the only ones a writer makes"),
-    Code("BCQ-V503", "shard missing", 3, "download the missing files"),
-    Code("BCQ-V504", "index and shards disagree", 4, _DOWNLOAD),
+    Code("BCQ-V503", "shard missing", 3, f"download the missing files {_FOLDER}"),
+    Code("BCQ-V504", "index and shards disagree", 4, _AGAIN),
     Code("BCQ-V505", "tensor in two shards", 4, _WRITER),
     Code("BCQ-V506", "both model.safetensors and an index", 2, "remove the one that is left over, or name the file itself"),
     Code("BCQ-V507", "link leaves the folder", 4, "copy the file into the folder"),
     Code("BCQ-V508", "not a regular file", 3, "only regular files are read"),
     Code("BCQ-V510", "config.json missing", 3, "copy it from the original model"),
-    Code("BCQ-V511", "malformed config.json", 4, _DOWNLOAD),
+    Code("BCQ-V511", "malformed config.json", 4, _AGAIN),
     Code("BCQ-V512", "quantization_config does not match the files", 4, _WRITER),
     Code("BCQ-V513", "files of different versions", 4, _WRITER),
     # manifest
     Code("BCQ-V601", "no manifest: the checkpoint is unfinished", 4, "finish or repeat the run that writes it"),
-    Code("BCQ-V602", "malformed manifest", 4, _DOWNLOAD),
-    Code("BCQ-V603", "the manifest's own digest is wrong", 6, _DOWNLOAD),
-    Code("BCQ-V604", "file of the manifest missing", 4, "download it; if it was removed on purpose: bcqfmt seal FOLDER"),
+    Code("BCQ-V602", "malformed manifest", 4, _AGAIN),
+    Code("BCQ-V603", "the manifest's own digest is wrong", 6, _AGAIN),
+    Code("BCQ-V604", "file of the manifest missing", 4, f"download it {_FOLDER}; if it was removed on purpose: bcqfmt seal FOLDER"),
     Code("BCQ-V605", "file size differs from the manifest", 6, _SEAL),
     Code("BCQ-V606", "file digest differs from the manifest", 6, _SEAL),
     Code("BCQ-V608", "manifest and files describe different weights", 4, _WRITER),
     Code("BCQ-V609", "part of the model that the manifest does not name", 4, "remove it; if it belongs to the model: bcqfmt seal FOLDER --accept"),
     # provenance
-    Code("BCQ-V701", "malformed provenance record", 4, _DOWNLOAD),
-    Code("BCQ-V702", "archived source file missing or changed", 6, _DOWNLOAD),
+    Code("BCQ-V701", "malformed provenance record", 4, _AGAIN),
+    Code("BCQ-V702", "archived source file missing or changed", 6, _AGAIN),
     Code("BCQ-V703", "rules and source tensors do not match", 4, _WRITER),
     Code("BCQ-V704", "archive of raw tensors does not match the rules", 4, _WRITER),
     # inputs
@@ -116,13 +117,13 @@ _TABLE = [
     Code("BCQ-E104", "folder holds no model", 3, "a checkpoint folder has model.safetensors, model.safetensors.index.json or one GGUF model"),
     Code("BCQ-E105", "only pickled weights", 5, "bcqfmt never opens pickles; get or make the safetensors version of this model"),
     Code("BCQ-E201", "git-lfs pointer instead of the file", 4, "fetch the real file: git lfs pull, or hf download"),
-    Code("BCQ-E202", "web page or error text instead of the file", 4, _DOWNLOAD),
+    Code("BCQ-E202", "web page or error text instead of the file", 4, "download the file again"),
     Code("BCQ-E203", "another kind of file", 5, "bcqfmt reads safetensors and GGUF files and will not open this one"),
     Code("BCQ-E204", "the safetensors library refuses the file", 4, "please report this file: the two readers should agree"),
     # GGUF files
     Code("BCQ-E211", "not a GGUF file", 4, "check the name; if it should be GGUF, download the file again"),
     Code("BCQ-E212", "version of GGUF not supported", 4, "make it again with a current llama.cpp, which writes version 3"),
-    Code("BCQ-E213", "GGUF file is cut short", 4, _DOWNLOAD),
+    Code("BCQ-E213", "GGUF file is cut short", 4, _AGAIN),
     Code("BCQ-E214", "malformed key value of a GGUF file", 4, _GGUF),
     Code("BCQ-E215", "malformed tensor info of a GGUF file", 4, _GGUF),
     Code("BCQ-E216", "tensor of a GGUF file not where it has to be", 4, _GGUF),
@@ -142,7 +143,7 @@ _TABLE = [
     Code("BCQ-E402", "output cannot be written", 7, "check the permissions, the free space and the file system"),
     Code("BCQ-E403", "output is in use", 7, "wait until the other run is done"),
     Code("BCQ-E404", "conversion is not complete", 7, "run the missing parts, or convert again with --resume"),
-    Code("BCQ-E405", "weights or archived source changed: the manifest stays as it is", 6, "download those files again; if the change is meant: bcqfmt seal FOLDER --accept"),
+    Code("BCQ-E405", "weights or archived source changed: the manifest stays as it is", 6, f"download those files again {_FOLDER}; if the change is meant: bcqfmt seal FOLDER --accept"),
     Code("BCQ-E801", "not enough memory allowed", 9, "raise --memory-limit"),
     Code("BCQ-E802", "not enough disk space", 9, "free some, or choose another place"),
     Code("BCQ-E803", "more than a model has", 9, "a folder holds one model and its own files; keep everything else elsewhere"),
@@ -152,7 +153,7 @@ _TABLE = [
     Code("BCQ-E603", "module incomplete", 4, "download the missing tensors"),
     Code("BCQ-E604", "tensors do not fit the layout", 4, "name the layout with --from if it is another one"),
     Code("BCQ-E605", "zero points can be read in several ways", 4, "decide with --zero-point"),
-    Code("BCQ-E606", "g_idx out of range", 4, _DOWNLOAD),
+    Code("BCQ-E606", "g_idx out of range", 4, _AGAIN),
     Code("BCQ-E607", "groups of unequal size", 5, "such a grouping has no place in the format"),
     Code("BCQ-E608", "bits or group size not supported", 5, "the documentation lists what each layout can have"),
     Code("BCQ-E609", "infinities or NaNs among the scales", 4, "keep them as they are with --allow-nonfinite"),
@@ -174,7 +175,7 @@ _TABLE = [
     Code("BCQ-E625", "rule matches nothing", 2, "correct the pattern; `bcqfmt inspect PATH --modules` lists the names"),
     Code("BCQ-E626", "malformed rule file", 4, "the documentation shows an example"),
     Code("BCQ-E627", "already quantized", 2, "convert it, without loss: bcqfmt convert SRC DST"),
-    Code("BCQ-E628", "malformed record of a quantization", 4, _DOWNLOAD),
+    Code("BCQ-E628", "malformed record of a quantization", 4, _AGAIN),
     Code("BCQ-E629", "malformed calibration statistics", 4, "make them again: bcqfmt calibrate MODEL --text FILE"),
     Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--context)"),
     Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.dequant import dequantize
+from bcqfmt.kernels.gemm.shape import few_is_faster
 from bcqfmt.kernels.lut import BATCH_LIMIT
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.device import DeviceOperand, to_device
@@ -31,8 +31,9 @@ LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
-# measured on an H200 (docs/benchmarks/gemm.md). Then the same of bcq weights and reordered columns, one launch more.
-GEMM_LEAST = 3, 5
+# measured on an H200 (docs/benchmarks/gemm.md): by its kernel for few vectors; others; of bcq weights and reordered
+# columns, for one launch more.
+GEMM_LEAST = 2, 3, 5
 GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 
@@ -147,14 +148,6 @@ class MatmulWeight:
         """The matrix (out, in) in ``dtype``, the bits of the normative decoder."""
         return dequantize(self.exact, dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all layouts that were made so far."""
-        made = [
-            found for found in self.__dict__.values() if dataclasses.is_dataclass(found) and found is not self.operand
-        ]
-        return sum({device.describe(array).address: array.nbytes for array in _arrays([made, self._gemm])}.values())
-
     @cached_property
     def _place(self) -> int | None:
         """The number of the GPU; None for the current one."""
@@ -189,18 +182,6 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     return weight.path(vectors, dtype)
 
 
-def _arrays(value: Any) -> Iterator[Any]:
-    """All arrays in dataclasses, lists, tuples and dicts."""
-    if dataclasses.is_dataclass(value):
-        for member in dataclasses.fields(value):
-            yield from _arrays(getattr(value, member.name))
-    elif isinstance(value, list | tuple | dict):
-        for member in value.values() if isinstance(value, dict) else value:
-            yield from _arrays(member)
-    elif hasattr(value, "nbytes"):
-        yield value
-
-
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     if weight.one and (only := weight.gemm(dtype)) is not None:
         return "gemm" if vectors <= _gemm_most(only) else "dequantize"
@@ -218,7 +199,9 @@ def _gemm_most(many: gemm_of.GemmOperand) -> int:
 def _gemm_least(weight: MatmulWeight) -> int:
     """From how many vectors on `gemm` is faster than the fast product."""
     operand = weight.operand
-    return GEMM_LEAST[operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments)]
+    if operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments):
+        return GEMM_LEAST[2]
+    return GEMM_LEAST[operand.outliers is not None or not all(map(few_is_faster, operand.segments))]
 
 
 def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:

@@ -23,15 +23,11 @@ from bcqfmt.errors import error
 from bcqfmt.version import __version__
 
 from .errors import attempt, library, status_of
-from .publish import Pushed, check_push, files_to_push, push
-from .remote import RemoteFile, RemoteHeaders, remote_headers
+from .publish import check_push, files_to_push, push
+from .remote import RemoteHeaders, remote_headers
 from .repo import KEEP, SKIP, HubFile, HubRepo, looks_like_hub_id, resolve, split_hub_id
 
 __all__ = [
-    "HubFile",
-    "HubRepo",
-    "Pushed",
-    "RemoteFile",
     "RemoteHeaders",
     "check_push",
     "download",

@@ -68,11 +68,6 @@ class HubRepo:
         others = sorted(self.files.keys() - self.needed().keys())
         return {**dict.fromkeys(others, "not downloaded"), **foreign_files(others)}
 
-    @property
-    def size(self) -> int:
-        """Bytes of the files that belong to a checkpoint."""
-        return sum(file.size for file in self.needed().values())
-
 
 def looks_like_hub_id(text: str) -> bool:
     """Whether ``text`` is the name of a model, or of a GGUF file of one; anything that exists here is a path instead.

@@ -59,15 +59,6 @@ class AtomWeight:
     scale: F32
     perm: npt.NDArray[np.int32]
 
-    @property
-    def groups(self) -> int:
-        """Groups of 128 columns, the int8 one among them."""
-        return self.columns // GROUP
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes + self.scale.nbytes
-
 
 def padded(size: int, unit: int) -> int:
     """``size`` rounded up to whole units."""

@@ -108,8 +108,7 @@ def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None
     carried out, by default what was measured to be best. Same bits at every call.
     """
     device.require_capability(9, 0, operand.gpu)
-    kinds = tuple(KINDS)
-    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=kinds, results=kinds, most=BATCH)
+    batch, dtype, y, result = check_product(operand.shape, x, out, BATCH)
     if addend is not None:
         check_array("addend", addend, ("F32",), (batch, operand.shape[0]))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].planes)

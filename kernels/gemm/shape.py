@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "FEW", "TILES", "FewShape", "GemmShape", "blocks_for", "gemm_shape", "whole_for"]
+__all__ = ["COPYING", "FEW", "TILES", "FewShape", "GemmShape", "blocks_for", "few_is_faster", "gemm_shape", "whole_for"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
 FEW = 8  # the same of the engine few
@@ -189,13 +190,16 @@ def _whole_tile(rows: int, count: int) -> tuple[int, int] | None:
     return min(found)[1:] if found else None
 
 
+def few_is_faster(part: Any) -> bool:
+    """Whether ``few`` beats wgmma, as measured: affine, 4 bits, groups of 128. ``part``: a layout or a segment."""
+    return (part.formula, part.bits) == ("affine", 4) and part.group_size >= 128
+
+
 def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    # faster than wgmma too where it was measured: affine, 4 bits, groups of 128; bcq is not
-    measured = (layout.formula, layout.bits) == ("affine", 4) and layout.group_size >= 128
-    if count <= FEW and (engine == "mma" or measured):
+    if count <= FEW and (engine == "mma" or few_is_faster(layout)):
         for height, depth in ((2, 2), (2, 1), (1, 1)):
             few = FewShape(
                 layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height, early=engine == "wgmma"

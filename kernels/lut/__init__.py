@@ -59,6 +59,7 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     (rows, columns), batch, threads = operand.shape, len(x), kernel.THREADS
     kind, result = KINDS[device.describe(x).dtype], KINDS[device.describe(y).dtype]
     reordered = operand.perm is not None
+    early = device.capability(device.gpu_of(operand.segments[0].planes)) >= (9, 0)
     steps = [_Tiles.of(segment) for segment in operand.segments]
     tiles = sum(step.tiles for step in steps)
     if tiles * batch * rows > LIMIT:
@@ -68,7 +69,7 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
         # blocks with the same table share the rows: as many as the processors hold at once
         most = kernel.blocks_of(segment.bits, step.span) * PROCESSORS // (step.tiles * batch)
         sharing = max(1, min(-(-rows // threads), most, 65535))
-        kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16").launch(
+        kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16", early).launch(
             (step.tiles, sharing, batch), threads,
             segment.planes, segment.first, segment.second, x, operand.perm if reordered else segment.planes, partial,
             rows, columns, segment.start, segment.width, segment.group_size, segment.groups, step.per_group, first,
@@ -78,6 +79,6 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     outliers = operand.indptr is not None
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
     wide = -(-rows * kernel.sharers_of(outliers) // threads)
-    kernel.reduce(batch, kind, result, outliers).launch(
-        (wide, batch), threads, partial, y, x, *csr, rows, columns, tiles, operand.count
+    kernel.reduce(batch, kind, result, outliers, early).launch(
+        (wide, batch), threads, partial, y, x, *csr, rows, columns, tiles, operand.count, early=early
     )

@@ -6,7 +6,8 @@ memory, and then each of its rows reads one entry per chunk and plane: 8 multipl
 
 - A block has one vector and one *tile* of 32 chunks. It makes their table, and then each warp takes 32 rows, a lane
   one, and 32 others, until there are none. A second kernel adds up the sums of all tiles, always in the same order, so
-  two runs give the same bits. That kernel adds the outliers too.
+  two runs give the same bits. That kernel adds the outliers too. On sm_90 it is launched *early*: it waits for the
+  first one itself.
 - The table is ``[entry][chunk]``, so a chunk has a bank of shared memory of its own. Lane l takes the chunks in the
   order l, l ^ 1, l ^ 2, ...: at every step the 32 lanes read 32 chunks, and none waits for another.
 - Every group begins a new chunk, and a lane's words come in the order in which it wants them (`operands.device`). The
@@ -51,10 +52,10 @@ def sharers_of(outliers: bool) -> int:
 
 
 @functools.cache
-def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
+def gemv(q: int, span: int, kind: int, reordered: bool, half: bool, early: bool = False) -> Kernel:
     """The kernel for q planes, a `span_of` chunks and activations of ``kind``; ``reordered``: x goes through perm.
 
-    ``half``: alpha and z are float16. ``per_group``: spans of a group.
+    ``half``: alpha and z are float16. ``per_group``: spans of a group. ``early``: of both kernels, needs sm_90.
     """
     take, make_table, load, add = _inputs(reordered), _table(kind), _words(q), _adder(q, span, half)
     number, held, across, steps = "u16*" if half else "f32*", 8 * q, TILE // span, span.bit_length() - 1
@@ -64,7 +65,8 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
         "u32 start, u32 width, u32 group_size, u32 groups, u32 per_group, u32 first_tile",
         threads=THREADS,
         blocks=blocks_of(q, span),
-        variant=repr((q, span, kind, reordered, half)),
+        variant=repr((q, span, kind, reordered, half, early)),
+        specific=early,
     )
     @unrolled
     def lut_gemv(
@@ -103,6 +105,8 @@ def gemv(q: int, span: int, kind: int, reordered: bool, half: bool) -> Kernel:
             if row < rows:
                 partial[ptx.u64(place + row)] = total
             row = after
+        if early:
+            ptx.launch_next_kernel()
 
     return lut_gemv
 
@@ -201,7 +205,7 @@ def _adder(q: int, span: int, half: bool) -> Any:
 
 
 @functools.cache
-def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
+def reduce(batch: int, kind: int, result: int, outliers: bool, early: bool = False) -> Kernel:
     """The second kernel: partial sums and outliers, added in a fixed order and rounded to ``result``.
 
     The lanes of a warp that have a row (:func:`sharers_of`) take its sums and outliers in turn.
@@ -214,7 +218,8 @@ def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
         "u32 rows, u32 columns, u32 splits, u32 count",
         threads=THREADS,
         blocks=2,
-        variant=repr((batch, kind, result, outliers)),
+        variant=repr((batch, kind, result, outliers, early)),
+        specific=early,
     )
     def lut_reduce(
         partial: Any, y: Any, x: Any, indptr: Any, indices: Any, added: Any, rows: Any, columns: Any, splits: Any,
@@ -223,9 +228,11 @@ def reduce(batch: int, kind: int, result: int, outliers: bool) -> Kernel:
         thread, b = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.blockIdx.y)
         row = ptx.u32((cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (thread >> 5)) * each + thread % each)
         share, there = ptx.u32((thread & 31) // each), ptx.min_u32(row, ptx.u32(rows - 1))
+        if early:
+            ptx.wait_previous_kernel()
         total = ptx.f32(0)
         for split in range(share, splits, sharers):
-            total = ptx.add_f32(total, partial[ptx.u64((split * batch + b) * ptx.u64(rows) + there)])
+            total = ptx.add_f32(total, ptx.ldcg_f32(partial, ptx.u32((split * batch + b) * rows + there)))
         if outliers:
             begin = ptx.u32(max(indptr[there], 0))
             end = ptx.u32(min(max(indptr[there + 1], 0), count))

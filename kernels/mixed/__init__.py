@@ -51,11 +51,6 @@ class MixedOperand:
         """The number of the GPU that it is on; None on the host."""
         return device.gpu_of(self.units)
 
-    @property
-    def nbytes(self) -> int:
-        words = device.describe(self.units).size + device.describe(self.perm).size
-        return 4 * words + (0 if self.outliers is None else self.outliers.nbytes)
-
 
 def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = None) -> MixedOperand:
     """A weight of a 2-bit segment with second-order scales, a 4-bit segment, or both, on a device.
@@ -94,8 +89,7 @@ def mixed_gemv(operand: MixedOperand, x: Any, out: Any = None, *, shape: MixedSh
     :func:`shape_for` says. Same bits at every call.
     """
     device.require_capability(9, 0, operand.gpu)
-    kinds = tuple(KINDS)
-    batch, dtype, y, result = check_product(operand.shape, x, out, dtypes=kinds, results=kinds, most=BATCH)
+    batch, dtype, y, result = check_product(operand.shape, x, out, BATCH)
     check_same_device(x=x, out=y, weight=operand.units)
     step = plan_of(operand, batch, dtype, result) if shape is None else _step(operand, batch, shape)
     launch(operand, step, x, y)

@@ -7,8 +7,8 @@ An operand has two readings of the same planes:
 - *linear*: ``alpha`` and ``z`` in float32 with ``E = z + sum of +-alpha``, for products. They are the weight's own
   numbers in bcq segments and in affine ones with first-order F16 or BF16 scales. Everything else is rounded to float32
   once (F32 and second-order scales, offsets). Of float-zero segments the rounding inside the formula is left out:
-  ``scale * (code - zero)`` instead of ``scale * RN(code - zero)``. ``exact`` says whether anything was lost. Tables
-  have no such reading: BCQ-E553, and products take the values of the exact one.
+  ``scale * (code - zero)`` instead of ``scale * RN(code - zero)``. Tables have no such reading: BCQ-E553, and products
+  take the values of the exact one.
 
 Making an operand checks the content of the weight (BCQ-V401 to V409); kernels rely on that, never on the file.
 """
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.errors import error
 from bcqfmt.weight import decode
 from bcqfmt.weight.weight import BcqWeight
@@ -50,7 +49,6 @@ class OperandSegment:
     formula: str
     first: Array
     second: Array
-    dtype: str  # the logical dtype, to which float-zero rounds
 
     @property
     def bits(self) -> int:
@@ -72,14 +70,9 @@ class OperandSegment:
 
     @cached_property
     def _linear(self) -> tuple[Float, Float]:
-        alpha, z = (_single(numbers) for numbers in self._linear64)
-        return alpha, z
-
-    @cached_property
-    def _linear64(self) -> tuple[Array, Array]:
         first, second = self.first.astype(np.float64), self.second.astype(np.float64)
         if self.formula == "bcq":
-            return first, second
+            return _single(first), _single(second)
         if self.formula == "table":
             hint = "dequantize it: that works with any weight"
             raise error("BCQ-E553", found="codes of a table", expected="codes that are numbers", hint=hint)
@@ -88,22 +81,7 @@ class OperandSegment:
             alpha = np.stack([first * 2.0 ** (q - 2 - i) for i in range(q)])
             middle = (2.0**q - 1) * 0.5
             z = first * middle + second if self.formula == "offset" else first * (middle - second)
-        return alpha, z
-
-    @cached_property
-    def exact(self) -> bool:
-        """Whether ``alpha`` and ``z`` give the values of the exact reading (before rounding to the logical dtype)."""
-        if self.formula == "table":
-            return False
-        if self.formula == "float-zero":
-            zero = self.second.astype(np.float64)
-            for code in range(2**self.bits):
-                difference = code - zero
-                if not np.array_equal(float64_of(round_to(difference, self.dtype)), difference, equal_nan=True):
-                    return False
-        full = np.concatenate([numbers.reshape(-1) for numbers in self._linear64])
-        short = np.concatenate([numbers.reshape(-1) for numbers in self._linear])
-        return np.array_equal(full, short.astype(np.float64), equal_nan=True)
+        return _single(alpha), _single(z)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,11 +128,6 @@ class Operand:
     @property
     def columns(self) -> int:
         return self.shape[1]
-
-    @property
-    def exact(self) -> bool:
-        """Whether the linear reading of every segment lost nothing."""
-        return all(segment.exact for segment in self.segments)
 
     @cached_property
     def stored(self) -> npt.NDArray[np.int32]:
@@ -216,7 +189,6 @@ def _segment(numbers: decode.Numbers, k: int, start: int) -> OperandSegment:
         formula=formula,
         first=first,
         second=second,
-        dtype=spec.dtype,
     )
 
 

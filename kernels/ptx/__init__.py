@@ -25,7 +25,7 @@ other arithmetic            rint_i32(f): nearest, ties to even, a NaN is 0; max_
 global loads, past L1       ldg32 -> word, ldg64 -> 2 words, ldg128 -> 4 words: read-only data, used once
 the same, kept in L1        ldg128_keep
 what other blocks wrote     ldcg128_f32(p, i), after their threadfence; what an earlier kernel wrote while this
-                            one was running already: ldcg128(p, i) -> 4 words
+                            one was running already: ldcg_f32(p, i), ldcg128(p, i) -> 4 words
 prefetch to L2              prefetch(p, i): the 16 bytes i, with their neighbours
 global stores               stg64(p, i, a, b) stg128(p, i, a, b, c, d) stg128_stream
 tickets                     atomic_inc(p, i, limit): the old value; wraps to 0 after `limit`

@@ -79,6 +79,7 @@ stg64 = asm_at("st.global.v2.u32 [$2], {$0, $1};", NONE, U32, U32, size=8, effec
 stg128 = asm_at("st.global.v4.u32 [$4], {$0, $1, $2, $3};", NONE, *(U32,) * 4, size=16, effects="memory")
 stg128_stream = asm_at("st.global.cs.v4.u32 [$4], {$0, $1, $2, $3};", NONE, *(U32,) * 4, size=16, effects="memory")
 atomic_inc = asm_at("atom.global.inc.u32 $0, [$2], $1;", U32, U32, size=4, effects="memory")
+ldcg_f32 = asm_at("ld.global.cg.f32 $0, [$1];", F32, size=4, effects="memory")
 ldcg128_f32 = asm_at("ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];", F32, size=16, count=4, effects="memory")
 prefetch = asm_at("prefetch.global.L2 [$0];", NONE, size=16, effects="memory")
 

@@ -8,7 +8,7 @@ from typing import Any
 from bcqfmt.errors import BcqError, error
 
 from . import device
-from .limits import LIMIT
+from .limits import KINDS, LIMIT
 
 _BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8}
 
@@ -57,22 +57,20 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
     return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
 
 
-def check_product(
-    shape: tuple[int, int], x: Any, out: Any, *, dtypes: Sequence[str], results: Sequence[str], most: int
-) -> tuple[int, str, Any, str]:
+def check_product(shape: tuple[int, int], x: Any, out: Any, most: int) -> tuple[int, str, Any, str]:
     """The vectors of a product and its result, new and of x's dtype where ``out`` is None: (batch, dtype of x, y, its).
 
-    ``shape``: of the matrix. BCQ-E552 unless x is (1..most, in) and y (batch, out), in one of these dtypes each.
+    ``shape``: of the matrix. BCQ-E552 unless x is (1..most, in) and y (batch, out), of any type of activations each.
     """
     rows, columns = shape
-    seen = check_array("x", x, dtypes, (None, columns), align=16)
+    seen = check_array("x", x, tuple(KINDS), (None, columns), align=16)
     batch = seen.shape[0]
     if not 1 <= batch <= most:
         raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{most}; matmul takes any number")
     y = device.empty_like(x, (batch, rows)) if out is None else out
     if out is None and batch * rows <= LIMIT:
         return batch, seen.dtype, y, seen.dtype
-    return batch, seen.dtype, y, check_array("out", y, results, (batch, rows)).dtype
+    return batch, seen.dtype, y, check_array("out", y, tuple(KINDS), (batch, rows)).dtype
 
 
 def check_same_device(**arrays: Any) -> None:

@@ -119,23 +119,15 @@ class Kernel:
 
 
 def kernel(
-    declared: str,
-    *,
-    threads: int,
-    blocks: int = 1,
-    registers: int | None = None,
-    variant: str | None = None,
-    specific: bool = False,
+    declared: str, *, threads: int, blocks: int = 1, variant: str | None = None, specific: bool = False
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Declare a kernel: its arguments ("u32* words, f32 scale"), the threads of a block, the blocks a processor holds.
 
-    ``threads`` and ``blocks`` bound the registers that the compiler may use; ``registers`` sets them outright.
+    ``threads`` and ``blocks`` bound the registers that the compiler may use.
     ``variant`` names everything that the source takes from its surroundings; with it, compiled kernels are cached.
     ``specific``: it uses instructions of one architecture alone (sm_90a).
     """
     options: dict[str, Any] = {"launch_bounds": (threads, blocks)}
-    if registers is not None:
-        options["max_registers"] = registers
     if specific:
         options["specific"] = True
     return lambda function: Kernel(function, declared, options, variant)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import bcqfmt
+from bcqfmt.codes import CODES
 from programs.verbs import Run, flip
 from sources.peers import PEERS
 
@@ -83,7 +84,14 @@ def test_cut_file(run: Run, folder: Path) -> None:
     result = run("validate", folder)
     assert result.exit_code == 4
     assert "BCQ-V116" in result.stdout
-    assert "download the file again" in result.stdout
+    assert "download the file again or, if it was made here, repeat the command that made it" in result.stdout
+
+
+def test_a_bcq_folder_may_have_been_made_here() -> None:
+    """A download is never the only way to get back what a rule misses."""
+    hints = {code: entry.hint for code, entry in CODES.items() if code.startswith("BCQ-V") and "download" in entry.hint}
+    assert len(hints) > 10
+    assert all("made here, repeat the command that made it" in hint for hint in hints.values())
 
 
 def test_a_file_that_cannot_be_read_is_not_told_once_more_for_each_of_its_tensors(run: Run, tmp_path: Path) -> None:

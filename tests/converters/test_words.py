@@ -225,9 +225,9 @@ def test_any_words_are_read_and_written_back(case: tuple[str, int], n: int, k: i
 @pytest.mark.parametrize(("name", "bits"), CASES)
 def test_many_tiles_and_threads(name: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS[name]
-    monkeypatch.setattr(runs, "_TILE", 1 << 12)  # so that small arrays have many tiles
-    monkeypatch.setattr(runs, "_WORTH", 1 << 12)  # and use threads
-    check(layout, bits, 136, 2531 if layout.multiples[1] == 1 else 2560, 8 * bits + 5, 1, 2, 3)
+    monkeypatch.setattr(runs, "_TILE", 1 << 10)  # so that small arrays have many tiles
+    monkeypatch.setattr(runs, "_WORTH", 1 << 10)  # and use threads
+    check(layout, bits, 72, 1251 if layout.multiples[1] == 1 else 1280, 8 * bits + 5, 1, 3)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

@@ -84,8 +84,9 @@ def _looked_up() -> dict[str, list[tuple[Any, ...]]]:
     return {
         "lut.kernel.gemv": [
             (4, 16, 1, False, True), (8, 32, 2, True, False), (4, 4, 1, True, False), (5, 1, 0, False, False),
+            (3, 16, 1, False, True, True),
         ],
-        "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True)],
+        "lut.kernel.reduce": [(1, 1, 1, False), (8, 2, 0, True), (1, 1, 1, False, True)],
         "outliers.csr_outliers_kernel": [(1, 1, 1), (0, 2, 0), (1, 0, 1, 4), (2, 0, 2, 8)],
     }  # fmt: skip
 

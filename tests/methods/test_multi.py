@@ -192,7 +192,7 @@ def test_the_bound_of_two_more_planes_is_the_least_of_all_bits(seed: int, bias: 
 @pytest.mark.parametrize("kind", ["plain", "heavy"])
 def test_three_planes_alone_reach_the_bound(kind: str, group_size: int):
     """The search for one more plane finds the best one, for numbers with tails too."""
-    weight = normal(1)[:, :2048] if kind == "plain" else matrix(1, 2048, "heavy")
+    weight = normal(1)[:, :1024] if kind == "plain" else matrix(1, 1024, "heavy")
     for bias in (False, True):
         codes = Bcq.build({"bits": 2, "bias": bias, "group_size": group_size}).quantize(job(weight)).weight.codes()
         found = group_errors(

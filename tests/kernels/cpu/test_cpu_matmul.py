@@ -34,6 +34,8 @@ KERNELS = [
 ]
 # less than a block of words, one, one and a half, many; one row, a tile and a bit of one
 SHAPES = [(1, 40), (17, 512), (16, 712), (37, 1100)]
+# rows of whole blocks take one kernel more: once for each number of planes
+FIRST = {q: (encoding, g) for encoding, q, g, _ in reversed(KERNELS)}
 
 
 def assert_close(found: Any, weight: BcqWeight, x: Any, planes: int | None = None, index: int | None = None) -> None:
@@ -49,6 +51,8 @@ def test_planes_give_the_product_for_every_encoding_and_number_of_planes(
     encoding: str, q: int, g: int, batch: int
 ) -> None:
     for seed, (rows, columns) in enumerate(SHAPES):
+        if columns % 128 == 0 and FIRST[q] != (encoding, g):
+            continue
         weight = ks.weight(encoding, q, rows, columns, min(g or columns, columns), seed=seed)
         matrix = cpu.prepare(weight)
         if matrix.obstacle:  # the only group of a short row

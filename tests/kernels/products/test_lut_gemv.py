@@ -13,7 +13,7 @@ from simulated.cuda_sim import simulate
 
 # every encoding with every number of planes; the rest goes around with periods that have no common factor
 GROUPS = (8, 24, 32, 64, 12, 33, 128)
-SHAPES = ((3, 128), (33, 160), (1, 200), (40, 129))
+SHAPES = ((3, 128), (33, 160), (1, 200), (5, 129))
 CASES = [
     (encoding, q, *SHAPES[(i + q) % 4], GROUPS[(3 * i + q) % 7], 1 + (2 * i + q) % 3)
     for i, encoding in enumerate(ks.ENCODINGS)

@@ -36,7 +36,9 @@ def _with_outliers(speed: float, rows: int, columns: int, share: float, peers: d
     weights, apart = [weight for weight, _ in made], [csr for _, csr in made]
     x = torch.randn(1, columns, device="cuda", dtype=torch.float16)
     y = torch.empty(1, rows, device="cuda", dtype=torch.float16)
-    nbytes = weights[0].nbytes + 2 * (rows + columns)
+    one = weights[0]
+    nbytes = one.units.nbytes + one.perm.nbytes + (0 if one.outliers is None else one.outliers.nbytes)
+    nbytes += 2 * (rows + columns)
     name = f"mixed, {100 * share:g} % outliers" if share else "mixed"
 
     def row(kernel: str, taken: float, alone: float | None = None) -> Row:

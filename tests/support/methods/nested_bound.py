@@ -205,7 +205,9 @@ def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any
     n = numbers.size
     sums, squares = np.zeros(n + 1), np.zeros(n + 1)
     equal = np.arange(1, n + 2)  # by place: where the numbers of this code that are equal end
+    smallest = largest = numbers[0]
     for i in range(n):
+        smallest, largest = min(smallest, numbers[i]), max(largest, numbers[i])
         sums[i + 1] = sums[i] + numbers[i]
         squares[i + 1] = squares[i] + numbers[i] * numbers[i]
     for i in range(n - 2, -1, -1):
@@ -215,11 +217,11 @@ def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any
     first, last, cuts = np.zeros((4, 3), np.int64), np.zeros((4, 3), np.int64), np.zeros((4, 3), np.int64)
     size, slack = (1 << more) - 1, 1e-7 * squares[n]
     lows, highs, bounds = np.zeros((_DEPTH, 4)), np.zeros((_DEPTH, 4)), np.zeros(_DEPTH)
-    smallest, largest = numbers.min(), numbers.max()
     width = largest - smallest
     lows[0, 0], highs[0, 0] = (smallest - width, largest + width) if bias else (0.0, 0.0)
     reach = 1.5 * width if bias else 2.0 * max(-smallest, largest)
-    lows[0, 1:3], highs[0, 1:3] = -reach, reach
+    lows[0, 1] = lows[0, 2] = -reach
+    highs[0, 1] = highs[0, 2] = reach
     proven = np.inf
     none = more - more  # of the type of `more`: a constant, like a part of an array, would be compiled separately
     two = _error(sums, squares, ends, none, bias, cuts, np.zeros((3, 3)), np.zeros(3), signs)
@@ -240,7 +242,8 @@ def _search(numbers: Any, ends: Any, more: Any, bias: Any, best: Any, share: Any
                 proven = min(proven, away * away)
                 continue
         if boxes == 0:
-            proven = min(proven, bounds[: top + 1].min())
+            for i in range(top + 1):
+                proven = min(proven, bounds[i])
             break
         boxes -= 1
         k = 0

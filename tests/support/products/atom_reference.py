@@ -165,7 +165,7 @@ def unpack_activations(words: U32, scales: F32, tokens: int) -> tuple[I8, F32]:
 
 def unpack_w4(packed: AtomWeight) -> tuple[I8, F32]:
     """Codes ``[out, in]`` and scales ``[out, G]`` back."""
-    units, groups = packed.words.shape[0] // 2, packed.groups
+    units, groups = packed.words.shape[0] // 2, packed.columns // GROUP
     words = packed.words.reshape(units, 2, groups + 1, 256)
     nibbles = words[:, :, :-2].reshape(units, 2, groups - 1, 2, 8, 4, 2, 2)
     shifts = (np.arange(4)[None, :] * 8 + np.arange(2)[:, None] * 4).astype(np.uint32)  # [s][b]

@@ -7,6 +7,7 @@ test process is started when it is first needed and serves until the end: ``simu
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import pickle
@@ -88,7 +89,10 @@ def _serve() -> None:
         except EOFError:
             return
         try:
-            found = getattr(importlib.import_module(module), name)(*arguments, **options)
+            if module not in sys.modules:
+                importlib.import_module(module)
+                gc.freeze()  # what was imported is never garbage
+            found = getattr(sys.modules[module], name)(*arguments, **options)
             answer: tuple[Any, ...] = ("value", found)
         except Exception as fault:  # noqa: BLE001 - handed to the test that asked
             kind = getattr(fault, "code", type(fault).__name__)

@@ -37,7 +37,7 @@ def product(
     def run(out: Any) -> None:
         gemm(placed, held, out=out, addend=addend, shapes=shapes)
 
-    return guarded((x.shape[0], weight.spec.out), result, run)
+    return guarded((x.shape[0], weight.spec.out), result, run, small=64)
 
 
 def dense(weight: BcqWeight, kind: str) -> list[Any]:

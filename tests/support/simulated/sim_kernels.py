@@ -25,7 +25,7 @@ class Guarded(NamedTuple):
     intact: bool
 
 
-def guarded(shape: tuple[int, ...], dtype: str, run: Any, small: int = 64) -> Guarded:
+def guarded(shape: tuple[int, ...], dtype: str, run: Any, small: int = 32) -> Guarded:
     """Run into memory full of NaN, which stays where nothing is written and spreads from where it is read.
 
     A result of at most ``small`` elements is made a second time, over zeros: the simulator is slow.
@@ -73,7 +73,7 @@ def dequantize(
         with mock.patch("bcqfmt.kernels.dequant.rows.THREADS", threads):
             dequant.dequantize(placed, out.dtype.name, out=out, twice=by_way_of_the_logical)
 
-    return [guarded(weight.shape, dtype, run, small=1024) for dtype in dtypes]
+    return [guarded(weight.shape, dtype, run, small=1024 if dtype == dtypes[0] else 0) for dtype in dtypes]
 
 
 def fast_segments(weight: BcqWeight, dtype: str) -> list[bool]:

@@ -80,7 +80,8 @@ def product(weight: BcqWeight, x: Any, *, result: str = "F32", **shape: Any) -> 
 
 def bytes_per_weight(weight: BcqWeight) -> float:
     """Bytes on the device per element."""
-    return mixed.mixed_operand(weight).nbytes / weight.size
+    made = mixed.mixed_operand(weight)
+    return (made.units.nbytes + made.perm.nbytes + (0 if made.outliers is None else made.outliers.nbytes)) / weight.size
 
 
 def checked(weight: BcqWeight, x: Any) -> Any:

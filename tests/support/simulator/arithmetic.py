@@ -6,6 +6,7 @@ the operands of its 32 lanes as arrays with 32 rows and give the results of all 
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -90,10 +91,11 @@ def rem_u32(a: int, b: int) -> int:
 
 
 # One number and its pattern, in the same bytes: several times as fast as views of scalars.
-_SINGLE, _HALF = np.zeros(1, np.float32), np.zeros(1, np.float16)
-_SINGLE_BITS, _HALF_BITS = _SINGLE.view(np.uint32), _HALF.view(np.uint16)
+_DOUBLE, _SINGLE, _HALF = np.zeros(1, np.float64), np.zeros(1, np.float32), np.zeros(1, np.float16)
+_DOUBLE_BITS, _SINGLE_BITS, _HALF_BITS = _DOUBLE.view(np.uint64), _SINGLE.view(np.uint32), _HALF.view(np.uint16)
 with np.errstate(invalid="ignore"):  # signalling NaNs
     _OF_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    _FLOAT_OF_HALF = _OF_HALF.astype(np.float64).tolist()  # Python computes with its own several times as fast
 
 
 def f32_bits(x: Any) -> int:
@@ -194,15 +196,17 @@ def _odd_f32(x: np.float64) -> np.float32:
     return bits_f32(f32_bits(nearest) | 1)
 
 
-def _odd_sum(a: np.float64, b: np.float64) -> np.float64:
+def _odd_sum(a: float, b: float) -> float:
     """a + b rounded to odd: rounding it again to at most 51 bits is the only rounding."""
     total = a + b
-    if not np.isfinite(total):
+    if not math.isfinite(total):
         return total
     shadow = total - a
     lost = (a - (total - shadow)) + (b - shadow)
-    if lost != 0 and not int(total.view(np.uint64)) & 1:
-        total = np.nextafter(total, np.float64(np.inf if lost > 0 else -np.inf))
+    if lost:
+        _DOUBLE[0] = total
+        if not int(_DOUBLE_BITS[0]) & 1:
+            total = math.nextafter(total, math.inf if lost > 0 else -math.inf)
     return total
 
 
@@ -217,7 +221,7 @@ add_f64, sub_f64, mul_f64 = (_one_rounding(op, np.float64) for op in (operator.a
 
 def fma_f32(a: Any, b: Any, c: Any) -> np.float32:
     """a * b + c with one rounding."""
-    return np.float32(_odd_sum(np.float64(a) * np.float64(b), np.float64(c)))
+    return np.float32(_odd_sum(float(a) * float(b), float(c)))
 
 
 def mad_i32(a: Any, b: Any, c: Any) -> Any:
@@ -274,7 +278,7 @@ def bfma2(a: int, b: int, c: int) -> int:
     """a * b + c of both halves as BF16, one rounding each."""
 
     def half(convert: Any) -> int:
-        x, y, z = (np.float64(convert(w)) for w in (a, b, c))
+        x, y, z = (float(convert(w)) for w in (a, b, c))
         return f64_to_bf16(_odd_sum(x * y, z))
 
     return half(hi_bf16) << 16 | half(lo_bf16)
@@ -291,8 +295,8 @@ def hmul2(a: int, b: int) -> int:
 
 
 def _halves(function: Any, *words: int) -> int:
-    low = function(*(np.float64(lo_f16(w)) for w in words))
-    high = function(*(np.float64(hi_f16(w)) for w in words))
+    low = function(*[_FLOAT_OF_HALF[w & 0xFFFF] for w in words])
+    high = function(*[_FLOAT_OF_HALF[w >> 16 & 0xFFFF] for w in words])
     return f64_to_f16(high) << 16 | f64_to_f16(low)
 
 

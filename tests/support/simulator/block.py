@@ -71,6 +71,7 @@ class Block:
     """One thread block, with the interface of Numba's ``BlockManager``."""
 
     _idle: list[_Lane] = []  # noqa: RUF012 - shared by all blocks on purpose
+    running: _Lane  # of all blocks: only one thread runs at a time
 
     def __init__(self, function: Callable[..., None], grid_dim: Any, block_dim: Any, debug: bool) -> None:
         self.function = function
@@ -82,6 +83,7 @@ class Block:
         self.live = 0
         self.error: Exception | None = None
         self.done = threading.Lock()
+        self.slots = _slots()
 
     def run(self, grid_point: Any, *arguments: Any) -> None:
         """Run all threads of the block to their end; raises what the first failing one raised."""
@@ -110,7 +112,8 @@ class Block:
         if not self.ready and self.live:
             self._abort(RuntimeError("a barrier that some threads never reach"))
         if self.ready:
-            self.ready.popleft().gate.release()
+            lane = Block.running = self.ready.popleft()
+            lane.gate.release()
         else:
             self.done.release()
 
@@ -164,7 +167,7 @@ class Block:
 
 def current() -> Any:
     """The calling thread."""
-    return threading.current_thread()
+    return Block.running
 
 
 def exchange(value: Any) -> list[Any]:
@@ -238,7 +241,7 @@ _SLOT = 20  # every shared array gets a megabyte of addresses: running over its 
 
 def shared_slot(array: Any) -> int:
     """The address of a shared array in this launch."""
-    slots = _slots()
+    slots = current().block.slots
     flat = array.reshape(-1).view(np.uint8)
     place = flat.__array_interface__["data"][0]
     for i, known in enumerate(slots):
@@ -250,7 +253,7 @@ def shared_slot(array: Any) -> int:
 
 def slot_of(address: int, size: int) -> Any:
     """The ``size`` bytes at a shared address, as a view; they must be aligned and inside the array."""
-    slots = _slots()
+    slots = Block.running.block.slots
     slot, offset = (address >> _SLOT) - 1, address & ((1 << _SLOT) - 1)
     if not 0 <= slot < len(slots) or offset % size or offset + size > slots[slot].size:
         raise IndexError(f"{size} bytes at shared address {address:#x}: outside of the array, or not aligned")
@@ -258,6 +261,7 @@ def slot_of(address: int, size: int) -> Any:
 
 
 def _slots() -> list[Any]:
+    """The shared arrays of this launch."""
     context = _numba("kernel")._get_kernel_context()
     if not hasattr(context, "bcq_slots"):
         context.bcq_slots = []

@@ -60,7 +60,7 @@ def _store(place: Any, kind: Any, count: int) -> Any:
 
 ldg32, ldg64, ldg128 = (_load(_at, np.uint32, count) for count in (1, 2, 4))
 ldg128_keep = ldcg128 = ldg128
-ldcg128_f32 = _load(_at, np.float32, 4)
+ldcg_f32, ldcg128_f32 = (_load(_at, np.float32, count) for count in (1, 4))
 stg64, stg128 = (_store(_at, np.uint32, count) for count in (2, 4))
 stg128_stream = stg128
 
