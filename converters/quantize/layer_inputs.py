@@ -53,18 +53,18 @@ def token_counts(weighting: str, given: npt.NDArray[np.float32] | None, x: Tenso
 def add_products(total: Tensor, x: Tensor, weighted: Tensor) -> None:
     """total += x^T weighted, ``[in, in]`` float64, for inputs ``[tokens, in]`` times a number per token: symmetric.
 
-    Blocks below the diagonal are left as they are: see :func:`mirrored`.
+    Blocks above the diagonal are left as they are: see :func:`mirrored`.
     """
     n = x.shape[1]
     step = max(96, n // 8)  # wide enough for the product's speed
     for start in range(0, n, step):
         run = slice(start, start + step)
-        total[run, start:] += x[:, run].T @ weighted[:, start:]
+        total[start:, run] += weighted[:, start:].T @ x[:, run]  # tall: OpenBLAS lets threads wait in wide ones
 
 
 def mirrored(total: Tensor) -> Tensor:
-    """The whole matrix of which :func:`add_products` has made the upper part."""
-    return total.triu() + total.triu(1).T
+    """The whole matrix of which :func:`add_products` has made the lower part."""
+    return total.tril() + total.tril(-1).T
 
 
 class Gradients:

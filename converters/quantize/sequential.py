@@ -47,8 +47,8 @@ _DAMPENING = 0.05  # of the mean diagonal, for the target: inputs that hardly oc
 class _Sums:
     """Of one input: squares float64 ``[in]`` without token weights; hessian and cross float64 with them.
 
-    cross: C, ``[in, in]``; of a weight with fewer rows than columns the sum of W x x'^T, ``[out, in]``, which takes
-    less: W C is that less W H, and W x is what the dense layer gives.
+    cross: C^T, ``[in, in]``; of a weight with fewer rows than columns the sum of x' (W x)^T, ``[in, out]``, which takes
+    less: W C is its transpose less W H, and W x is what the dense layer gives.
     """
 
     def __init__(self, weight: Tensor, alone: bool) -> None:
@@ -57,26 +57,26 @@ class _Sums:
         self.short = alone and rows < n
         self.moved = False  # whether x' ever was another than x
         zeros = partial(torch.zeros, dtype=torch.float64, device=weight.device)
-        self.squares, self._upper, self.cross = zeros(n), zeros(n, n), zeros(rows if self.short else n, n)
+        self.squares, self._lower, self.cross = zeros(n), zeros(n, n), zeros(n, rows if self.short else n)
 
     def add(self, x: Tensor, weights: Tensor | None, dense: Seen, twin: torch.nn.Linear) -> None:
         """Some tokens: their inputs ``[tokens, in]``, what they count, and what the dense layer saw."""
         weighted = x if weights is None else x * weights[:, None]
         self.squares += (torch.ones(1, len(x), device=x.device) @ x.square())[0]
-        add_products(self._upper, x, weighted)
+        add_products(self._lower, x, weighted)
         known = dense.entered.shape == x.shape  # an expert may have got other tokens
         self.moved |= known and not torch.equal(dense.entered, x)
         if not self.short:
-            self.cross += (dense.entered - x).T @ weighted if known else 0.0
+            self.cross += weighted.T @ (dense.entered - x) if known else 0.0
         elif known and dense.made is not None:
             bias = dict(twin.named_parameters()).get("bias", 0.0)
-            self.cross += (dense.made - bias).T @ weighted
+            self.cross += weighted.T @ (dense.made - bias)
         else:
-            self.cross += ((dense.entered if known else x) @ twin.weight.T).T @ weighted
+            self.cross += weighted.T @ ((dense.entered if known else x) @ twin.weight.T)
 
     def hessian(self) -> Tensor:
         """H, ``[in, in]``."""
-        return mirrored(self._upper)
+        return mirrored(self._lower)
 
 
 class Blocks:
@@ -270,7 +270,7 @@ def _target(weight: Tensor, sums: _Sums, hessian: Tensor) -> npt.NDArray[np.floa
     own = weight.double()
     if not sums.moved:
         return np.ascontiguousarray(weight.cpu().numpy())
-    pull = sums.cross - own @ hessian if sums.short else own @ sums.cross
+    pull = sums.cross.T - own @ hessian if sums.short else own @ sums.cross.T
     diagonal = hessian.diagonal()
     diagonal += _DAMPENING * diagonal.mean()
     own = own + torch.linalg.solve(hessian, pull.T).T

@@ -108,7 +108,7 @@ def test_what_is_quantized_makes_of_the_inputs_what_the_dense_layer_made(out: in
         run = slice(part, part + 10)
         dense = x[run] + moved[run]
         sums.add(x[run], counts[run], Seen(dense, twin(dense) if known else None), twin)
-    assert sums.cross.shape[0] == min(out, columns)
+    assert sums.cross.shape[1] == min(out, columns)
     wide, other, weight = x.double(), (x + moved).double(), twin.weight.double()
     hessian = (wide * counts[:, None]).T @ wide
     assert torch.allclose(sums.hessian(), hessian, rtol=1e-5, atol=1e-5)
