@@ -41,7 +41,7 @@ __all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
 Tensor = torch.Tensor
 
 _KEPT = 1 << 28  # bytes of what enters a layer that a GPU keeps while the layer is worked on
-_TOKENS, _TOKENS_CPU = 4096, 1024  # in a decoder layer at a time, unless a row has more; on a CPU for less memory
+_TOKENS, _TOKENS_CPU = 4096, 2048  # in a decoder layer at a time, unless a row has more; on a CPU for less memory
 
 
 def calibrate(

@@ -238,7 +238,7 @@ def _planned(
 def _carry_out(quantization: Quantization, dst: Path) -> None:
     plan = quantization.plan
     with stoppable(dst, resumed=True), Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
-        return_large_blocks(1 << 20 if quantization.options.text is None else 1 << 23)  # of a text, few rows at a time
+        return_large_blocks(1 << 20 if quantization.options.text is None else 1 << 22)  # of a text, few rows at a time
         try:
             quantization.run(dst, progress.tick, progress.done, render.say)
         except BcqError as fault:  # the hint for an unfinished run names `convert`
