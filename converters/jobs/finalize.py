@@ -33,8 +33,6 @@ from .plan import Plan
 from .source_files import SideFile, digest_step
 from .workspace import Workspace
 
-_WRITERS = 4  # small files that are written at a time
-
 
 def finalize(
     source: SourceCheckpoint,
@@ -56,7 +54,8 @@ def finalize(
     files = {record["file"]: FileRecord(record["size"], record["sha256"]) for record in records}
     opened = [_opened(folder, record["file"]) for record in records]
     verbatim = {path: SideFile(source, plan, path) for path in source.side_files}
-    archived = _provenance(source, records, sources, verbatim, settings, folder, files) if provenance else {}
+    if provenance:
+        _write_provenance(source, records, sources, verbatim, settings, folder, files)
     features = features_of(spec for file in opened for spec in file.specs.values())
     card = verbatim.get(CARD)
     facts = Facts(
@@ -73,7 +72,8 @@ def finalize(
     own = _folder_files(source, opened, features, verbatim)
     own[CARD] = model_card(facts, how or converted(settings, provenance))
     own |= extra or {}
-    _put(folder, {**archived, **own}, files)
+    for name, data in own.items():
+        _put(folder, name, data, files)
     for path, side in verbatim.items():
         if not provenance and own.get(path) is not side:  # not copied, so not compared yet
             side.check()
@@ -122,7 +122,7 @@ def _opened(folder: Path, name: str) -> ModelFile:
     return file
 
 
-def _provenance(
+def _write_provenance(
     source: SourceCheckpoint,
     records: list[dict[str, Any]],
     sources: dict[str, FileRecord],
@@ -130,9 +130,8 @@ def _provenance(
     settings: Settings,
     folder: Path,
     files: dict[str, FileRecord],
-) -> dict[str, bytes | SideFile]:
-    """The small files of ``bcq_source/``: verbatim ones, headers, the rules. What no rule reproduces is written."""
-    found: dict[str, bytes | SideFile] = {}
+) -> None:
+    """``bcq_source/``: verbatim files, headers, the rules, and what no rule reproduces."""
     rules: dict[str, int] = {}
     tensors: dict[str, dict[str, list[Any]]] = {path: {} for path in source.models}
     for record in records:
@@ -157,9 +156,9 @@ def _provenance(
         entries[path] = {"kind": kind, **known._asdict()}
     for path, file in verbatim.items():
         entries[path] = {"kind": "verbatim", **file.record._asdict()}
-        found[f"{SOURCE}/files/{path}"] = file
+        _put(folder, f"{SOURCE}/files/{path}", file, files)
     for path, model in source.models.items():
-        found[f"{SOURCE}/headers/{path}.header"] = model.header_bytes()
+        _put(folder, f"{SOURCE}/headers/{path}.header", model.header_bytes(), files)
     value = {
         "version": "1.0",
         "format": settings.method or "unknown",
@@ -169,7 +168,7 @@ def _provenance(
     }
     if source.left_out:
         value["ignorable"] = {"left_out": source.left_out}
-    found[RECORD] = canonical(value).encode("ascii") + b"\n"
+    _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
     raw = {
         f"{path}/{name}": source.stored(name).renamed(f"{path}/{name}")
         for path, entries_of in listed.items()
@@ -178,9 +177,7 @@ def _provenance(
     }
     raw |= {f"{path}/": StoredTensor.from_array("", left) for path, left in between.items()}
     if raw:
-        make_folders((folder / RAW).parent)
         files[RAW] = write_tensors(folder / RAW, raw, {"format": "pt"})
-    return found
 
 
 def _folder_files(
@@ -202,22 +199,13 @@ def _folder_files(
     return found
 
 
-def _put(folder: Path, contents: Mapping[str, bytes | SideFile], files: dict[str, FileRecord]) -> None:
-    """Write files, several at a time: each of them does little but wait for the disk."""
-
-    def write(name: str) -> FileRecord:
-        data = contents[name]
-        if isinstance(data, SideFile):
-            data.copy_to(folder / name)
-            return data.record
-        write_file(folder / name, data)
-        return FileRecord.of(data)
-
-    for name in contents:
+def _put(folder: Path, name: str, data: bytes | SideFile, files: dict[str, FileRecord]) -> None:
+    if isinstance(data, SideFile):
+        data.copy_to(folder / name)
+        record = data.record
+    else:
         make_folders((folder / name).parent)
-    pool = ThreadPoolExecutor(_WRITERS)
-    try:
-        records = zip(contents, pool.map(write, contents), strict=True)
-        files |= {name: record for name, record in records if not is_documentation(name)}
-    finally:
-        pool.shutdown(cancel_futures=True)
+        write_file(folder / name, data)
+        record = FileRecord.of(data)
+    if not is_documentation(name):
+        files[name] = record
