@@ -21,6 +21,7 @@ from typing import Any
 from .errors import error
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def _optional(name: str) -> Any:
@@ -125,8 +126,20 @@ def peak_memory() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere else
 
 
+def return_large_blocks(size: int = 1 << 20) -> None:
+    """From now on give blocks of ``size`` bytes and more back to the system when they are freed.
+
+    glibc would keep blocks of whole weights, per thread.
+    """
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms: torch's on ARM gives all back between two uses
+    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, size)
+        library.mallopt(_M_TRIM_THRESHOLD, 8 * size)  # of smaller ones
+
+
 def return_freed_memory() -> None:
-    """Give the system what is free between blocks in use: glibc keeps it."""
+    """Give freed blocks of any size back to the system now: glibc keeps those below the size set above."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

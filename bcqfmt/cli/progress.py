@@ -1,10 +1,7 @@
-"""Long jobs: how far they are, which kernels they compile, and the memory that they take."""
+"""Long jobs: how far they are, and which kernels they compile."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,8 +12,6 @@ from typing import Any
 from bcqfmt.errors import escape
 
 from . import render
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 class Progress:
@@ -105,15 +100,3 @@ def announce_kernels(stack: ExitStack, *, dense: bool = False) -> None:
 
     stack.enter_context(compile_listener(tell))
     stack.enter_context(before_first_compilation(lambda: waiting("compiling for this processor, once, up to a minute")))
-
-
-def return_large_blocks(size: int = 1 << 20) -> None:
-    """Give arrays of ``size`` bytes and more back to the system when they are freed.
-
-    glibc would keep blocks of whole weights, per thread.
-    """
-    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms: torch's on ARM gives all back between two uses
-    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to set
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, size)
-        library.mallopt(_M_TRIM_THRESHOLD, 8 * size)  # of smaller ones

@@ -126,7 +126,7 @@ class Blocks:
                 for key in self._readings
                 if wanted
             }
-            return_freed_memory()  # parts of the layer have been forgotten
+            return_freed_memory()  # what was kept of the layer's parts
             for name in wanted:
                 readings = {key: self._reading(named[None][name].weight, sums[key][name], group) for key in sums}
                 measured = one(name, readings)

@@ -78,8 +78,8 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
             found = f"{segment.formula}, groups of {segment.group_size} columns"
             expected = "no table; 8, 16, 32, 64, a multiple of 128, or whole rows"
             raise error("BCQ-E553", tensor=operand.name, found=found, expected=expected)
-        arrays = (device.tensor(array, "cpu") for array in (segment.planes, segment.first, segment.second))
-        stored, first, second = arrays
+        arrays = segment.planes, segment.first, segment.second
+        stored, first, second = (device.tensor(array, "cpu") for array in arrays)
         planes = pack_planes(layout, stored).numpy().view(np.uint32)
         numbers = pack_numbers(layout, first, second).numpy().view(np.uint32)
         if max(planes.size, numbers.size) > LIMIT:

@@ -42,12 +42,8 @@ def roles_kernel(shape: GemmShape, declared: str) -> Kernel:
     held_words, load_numbers, decode = decoder(layout)
     registers, copying = min(240, shape.registers), COPYING
     wgmma = ptx.wgmma(n, "bf16" if shape.kind == 2 else "f16")
-    zero_sums, finish, first_row, (load_scales, scale) = (
-        ptx.zero_sums(sums_count),
-        tile_end(shape),
-        row_of(shape),
-        scales_of(shape),
-    )
+    zero_sums, finish = ptx.zero_sums(sums_count), tile_end(shape)
+    first_row, (load_scales, scale) = row_of(shape), scales_of(shape)
     next_tile, copying_warps = _next_tile(), min(WEIGHT_WARPS, shape.groups)
     copy_weight, copy_x = _copier(shape, _weight_copier(shape)), _copier(shape, _x_copier(shape))
 

@@ -20,7 +20,7 @@ _LARGE = 1 << 27  # elements of a matrix
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
-_SEVERAL = 4  # tiles for every block, beyond which that is little
+_SEVERAL = 4  # tiles for every block, from which on an uneven last round costs little
 _MANY = ((2, 128), (3, 128), (2, 176))  # groups and vectors of a tile with which that is tried
 
 

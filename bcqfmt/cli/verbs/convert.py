@@ -23,12 +23,12 @@ from bcqfmt.cli.command import (
 )
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import PART, SIZE, default_workers
-from bcqfmt.cli.progress import Progress, return_large_blocks
+from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, write_report
 from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
-from bcqfmt.system import peak_memory
+from bcqfmt.system import peak_memory, return_large_blocks
 
 if TYPE_CHECKING:
     from bcqfmt.cli.forecast import Forecast

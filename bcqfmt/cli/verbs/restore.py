@@ -11,9 +11,10 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, json_option, stoppable, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
-from bcqfmt.cli.progress import Progress, return_large_blocks
+from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import error, escape
+from bcqfmt.system import return_large_blocks
 
 
 @verb("restore")

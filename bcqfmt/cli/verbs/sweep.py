@@ -12,12 +12,13 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
 from bcqfmt.cli.options import Items, context_option, default_workers, fitting_context, given_settings
-from bcqfmt.cli.progress import bar, return_large_blocks
+from bcqfmt.cli.progress import bar
 from bcqfmt.cli.reports import check_output
 from bcqfmt.cli.sources import find_source, read_stats, read_text
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error, escape
 from bcqfmt.integrations.model_folder import longest_context
+from bcqfmt.system import return_large_blocks
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report.sweep import Point, Sweep

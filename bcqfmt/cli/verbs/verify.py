@@ -10,9 +10,10 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import hub_options, json_option, verb
 from bcqfmt.cli.expect import expected_bcq
-from bcqfmt.cli.progress import Progress, return_large_blocks
+from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.sources import find_source
 from bcqfmt.errors import escape
+from bcqfmt.system import return_large_blocks
 
 if TYPE_CHECKING:
     from bcqfmt.converters.convert.verify import Certificate
