@@ -140,7 +140,9 @@ class Between:
         def gate(a: Any, b: Any) -> Any:
             return silu(a) * b
 
-        make = torch.compile if fused else lambda function: function
+        def make(function: Any) -> Any:  # for every shape its own kernels, whatever was measured before
+            return torch.compile(function, dynamic=False) if fused else function
+
         self.norm, self.add_norm, self.turn, self.gate = (make(function) for function in (norm, add_norm, turn, gate))
 
 
