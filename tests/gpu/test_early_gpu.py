@@ -43,8 +43,27 @@ KINDS: dict[str, tuple[Callable[[], Any], Product, int]] = {
     "w4a4": (lambda: w4.atom_to_device(ao.pack_w4(sim_atom.atom_weight(SIZE, SIZE // 128))), atom, 3),
     "mixed": (lambda: mixed_operand(sim_mixed.weight(SIZE, 1536, 512, outliers="add", share=0.01)), mixed_gemv, 1),
     "few": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 4),
+    "many": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 16),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    """What stands between two products."""
+    return x / x.abs().max()
+
+
+def compiled(early: bool) -> Callable[..., torch.Tensor]:
+    """The same by kernels that torch makes, which begin early themselves and let the next one begin, or do not."""
+    found: Callable[..., torch.Tensor] = torch.compile(scaled, dynamic=True, options={"triton.enable_pdl": early})
+    return found
+
+
+BETWEEN: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "nothing": (torch.Tensor.contiguous, torch.Tensor.contiguous),
+    "torch": (scaled, scaled),
+    "compiled": (compiled(False), compiled(True)),
+}
 
 
 def made(kind: str) -> tuple[Any, Product, torch.Tensor]:
@@ -55,23 +74,21 @@ def made(kind: str) -> tuple[Any, Product, torch.Tensor]:
     return placed, product, to_gpu(ks.vectors(batch, SIZE, "BF16"))  # holds what eight products make of it
 
 
-def chain(placed: Any, product: Product, x: torch.Tensor, between: bool) -> torch.Tensor:
+def chain(placed: Any, product: Product, x: torch.Tensor, between: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Every product reads what the one in front of it writes, directly or through another kernel."""
     for _ in range(8):
-        x = product(placed, x)
-        if between:
-            x = x / x.abs().max()
+        x = between(product(placed, x))
     return x
 
 
 @EACH
-@pytest.mark.parametrize("between", [True, False])
-def test_the_same_bits_as_one_after_the_other(kind: str, between: bool) -> None:
-    placed, product, x = made(kind)
-    expected = chain(replace(placed, settled=False), product, x, between)
+@pytest.mark.parametrize("between", BETWEEN)
+def test_the_same_bits_as_one_after_the_other(kind: str, between: str) -> None:
+    (placed, product, x), (plain, early) = made(kind), BETWEEN[between]
+    expected = chain(replace(placed, settled=False), product, x, plain)
     assert torch.isfinite(expected).all()
     for _ in range(20):
-        assert torch.equal(chain(placed, product, x, between), expected)
+        assert torch.equal(chain(placed, product, x, early), expected)
 
 
 @EACH
@@ -101,12 +118,14 @@ def test_x_that_a_product_in_front_writes(kind: str) -> None:
 
 
 @EACH
-def test_a_graph(kind: str) -> None:
-    placed, product, x = made(kind)
-    expected = chain(placed, product, x, True)
+@pytest.mark.parametrize("between", ["torch", "compiled"])
+def test_a_graph(kind: str, between: str) -> None:
+    (placed, product, x), (plain, early) = made(kind), BETWEEN[between]
+    expected = chain(replace(placed, settled=False), product, x, plain)
+    chain(placed, product, x, early)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = chain(placed, product, x, True)
+        y = chain(placed, product, x, early)
     for _ in range(5):
         y.zero_()
         graph.replay()

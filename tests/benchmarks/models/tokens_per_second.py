@@ -1,7 +1,7 @@
 """Tokens per second on a GPU: float16 against BCQ of 4, 3 and 2 bits, CUDA graphs for both.
 
     tests/benchmarks/models/tokens_per_second.py [--out FILE.json] [--model llama-2-7b|smollm2-135m ...] [--eager]
-        [--sequences 16 ...] [--context 64 ...] [--prompt 512 ...] [--joined] [--profile]
+        [--sequences 16 ...] [--context 64 ...] [--prompt 512 ...] [--joined] [--early] [--profile]
 
 Models of Llama's architecture with random weights, made on the device: what a step costs does not depend on them. A
 step takes one token and a position, writes keys and values into a cache of fixed length, and ends with the most likely
@@ -10,8 +10,9 @@ once instead, each at the end of ``--context`` tokens, all of which it attends t
 length instead, up to the token after it. The two differ in their linear layers only: `torch.nn.Linear` in float16, or
 `BcqLinear` (bcq encoding, float16 scales and biases). The embedding and the output layer are float16 in both. What lies
 between the products (norms, rotary positions, activation) is fused by torch.compile where that works, for both alike;
-``--eager`` leaves it out. ``--joined``: everything also with the rows of q, k and v in one layer, those of gate and up
-in another, as serving engines have them. ``--profile``: which kernels a step consists of.
+``--eager`` leaves it out. ``--early``: its kernels begin before the previous one ends and let the next one begin, as
+the products do, on both sides. ``--joined``: everything also with the rows of q, k and v in one layer, those of gate
+and up in another, as serving engines have them. ``--profile``: which kernels a step consists of.
 
 ``--device cpu --model tiny`` runs the same code without a GPU and without a graph, to see that it works.
 """
@@ -110,7 +111,7 @@ def layer_of(kind: str, out: int, columns: int, group: int, device: str) -> Any:
 class Between:
     """What lies between the products of a step; the same for every kind of layer."""
 
-    def __init__(self, shape: Shape, *, fused: bool) -> None:
+    def __init__(self, shape: Shape, *, fused: bool, early: bool = False) -> None:
         import torch
         from torch.nn.functional import silu
 
@@ -141,7 +142,8 @@ class Between:
             return silu(a) * b
 
         def make(function: Any) -> Any:  # for every shape its own kernels, whatever was measured before
-            return torch.compile(function, dynamic=False) if fused else function
+            options = {"triton.enable_pdl": early}
+            return torch.compile(function, dynamic=False, options=options) if fused else function
 
         self.norm, self.add_norm, self.turn, self.gate = (make(function) for function in (norm, add_norm, turn, gate))
 
@@ -333,13 +335,12 @@ def compile_all(names: list[str], kinds: list[str], cases: list[Case]) -> None:
 
 
 def measure(
-    name: str, kinds: list[str], device: str, fused: bool, case: Case, profiled: bool = False
+    name: str, kinds: list[str], between: Between, device: str, case: Case, profiled: bool = False
 ) -> list[dict[str, Any]]:
     """A row for every kind."""
     import torch
 
     shape, rows = SHAPES[name], []
-    between = Between(shape, fused=fused)
     for kind in kinds:
         count = case.sequences * case.prompt
         error, path = (0.0, "torch") if kind == "float16" else check(shape, kind, device, count)
@@ -394,6 +395,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, action="append", default=[], help="tokens of a prompt")
     parser.add_argument("--joined", action="store_true", help="also with joined layers")
     parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
+    parser.add_argument("--early", action="store_true", help="torch's option triton.enable_pdl for what is fused")
     parser.add_argument("--profile", action="store_true", help="print which kernels a step consists of")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     given = parser.parse_args()
@@ -410,12 +412,13 @@ def main() -> int:
     rows = [
         row
         for name in names
+        for between in [Between(SHAPES[name], fused=fused, early=given.early)]
         for case in cases
-        for row in measure(name, kinds, given.device, fused, case, given.profile)
+        for row in measure(name, kinds, between, given.device, case, given.profile)
     ]
     about = {
         "device": torch.cuda.get_device_name(0) if given.device == "cuda" else platform.machine(),
-        "torch": torch.__version__, "python": platform.python_version(), "fused": fused,
+        "torch": torch.__version__, "python": platform.python_version(), "fused": fused, "early": given.early,
         "steps": STEPS, "rounds": ROUNDS, "rows": rows,
     }  # fmt: skip
     if given.out is not None:
