@@ -136,7 +136,7 @@ def served() -> str:
     lines = _head("", "layers", "float16", "affine, 4 planes", "", "goal")
     rows = rows_of("tokens_of_prompts")
     for dense, ours in zip(rows[::2], rows[1::2], strict=True):
-        layers = "joined" if ours["joined"] else "single"
+        layers = ("joined" if ours["joined"] else "single") + (", early" if ours.get("early") else "")
         if ours["prompt"] > 1:
             ratio, goal = ours["milliseconds"] / dense["milliseconds"], 1.05
             figures = [f"{row['milliseconds']:.1f}" for row in (dense, ours)]

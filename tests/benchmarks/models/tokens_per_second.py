@@ -10,9 +10,10 @@ once instead, each at the end of ``--context`` tokens, all of which it attends t
 length instead, up to the token after it. The two differ in their linear layers only: `torch.nn.Linear` in float16, or
 `BcqLinear` (bcq encoding, float16 scales and biases). The embedding and the output layer are float16 in both. What lies
 between the products (norms, rotary positions, activation) is fused by torch.compile where that works, for both alike;
-``--eager`` leaves it out. ``--early``: its kernels begin before the previous one ends and let the next one begin, as
-the products do, on both sides. ``--joined``: everything also with the rows of q, k and v in one layer, those of gate
-and up in another, as serving engines have them. ``--profile``: which kernels a step consists of.
+``--eager`` leaves it out. ``--joined``: everything also with the rows of q, k and v in one layer, those of gate and up
+in another, as serving engines have them. ``--early``: steps also with kernels of torch.compile that begin before the
+previous one ends and let the next one begin, as the products do, on both sides. ``--profile``: which kernels a step
+consists of.
 
 ``--device cpu --model tiny`` runs the same code without a GPU and without a graph, to see that it works.
 """
@@ -111,7 +112,7 @@ def layer_of(kind: str, out: int, columns: int, group: int, device: str) -> Any:
 class Between:
     """What lies between the products of a step; the same for every kind of layer."""
 
-    def __init__(self, shape: Shape, *, fused: bool, early: bool = False) -> None:
+    def __init__(self, shape: Shape, *, fused: bool, early: bool) -> None:
         import torch
         from torch.nn.functional import silu
 
@@ -141,23 +142,25 @@ class Between:
         def gate(a: Any, b: Any) -> Any:
             return silu(a) * b
 
-        def make(function: Any) -> Any:  # for every shape its own kernels, whatever was measured before
-            options = {"triton.enable_pdl": early}
-            return torch.compile(function, dynamic=False, options=options) if fused else function
+        def make(function: Any) -> Any:
+            return torch.compile(function, options={"triton.enable_pdl": early}) if fused else function
 
+        torch.compiler.reset()  # kernels for the shapes of this case, whatever was measured before
         self.norm, self.add_norm, self.turn, self.gate = (make(function) for function in (norm, add_norm, turn, gate))
 
 
 class Case(NamedTuple):
     """What a step is: ``sequences`` at once, each with ``prompt`` tokens more (one, or all from the first on).
 
-    ``context``: the token is the last of so many; 0: its position grows from `START` on.
+    ``context``: the token is the last of so many; 0: its position grows from `START` on. ``early``: kernels between the
+    products may begin before the previous one ends.
     """
 
     sequences: int = 1
     prompt: int = 1
     context: int = 0
     joined: bool = False
+    early: bool = False
 
 
 class Model:
@@ -198,7 +201,7 @@ class Model:
         """One token more: ``token`` and ``position`` become those of the next step."""
         from torch.nn.functional import linear, scaled_dot_product_attention
 
-        shape, between, (sequences, prompt, context, _) = self.shape, self.between, self.case
+        shape, between, (sequences, prompt, context, *_) = self.shape, self.between, self.case
         seen = (self.places <= self.position)[None, None, None] if prompt == 1 and not context else None
         x = self.embedding[self.token]
         y = between.norm(x, self.norms[0])
@@ -335,12 +338,13 @@ def compile_all(names: list[str], kinds: list[str], cases: list[Case]) -> None:
 
 
 def measure(
-    name: str, kinds: list[str], between: Between, device: str, case: Case, profiled: bool = False
+    name: str, kinds: list[str], device: str, fused: bool, case: Case, profiled: bool = False
 ) -> list[dict[str, Any]]:
     """A row for every kind."""
     import torch
 
     shape, rows = SHAPES[name], []
+    between = Between(shape, fused=fused, early=case.early)
     for kind in kinds:
         count = case.sequences * case.prompt
         error, path = (0.0, "torch") if kind == "float16" else check(shape, kind, device, count)
@@ -395,7 +399,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, action="append", default=[], help="tokens of a prompt")
     parser.add_argument("--joined", action="store_true", help="also with joined layers")
     parser.add_argument("--eager", action="store_true", help="do not fuse what lies between the products")
-    parser.add_argument("--early", action="store_true", help="torch's option triton.enable_pdl for what is fused")
+    parser.add_argument("--early", action="store_true", help="single tokens also with torch's option triton.enable_pdl")
     parser.add_argument("--profile", action="store_true", help="print which kernels a step consists of")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     given = parser.parse_args()
@@ -404,6 +408,11 @@ def main() -> int:
     cases = [Case(count, 1, context) for count in given.sequences for context in given.context or [CONTEXT]]
     cases = cases + [Case(1, count) for count in given.prompt] or [Case()]
     cases = [case._replace(joined=joined) for case in cases for joined in ((False, True) if given.joined else (False,))]
+    cases = [
+        case._replace(early=early)
+        for case in cases
+        for early in ((False, True) if given.early and case.prompt == 1 else (False,))
+    ]
     import torch
 
     if given.device == "cuda":
@@ -412,13 +421,12 @@ def main() -> int:
     rows = [
         row
         for name in names
-        for between in [Between(SHAPES[name], fused=fused, early=given.early)]
         for case in cases
-        for row in measure(name, kinds, between, given.device, case, given.profile)
+        for row in measure(name, kinds, given.device, fused, case, given.profile)
     ]
     about = {
         "device": torch.cuda.get_device_name(0) if given.device == "cuda" else platform.machine(),
-        "torch": torch.__version__, "python": platform.python_version(), "fused": fused, "early": given.early,
+        "torch": torch.__version__, "python": platform.python_version(), "fused": fused,
         "steps": STEPS, "rounds": ROUNDS, "rows": rows,
     }  # fmt: skip
     if given.out is not None:
