@@ -21,6 +21,7 @@ consists of.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import multiprocessing
@@ -109,6 +110,16 @@ def layer_of(kind: str, out: int, columns: int, group: int, device: str) -> Any:
     return layer
 
 
+@functools.lru_cache(maxsize=len(KINDS))
+def layers_of(shape: Shape, kind: str, device: str, joined: bool) -> Any:
+    """The linear layers of a model, made and prepared once for all cases."""
+    import torch
+
+    torch.manual_seed(0)
+    parts, group = linears(shape, joined), shape.group
+    return [[[layer_of(kind, *size, group, device) for size in some] for some in parts] for _ in range(shape.layers)]
+
+
 class Between:
     """What lies between the products of a step; the same for every kind of layer."""
 
@@ -169,17 +180,11 @@ class Model:
     def __init__(self, shape: Shape, kind: str, device: str, between: Between, case: Case) -> None:
         import torch
 
+        self.layers = layers_of(shape, kind, device, case.joined)
         torch.manual_seed(0)
         self.shape, self.between, self.case, sequences, prompt = shape, between, case, case.sequences, case.prompt
         length = case.context or max(prompt, LENGTH)
         real: Any = {"device": device, "dtype": torch.float16}
-        self.layers = [
-            [
-                [layer_of(kind, out, columns, shape.group, device) for out, columns in some]
-                for some in linears(shape, case.joined)
-            ]
-            for _ in range(shape.layers)
-        ]
         self.norms = torch.ones(2 * shape.layers + 1, shape.hidden, **real)
         self.embedding = torch.randn(shape.tokens, shape.hidden, **real)
         self.output = torch.randn(shape.tokens, shape.hidden, **real) * shape.hidden**-0.5
@@ -251,7 +256,7 @@ def seconds_per_step(model: Model) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(), torch.cuda.graph(graph, stream=stream):
         model.step()
-    times, steps = [], STEPS if model.case.prompt == 1 else STEPS // 8
+    times, steps = [], STEPS // (8 if model.case.prompt > 1 else 2 if model.case.context else 1)
     for _ in range(ROUNDS):
         model.restart()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -407,11 +412,11 @@ def main() -> int:
     kinds = ["float16", *(kind for kind in given.weights or KINDS if kind != "float16")]
     cases = [Case(count, 1, context) for count in given.sequences for context in given.context or [CONTEXT]]
     cases = cases + [Case(1, count) for count in given.prompt] or [Case()]
-    cases = [case._replace(joined=joined) for case in cases for joined in ((False, True) if given.joined else (False,))]
     cases = [
-        case._replace(early=early)
+        case._replace(joined=joined, early=early)
         for case in cases
-        for early in ((False, True) if given.early and case.prompt == 1 else (False,))
+        for joined in [False, True][: 1 + given.joined]
+        for early in [False, True][: 1 + (given.early and case.prompt == 1)]
     ]
     import torch
 
