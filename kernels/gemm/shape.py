@@ -17,6 +17,7 @@ FEW = (8, 16)  # the same of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
+_SHORT = 64  # blocks of a row: few turns for every warp
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
@@ -195,10 +196,12 @@ def _few_shape(
 ) -> FewShape | None:
     """The shape of ``few`` where it is faster, or None. Each block reads all of x: with 16 vectors, small matrices."""
     faster, tiles, small = few_is_faster(layout), -(-rows // 32), rows * layout.width < _LARGE
-    if count <= FEW[0] and (engine == "mma" or faster):
-        choices = [(2, 2, 2, 2), (2, 1, 2, 2), (1, 1, 2, 2)]  # height, depth, stages, blocks on a processor
+    short = tiles <= PROCESSORS and layout.blocks <= _SHORT
+    if count <= FEW[0] and (engine == "mma" or faster):  # height, depth, stages, blocks on a processor
+        choices = [(2, 1, 4, 3)] if short and engine == "wgmma" else [(2, 2, 2, 2), (2, 1, 2, 2), (1, 1, 2, 2)]
     elif count <= FEW[1] and faster and small and tiles <= 3 * PROCESSORS:  # all blocks at the same time
-        choices = [(2, 1, 4, 2), (2, 1, 3, 2)] if tiles <= PROCESSORS else [(2, 1, 2, 3)]
+        one = [(2, 1, 4, 2), (2, 1, 3, 2)] if short else [(2, 2, 2, 2)]
+        choices = one if tiles <= PROCESSORS else [(2, 1, 3, 3)]
     else:
         return None
     limit = _SMALL if engine == "mma" else SHARED_LIMIT
