@@ -33,7 +33,7 @@ PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md): by its kernel for few vectors; others; of bcq weights and reordered
 # columns, for one launch more.
-GEMM_LEAST = 2, 3, 5
+GEMM_LEAST = 1, 3, 5
 GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 
@@ -183,7 +183,8 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
-    if weight.one and (only := weight.gemm(dtype)) is not None:
+    alone = weight.one or (_gemm_least(weight) == 1 and weight.mixed is None)  # no other layout is made
+    if alone and (only := weight.gemm(dtype)) is not None:
         return "gemm" if vectors <= _gemm_most(only) else "dequantize"
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS[0] + 1 if found == "mixed" else _gemm_least(weight)

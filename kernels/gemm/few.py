@@ -1,12 +1,14 @@
-"""Up to eight vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
+"""Up to 16 vectors with the instructions of every GPU since sm_80: no two blocks of threads share a tile.
 
 A block has 16 or 32 rows and all columns, which its warps take in turns of ``depth`` x 64. Each warp copies what it
 needs of codes, numbers and x for itself, ``stages`` turns ahead, so warps wait for each other only at the end, where
-the first adds up the sums of all in their order. On sm_90 the first weights are copied before the previous kernel ends.
+some add up a part of the sums of all each, in their order. On sm_90 the first weights are copied before the previous
+kernel ends.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bcqfmt.kernels import ptx
@@ -22,16 +24,15 @@ from .tile_end import scales_of, writer
 
 
 def few_kernel(shape: FewShape, declared: str) -> Kernel:
-    """The kernel of `kernel.gemm_kernel` for up to eight vectors."""
+    """The kernel of `kernel.gemm_kernel` for up to 16 vectors."""
     layout, depth, stages, height, warps = shape.layout, shape.depth, shape.stages, shape.height, shape.groups
     steps, stage_bytes, per_set, x_bytes = shape.steps, shape.stage_bytes, shape.depth // shape.sets, shape.x_bytes
-    codes_at, numbers_at, sums_at, ahead = shape.codes_at, shape.numbers_at, shape.sums_at, shape.stages - 1
+    codes_at, numbers_at, ahead, warp_bytes = shape.codes_at, shape.numbers_at, stages - 1, stages * stage_bytes
     row_codes, row_set, sums_count = layout.code_bytes // 4, layout.set_bytes // 4, shape.vectors // 2 * height
-    (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
-    zero_sums, early = ptx.zero_sums(sums_count), shape.early
-    copy_weight, copy_x = _weight_copier(shape), _x_copier(shape)
-    (load_scales, scale), scale_count = scales_of(shape), 2 * height
-    write_rows, write_more_rows = writer(shape, 0), writer(shape, sums_count - shape.vectors // 2)
+    (held_words, load_numbers, decode), zero_sums, early = decoder(layout), ptx.zero_sums(sums_count), shape.early
+    copy_weight, copy_x, multiply = _weight_copier(shape), _x_copier(shape), multiplier(shape)
+    eights, part = shape.vectors // 8, replace(shape, vectors=8, height=1)  # four sums of a lane
+    (load_scales, scale), write, zero_part = scales_of(part), writer(part, 0), ptx.zero_sums(4)
 
     @kernel(declared, threads=shape.threads, blocks=shape.blocks, variant=repr(shape), specific=early)
     @unrolled
@@ -43,18 +44,24 @@ def few_kernel(shape: FewShape, declared: str) -> Kernel:
         base = ptx.shared_address(cuda.shared.array(0, types.uint32))
         thread, lane = ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.threadIdx.x & 31)
         warp, sixteen = ptx.u32(thread >> 5), ptx.u32(cuda.blockIdx.x * height)  # the first 16 rows
-        first = ptx.u32(base + warp * (stages * stage_bytes))
-        place, end, step = first, ptx.u32(first + stages * stage_bytes), warp
+        first = ptx.u32(base + warp * warp_bytes)
+        place, end, step = first, ptx.u32(first + warp_bytes), warp
+        at, left = ptx.u32(lane >> 3), ptx.u32(count - (lane >> 3)) if lane >> 3 < count else ptx.u32(0)
+        x_first = ptx.u32(at * (columns >> 3) + (start >> 3) + (lane & 7))
+        x_target = ptx.u32(at * 128 + (((lane ^ at) & 7) << 4))
         for i in static(stages):
             copy_weight(codes, numbers, ptx.u32(first + i * stage_bytes), sixteen, ptx.u32(warp + i * warps), lane)
         if early:
             ptx.wait_previous_kernel()
             ptx.launch_next_kernel()
         for i in static(stages):
-            copy_x(x, ptx.u32(first + i * stage_bytes), ptx.u32(warp + i * warps), columns, start, count, lane)
-        sums, scales = cuda.local.array(sums_count, types.float32), cuda.local.array(scale_count, types.float32)
+            place_of, step_of = ptx.u32(first + i * stage_bytes), ptx.u32(warp + i * warps)
+            copy_x(x, place_of, step_of, x_first, x_target, columns, left, lane)
+        sums, scales = cuda.local.array(sums_count, types.float32), cuda.local.array(2, types.float32)
         held, held_below = cuda.local.array(held_words, types.uint32), cuda.local.array(held_words, types.uint32)
-        row, vector = ptx.u32(sixteen * 16 + (lane >> 2) * 2), ptx.u32((lane & 3) * 2)
+        # what the warp adds up at the end: 16 rows of eight vectors
+        row = ptx.u32((sixteen + warp // eights) * 16 + (lane >> 2) * 2)
+        vector = ptx.u32(warp % eights * 8 + (lane & 3) * 2)
         zero_sums(sums)
         load_scales(scales, row_scale, rows, row)
         while step < steps:
@@ -76,26 +83,23 @@ def few_kernel(shape: FewShape, declared: str) -> Kernel:
             ptx.syncwarp()
             later = ptx.u32(step + stages * warps)
             copy_weight(codes, numbers, place, sixteen, later, lane)
-            copy_x(x, place, later, columns, start, count, lane)
+            copy_x(x, place, later, x_first, x_target, columns, left, lane)
             step, place = ptx.u32(step + warps), ptx.u32(place + stage_bytes)
             if place == end:
                 place = first
-        own = ptx.u32(base + sums_at + lane * 16)  # a quarter of a warp's at a time: no two lanes in the same bank
-        mine = ptx.u32(own + warp * (128 * sums_count))
+        own = ptx.u32(first + lane * 16)  # where its stages were; no two lanes in the same bank
         for k in static(sums_count // 4):
-            ptx.sts128_f32(mine, ptx.u32(512 * k), sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3])
+            ptx.sts128_f32(own, ptx.u32(512 * k), sums[4 * k], sums[4 * k + 1], sums[4 * k + 2], sums[4 * k + 3])
         ptx.sync_block()
-        if warp == 0:
-            zero_sums(sums)
+        if warp < sums_count // 4:
+            whole, own = cuda.local.array(4, types.float32), ptx.u32(base + warp * 512 + lane * 16)
+            zero_part(whole)
             for w in static(warps):
-                for k in static(sums_count // 4):
-                    part = ptx.lds128_f32(own, ptx.u32(w * 128 * sums_count + 512 * k))
-                    for j in static(4):
-                        sums[4 * k + j] = ptx.add_f32(sums[4 * k + j], part[j])
-            scale(sums, scales)
-            write_rows(sums, addend, y, rows, count, addend_step, row, vector)
-            if height == 2:
-                write_more_rows(sums, addend, y, rows, count, addend_step, ptx.u32(row + 16), vector)
+                found = ptx.lds128_f32(own, ptx.u32(w * warp_bytes))
+                for j in static(4):
+                    whole[j] = ptx.add_f32(whole[j], found[j])
+            scale(whole, scales)
+            write(whole, addend, y, rows, count, addend_step, row, vector)
 
     return gemm
 
@@ -132,18 +136,21 @@ def _weight_copier(shape: FewShape) -> Any:
 def _x_copier(shape: FewShape) -> Any:
     """A device function for a warp: x of a step, if there is one; always the end of a group of copies."""
     depth, steps, width, fours = shape.depth, shape.steps, shape.layout.width, shape.vectors // 4
-    x_bytes = shape.x_bytes
+    x_bytes, ragged = shape.x_bytes, width != steps * depth * SIDE
 
-    def copy(x: Any, place: Any, step: Any, columns: Any, start: Any, count: Any, lane: Any) -> None:
+    def copy(x: Any, place: Any, step: Any, x_first: Any, x_target: Any, columns: Any, left: Any, lane: Any) -> None:
         if step < steps:
+            four = ptx.u32(columns >> 1)  # pieces of four vectors
+            first = ptx.u32(x_first + step * (depth * 8))
+            target, other = ptx.u32(place + x_target), ptx.u32(place + (x_target ^ 64))
             for i in static(fours * depth):  # 64 columns of four vectors; zeros after the last vector and column
-                vector = ptx.u32((lane >> 3) + i % fours * 4)
-                column = ptx.u32((step * depth + i // fours) * SIDE + (lane & 7) * 8)
-                exists = vector < count and column < width
-                size = ptx.min_u32(ptx.u32(16), ptx.u32(2 * (width - column))) if exists else ptx.u32(0)
-                index = ptx.u32((vector * columns + start + column) >> 3) if exists else ptx.u32(0)
-                target = ptx.u32(place + i // fours * x_bytes + vector * 128 + (((lane ^ vector) & 7) << 4))
-                ptx.cp_async16(x, index, target, size)
+                size = ptx.u32(16) if i % fours * 4 < left else ptx.u32(0)
+                if ragged:
+                    column = ptx.u32((step * depth + i // fours) * SIDE + (lane & 7) * 8)
+                    size = ptx.min_u32(size, ptx.u32(2 * (width - column)) if column < width else ptx.u32(0))
+                index = ptx.here(ptx.u32(first + (i % fours * four + i // fours * 8)) if size > 0 else ptx.u32(0))
+                to = ptx.u32((other if i % 2 else target) + (i // fours * x_bytes + i % fours * 512))
+                ptx.cp_async16(x, index, to, size)
         ptx.cp_async_commit()
 
     return inlined(unrolled(copy))

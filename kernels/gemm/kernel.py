@@ -10,7 +10,7 @@ x is the other operand, in shared memory, 128 bytes of every vector with their 1
 are in the same bank. ``mma`` (sm_80 and later, `portable`) takes it from registers. ``wgmma`` (sm_90a, `roles`) reads x
 from shared memory itself, and multiplies while the next codes are turned into numbers. With both, some warps only copy.
 Up to eight vectors of affine 4 bits, and of all weights without ``wgmma``, have a kernel whose tiles are never shared
-(`few`).
+(`few`), so have up to 16 of affine 4 bits where the matrix is not large.
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.
@@ -58,6 +58,8 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
     table = GemmLayout(4, 4096, 32, "table", "F16", table=tuple(float(i * i - 100) for i in range(16)))
     shapes = [
         gemm_shape(four, 16, 28672, 1, 1, "wgmma"),
+        gemm_shape(four, 16, 4096, 1, 1, "wgmma"),
+        gemm_shape(four, 16, 11008, 1, 1, "mma"),
         gemm_shape(four, 128, 28672, 1, 1, "wgmma"),
         gemm_shape(four, 512, 11008, 1, 1, "wgmma"),
         gemm_shape(four, 512, 28672, 1, 1, "wgmma"),

@@ -13,10 +13,11 @@ from .layout import SIDE, GemmLayout
 __all__ = ["COPYING", "FEW", "TILES", "FewShape", "GemmShape", "blocks_for", "few_is_faster", "gemm_shape", "whole_for"]
 
 TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
-FEW = 8  # the same of the engine few
+FEW = (8, 16)  # the same of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
+_SHORT = 64  # blocks of a row: few turns for every warp
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
@@ -130,7 +131,7 @@ class GemmShape:
 
 @dataclass(frozen=True, slots=True)
 class FewShape(GemmShape):
-    """Up to eight vectors: ``groups`` warps share the columns of 16 ``height`` rows; each has stages of its own."""
+    """8 or 16 vectors: ``groups`` warps share the columns of 16 ``height`` rows; each has stages of its own."""
 
     @property
     def members(self) -> int:
@@ -153,13 +154,8 @@ class FewShape(GemmShape):
         return self.numbers_at + self.sets * self.height * self.layout.set_bytes // 4
 
     @property
-    def sums_at(self) -> int:
-        """Where the sums of all warps are, after the stages; there are no barriers."""
-        return self.groups * self.stages * self.stage_bytes
-
-    @property
     def shared_bytes(self) -> int:
-        return self.sums_at + self.members * 2 * self.vectors * self.height
+        return self.groups * self.stages * self.stage_bytes
 
 
 def blocks_for(tiles: int, steps: int, most: int) -> int:
@@ -195,17 +191,36 @@ def few_is_faster(part: Any) -> bool:
     return (part.formula, part.bits) == ("affine", 4) and part.group_size >= 128
 
 
+def _few_shape(
+    layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, added: bool
+) -> FewShape | None:
+    """The shape of ``few`` where it is faster, or None. Each block reads all of x: with 16 vectors, small matrices."""
+    faster, tiles, small = few_is_faster(layout), -(-rows // 32), rows * layout.width < _LARGE
+    short = tiles <= PROCESSORS and layout.blocks <= _SHORT
+    if count <= FEW[0] and (engine == "mma" or faster):  # height, depth, stages, blocks on a processor
+        choices = [(2, 1, 4, 3)] if short and engine == "wgmma" else [(2, 2, 2, 2), (2, 1, 2, 2), (1, 1, 2, 2)]
+    elif count <= FEW[1] and faster and small and tiles <= 3 * PROCESSORS:  # all blocks at the same time
+        one = [(2, 1, 4, 2), (2, 1, 3, 2)] if short else [(2, 2, 2, 2)]
+        choices = one if tiles <= PROCESSORS else [(2, 1, 3, 3)]
+    else:
+        return None
+    limit = _SMALL if engine == "mma" else SHARED_LIMIT
+    made = [
+        FewShape(
+            layout, FEW[count > FEW[0]], kind, out, "few", 8, depth, stages, blocks, added, rows % 2 == 0, height,
+            early=engine == "wgmma",
+        )
+        for height, depth, stages, blocks in choices
+    ]  # fmt: skip
+    return next((shape for shape in made if shape.shared_bytes <= limit), made[-1])
+
+
 def gemm_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
 ) -> GemmShape:
     """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
-    if count <= FEW and (engine == "mma" or few_is_faster(layout)):
-        for height, depth in ((2, 2), (2, 1), (1, 1)):
-            few = FewShape(
-                layout, FEW, kind, out, "few", 8, depth, 2, 2, added, rows % 2 == 0, height, early=engine == "wgmma"
-            )
-            if few.shared_bytes <= _SMALL:
-                break
+    few = _few_shape(layout, count, rows, kind, out, engine, added)
+    if few is not None:
         return few
     sizes, large, low_tiles = TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
     vectors = next((size for size in sizes if size >= count), sizes[-1])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smollm2_rows import BITS, ROWS, Row, Verdict, judged
-from smollm2_text import ATOM, BESTS, HOW, ORDERINGS, ORIGIN, READING, REASON
+from smollm2_text import BESTS, HOW, ORDERINGS, ORIGIN, READING, REASON
 
 __all__ = ["page", "write_page"]
 
@@ -25,34 +25,35 @@ PAPER = {  # Atom, table 4: Llama-7B, perplexity on WikiText-2
 }
 # a line of the first table: its rows at 4, 3 and 2 bits
 BEST = {
-    "AutoRound 0.15.1": "autoround-4-g128-peer autoround-3-g128-peer autoround-2-g64-peer",
-    "GPTQModel 7.7.0": "gptqmodel-4-g64-peer gptqmodel-3-g64-peer gptqmodel-2-g64-peer",
-    "GPTQModel 7.7.0, groups of 32": "gptqmodel-4-g32-peer - -",
-    "llm-compressor 0.14.0, GPTQ": "gptq-4-g64-peer gptq-3-g64-peer gptq-2-g64-peer",
-    "llm-compressor 0.14.0, AWQ": "awq-4-g64-peer awq-3-g64-peer awq-2-g64-peer",
+    "AutoRound": "autoround-4-g128-peer autoround-3-g128-peer autoround-2-g64-peer",
+    "GPTQModel": "gptqmodel-4-g64-peer gptqmodel-3-g64-peer gptqmodel-2-g64-peer",
+    "llm-compressor, GPTQ": "gptq-4-g64-peer gptq-3-g64-peer gptq-2-g64-peer",
+    "llm-compressor, AWQ": "awq-4-g64-peer awq-3-g64-peer awq-2-g64-peer",
+    "AutoRound, g32": "autoround-4-g32-peer - -",
+    "GPTQModel, g32": "gptqmodel-4-g32-peer - -",
+    "llm-compressor, GPTQ, g32": "gptq-4-g32-peer - -",
+    "llm-compressor, AWQ, g32": "awq-4-g32-peer - -",
     "rtn": "rtn-4-g128 rtn-3-g128 rtn-2-g128",
     "rtn, by loss": "rtn-4-g128-seq-loss rtn-3-g128-seq-loss -",
     "rtn, by loss, trained": "rtn-4-g128-seq-loss-trained rtn-3-g128-seq-loss-trained -",
     "gptq, layer by layer": "gptq-4-g128-seq-tokens gptq-3-g128-seq-tokens gptq-2-g64-seq-tokens",
-    "gptq, by loss": "gptq-4-g128-seq-loss gptq-3-g128-seq-loss gptq-2-g64-seq-loss",
-    "gptq, by loss, groups of 32": "gptq-4-g32-seq-loss gptq-3-g32-seq-loss gptq-2-g32-seq-loss",
+    "gptq, by loss, g32": "gptq-4-g32-seq-loss gptq-3-g32-seq-loss gptq-2-g32-seq-loss",
     "gptq, by loss, trained": "gptq-4-g128-seq-loss-trained gptq-3-g128-seq-loss-trained gptq-2-g64-seq-loss-trained",
     "bcq, gptq, layer by layer": (
         "bcq-4-g128-gptq-seq-tokens bcq-3-g128-gptq-seq-tokens bcq-2-g128-gptq-nobias-seq-tokens"
     ),
-    "bcq, gptq, by loss": "bcq-4-g128-gptq-seq-loss bcq-3-g128-gptq-seq-loss bcq-2-g128-gptq-nobias-seq-loss",
     "bcq, gptq, by loss, trained": "- - bcq-2-g128-gptq-nobias-seq-loss-trained",
     "multi, nested": "nested-4-tokens nested-3-tokens nested-2-tokens",
 }
 # a line of the second table: name of its rows, with the bits in the place of {}
 LINES = {
-    "rtn, groups of 32": "rtn-{}-g32",
-    "gptq as published, groups of 128": "gptq-{}-g128",
-    "gptq as published, groups of 128, act order": "gptq-{}-g128-order",
-    "bcq, groups of 128": "bcq-{}-g128",
-    "bcq, groups of 128, weighted": "bcq-{}-g128-weighted",
-    "bcq, groups of 32": "bcq-{}-g32",
-    "bcq, groups of 32, weighted": "bcq-{}-g32-weighted",
+    "rtn, g32": "rtn-{}-g32",
+    "gptq as published": "gptq-{}-g128",
+    "gptq as published, act order": "gptq-{}-g128-order",
+    "bcq": "bcq-{}-g128",
+    "bcq, weighted": "bcq-{}-g128-weighted",
+    "bcq, g32": "bcq-{}-g32",
+    "bcq, g32, weighted": "bcq-{}-g32-weighted",
 }
 COMMAND = "python tests/benchmarks/models/smollm2.py --work work --text test.txt --calibration valid.txt"
 
@@ -118,7 +119,7 @@ def page(record: dict[str, Any]) -> str:
         "",
         *(*_best(rows), "", BESTS),
         *("## Other methods", "", *_weights(rows), "", READING),
-        *("## 4-bit activations: Atom", "", ATOM, *_ladder(rows), ""),
+        *("## 4-bit activations: Atom", "", *_ladder(rows), ""),
         *_not_run(record["not_run"]),
         *("## What was expected", "", *_orderings(record["orderings"]), "", REASON),
         *("## The source is 4 bit already", "", ORIGIN),
@@ -175,7 +176,7 @@ def _ladder(rows: dict[str, Any]) -> list[str]:
 def _not_run(names: list[str]) -> list[str]:
     if not names:
         return []
-    return [f"Not measured yet: {len(names)} rows of the script, `not_run` in the JSON.", ""]
+    return [f"Not measured: {len(names)} rows, `not_run` in the JSON.", ""]
 
 
 def _orderings(orderings: list[dict[str, Any]]) -> list[str]:
@@ -198,4 +199,4 @@ def _orderings(orderings: list[dict[str, Any]]) -> list[str]:
 
 
 def _gain(one: dict[str, Any]) -> str:
-    return f"{one['difference_nats']:+.3f} ± {one['standard_error']:.3f}"
+    return f"{one['difference_nats']:+.3f}±{one['standard_error']:.3f}"

@@ -3,10 +3,10 @@
     smollm2_peers.py MODEL TEXT OUT --tool gptq|awq|autoround|gptqmodel --bits 3 --group-size 64 [--device cuda]
 
 gptq and awq: llm-compressor (`pip install llmcompressor`), layer by layer, errors of quantized layers passed on; it
-takes group sizes that divide every input, 64 for SmolLM2. gptqmodel: `pip install gptqmodel`, the same. autoround:
-`pip install auto-round`, 200 iterations, or 50 with `--light`. Weights asymmetric, the head left out, everything else
-at its default. The text is cut and drawn as by `bcqfmt calibrate`. The last line printed is a JSON object: version and
-seconds.
+takes group sizes that divide every input, 64 for SmolLM2. gptqmodel: `pip install gptqmodel`, the same; the page's rows
+were made with torch 2.11 and transformers 5.17, though it asks for later ones. autoround: `pip install auto-round`, 200
+iterations, or 50 with `--light`. Weights asymmetric, the head left out, everything else at its default. The text is cut
+and drawn as by `bcqfmt calibrate`. The line that starts with `{"version"` tells the version and the seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     make, package = kinds.get(asked.tool, (_llm_compressor, "llmcompressor"))
     make(asked, tokenizer, rows)
     found = {"version": f"{package} {importlib.metadata.version(package)}", "seconds": time.perf_counter() - start}
-    print(json.dumps(found))
+    print(f"\n{json.dumps(found)}", flush=True)
     return 0
 
 
@@ -59,7 +59,8 @@ def _llm_compressor(asked: argparse.Namespace, tokenizer: Any, rows: Any) -> Non
         from llmcompressor.modifiers.awq import AWQModifier
 
         recipe = AWQModifier(**given)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32)
+    dtype = torch.float16 if asked.tool == "gptq" and asked.device == "cuda" else torch.float32  # awq: NaN in float16
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(asked.model, dtype=dtype)
     data = Dataset.from_dict({"input_ids": rows.tolist(), "attention_mask": np.ones_like(rows).tolist()})
     oneshot(
         model=model, processor=tokenizer, dataset=data, recipe=recipe, max_seq_length=asked.context,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -63,7 +64,11 @@ class Workshop:
         values = self.work / f"{row.name}-dense"
         _bcqfmt("export", folder, values, "--to", "dense", "--overwrite")
         seconds = {"quantize": made - start, "export": time.perf_counter() - made}
-        return Prepared(values, folder, sizes_of(row, self.model, folder), seconds)
+        sizes = sizes_of(row, self.model, folder)
+        if row.peer:
+            told = json.loads(_told_by_tool(folder).read_text())
+            sizes["version"], seconds["quantize"] = told["version"], told["seconds"]
+        return Prepared(values, folder, sizes, seconds)
 
     def clear(self, ready: Prepared) -> None:
         """Dense values are large and soon made again."""
@@ -75,7 +80,8 @@ class Workshop:
         theirs = folder.with_name(f"{folder.name}-source")
         script = Path(__file__).with_name("smollm2_peers.py")
         words = ["--tool", row.peer, "--device", self._device, *row.options]
-        _run([self._peers, script, self.model, self._calibration, theirs, *words])
+        said = _run([self._peers, script, self.model, self._calibration, theirs, *words])
+        _told_by_tool(folder).write_text([line for line in said.splitlines() if line.startswith('{"version"')][-1])
         _bcqfmt("convert", theirs, folder, "--overwrite")
 
     def _stats(self, weighting: str) -> Path:
@@ -90,6 +96,11 @@ class Workshop:
     def _lock(self, name: str) -> threading.Lock:
         with self._guard:
             return self._locks.setdefault(name, threading.Lock())
+
+
+def _told_by_tool(folder: Path) -> Path:
+    """The last line of `smollm2_peers.py`: its version and the seconds it took."""
+    return folder.with_name(f"{folder.name}-told.json")
 
 
 def linears(model: Path) -> dict[str, Any]:
@@ -142,9 +153,10 @@ def _bcqfmt(*words: object) -> None:
     _run([sys.executable, "-m", "bcqfmt", *words])
 
 
-def _run(words: list[object]) -> None:
+def _run(words: list[object]) -> str:
     command = [str(word) for word in words]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     made = subprocess.run(command, check=False, capture_output=True, text=True, env=quiet)
     if made.returncode:
         raise CommandFailed(f"{' '.join(command)} ended with {made.returncode}:\n{made.stderr[-2000:]}")
+    return made.stdout

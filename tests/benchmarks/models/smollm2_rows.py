@@ -105,22 +105,19 @@ BEST = ((4, 128), (3, 128), (2, 64))  # bits and group size at which tools are c
 _COMPENSATED = (
     *(_by_layer("bcq", bits, 128, mark="-gptq", rounding="gptq") for bits in BITS),
     _by_layer("bcq", 2, 64, mark="-gptq", rounding="gptq"),
-    *(_by_layer("bcq", bits, 128, mark="-gptq-nobias", rounding="gptq", no_bias="") for bits in (3, 2)),
+    _by_layer("bcq", 2, 128, mark="-gptq-nobias", rounding="gptq", no_bias=""),
 )
 ROWS: tuple[Row, ...] = (
     Row("fp16", "FP16"),
     *(_uniform("rtn", bits, 128) for bits in BITS),
     *(_uniform("gptq", bits, 128, **_PUBLISHED, no_act_order="") for bits in BITS),
     *(_uniform("gptq", bits, 128, "-order", "act_order", **_PUBLISHED) for bits in BITS),
-    *(_uniform("gptq", bits, 128, "-fitted", "scales for the output") for bits in BITS),
-    *(_counted(_uniform("gptq", bits, 128, "-fitted", "scales for the output"), "tokens") for bits in BITS),
     *(_by_layer("gptq", bits, group, "tokens") for bits, group in BEST),
     _trained(_by_layer("gptq", 3, 128, "tokens")),
     _by_layer("rtn", 4, 128, "tokens"),
     *(_by_layer("bcq", bits, 128, "tokens", mark="-gptq", rounding="gptq") for bits in BITS),
     _by_layer("bcq", 2, 128, "tokens", mark="-gptq-nobias", rounding="gptq", no_bias=""),
-    *(_by_layer("gptq", bits, 128) for bits in BITS),
-    _by_layer("gptq", 2, 64),
+    *(_by_layer("gptq", bits, group) for bits, group in BEST),
     *(_by_layer("gptq", bits, 32) for bits in BITS),
     *(_trained(_by_layer("gptq", bits, group)) for bits, group in BEST),
     *(_trained(_by_layer("gptq", bits, 32)) for bits in BITS),
@@ -135,15 +132,14 @@ ROWS: tuple[Row, ...] = (
         layers=True,
         weighting="loss",
     ),
-    *(_counted(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq"), "tokens") for bits in BITS),
+    _counted(_uniform("bcq", 2, 128, "-gptq", "gptq", rounding="gptq"), "tokens"),
     *(_nested(planes, weighting) for weighting in ("tokens", "loss") for planes in BITS),
     *(_peer("gptq", bits, 64) for bits in BITS),
     *(_peer("gptqmodel", bits, 64) for bits in BITS),
-    _peer("gptqmodel", 4, 32),
-    *(_peer("awq", bits, 64, "--rows", "64") for bits in BITS),
+    *(_peer("awq", bits, 64) for bits in BITS),
     *(_peer("autoround", bits, group) for bits, group in BEST),
+    *(_peer(tool, 4, 32) for tool in TOOLS),
     *(_peer("autoround", bits, group, "--light", mark="-light") for bits, group in BEST),
-    *(_uniform("bcq", bits, 128, "-gptq", "gptq", rounding="gptq") for bits in BITS),
     *(_uniform("bcq", bits, 128) for bits in BITS),
     *(_uniform("bcq", bits, 32) for bits in BITS),
     *(_uniform("bcq", bits, 128, "-weighted", "weighted", weighting="activations") for bits in BITS),
@@ -208,14 +204,12 @@ def _own() -> list[Ordering]:
     made += _pairs("bcq, weighted <= rtn at equal bytes", "bcq-{}-g128-weighted", "rtn-{}-g32", False)
     made += _pairs("bcq <= rtn at equal bytes", "bcq-{}-g128", "rtn-{}-g32", False)
     made += _pairs("gptq, act_order <= rtn", "gptq-{}-g128-order", "rtn-{}-g128", False)
-    made += _pairs("gptq, scales for the output <= rtn", "gptq-{}-g128-fitted", "rtn-{}-g128", False)
-    made += _pairs("gptq, scales for the output <= act_order", "gptq-{}-g128-fitted", "gptq-{}-g128-order", False)
     for bits, group in BEST:
         ours = f"gptq-{bits}-g{group}-seq"
-        for tool, size in (("autoround", group), ("gptqmodel", 64), ("gptq", 64), ("awq", 64)):
-            theirs = f"{tool}-{bits}-g{size}-peer"
-            made.append(Ordering(f"gptq, layer by layer <= {TOOLS[tool]}", f"{ours}-tokens", theirs, False))
-            made.append(Ordering(f"gptq, trained <= {TOOLS[tool]}", f"{ours}-loss-trained", theirs, False))
+        for tool, name in TOOLS.items():
+            theirs = f"{tool}-{bits}-g{group if tool == 'autoround' else 64}-peer"
+            made.append(Ordering(f"gptq, layer by layer <= {name}", f"{ours}-tokens", theirs, False))
+            made.append(Ordering(f"gptq, trained <= {name}", f"{ours}-loss-trained", theirs, False))
         made.append(Ordering("trained scales help", f"{ours}-loss-trained", f"{ours}-loss", False))
         made.append(Ordering("gptq, tokens by size <= by loss", f"{ours}-tokens", f"{ours}-loss", False))
     for end, word in (("", "layer by layer"), ("-trained", "trained")):
@@ -229,7 +223,9 @@ def _own() -> list[Ordering]:
     for by in ("tokens", "loss"):
         claim, low, high = f"planes of their own <= nested, {by}", "bcq-{}-g128-gptq-seq-" + by, "nested-{}-" + by
         made += _pairs(claim, low, high, False)
-    made += _pairs("gptq, layer by layer <= rtn", "gptq-{}-g128-seq-tokens", "rtn-{}-g128", False)
+    made += [
+        Ordering("gptq, layer by layer <= rtn", f"gptq-{n}-g128-seq-tokens", f"rtn-{n}-g128", False) for n in (4, 3)
+    ]
     made += [
         Ordering(
             "gptq <= rtn, both layer by layer", f"gptq-{n}-g128-seq-loss{end}", f"rtn-{n}-g128-seq-loss{end}", False
@@ -237,7 +233,6 @@ def _own() -> list[Ordering]:
         for n in (4, 3)
         for end in ("", "-trained")
     ]
-    made += _pairs("gptq helps bcq", "bcq-{}-g128-gptq", "bcq-{}-g128-weighted", False)
     made.append(Ordering("gptq helps mixed24", "mixed24-gptq", "mixed24", False))
     made.append(Ordering("outliers help with gptq rounding", "mixed24-gptq-outliers", "mixed24-gptq", False))
     made += _pairs("smaller groups help bcq, weighted", "bcq-{}-g32-weighted", "bcq-{}-g128-weighted", False)

@@ -291,7 +291,8 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
     assert [matmul.path_of(permuted, n) for n in (4, 5)] == ["bits", "gemm"]
     usual = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 128)))
-    assert [matmul.path_of(usual, n) for n in (1, 2)] == ["bits", "gemm"]
+    assert [matmul.path_of(usual, n) for n in (1, 2)] == ["gemm", "gemm"]
+    assert "bits" not in usual.__dict__  # one layout
     eight = matmul.MatmulWeight(operand(ks.weight("affine", 8, 2, 256, 32)))  # bfloat16 has no room for such codes
     assert [matmul.path_of(eight, n, "BF16") for n in (24, 25)] == ["bits", "dequantize"]
     for columns, g, most in ((49160, 8, 3), (100, 32, 24), (100, 16, 12)):

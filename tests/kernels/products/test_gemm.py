@@ -26,6 +26,7 @@ CASES = [
     ("affine", 4, 70, 200, 64, "F16", 18, {**WGMMA, "depth": 2}),
     ("affine", 3, 70, 136, 32, "F16", 3, {"depth": 2, "height": 2, "groups": 2, "stages": 2}),
     ("affine", 4, 40, 520, 128, "F16", 8, {"depth": 2, "groups": 2, "stages": 2, "early": True}),
+    ("affine", 4, 40, 264, 128, "F16", 15, {"vectors": 16, "depth": 2, "height": 2, "groups": 4, "stages": 2}),
     ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
     ("affine", 8, 64, 72, 72, "F16", 2, MMA),
     ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones
@@ -167,9 +168,10 @@ def test_every_shape_fits(engine: str) -> None:
     for q in range(1, 9):
         for formula, g in (("affine", 16), ("affine", 128), ("bcq", 16), ("bcq", 4096)):
             layout = GemmLayout(q, 4096, g, formula, "F16")
-            for count in (1, 8, 9, 33, 100, 300, 600):
+            for count in (1, 8, 9, 16, 33, 100, 300, 600):
                 shape = gemm_shape(layout, count, 4096, 1, 1, engine)
                 few = shape.engine == "few"
+                assert shape.vectors >= min(count, 16)
                 assert (1 if few else shape.blocks) * shape.shared_bytes <= limit * 1024
                 assert shape.stages >= (2 if few else 3)
 
