@@ -302,8 +302,8 @@ def check(shape: Shape, kind: str, device: str, count: int = 1) -> tuple[float, 
     return error, f"{type(made).__name__}, {matmul.path_of(made, count)}"
 
 
-def compiled(job: tuple[str, int, int, int, int, int]) -> float:
-    """Compile the kernel for one shape into the cache; seconds."""
+def compiled(job: tuple[str, int, int, int, int]) -> float:
+    """Compile the kernel for one shape into the cache, for 0 rows that of any; seconds."""
     from bcqfmt.kernels.bits import kernel_of
     from bcqfmt.kernels.bits.layout import BitLayout
     from bcqfmt.kernels.bits.shape import Wanted, product_shape
@@ -312,14 +312,14 @@ def compiled(job: tuple[str, int, int, int, int, int]) -> float:
     from bcqfmt.kernels.gemm.shape import gemm_shape
     from bcqfmt.kernels.runtime.cubins import code_of
 
-    formula, bits, rows, columns, group, count = job
+    kind, rows, columns, group, count = job
+    formula, bits = kind.split()[0], int(kind.split()[1])
     begin = time.perf_counter()
-    if count == 1:
-        wanted = product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1))
-        kernel = kernel_of(wanted)
-    else:
+    if rows:
         layout = GemmLayout(bits, columns, group, formula, "F16")
         kernel = gemm_kernel(gemm_shape(layout, count, rows, 1, 1, "wgmma"))
+    else:
+        kernel = kernel_of(product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1)))
     code_of(kernel, (9, 0))
     return time.perf_counter() - begin
 
@@ -327,7 +327,7 @@ def compiled(job: tuple[str, int, int, int, int, int]) -> float:
 def compile_all(names: list[str], kinds: list[str], cases: list[Case]) -> None:
     """All kernels for these cases at once, in as many processes as there are cores."""
     jobs = {
-        (kind.split()[0], int(kind.split()[1]), rows if count > 1 else 0, columns, SHAPES[name].group, count)
+        (kind, rows if count > 1 or kind == "affine 4" else 0, columns, SHAPES[name].group, count)
         for name in names
         for kind in kinds
         if kind != "float16"
