@@ -69,7 +69,7 @@ def made(formula: str, q: int, rows: int, columns: int, g: int) -> tuple[Weight,
         weight = replace(weight, formula="table", second=torch.tensor(TABLES[formula], device="cuda"))
         part: Any = OperandSegment(
             planes=weight.planes, start=0, width=columns, group_size=g, formula="table",
-            first=weight.first.cpu().numpy(), second=weight.second.cpu().numpy(), dtype="F16",
+            first=weight.first.cpu().numpy(), second=weight.second.cpu().numpy(),
         )  # fmt: skip
         operand = Operand(name=formula, shape=(rows, columns), dtype="F16", segments=(part,), perm=None, outliers=None)
         return weight, MatmulWeight(operand)
