@@ -9,8 +9,8 @@ more than four or short groups, the sign of each plane's scale is flipped by its
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. ``mma`` (sm_80 and later, `portable`) takes it from registers. ``wgmma`` (sm_90a, `roles`) reads x
 from shared memory itself, and multiplies while the next codes are turned into numbers. With both, some warps only copy.
-Up to eight vectors of affine 4 bits, and of all weights without ``wgmma``, have a kernel whose tiles are never shared
-(`few`), so have up to 16 of affine 4 bits where the matrix is not large.
+A kernel whose blocks share no tile (`few`) takes up to eight vectors: of all weights without ``wgmma``, of affine ones
+with 4 bits always, and of these up to 16 where the matrix is not large.
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.

@@ -199,11 +199,12 @@ def _few_shape(
     short = tiles <= PROCESSORS and layout.blocks <= _SHORT
     if count <= FEW[0] and (engine == "mma" or faster):  # height, depth, stages, blocks on a processor
         choices = [(2, 1, 4, 3)] if short and engine == "wgmma" else [(2, 2, 2, 2), (2, 1, 2, 2), (1, 1, 2, 2)]
-    elif count <= FEW[1] and faster and small and tiles <= 3 * PROCESSORS:  # all blocks at the same time
-        one = [(2, 1, 4, 2), (2, 1, 3, 2)] if short else [(2, 2, 2, 2)]
-        choices = one if tiles <= PROCESSORS else [(2, 1, 3, 3)]
-    else:
+    elif count > FEW[1] or not (faster and small) or tiles > 3 * PROCESSORS:  # not all blocks at the same time
         return None
+    elif short:
+        choices = [(2, 1, 4, 2), (2, 1, 3, 2)]
+    else:
+        choices = [(2, 2, 2, 2) if tiles <= PROCESSORS else (2, 1, 3, 3)]
     limit = _SMALL if engine == "mma" else SHARED_LIMIT
     made = [
         FewShape(

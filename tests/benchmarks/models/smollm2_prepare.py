@@ -99,7 +99,7 @@ class Workshop:
 
 
 def _told_by_tool(folder: Path) -> Path:
-    """The last line of `smollm2_peers.py`: its version and the seconds it took."""
+    """What `smollm2_peers.py` told of a row: the tool's version and the seconds it took."""
     return folder.with_name(f"{folder.name}-told.json")
 
 

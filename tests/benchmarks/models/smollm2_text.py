@@ -12,7 +12,7 @@ Nested: [decision 22](../decisions/0022-nested-planes.md).
 
 ## Other tools
 
-Same calibration tokens, asymmetric, head left out, other options at their defaults (`smollm2_peers.py`); converted by
+Same calibration tokens, asymmetric, head left out, other options at defaults (`smollm2_peers.py`); converted by
 `bcqfmt convert`.
 
 | tool | options | seconds, NVIDIA H200 |
@@ -23,7 +23,7 @@ Same calibration tokens, asymmetric, head left out, other options at their defau
 | llm-compressor 0.14.0.1, AWQ | float32, scales too: float16 gave NaN | 164 to 187 |
 | [`bcqfmt quantize --text`](quantizing.md) | | 80; trained 106 |
 
-From loading to saving, up to three tools at once.
+From loading to saving; other tools up to three at once.
 """
 
 READING = """\
@@ -59,7 +59,7 @@ HOW = """\
   `mixed24` stores 3.15 bits where a 4096 x 4096 weight has 2.88.
 - **Atom.** Activations are rounded in the forward pass (`smollm2_atom.py`). 128 outlier channels are 22 % of 576,
   against 3 % in Llama-7B. The sizes of the first two rows are computed.
-- **When.** Other tools on 2026-11-18 (AutoRound but for g32 on 2026-11-17), layer by layer and `draft` in the JSON on
-  2026-11-17, calling the commands' functions, the rest on 2026-11-15. Layer by layer again with faster code: `gptq`
-  26.44, 30.35, 52.14; `bcq` 26.22, 29.28, 49.32.
+- **When.** Other tools on 2026-11-18 (AutoRound with larger groups on 2026-11-17), layer by layer and `draft` in the
+  JSON on 2026-11-17, calling the commands' functions, the rest on 2026-11-15. Layer by layer again with faster code:
+  `gptq` 26.44, 30.35, 52.14; `bcq` 26.22, 29.28, 49.32.
 """

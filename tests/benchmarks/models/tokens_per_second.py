@@ -303,7 +303,7 @@ def check(shape: Shape, kind: str, device: str, count: int = 1) -> tuple[float, 
 
 
 def compiled(job: tuple[str, int, int, int, int]) -> float:
-    """Compile the kernel for one shape into the cache, for 0 rows that of any; seconds."""
+    """Compile the kernel for one shape into the cache; seconds. 0 rows: the one of `bits`, the same for all."""
     from bcqfmt.kernels.bits import kernel_of
     from bcqfmt.kernels.bits.layout import BitLayout
     from bcqfmt.kernels.bits.shape import Wanted, product_shape
@@ -324,10 +324,19 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     return time.perf_counter() - begin
 
 
+def takes_gemm(kind: str, columns: int, group: int, count: int) -> bool:
+    """Whether `matmul` takes ``gemm`` for so many vectors; one or many, as all cases here."""
+    from bcqfmt.kernels.gemm.layout import GemmLayout
+    from bcqfmt.kernels.gemm.shape import few_is_faster
+
+    formula, bits = kind.split()
+    return count > 1 or few_is_faster(GemmLayout(int(bits), columns, group, formula, "F16"))
+
+
 def compile_all(names: list[str], kinds: list[str], cases: list[Case]) -> None:
     """All kernels for these cases at once, in as many processes as there are cores."""
     jobs = {
-        (kind, rows if count > 1 or kind == "affine 4" else 0, columns, SHAPES[name].group, count)
+        (kind, rows if takes_gemm(kind, columns, SHAPES[name].group, count) else 0, columns, SHAPES[name].group, count)
         for name in names
         for kind in kinds
         if kind != "float16"
