@@ -62,16 +62,17 @@ def test_the_perplexity_goes_into_the_model_card(run: Run, model: Path, text: Pa
 def test_perplexity_is_what_numpy_computes(model: Path, text: Path) -> None:
     loaded = models.load(model, dtype="float32")
     ids = loaded.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"][:50]
-    total, count = 0.0, 0
-    for window in (ids[:20], ids[20:40], ids[40:]):
+    losses, count = [0.0] * 3, 0
+    for place, window in enumerate((ids[:20], ids[20:40], ids[40:])):
         with torch.inference_mode():
             logits = loaded.model(input_ids=torch.tensor([window])).logits[0].double().numpy()
         for row, token in zip(logits[:-1], window[1:], strict=True):
-            total += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
+            losses[place] += math.log(np.exp(row - row.max()).sum()) + row.max() - row[token]
             count += 1
     found = models.evaluate(loaded, models.windows_of(loaded.opened, text.read_text(), 20, 50))
     assert found.tokens == count == 47
-    assert found.perplexity == pytest.approx(math.exp(total / count), rel=1e-9)
+    assert found.losses == pytest.approx(losses, rel=1e-9)
+    assert found.perplexity == pytest.approx(math.exp(sum(losses) / count), rel=1e-9)
     assert found.divergence is None
 
 

@@ -47,11 +47,15 @@ class Loaded(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Figures on a text; the last four are None without a reference. Divergence is KL(reference || model) in nats."""
+    """Figures on a text; the last four are None without a reference. Divergence is KL(reference || model) in nats.
+
+    ``losses``: of every window, minus the logarithms of the probabilities of its tokens, added up.
+    """
 
     perplexity: float
     tokens: int
     seconds: float
+    losses: list[float]
     reference_perplexity: float | None = None
     divergence: float | None = None
     largest_divergence: float | None = None
@@ -197,7 +201,7 @@ def evaluate(
             if tick is not None:
                 tick(len(window))
     count = sum(len(window) - 1 for window in windows)
-    first = _perplexity(losses, count), count, seconds
+    first = _perplexity(losses, count), count, seconds, losses
     if reference is None:
         return Figures(*first)
     return Figures(*first, _perplexity(others, count), math.fsum(divergences) / count, largest, agreeing / count)

@@ -2,8 +2,8 @@
 
     tests/benchmarks/models/smollm2.py --work FOLDER --text test.txt --calibration valid.txt [--device cuda] [--write]
 
-The model is downloaded with pip (see `smollm2_folder.py`). Every row is quantized by `bcqfmt quantize`, exported by
-`bcqfmt export --to dense` and run by transformers; rows of Atom round activations too (`smollm2_atom.py`). Rows are
+The model is downloaded with pip (see `smollm2_folder.py`). Every row is quantized by `bcqfmt quantize`, or by another
+tool and converted, and run as `bcqfmt eval` does; rows of Atom round activations too (`smollm2_atom.py`). Rows are
 prepared by `--jobs` processes at a time and run one after the other as they get ready. A row that lies in FOLDER with
 the same text, windows, calibration and device is not measured again, so that a run can be stopped at any time and goes
 on when the command is given again. `--write` makes quality.json and quality.md in docs/benchmarks.

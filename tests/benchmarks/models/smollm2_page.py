@@ -29,6 +29,7 @@ BEST = {
     "GPTQModel": "gptqmodel-4-g64-peer gptqmodel-3-g64-peer gptqmodel-2-g64-peer",
     "llm-compressor, GPTQ": "gptq-4-g64-peer gptq-3-g64-peer gptq-2-g64-peer",
     "llm-compressor, AWQ": "awq-4-g64-peer awq-3-g64-peer awq-2-g64-peer",
+    "AutoRound, 2 bits g128": "- - autoround-2-g128-peer",
     "AutoRound, g32": "autoround-4-g32-peer - -",
     "GPTQModel, g32": "gptqmodel-4-g32-peer - -",
     "llm-compressor, GPTQ, g32": "gptq-4-g32-peer - -",
@@ -39,6 +40,7 @@ BEST = {
     "gptq, layer by layer": "gptq-4-g128-seq-tokens gptq-3-g128-seq-tokens gptq-2-g64-seq-tokens",
     "gptq, by loss, g32": "gptq-4-g32-seq-loss gptq-3-g32-seq-loss gptq-2-g32-seq-loss",
     "gptq, by loss, trained": "gptq-4-g128-seq-loss-trained gptq-3-g128-seq-loss-trained gptq-2-g64-seq-loss-trained",
+    "gptq, by loss, trained, 2 bits g128": "- - gptq-2-g128-seq-loss-trained",
     "bcq, gptq, layer by layer": (
         "bcq-4-g128-gptq-seq-tokens bcq-3-g128-gptq-seq-tokens bcq-2-g128-gptq-nobias-seq-tokens"
     ),

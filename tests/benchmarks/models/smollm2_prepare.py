@@ -1,4 +1,4 @@
-"""What comes before a row is run: calibration, `bcqfmt quantize` (or a peer and `bcqfmt convert`), export, sizes."""
+"""What comes before a row is run: calibration, `bcqfmt quantize` (or a peer and `bcqfmt convert`), sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CommandFailed(Exception):
 
 
 class Prepared(NamedTuple):
-    """``values``: the folder for transformers; ``folder``: the BCQ folder behind it, if there is one."""
+    """``values``: the folder that is run; ``folder``: the BCQ folder, the same or behind it, if there is one."""
 
     values: Path
     folder: Path | None
@@ -60,10 +60,10 @@ class Workshop:
             elif not folder.is_dir():
                 workers = ["--workers", self._workers]
                 _bcqfmt("quantize", self.model, folder, *row.options, *inputs, *workers, "--overwrite")
-        made = time.perf_counter()
-        values = self.work / f"{row.name}-dense"
-        _bcqfmt("export", folder, values, "--to", "dense", "--overwrite")
-        seconds = {"quantize": made - start, "export": time.perf_counter() - made}
+        seconds, values = {"quantize": time.perf_counter() - start}, folder
+        if row.atom:  # its outliers are put into dense weights
+            values = self.work / f"{row.name}-dense"
+            _bcqfmt("export", folder, values, "--to", "dense", "--overwrite")
         sizes = sizes_of(row, self.model, folder)
         if row.peer:
             told = json.loads(_told_by_tool(folder).read_text())
@@ -72,7 +72,7 @@ class Workshop:
 
     def clear(self, ready: Prepared) -> None:
         """Dense values are large and soon made again."""
-        if ready.values != self.model:
+        if ready.values not in (self.model, ready.folder):
             shutil.rmtree(ready.values)
 
     def _other_tool(self, row: Row, folder: Path) -> None:

@@ -119,7 +119,7 @@ ROWS: tuple[Row, ...] = (
     _by_layer("bcq", 2, 128, "tokens", mark="-gptq-nobias", rounding="gptq", no_bias=""),
     *(_by_layer("gptq", bits, group) for bits, group in BEST),
     *(_by_layer("gptq", bits, 32) for bits in BITS),
-    *(_trained(_by_layer("gptq", bits, group)) for bits, group in BEST),
+    *(_trained(_by_layer("gptq", bits, group)) for bits, group in (*BEST, (2, 128))),
     *(_trained(_by_layer("gptq", bits, 32)) for bits in BITS),
     *(_by_layer("rtn", bits, 128) for bits in (4, 3)),
     *(_trained(_by_layer("rtn", bits, 128)) for bits in (4, 3)),
@@ -137,7 +137,7 @@ ROWS: tuple[Row, ...] = (
     *(_peer("gptq", bits, 64) for bits in BITS),
     *(_peer("gptqmodel", bits, 64) for bits in BITS),
     *(_peer("awq", bits, 64) for bits in BITS),
-    *(_peer("autoround", bits, group) for bits, group in BEST),
+    *(_peer("autoround", bits, group) for bits, group in (*BEST, (2, 128))),
     *(_peer(tool, 4, 32) for tool in TOOLS),
     *(_peer("autoround", bits, group, "--light", mark="-light") for bits, group in BEST),
     *(_uniform("bcq", bits, 128) for bits in BITS),
@@ -212,6 +212,8 @@ def _own() -> list[Ordering]:
             made.append(Ordering(f"gptq, trained <= {name}", f"{ours}-loss-trained", theirs, False))
         made.append(Ordering("trained scales help", f"{ours}-loss-trained", f"{ours}-loss", False))
         made.append(Ordering("gptq, tokens by size <= by loss", f"{ours}-tokens", f"{ours}-loss", False))
+    low, high = "gptq-2-g128-seq-loss-trained", "autoround-2-g128-peer"
+    made.append(Ordering("gptq, trained <= AutoRound, groups of 128", low, high, False))
     for end, word in (("", "layer by layer"), ("-trained", "trained")):
         for size, pairs in (
             ("bits", ("2-g64-gptq 2-g64", "3-g128-gptq 3-g128")),

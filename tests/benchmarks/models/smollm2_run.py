@@ -1,9 +1,8 @@
-"""Running a row: windows of the text through transformers, in float32, on the CPU or a GPU."""
+"""Running a row as `bcqfmt eval --dtype float32 --exact` does, on the CPU or a GPU."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import sys
 import time
 from pathlib import Path
@@ -16,10 +15,9 @@ from smollm2_prepare import Prepared, linears
 from smollm2_rows import CONTEXT, Row
 
 import bcqfmt
+from bcqfmt.integrations.transformers import run
 
 __all__ = ["Bench", "sha256_of"]
-
-BATCH = {"cpu": 1, "cuda": 32}  # windows at a time
 
 
 class Bench:
@@ -27,64 +25,36 @@ class Bench:
 
     def __init__(self, model: Path, text: Path, windows: int, device: str, threads: int) -> None:
         """``windows``: how many of ``CONTEXT`` tokens; 0: all, the last one shorter."""
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision("highest")  # float32 products, not TF32
-        torch.backends.cudnn.allow_tf32 = False
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
-        ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False, verbose=False)["input_ids"]
-        ids = ids[: windows * CONTEXT] if windows else ids
-        self._windows = [ids[i : i + CONTEXT] for i in range(0, len(ids), CONTEXT) if len(ids[i : i + CONTEXT]) > 1]
-        self._device, self._source = torch.device(device), model
+        most = windows * CONTEXT or None
+        self._windows = run.windows_of(run.open_folder(model), text.read_text(encoding="utf-8"), CONTEXT, most)
+        self._device, self._source = device, model
 
     def measured(self, row: Row, ready: Prepared) -> dict[str, Any]:
         """Perplexity, the loss of every window, sizes and times."""
         start = time.perf_counter()
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            ready.values, dtype=torch.float32, local_files_only=True
-        )
-        if row.planes:
-            held = dict(model.named_parameters())
-            for name, weight in bcqfmt.open(ready.folder).weights():
-                values = weight.dequantize("float16", planes=row.planes)
-                held[name].data.copy_(torch.from_numpy(values.astype(np.float32)))
-        model.to(self._device).eval()
+        exact = ready.values == ready.folder  # a BCQ folder
+        planes = row.planes or None
+        loaded = run.load(ready.values, dtype="float32", exact=exact, planes=planes, device=self._device)
         if row.atom:
             from smollm2_atom import attach
 
-            attach(model, ready.folder, row.atom, linears(self._source))
-        losses, tokens = self._losses(model)
-        mean = math.fsum(losses) / sum(tokens)
+            attach(loaded.model, ready.folder, row.atom, linears(self._source))
+        found = run.evaluate(loaded, self._windows)
         seconds = {**ready.seconds, "run": time.perf_counter() - start}
         return {
-            "perplexity": math.exp(mean) if mean < 700 else math.inf,
-            "tokens": sum(tokens),
-            "losses": losses,
-            "window_tokens": tokens,
+            "perplexity": found.perplexity,
+            "tokens": found.tokens,
+            "losses": found.losses,
+            "window_tokens": [len(window) - 1 for window in self._windows],
             **ready.sizes,
             "seconds": {key: round(value, 1) for key, value in seconds.items()},
             "machine": self._machine(),
         }
 
-    def _losses(self, model: Any) -> tuple[list[float], list[int]]:
-        """Summed negative log-likelihood and predicted tokens, per window."""
-        whole = [window for window in self._windows if len(window) == CONTEXT]
-        step = BATCH[self._device.type]
-        batches = [whole[i : i + step] for i in range(0, len(whole), step)]
-        batches += [[window] for window in self._windows[len(whole) :]]
-        losses: list[float] = []
-        with torch.inference_mode():
-            for batch in batches:
-                ids = torch.tensor(batch, device=self._device)
-                logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
-                found = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
-                losses += found.double().reshape(len(batch), -1).sum(1).tolist()
-        return losses, [len(window) - 1 for window in self._windows]
-
     def _machine(self) -> dict[str, str]:
         found = {"Python": sys.version.split()[0], "numpy": np.__version__, "torch": torch.__version__}
-        where = torch.cuda.get_device_name() if self._device.type == "cuda" else "CPU"
+        where = "CPU" if self._device == "cpu" else torch.cuda.get_device_name()
         return {**found, "transformers": transformers.__version__, "bcqfmt": bcqfmt.__version__, "device": where}
 
 
