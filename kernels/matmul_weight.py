@@ -14,7 +14,7 @@ from bcqfmt.kernels import lut
 from bcqfmt.kernels import mixed as mixed_of
 from bcqfmt.kernels.bits.layout import layout_of
 from bcqfmt.kernels.dequant import dequantize
-from bcqfmt.kernels.gemm.shape import few_is_faster
+from bcqfmt.kernels.gemm.shape import few_alone
 from bcqfmt.kernels.lut import BATCH_LIMIT
 from bcqfmt.kernels.operands import Operand
 from bcqfmt.kernels.operands.device import DeviceOperand, to_device
@@ -31,9 +31,9 @@ LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
-# measured on an H200 (docs/benchmarks/gemm.md): by its kernel for few vectors; others; of bcq weights and reordered
-# columns, for one launch more.
-GEMM_LEAST = 1, 3, 5
+# measured on an H200 (docs/benchmarks/gemm.md): where it needs no other layout; matrices of up to SMALL elements;
+# larger ones; bcq weights, and reordered columns, for one launch more.
+GEMM_LEAST, SMALL = (1, 2, 3, 5), 1 << 24
 GEMM_MOST = {"wgmma": 4096, "mma": 256}
 MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
 
@@ -199,10 +199,14 @@ def _gemm_most(many: gemm_of.GemmOperand) -> int:
 
 def _gemm_least(weight: MatmulWeight) -> int:
     """From how many vectors on `gemm` is faster than the fast product."""
-    operand = weight.operand
-    if operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments):
-        return GEMM_LEAST[2]
-    return GEMM_LEAST[operand.outliers is not None or not all(map(few_is_faster, operand.segments))]
+    operand, (rows, columns) = weight.operand, weight.operand.shape
+    plain = operand.perm is None and operand.outliers is None
+    if plain and all(map(few_alone, operand.segments)):
+        return GEMM_LEAST[0]
+    if plain and rows * columns <= SMALL:
+        return GEMM_LEAST[1]
+    longer = operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments)
+    return GEMM_LEAST[3 if longer else 2]
 
 
 def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:

@@ -1,7 +1,7 @@
 """The product of many vectors: a weight in the order of `layout` on a device, and its launches.
 
 For 1 to some thousands of vectors on every GPU since sm_80; where the fast products of `bits` take a weight, they are
-faster for a few vectors, except of affine weights with 4 bits and groups of 128 or more.
+faster for one vector or some (`matmul_weight`), except of affine weights with 4 bits and groups of 32 or more.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ more than four or short groups, the sign of each plane's scale is flipped by its
 x is the other operand, in shared memory, 128 bytes of every vector with their 16-byte pieces exchanged so that no two
 are in the same bank. ``mma`` (sm_80 and later, `portable`) takes it from registers. ``wgmma`` (sm_90a, `roles`) reads x
 from shared memory itself, and multiplies while the next codes are turned into numbers. With both, some warps only copy.
-A kernel whose blocks share no tile (`few`) takes up to eight vectors: of all weights without ``wgmma``, of affine ones
-with 4 bits always, and of these up to 16 where the matrix is not large.
+A kernel whose blocks share no tile (`few`) takes up to eight vectors, and up to 16 where the matrix is not large.
 
 Work is divided evenly among the blocks, also in the middle of a tile. A block that has a part of a tile stores its
 sums, and the last one to finish adds up all parts in their order (`tile_end`): two runs give the same bits.
@@ -68,6 +67,8 @@ def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
         gemm_shape(table, 32, 28672, 1, 1, "mma"),
         gemm_shape(four, 8, 4096, 1, 1, "mma"),
         gemm_shape(four, 4, 4096, 1, 1, "wgmma"),
+        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 16, 11008, 1, 1, "wgmma"),
+        gemm_shape(table, 8, 4096, 1, 1, "wgmma"),
         gemm_shape(four, 64, 28672, 1, 1, "mma"),
         gemm_shape(three, 16, 28672, 2, 2, "mma", added=True),
         gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 8, 4096, 1, 1, "mma"),

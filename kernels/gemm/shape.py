@@ -6,13 +6,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
+from bcqfmt.kernels.runtime.limits import PROCESSOR_SHARED, PROCESSORS, SHARED_LIMIT
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "FEW", "TILES", "FewShape", "GemmShape", "blocks_for", "few_is_faster", "gemm_shape", "whole_for"]
+__all__ = ["COPYING", "FEW", "FewShape", "GemmShape", "blocks_for", "few_alone", "gemm_shape", "whole_for"]
 
-TILES = {"wgmma": (8, 16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
+_TILES = {"wgmma": (16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
 FEW = (8, 16)  # the same of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
@@ -186,34 +186,43 @@ def _whole_tile(rows: int, count: int) -> tuple[int, int] | None:
     return min(found)[1:] if found else None
 
 
-def few_is_faster(part: Any) -> bool:
-    """Whether ``few`` beats wgmma, as measured: affine, 4 bits, groups of 128. ``part``: a layout or a segment."""
-    return (part.formula, part.bits) == ("affine", 4) and part.group_size >= 128
+def few_alone(part: Any) -> bool:
+    """Whether ``few`` is as fast as the fast product with one vector too: affine, 4 bits, groups of 32 and more.
+
+    ``part``: a layout or a segment.
+    """
+    return (part.formula, part.bits) == ("affine", 4) and part.group_size >= 32
 
 
 def _few_shape(
     layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, added: bool
 ) -> FewShape | None:
     """The shape of ``few`` where it is faster, or None. Each block reads all of x: with 16 vectors, small matrices."""
-    faster, tiles, small = few_is_faster(layout), -(-rows // 32), rows * layout.width < _LARGE
+    tiles, older = -(-rows // 32), engine == "mma"
     short = tiles <= PROCESSORS and layout.blocks <= _SHORT
-    if count <= FEW[0] and (engine == "mma" or faster):  # height, depth, stages, blocks on a processor
-        choices = [(2, 1, 4, 3)] if short and engine == "wgmma" else [(2, 2, 2, 2), (2, 1, 2, 2), (1, 1, 2, 2)]
-    elif count > FEW[1] or not (faster and small) or tiles > 3 * PROCESSORS:  # not all blocks at the same time
+    if count <= FEW[0]:  # height, depth, stages, blocks on a processor
+        choices = [(2, 1, n, 3) for n in (4, 3)] if short and not older else [(2, 2, 2, 2)]
+    elif count > FEW[1] or rows * layout.width >= _LARGE or tiles > 3 * PROCESSORS:  # not all blocks at the same time
         return None
     elif short:
-        choices = [(2, 1, 4, 2), (2, 1, 3, 2)]
+        choices = [(2, 1, n, 2) for n in (4, 3)]
+    elif tiles <= PROCESSORS or layout.formula == "bcq":
+        choices = [(2, 2, 2, 2)]
     else:
-        choices = [(2, 2, 2, 2) if tiles <= PROCESSORS else (2, 1, 3, 3)]
-    limit = _SMALL if engine == "mma" else SHARED_LIMIT
+        choices = [(2, 1, n, 3) for n in (3, 2)]
     made = [
         FewShape(
             layout, FEW[count > FEW[0]], kind, out, "few", 8, depth, stages, blocks, added, rows % 2 == 0, height,
-            early=engine == "wgmma",
+            early=not older,
         )
-        for height, depth, stages, blocks in choices
+        for height, depth, stages, blocks in [*choices, (2, 1, 2, 2), (1, 1, 2, 2)]
     ]  # fmt: skip
-    return next((shape for shape in made if shape.shared_bytes <= limit), made[-1])
+    return next((shape for shape in made if _fits(shape, older)), made[-1])
+
+
+def _fits(shape: FewShape, older: bool) -> bool:
+    """Whether a GPU since sm_80 has the shared memory for a block, or one of sm_90 for all."""
+    return shape.shared_bytes <= _SMALL if older else shape.blocks * (shape.shared_bytes + 1024) <= PROCESSOR_SHARED
 
 
 def gemm_shape(
@@ -223,7 +232,7 @@ def gemm_shape(
     few = _few_shape(layout, count, rows, kind, out, engine, added)
     if few is not None:
         return few
-    sizes, large, low_tiles = TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
+    sizes, large, low_tiles = _TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
     vectors = next((size for size in sizes if size >= count), sizes[-1])
     if engine == "wgmma":
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:

@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Product, int]] = {
     "mixed": (lambda: mixed_operand(sim_mixed.weight(SIZE, 1536, 512, outliers="add", share=0.01)), mixed_gemv, 1),
     "few": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 4),
     "few, 16 vectors": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 16),
+    "few, bcq": (lambda: gemm_operand(operand(ks.weight("bcq", 4, SIZE, SIZE, 128)), "BF16"), gemm, 4),
     "many": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 40),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("kind", KINDS)

@@ -40,6 +40,16 @@ def test_products(encoding: str, q: int, rows: int, columns: int, g: int, kind: 
     assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS[kind]
 
 
+@pytest.mark.parametrize("encoding", ["affine", "bcq"])
+def test_sixteen_vectors_of_many_rows(encoding: str) -> None:
+    """More than all blocks of `few` can take at the same time."""
+    weight, x = ks.weight(encoding, 4, 12800, 512, 128), ks.vectors(16, 512, "F16")
+    placed, on_gpu = gemm_operand(operand(weight), "F16"), to_gpu(x)
+    assert gemm_shape(placed.segments[0].layout, 16, 12800, 1, 1, "wgmma").engine == "wgmma"
+    found = twice((16, 12800), on_gpu.dtype, lambda out: gemm(placed, on_gpu, out=out))
+    assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS["F16"]
+
+
 @pytest.mark.parametrize("count", [256, 512])
 def test_tiles_that_blocks_do_not_share(count: int) -> None:
     """With 512 vectors of 176 each: two tiles for every block."""
@@ -83,7 +93,7 @@ def test_a_graph_and_two_streams_at_once() -> None:
     """Blocks that add up parts of one tile count themselves: products at the same time must not share counters."""
     weight = ks.weight("affine", 4, 512, 4096, 128)
     placed = gemm_operand(operand(weight), "F16")
-    xs = [to_gpu(ks.vectors(16, 4096, "F16", seed=i)) for i in range(2)]
+    xs = [to_gpu(ks.vectors(40, 4096, "F16", seed=i)) for i in range(2)]
     expected = [gemm(placed, x) for x in xs]
     streams, graphs, results = [torch.cuda.Stream() for _ in xs], [], []
     for x, stream in zip(xs, streams, strict=True):

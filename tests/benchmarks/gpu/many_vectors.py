@@ -58,6 +58,7 @@ ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
 PEERS_MOST = 45  # seconds
 TURNS = 3  # of both products, one after the other
+STEADY = 0.4  # seconds of a turn from 256 vectors on, where power limits the clock and the first rounds are faster
 
 
 def made(formula: str, q: int, rows: int, columns: int, g: int) -> tuple[Weight, MatmulWeight]:
@@ -111,7 +112,8 @@ def measured(
         }
         if plain:
             calls["cublas"] = (lambda i, x=x: x @ dense[i % len(dense)].T, len(dense))
-        times = [{name: replayed(call, 2 * of) for name, (call, of) in calls.items()} for _ in range(TURNS)]
+        steady = STEADY if count >= COUNTS[MANY] else 0.0
+        times = [{name: _timed(call, 2 * of, steady) for name, (call, of) in calls.items()} for _ in range(TURNS)]
         row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
         if old and count <= OLD_MOST:
             row["sm_80"] = replayed(_older(ready, x), 2 * several)
@@ -121,6 +123,13 @@ def measured(
         found.append(row)
         print({k: round(v, 2) if isinstance(v, float) and k != "error" else v for k, v in row.items()}, flush=True)
     return found
+
+
+def _timed(call: Callable[[int], object], count: int, seconds: float) -> float:
+    """`replayed` for so many seconds; at least its usual rounds."""
+    taken = replayed(call, count)
+    rounds = int(seconds * 1e6 / (2 * count * taken))
+    return taken if rounds == 0 else replayed(call, count, rounds)
 
 
 def _key(name: str, formula: str, q: int, rows: int, count: int) -> str:

@@ -327,10 +327,10 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
 def takes_gemm(kind: str, columns: int, group: int, count: int) -> bool:
     """Whether `matmul` takes ``gemm`` for so many vectors; one or many, as all cases here."""
     from bcqfmt.kernels.gemm.layout import GemmLayout
-    from bcqfmt.kernels.gemm.shape import few_is_faster
+    from bcqfmt.kernels.gemm.shape import few_alone
 
     formula, bits = kind.split()
-    return count > 1 or few_is_faster(GemmLayout(int(bits), columns, group, formula, "F16"))
+    return count > 1 or few_alone(GemmLayout(int(bits), columns, group, formula, "F16"))
 
 
 def compile_all(names: list[str], kinds: list[str], cases: list[Case]) -> None:

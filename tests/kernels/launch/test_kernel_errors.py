@@ -283,16 +283,17 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
     assert [[weight.at_once(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
     assert [[matmul.path_of(weight, n) for weight in short] for n in (2, 3, 6, 7)] == [
-        ["bits"] * 3, *[["bits", "gemm", "gemm"]] * 2, ["dequantize", "gemm", "gemm"],
+        *[["bits", "gemm", "gemm"]] * 3, ["dequantize", "gemm", "gemm"],
     ]  # fmt: skip
     assert [[matmul.path_of(weight, n, "F32") for weight in short] for n in (3, 6, 28)] == [
         ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"]
     ]  # fmt: skip
     permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
     assert [matmul.path_of(permuted, n) for n in (4, 5)] == ["bits", "gemm"]
-    usual = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 128)))
-    assert [matmul.path_of(usual, n) for n in (1, 2)] == ["gemm", "gemm"]
-    assert "bits" not in usual.__dict__  # one layout
+    for g in (32, 128):
+        usual = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g)))
+        assert [matmul.path_of(usual, n) for n in (1, 2)] == ["gemm", "gemm"]
+        assert "bits" not in usual.__dict__  # one layout
     eight = matmul.MatmulWeight(operand(ks.weight("affine", 8, 2, 256, 32)))  # bfloat16 has no room for such codes
     assert [matmul.path_of(eight, n, "BF16") for n in (24, 25)] == ["bits", "dequantize"]
     for columns, g, most in ((49160, 8, 3), (100, 32, 24), (100, 16, 12)):
@@ -307,6 +308,11 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
     assert matmul.path_of(matmul.MatmulWeight(operand(without)), 1) == "bits"
     assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "bits"  # and outliers by themselves
+    for least, found in ((2, "small"), (3, "affine"), (5, "bcq")):
+        monkeypatch.setattr("bcqfmt.kernels.matmul_weight.SMALL", 512 if found == "small" else 511)
+        for encoding in ("affine", "bcq") if found == "small" else (found,):
+            sized = matmul.MatmulWeight(operand(ks.weight(encoding, 3, 2, 256, 32)))
+            assert [matmul.path_of(sized, n) for n in (least - 1, least)] == ["bits", "gemm"]
 
 
 def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,12 +320,12 @@ def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(device, "tensor", _as_tensor)
     monkeypatch.setattr(device, "settle", lambda array: None)
     monkeypatch.setattr(device, "capability", lambda index: (9, 0))
-    weight, short = operand(ks.weight("affine", 4, 640, 512, 64)), operand(ks.weight("affine", 4, 2, 64, 8))
+    weight, short = operand(ks.weight("affine", 3, 640, 512, 64)), operand(ks.weight("affine", 4, 2, 64, 8))
     for chosen in ("both", "one"):
         monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", chosen)
         placed = matmul.MatmulWeight(weight)
         paths = [matmul.path_of(placed, n) for n in (1, 2, 16, 256, 257)]
-        assert paths == ["bits" if chosen == "both" else "gemm"] * 2 + ["gemm"] * 2 + ["dequantize"]
+        assert paths == ["bits" if chosen == "both" else "gemm", "gemm", "gemm", "gemm", "dequantize"]
         assert ("bits" in placed.__dict__) == (chosen == "both")
         assert placed.gemm("F16") is not None
         assert matmul.path_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it

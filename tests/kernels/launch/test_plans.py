@@ -21,10 +21,16 @@ from products import product_reference as reference
 from products.pretended_gpu import Recorder, pretend_products
 from simulated import sim_mixed
 
-WEIGHT = ks.weight("affine", 4, 33, 256, 64)
+WEIGHT = ks.weight("affine", 3, 33, 256, 64)
 SEVERAL = BcqWeight.from_segments([ks.weight("affine", 2, 33, 96, 16), ks.weight("affine", 4, 33, 160, 32)])
 MIXED = sim_mixed.weight(33, 128, 128, outliers="add")
 WEIGHTS = pytest.mark.parametrize("weight", [WEIGHT, SEVERAL, MIXED], ids=["one segment", "two segments", "mixed"])
+
+
+@pytest.fixture(autouse=True)
+def _no_matrix_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of small ones `gemm` multiplies two vectors already."""
+    monkeypatch.setattr(matmul_weight, "SMALL", 0)
 
 
 @pytest.fixture

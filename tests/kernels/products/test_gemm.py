@@ -22,24 +22,23 @@ LIMITS = {"F16": 6e-4, "BF16": 4e-3}
 WGMMA, MMA = {"engine": "wgmma", "vectors": 16}, {"engine": "mma", "vectors": 16}
 # encoding, q, rows, columns, group size, dtype of x, vectors, options
 CASES = [
-    ("affine", 4, 70, 200, 64, "F16", 9, {"engine": "wgmma", "depth": 2}),
     ("affine", 4, 70, 200, 64, "F16", 18, {**WGMMA, "depth": 2}),
     ("affine", 3, 70, 136, 32, "F16", 3, {"depth": 2, "height": 2, "groups": 2, "stages": 2}),
     ("affine", 4, 40, 520, 128, "F16", 8, {"depth": 2, "groups": 2, "stages": 2, "early": True}),
     ("affine", 4, 40, 264, 128, "F16", 15, {"vectors": 16, "depth": 2, "height": 2, "groups": 4, "stages": 2}),
-    ("affine", 2, 40, 128, 16, "F16", 2, {"engine": "wgmma"}),
+    ("affine", 2, 40, 128, 16, "F16", 2, WGMMA),
     ("affine", 8, 64, 72, 72, "F16", 2, MMA),
     ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones
     ("affine", 4, 64, 512, 128, "F16", 2, {**WGMMA, "depth": 4}),
-    ("affine", 7, 33, 128, 128, "BF16", 5, {"engine": "wgmma"}),
+    ("affine", 7, 33, 128, 128, "BF16", 5, WGMMA),
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
     ("bcq", 3, 200, 200, 128, "F16", 11, {**MMA, "depth": 2, "height": 2}),
-    ("bcq", 4, 130, 64, 32, "BF16", 2, {"engine": "wgmma", "groups": 2}),
+    ("bcq", 4, 130, 64, 32, "BF16", 2, {**WGMMA, "groups": 2}),
     ("bcq", 2, 130, 128, 64, "BF16", 2, {**WGMMA, "groups": 2}),
     ("bcq", 4, 64, 200, 64, "F16", 2, {"groups": 3, "height": 2}),
     ("bcq", 5, 64, 64, 64, "F16", 2, {}),
-    ("table", 4, 64, 136, 32, "F16", 3, {"engine": "wgmma", "depth": 2}),
+    ("table", 4, 64, 136, 32, "F16", 3, {**WGMMA, "depth": 2}),
     ("table", 4, 64, 128, 16, "BF16", 2, MMA),
     ("short table", 4, 20, 64, 32, "F16", 2, {}),
     ("second-order", 2, 64, 128, 64, "F16", 1, {}),

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from bcqfmt import BcqWeight
-from bcqfmt.kernels import dequant, lut, matmul, mixed
+from bcqfmt.kernels import dequant, lut, matmul, matmul_weight, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.operands.device import to_device
 from bcqfmt.kernels.runtime import checks, device, launch
@@ -130,6 +130,7 @@ def one_by_one(weight: BcqWeight, x: Any) -> tuple[str, Any]:
         mock.patch.object(device, "capability", return_value=(9, 0)),
         mock.patch.object(mixed, "batch_limit", return_value=1),
         mock.patch.object(matmul.MatmulWeight, "at_once", return_value=1),
+        mock.patch.object(matmul_weight, "SMALL", 0),
     ):
         placed = matmul.MatmulWeight(operand(weight), None, weight)
         return matmul.path_of(placed, len(x)), matmul.matmul(placed, x)
