@@ -118,16 +118,16 @@ def many_vectors() -> str:
 
 
 def other_weights() -> str:
-    """The same with other weights of 28672 x 8192: us of the chosen kernel; LUT-GEMM with one vector."""
-    found: dict[tuple[str, int], dict[int, Row]] = {}
+    """The same with other weights of the smallest and the largest shape: us of the chosen kernel; LUT-GEMM with one."""
+    found: dict[tuple[str, int], dict[tuple[int, int], Row]] = {}
     for row in rows_of("gemm"):
-        if row["rows"] == _MANY[-1][0]:
-            found.setdefault((row["formula"], row["bits"]), {})[row["vectors"]] = row
-    lines = _head("weight", "bits", "1", "16", "64", "LUT-GEMM, 1")
+        found.setdefault((row["formula"], row["bits"]), {})[row["rows"], row["vectors"]] = row
+    small, large = _MANY[0][0], _MANY[-1][0]
+    lines = _head("weight", "bits", "4096 x 4096: 8", "16", "28672 x 8192: 1", "16", "64", "LUT-GEMM, 1")
     for (formula, bits), rows in found.items():
-        lines.append(
-            _line(formula, bits, *(_us(rows.get(n), "microseconds") for n in (1, 16, 64)), _us(rows[1], "lut_gemm"))
-        )
+        places = ((small, 8), (small, 16), (large, 1), (large, 16), (large, 64))
+        cells = (_us(rows.get(place), "microseconds") for place in places)
+        lines.append(_line(formula, bits, *cells, _us(rows[large, 1], "lut_gemm")))
     return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ OTHERS = (
     ("affine", 3, 128), ("affine", 2, 128), ("bcq", 4, 128), ("bcq", 3, 128), ("bcq", 2, 128), ("IQ4_NL", 4, 32),
     ("MXFP4", 4, 32), ("NVFP4", 4, 16),
 )  # fmt: skip
-FEW = (1, 16, 64)  # vectors with these
+FEW, SMALL_FEW = (1, 16, 64), (8, 16)  # vectors with these, by the largest and the smallest matrix
 OLD_MOST, MARLIN_MOST = 64, 128  # vectors
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
@@ -205,6 +205,7 @@ def compile_all() -> None:
     jobs: Jobs = {}
     for formula, q, g in OTHERS:
         jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW, "wgmma")
+        jobs |= shapes_of(formula, q, *SHAPES[0], g, SMALL_FEW, "wgmma")
     for shape in SHAPES[::-1]:
         jobs |= shapes_of("affine", 4, *shape, 128, COUNTS, "wgmma")
         jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
@@ -234,6 +235,7 @@ def main() -> None:
     figures["rows"] = []
     parts = [partial(measured, "affine", 4, *shape, 128, COUNTS[:MANY], old=True) for shape in SHAPES]
     parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
+    parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
     parts += [partial(measured, "affine", 4, *shape, 128, COUNTS[MANY:]) for shape in SHAPES]
     for part in parts:
         figures["rows"] += part(peers=peers)
