@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from bcqfmt import BcqWeight
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
+from bcqfmt.kernels import ptx
 from bcqfmt.kernels.gemm import gemm, gemm_operand
 from bcqfmt.kernels.gemm.shape import FewShape, GemmShape
 from bcqfmt.kernels.operands import operand
@@ -38,6 +40,12 @@ def product(
         gemm(placed, held, out=out, addend=addend, shapes=shapes)
 
     return guarded((x.shape[0], weight.spec.out), result, run, small=64)
+
+
+def without_syncwarp(weight: BcqWeight, x: Any, kind: str, **options: Any) -> Guarded:
+    """The same by a kernel that has forgotten some barriers."""
+    with mock.patch.object(ptx, "syncwarp", return_value=None):
+        return product(weight, x, kind, **options)
 
 
 def dense(weight: BcqWeight, kind: str) -> list[Any]:
