@@ -14,8 +14,8 @@ needed only when something is launched.
 
 ====================  ===============================================================================================
 `matmul`              ``x W^T`` for any number of vectors; `matmul_weight`: which kernel does it
-`bits`                the fast product for a few vectors, on binary or integer tensor cores
-`gemm`                the product of many vectors: codes become numbers on their way into tensor cores
+`bits`                the fast product for very few vectors, on binary or integer tensor cores
+`gemm`                the product of one to thousands of vectors: codes become numbers on their way into tensor cores
 `mixed`               the product with 2/4-bit weights, second-order scales and outliers
 `lut`                 the product by look-up, for any weight
 `dequant`             the dense matrix of any weight, the same bits as the normative decoder

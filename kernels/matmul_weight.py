@@ -30,7 +30,7 @@ __all__ = ["BATCH_LIMIT", "LAUNCHES", "LOOK_UP", "MatmulWeight", "Product", "pat
 LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
-# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST than dequantize + matmul;
+# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST as fast as dequantize + matmul;
 # measured on an H200 (docs/benchmarks/gemm.md): where it needs no other layout; matrices of up to SMALL elements;
 # larger ones; bcq weights, and reordered columns, for one launch more.
 GEMM_LEAST, SMALL = (1, 2, 3, 5), 1 << 24

@@ -42,7 +42,7 @@ from kernel_bench.weights import Weight, random_vectors, random_weight
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MANY = COUNTS.index(256)  # from here on they are timed last: what follows them is slower while the GPU is hot
-LEAST = 3  # vectors that `gemm` takes of every weight; of fewer, some
+LEAST = 3  # vectors from which on `gemm` is compiled for every weight; it takes fewer of some
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TABLES = {
     "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), "MXFP4": _FP4, "NVFP4": _FP4,

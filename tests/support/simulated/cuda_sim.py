@@ -108,6 +108,7 @@ def _serve() -> None:
             if module not in sys.modules:
                 importlib.import_module(module)
                 gc.freeze()  # what was imported is never garbage
+            watch.found()  # what a call that failed has left
             found = getattr(sys.modules[module], name)(*arguments, **options)
             answer: tuple[Any, ...] = ("value", watch.found() if watched else found)
         except Exception as fault:  # noqa: BLE001 - handed to the test that asked

@@ -42,9 +42,9 @@ def product(
     return guarded((x.shape[0], weight.spec.out), result, run, small=64)
 
 
-def without_syncwarp(weight: BcqWeight, x: Any, kind: str, **options: Any) -> Guarded:
-    """The same by a kernel that has forgotten some barriers."""
-    with mock.patch.object(ptx, "syncwarp", return_value=None):
+def without(forgotten: str, weight: BcqWeight, x: Any, kind: str, **options: Any) -> Guarded:
+    """The same by a kernel that has forgotten an instruction."""
+    with mock.patch.object(ptx, forgotten, return_value=None):
         return product(weight, x, kind, **options)
 
 

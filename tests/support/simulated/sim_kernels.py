@@ -51,12 +51,13 @@ def lut_gemv(
     result: str = "F32",
     planes: int | None = None,
     index: int | None = None,
+    threads: int = 32,
 ) -> Guarded:
     """``x W^T`` by the readable look-up kernel."""
     placed = to_device(operand(weight, planes=planes, index=index), "lut-gemm")
 
     def run(out: Any) -> None:
-        with mock.patch("bcqfmt.kernels.lut.kernel.THREADS", 32):
+        with mock.patch("bcqfmt.kernels.lut.kernel.THREADS", threads):
             lut.lut_gemv(placed, x, out=out)
 
     return guarded((x.shape[0], weight.spec.out), result, run)

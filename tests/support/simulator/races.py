@@ -4,7 +4,10 @@ The simulator runs one thread at a time, so a forgotten barrier need not change 
 clock: how much of every other thread's work is known to be over. Barriers join the clocks of those that meet; a barrier
 in memory brings those that wait the clocks of those that arrived. An access is in order with an earlier one if its
 thread knows the earlier one's time. Copies on their way have no time yet: nothing is in order with them before they are
-waited for. Arrays that a kernel indexes in Python are not watched.
+waited for.
+
+Not watched: arrays that a kernel indexes in Python, global memory, the initialisation of barriers, and which of the two
+proxies an access goes through. An access of one or two bytes counts for its word, and two such writes are never a race.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ class _Watch:
     """What is known of one block."""
 
     def __init__(self, threads: int) -> None:
-        self.clocks = np.zeros((threads, threads + _MOST), np.int64)
-        self.clocks[np.arange(threads), np.arange(threads)] = 1
+        # of every thread: what it knows of writes, and of reads
+        self.clocks = np.zeros((threads, 2, threads + _MOST), np.int64)
+        self.clocks[np.arange(threads), :, np.arange(threads)] = 1
         self.threads = threads
         self.writes: dict[int, list[_Access]] = {}
         self.reads: dict[int, dict[int, _Access]] = {}
@@ -77,31 +81,36 @@ def _words(address: int, size: int) -> Iterable[int]:
     return range(address >> 2, (address + size + 3) >> 2)
 
 
-def _unknown(watch: _Watch, thread: int, earlier: _Access) -> bool:
+def _time(watch: _Watch, thread: int) -> int:
+    return int(watch.clocks[thread, 0, thread])
+
+
+def _unknown(watch: _Watch, thread: int, earlier: _Access, row: int) -> bool:
+    """``row``: 0 where it was a write, 1 where it was a read."""
     if earlier.time is None:
         return True
-    return earlier.who != thread and bool(watch.clocks[thread, earlier.who] < earlier.time)
+    return earlier.who != thread and bool(watch.clocks[thread, row, earlier.who] < earlier.time)
 
 
 def _read(address: int, size: int, access: _Access | None = None) -> None:
     watch, thread = _here()
-    access = access or _Access(thread, int(watch.clocks[thread, thread]))
+    access = access or _Access(thread, _time(watch, thread))
     for word in _words(address, size):
-        if any(_unknown(watch, thread, write) for write in watch.writes.get(word, ())):
+        if any(_unknown(watch, thread, write, 0) for write in watch.writes.get(word, ())):
             _report("a read of what may not be written yet")
         watch.reads.setdefault(word, {})[thread] = access
 
 
 def _write(address: int, size: int, access: _Access | None = None) -> None:
     watch, thread = _here()
-    access = access or _Access(thread, int(watch.clocks[thread, thread]))
+    access = access or _Access(thread, _time(watch, thread))
     for word in _words(address, size):
         writes = watch.writes.get(word, [])
         if size >= 4:  # neighbouring bytes may be written by different threads
-            if any(_unknown(watch, thread, write) for write in writes):
+            if any(_unknown(watch, thread, write, 0) for write in writes):
                 _report("a second write in no order")
             writes = []
-        if any(_unknown(watch, thread, read) for read in watch.reads.pop(word, {}).values()):
+        if any(_unknown(watch, thread, read, 1) for read in watch.reads.pop(word, {}).values()):
             _report("a write over what may still be read")
         watch.writes[word] = [*writes, access]
 
@@ -114,16 +123,22 @@ def _phase_of(watch: _Watch, barrier: int) -> tuple[int, int]:
     return place, watch.phases[barrier][2]
 
 
-def _arrive(barrier: int, copies: Iterable[_Access] = ()) -> None:
-    """What the thread knows, and the copies, which are over then, go to those who wait for this phase."""
+def _arrive(barrier: int) -> None:
+    """What the thread knows goes to those who wait for this phase."""
+    watch, thread = _here()
+    known = watch.arrived.setdefault((barrier, _phase_of(watch, barrier)[1]), np.zeros_like(watch.clocks[thread]))
+    np.maximum(known, watch.clocks[thread], out=known)
+    watch.clocks[thread, :, thread] += 1
+
+
+def _copied(barrier: int, copies: Iterable[_Access]) -> None:
+    """The copies are over for those who wait for this phase."""
     watch, thread = _here()
     place, number = _phase_of(watch, barrier)
     known = watch.arrived.setdefault((barrier, number), np.zeros_like(watch.clocks[thread]))
-    np.maximum(known, watch.clocks[thread], out=known)
-    watch.clocks[thread, thread] += 1
     for copy in copies:
         copy.who, copy.time = place, number
-        known[place] = number
+        known[:, place] = number
 
 
 def _waited(wait: Any) -> Any:
@@ -137,19 +152,20 @@ def _waited(wait: Any) -> Any:
     return waited
 
 
-def _meeting(name: Callable[[int, Any], Any], call: Any) -> Any:
-    """A barrier that joins the clocks of those who meet."""
+def _meeting(name: Callable[[int, Any], Any], call: Any, first: int = 0) -> Any:
+    """A barrier that joins the clocks of those who meet; with ``first`` 1 only what they know of reads."""
 
     def meet(*arguments: Any) -> Any:
         watch, thread = _here()
         key = name(thread, arguments)
-        joined = watch.meetings.setdefault(key, np.zeros_like(watch.clocks[thread]))
-        np.maximum(joined, watch.clocks[thread], out=joined)
+        own = watch.clocks[thread, first:]
+        joined = watch.meetings.setdefault(key, np.zeros_like(own))
+        np.maximum(joined, own, out=joined)
         result = call(*arguments)
         if watch.meetings.get(key) is joined:
             del watch.meetings[key]
-        np.maximum(watch.clocks[thread], joined, out=watch.clocks[thread])
-        watch.clocks[thread, thread] += 1
+        np.maximum(own, joined, out=own)
+        watch.clocks[thread, :, thread] += 1
         return result
 
     return meet
@@ -158,7 +174,7 @@ def _meeting(name: Callable[[int, Any], Any], call: Any) -> Any:
 def _over(watch: _Watch, thread: int, groups: list[list[_Access]], pending: int) -> None:
     while len(groups) > pending:
         for access in groups.pop(0):
-            access.time = int(watch.clocks[thread, thread])
+            access.time = _time(watch, thread)
 
 
 def install(instructions: dict[str, Any]) -> None:
@@ -169,6 +185,7 @@ def install(instructions: dict[str, Any]) -> None:
             if name in instructions:
                 instructions[name] = _noted(instructions[name], note, size)
     instructions["ldmatrix_x4"] = _noted(instructions["ldmatrix_x4"], _read, 16)
+    instructions["looked_up"] = _looked_up(instructions["looked_up"])
     _watch_copies(instructions)
     _watch_products(instructions)
     for name in ("mbarrier_wait", "mbarrier_poll"):
@@ -193,6 +210,22 @@ def _noted(call: Any, note: Any, size: int) -> Any:
         return call(address, *others)
 
     return noted
+
+
+def _looked_up(make: Any) -> Any:
+    def looked_up(stride: int, span: int, planes: int) -> Any:
+        look = make(stride, span, planes)
+
+        def noted(words: Any, table: int, lane: int, part: int) -> Any:
+            for t in range(part * span, (part + 1) * span):
+                for i in range(planes):
+                    entry = int(words[8 * i + t // 4]) >> 8 * ((lane ^ t) & 3) & 0xFF
+                    _read(table + entry * stride + 4 * (lane ^ t), 4)
+            return look(words, table, lane, part)
+
+        return noted
+
+    return looked_up
 
 
 def _arriving(call: Any) -> Any:
@@ -231,18 +264,18 @@ def _watch_copies(instructions: dict[str, Any]) -> None:
 
     def cp_async_arrive(barrier: int) -> None:
         watch, thread = _here()
-        _arrive(barrier, watch.copies[thread])
+        _copied(barrier, watch.copies[thread])
         watch.copies[thread] = []
         arrive(barrier)
 
     def bulk_copy(pointer: Any, index: Any, address: int, size: int, barrier: int) -> None:
         _write(address, size, access := _Access(-1, None))
-        _arrive(barrier, [access])
+        _copied(barrier, [access])
         bulk(pointer, index, address, size, barrier)
 
     def tensor_copy(map_: Any, column: int, row: int, address: int, barrier: int) -> None:
         _write(address, 128 * map_.box, access := _Access(-1, None))
-        _arrive(barrier, [access])
+        _copied(barrier, [access])
         box(map_, column, row, address, barrier)
 
     made = (cp_async16, cp_async_run, cp_async_commit, cp_async_wait, cp_async_arrive, bulk_copy, tensor_copy)
@@ -254,8 +287,8 @@ def _watch_products(instructions: dict[str, Any]) -> None:
     make = instructions["wgmma"]
 
     def wgmma(vectors: int, kind: str) -> Any:
-        # its operands are in registers: what the lanes of a warp have read for them is over
-        multiply = _meeting(lambda thread, _: ("operands", thread // WARP), make(vectors, kind))
+        # its operands are in registers, so what the lanes of a warp have read for them is over
+        multiply = _meeting(lambda thread, _: ("operands", thread // WARP), make(vectors, kind), first=1)
 
         def product(sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, start: int, piece: int) -> None:
             watch, thread = _here()
