@@ -160,7 +160,7 @@ _TABLE = [
     Code("BCQ-E610", "dense checkpoint", 2, "quantize it: bcqfmt quantize SRC DST --method rtn"),
     Code("BCQ-E611", "too little of the checkpoint is quantized", 5, "lower --min-coverage if that is as it should be"),
     Code("BCQ-E612", "already a BCQ checkpoint", 2, "look at it: bcqfmt inspect PATH"),
-    Code("BCQ-E613", "verification failed", 6, "convert again; please report it if it happens again"),
+    Code("BCQ-E613", "verification failed", 6, "find out whether a file was damaged: bcqfmt validate --deep BCQ; if none was, please report it"),
     Code("BCQ-E614", "source cannot be rebuilt", 5, "it was written without its source, or converted with --no-provenance"),
     Code("BCQ-E615", "unknown rule", 5, "install the latest bcqfmt (README, Install)"),
     Code("BCQ-E616", "not lossless in that layout", 5, "export --to dense always works"),

@@ -117,7 +117,7 @@ def command_line(*words: str | Path) -> str:
 
 def _again(*, resume: bool) -> str:
     """The command that is being run, as it has to be typed to go on after it was stopped."""
-    words = [word for word in command_words() if word != "--overwrite" or not resume]
+    words = list(command_words())
     ctx = click.get_current_context(silent=True)
     option = ctx is not None and any(param.name == "resume" for param in ctx.command.params)
     if resume and option and "--resume" not in words and "--part" not in words:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bcqfmt.container.durable import output_path
+from bcqfmt.container.durable import output_path, refuse_existing
 from bcqfmt.errors import error, escape
 from bcqfmt.system import real_path
 
@@ -78,16 +78,17 @@ def read_stats(path: Path) -> StatsFile:
         return open_stats(path)
 
 
-def check_target(source: str, target: Path, *, overwrite: bool) -> None:
+def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None = None) -> None:
     """BCQ-E401 or BCQ-E402 for a folder that cannot be the output, before the source is read or downloaded."""
-    from bcqfmt.converters.jobs.workspace import refuse_existing
+    from bcqfmt.checkpoint.folder import MANIFEST
 
     if os.path.lexists(source):
         keep_apart(Path(source), target)
     above = next((parent for parent in target.parents if os.path.lexists(parent)), target.parent)
     if os.path.lexists(above) and not above.is_dir():
         raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
-    refuse_existing(target, overwrite=overwrite)
+    output_path(target)
+    refuse_existing(target, overwrite=overwrite, like=MANIFEST, hint=hint)
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:

@@ -7,6 +7,7 @@ import errno
 import fnmatch
 import os
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -144,18 +145,14 @@ def folder_in_progress(target: Path, *, overwrite: bool, like: str) -> Iterator[
     ``like``: what a folder must hold to be replaced, see :func:`refuse_other_things`.
     """
     target = output_path(target)
-    if os.path.lexists(target) and not overwrite and not _empty_folder(target):
-        raise error("BCQ-E401", str(target), found="it is there already", expected="a new or an empty folder")
-    refuse_other_things(target, like)
+    refuse_existing(target, overwrite=overwrite, like=like)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
         with reported(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             os.mkdir(work)
         yield work
-        with reported(target):
-            refuse_other_things(target, like)  # it may have appeared meanwhile
-            _take_name(work, target)
+        take_name(work, target, overwrite=overwrite, like=like)
     except BaseException:
         _remove(work)
         raise
@@ -174,8 +171,20 @@ def output_path(path: str | Path) -> Path:
     """An output path made absolute; the root and the working folder are refused, as they cannot be replaced."""
     place = Path(os.path.abspath(path))
     if not str(path) or not place.name or place == Path.cwd():
-        raise error("BCQ-E402", str(path), found="a folder that cannot be replaced", expected="the path of a new one")
+        found, hint = "a folder that cannot be replaced", "choose the name of a new folder"
+        raise error("BCQ-E402", str(path), found=found, expected="the path of a new one", hint=hint)
     return place
+
+
+def refuse_existing(target: Path, *, overwrite: bool, like: str, hint: str | None = None) -> None:
+    """BCQ-E401 for an output that is there already, unless it is an empty folder or may be replaced.
+
+    With ``overwrite`` a folder may that has a file which matches ``like``, see :func:`refuse_other_things`.
+    """
+    refuse_other_things(target, like)
+    if os.path.lexists(target) and not overwrite and not _empty_folder(target):
+        found, expected = "it is there already", "a new or an empty folder"
+        raise error("BCQ-E401", str(target), found=found, expected=expected, hint=hint)
 
 
 def refuse_other_things(target: Path, like: str) -> None:
@@ -186,29 +195,63 @@ def refuse_other_things(target: Path, like: str) -> None:
     if not os.path.lexists(target) or _empty_folder(target):
         return
     names = {path.name for path in target.iterdir()} if target.is_dir() and not target.is_symlink() else set()
-    if not fnmatch.filter(names, like) or ".git" in names:
+    if fnmatch.filter(names, like) and ".git" not in names:
+        if not os.access(target, os.W_OK | os.X_OK):  # it could get another name, but not be removed
+            hint = f"choose another name, or: chmod u+w {shlex.quote(str(target))}"
+            raise error("BCQ-E401", str(target), found="it is read-only", expected="a folder to replace", hint=hint)
+        return
+    if target.is_symlink() or not target.is_dir():
+        found = f"no checkpoint: it is a {'symbolic link' if target.is_symlink() else 'file'}"
+    else:
         found = f"no checkpoint: it has {'a .git' if '.git' in names else f'no {like}'}"
-        hint = "choose another name, or remove it yourself if it is not needed"
-        raise error("BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing", hint=hint)
+    hint = "choose another name, or remove it yourself if it is not needed"
+    raise error("BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing", hint=hint)
 
 
-def _take_name(work: Path, target: Path) -> None:
-    sync_folder(work)
-    old: Path | None = None
-    if os.path.lexists(target) and not _empty_folder(target):
-        old = target.with_name(f".{target.name}.{secrets.token_hex(6)}.old")
-        os.rename(target, old)
+def take_name(work: Path, target: Path, *, overwrite: bool, like: str) -> None:
+    """Give the complete folder ``work`` its name; what it replaces is removed after that.
+
+    BCQ-E401 if the name was taken since :func:`refuse_existing`.
+    """
+    with reported(target):
+        sync_folder(work)
+        refuse_other_things(target, like)
+        old: Path | None = None
+        if overwrite and os.path.lexists(target) and not _empty_folder(target):
+            old = _free_name(target, like)
+            os.rename(target, old)
+        try:
+            _rename_folder(work, target)
+        except BaseException:
+            if old is not None and not os.path.lexists(target):
+                os.rename(old, target)
+            raise
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _rename_folder(work: Path, target: Path) -> None:
+    """A name that another process has taken is left to it, whatever was checked before."""
     try:
         os.rename(work, target)
+    except OSError as fault:
+        if fault.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(target):
+            raise error("BCQ-E401", str(target), found="it appeared meanwhile", expected="a free name") from fault
+        raise
+    try:
         sync_folder(target.parent)
     except OSError:
-        if old is not None:
-            if os.path.lexists(target):
-                os.rename(target, work)
-            os.rename(old, target)
+        os.rename(target, work)
         raise
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+
+
+def _free_name(target: Path, like: str) -> Path:
+    """Where the folder that is replaced goes. What an interrupted run left there is removed, nothing else."""
+    old = target.with_name(f".{target.name}.old")
+    with contextlib.suppress(BcqError):
+        refuse_other_things(old, like)
+        shutil.rmtree(old, ignore_errors=True)
+    return old.with_name(f".{target.name}.{secrets.token_hex(6)}.old") if os.path.lexists(old) else old
 
 
 @contextlib.contextmanager

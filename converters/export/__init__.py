@@ -34,6 +34,7 @@ from bcqfmt.version import __version__
 from .awq import to_awq
 from .compressed_tensors import to_compressed
 from .gptq import to_gptq
+from .intact import check_intact
 from .names import dense_linears
 from .readers import check_orientation, reader_notes
 from .target import Target, dense_unit, uniform
@@ -71,7 +72,7 @@ def export(
     """Write ``checkpoint``, a BCQ folder, to the folder ``target`` in one of :data:`TARGETS`; all of it or nothing.
 
     ``dtype`` (dense only): the type that values are rounded to, once; by default each weight's own. ``tick`` is told
-    the bytes written since the last call.
+    the bytes written since the last call. A model file that is not the one of the manifest ends it: BCQ-V606.
     """
     folder = checkpoint.path
     kind = _check_arguments(folder, target, layout, dtype)
@@ -97,6 +98,7 @@ def export(
     if made is not None and made.config_file is not None:
         texts[made.config_file] = _json(made.config)
     with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work:
+        check_intact(checkpoint)
         _write_model(work, units, max_shard_size, texts, result, tick)
         _write_side_files(work, checkpoint, texts, result)
     result.weights, result.dense = len(units) - len(dense), len(dense)

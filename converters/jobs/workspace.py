@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,23 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt.checkpoint.folder import MANIFEST
-from bcqfmt.container.durable import output_path, refuse_other_things, reported, write_file
+from bcqfmt.container.durable import output_path, refuse_existing, reported, take_name, write_file
 from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import lock_file, require_locks, sync_folder
+from bcqfmt.system import lock_file, require_locks
 
 from .plan import Plan
 
 WORK = ".bcq_work"
 _VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
-
-
-def refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """BCQ-E401 for an output that is there already and must not be replaced; an empty folder may be."""
-    place = output_path(target)
-    if os.path.lexists(place) and not overwrite and (not place.is_dir() or any(place.iterdir())):
-        raise error("BCQ-E401", str(target), found="it is there already", expected="a new folder, or --overwrite")
 
 
 class Workspace:
@@ -62,8 +54,7 @@ class Workspace:
     def _enter(self, resume: bool) -> None:
         """Look at what is there, and lock the folder."""
         target, part, overwrite = self.target, self._part, self._overwrite
-        refuse_existing(target, overwrite=overwrite)
-        refuse_other_things(target, MANIFEST)
+        refuse_existing(target, overwrite=overwrite, like=MANIFEST)
         self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
@@ -94,20 +85,25 @@ class Workspace:
                 str(self.folder),
                 found="an unfinished conversion of another source, or with other options",
                 expected="the same plan",
-                hint="start anew with --overwrite",
+                hint=self._start_anew,
             )
         if self._part is not None:  # parts may run at the same time, on machines with copies of the source
             return self.finished
         stated = canonical(source).encode("ascii") + b"\n"
         if state.exists() and state.read_bytes() != stated:
             found = "the source files were written to since this conversion began"
-            hint = "start anew with --overwrite"
-            raise error("BCQ-E103", str(self.folder), found=found, expected="the same files", hint=hint)
+            raise error("BCQ-E103", str(self.folder), found=found, expected="the same files", hint=self._start_anew)
         write_file(state, stated)
         if self.finished:
             return True
         self._sweep()
         return False
+
+    @property
+    def _start_anew(self) -> str:
+        if self._part is not None:
+            return f"give every part the same options, or remove {self.folder.name} and start anew"
+        return "start anew: --overwrite without --resume"
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -162,7 +158,8 @@ class Workspace:
         """Give the complete folder its name."""
         try:
             with reported(self.target):
-                self._take_name()
+                shutil.rmtree(self.work)
+            take_name(self.folder, self.target, overwrite=self._overwrite, like=MANIFEST)
         finally:
             self.release()
 
@@ -179,31 +176,6 @@ class Workspace:
                 kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
                 if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
                     shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _take_name(self) -> None:
-        shutil.rmtree(self.work)
-        sync_folder(self.folder)
-        old: Path | None = None
-        if os.path.lexists(self.target):
-            if not self._overwrite and any(self.target.iterdir()):
-                raise error("BCQ-E401", str(self.target), found="it appeared meanwhile")
-            refuse_other_things(self.target, MANIFEST)
-            old = self._free_name()
-            self.target.rename(old)
-        self.folder.rename(self.target)
-        sync_folder(self.target.parent)
-        if old is not None:
-            _remove(old)
-
-    def _free_name(self) -> Path:
-        """Where the folder that is replaced goes. What an interrupted run left there is removed, nothing else."""
-        old = self.target.with_name(f".{self.target.name}.old")
-        try:
-            refuse_other_things(old, MANIFEST)
-        except BcqError:
-            return old.with_name(f".{self.target.name}.{secrets.token_hex(6)}.old")
-        _remove(old)
-        return old
 
     def _look(self, allowed: bool) -> None:
         """Refuse a folder under the temporary name that is not an unfinished conversion, or must not be changed."""
@@ -276,12 +248,15 @@ def read_plan(target: Path) -> dict[str, Any]:
     """The plan of the unfinished conversion into ``target``, as data."""
     path = partial_folder(target) / WORK / "plan.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        plan: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise error("BCQ-E404", str(target), found=f"no unfinished conversion ({path} is not there)") from None
+        closed = (target / MANIFEST).exists()
+        found = f"no unfinished conversion{': it is closed already' if closed else f' ({path} is not there)'}"
+        hint = "prove it: bcqfmt verify SRC DST" if closed else None
+        raise error("BCQ-E404", str(target), found=found, hint=hint) from None
     except (OSError, ValueError) as fault:
         raise error("BCQ-E404", str(target), found=f"{path} cannot be read: {fault}") from fault
-    return found
+    return plan
 
 
 def _remove(path: Path) -> None:

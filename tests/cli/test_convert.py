@@ -163,7 +163,6 @@ def test_existing_targets(run: Run, bcq: Path) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ("--resume", "--overwrite"),
         ("--part", "3/2"),
         ("--part", "0/2"),
         ("--part", "x"),
@@ -272,6 +271,19 @@ def test_parts_and_finalize(run: Run, tmp_path: Path) -> None:
     assert run("finalize", tmp_path / "bcq", SHARDED).exit_code == 0
     assert tree(tmp_path / "bcq") == tree(tmp_path / "plain")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "plain"]
+    again = run("finalize", tmp_path / "bcq", SHARDED)
+    assert (again.exit_code, "closed already" in again.stderr) == (7, True)
+    assert "hint: prove it: bcqfmt verify" in again.stderr
+
+
+def test_parts_are_never_told_to_overwrite(run: Run, bcq: Path, tmp_path: Path) -> None:
+    refused = run("convert", SOURCE, bcq, "--part", "1/2")
+    assert refused.exit_code == 7
+    assert "hint: choose another DST, or remove that one yourself" in refused.stderr
+    assert run("convert", SHARDED, tmp_path / "other", "--part", "1/2", "--max-shard-size", "60kB").exit_code == 0
+    refused = run("convert", SHARDED, tmp_path / "other", "--part", "2/2")
+    assert refused.exit_code == 7
+    assert "hint: give every part the same options, or remove other.partial and start anew" in refused.stderr
 
 
 # ------------------------------------------------------------------------------------------- the program for real

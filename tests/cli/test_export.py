@@ -68,6 +68,18 @@ def test_a_folder_that_is_there_is_kept_unless_told_otherwise(run: Run, plain: P
     assert run("export", plain, tmp_path / "out", "--to", "awq", "--overwrite").exit_code == 0
 
 
+@pytest.mark.parametrize("layout", ["gptq", "gguf"])
+def test_damaged_weights_do_not_go_over(run: Run, plain: Path, tmp_path: Path, layout: str) -> None:
+    if layout == "gguf":
+        convert(DATA / "q4_0.gguf", plain, overwrite=True)
+    raw = bytearray((plain / "model.safetensors").read_bytes())
+    raw[-10] ^= 1
+    (plain / "model.safetensors").write_bytes(raw)
+    result = run("export", plain, tmp_path / ("out.gguf" if layout == "gguf" else "out"), "--to", layout)
+    assert (result.exit_code, "BCQ-V606 model.safetensors" in result.stderr) == (6, True), result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -160,7 +160,6 @@ def test_refusals(
     [
         (),
         ("--bits", "4"),
-        (*RTN, "--resume", "--overwrite"),
         (*RTN, "--set", "bits"),
         (*RTN, "--set", "=4"),
         (*RTN, "--html", "report.txt"),

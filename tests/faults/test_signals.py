@@ -81,6 +81,23 @@ def test_what_is_left_and_how_to_go_on(
     assert [path.name for path in out.parent.iterdir()] == (["out.partial"] if resumed else [])
 
 
+def test_going_on_with_a_run_that_replaces_a_folder(small: Case, tmp_path: Path) -> None:
+    """The command that is told, as it stands, keeps the finished shards and replaces the folder at the end."""
+    out, sizes = tmp_path / "out", ["--max-shard-size", "1500"]
+    words = ["convert", str(small.source), str(out)]
+    assert subprocess.run(command(*words), env=environment(), capture_output=True, check=False).returncode == 0
+    before = tree(out)
+    started = [sys.executable, "-P", SCRIPT, str(int(signal.SIGINT)), "60", *words, "--overwrite", *sizes]
+    done = subprocess.run(started, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, tree(out)) == (130, before), done.stderr
+    told = shlex.split(done.stderr.rpartition("hint: go on with: ")[2])
+    assert told == ["bcqfmt", *words, "--overwrite", *sizes, "--resume"]
+    done = subprocess.run(command(*told[1:]), env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert tree(out) == small.plain
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def interrupted(case: Case, target: Path, number: int, at: int) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run the program with a signal at its ``at``-th change of the disk; (what came of it, when it had ended)."""
     asked = ["convert", str(case.source), str(target), "--max-shard-size", str(case.size), "--workers", "2"]

@@ -202,6 +202,47 @@ def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.safetensors"]
 
 
+def test_what_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    """Also where it could be replaced: nobody asked for that."""
+
+    def write() -> None:
+        with folder_in_progress(tmp_path / "out", overwrite=False, like="*.safetensors") as work:
+            (work / "model.safetensors").write_bytes(b"ours")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "model.safetensors").write_bytes(b"precious")
+
+    with pytest.raises(OutputError, match="appeared meanwhile"):
+        write()
+    assert samples.tree(tmp_path).keys() == {"out/model.safetensors"}
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"precious"
+
+
+def test_a_read_only_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "model")
+    before = samples.tree(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)  # for root, who may be running this, every folder can be written
+        with pytest.raises(OutputError, match="read-only") as caught:
+            save(tmp_path / "model", overwrite=True)
+    assert f"chmod u+w {tmp_path / 'model'}" in caught.value.hint
+    assert samples.tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "symbolic link", "folder"])
+def test_what_cannot_be_replaced_is_not_said_to_be(tmp_path: Path, kind: str) -> None:
+    save(tmp_path / "real")
+    if kind == "symbolic link":
+        (tmp_path / "model").symlink_to(tmp_path / "real")
+    elif kind == "file":
+        (tmp_path / "model").touch()
+    else:
+        (tmp_path / "model" / "inside").mkdir(parents=True)
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match=f"it is a {kind}" if kind != "folder" else "it has no bcq_") as caught:
+            save(tmp_path / "model", overwrite=overwrite)
+        assert "overwrite" not in caught.value.hint
+
+
 def test_overwriting_what_is_being_read(tmp_path: Path) -> None:
     """A checkpoint opened from the target itself: its bytes come out right, the old file stays until the end."""
     for name in TARGETS:

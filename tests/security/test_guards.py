@@ -73,7 +73,7 @@ GUARDS = {
     ),
     "only checkpoints are replaced": Guard(
         attacks.folder_that_is_no_checkpoint,
-        ((durable.refuse_other_things, "if not fnmatch.filter(names, like) or", "if False and"),),
+        ((durable.refuse_other_things, "if fnmatch.filter(names, like) and", "if True or"),),
     ),
     "a time that was set back": Guard(
         attacks.time_that_was_set_back, ((files.file_state, "status.st_mtime_ns, status.st_ctime_ns", ""),)

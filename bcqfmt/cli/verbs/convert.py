@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq", "gguf")
 _EXECUTORS = ("local", "ray")
+_PARTS = "choose another DST, or remove that one yourself: --part never overwrites"
 _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 
 
@@ -57,7 +58,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option("--allow-nonfinite", is_flag=True, help="Keep infinities and NaNs among the scales.")
 @click.option("--no-provenance", is_flag=True, help="Leave out what restores the source byte for byte.")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")
-@click.option("--overwrite", is_flag=True, help="Replace DST, and drop an unfinished conversion.")
+@click.option("--overwrite", is_flag=True, help="Replace DST; without --resume, drop an unfinished conversion.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
 @click.option("--part", type=PART, help="Do one part of N, on any machine; `bcqfmt finalize` closes the conversion.")
 @html_option
@@ -99,10 +100,8 @@ def command(
       bcqfmt convert /shared/model-gptq /shared/model-bcq --executor ray --ray-address head:6379
     """
     whole = not dry_run and part is None
-    if resume and overwrite:
-        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
     if overwrite and part is not None:
-        raise usage_error("--part never overwrites; `bcqfmt finalize --overwrite` does.")
+        raise usage_error("--part never overwrites: choose another DST, or remove that one yourself.")
     check_push_options(push, private, create_pr, whole=whole)
     if executor == "ray" and part is not None:
         raise usage_error("--part is for machines without an engine; Ray does all parts.")
@@ -115,7 +114,7 @@ def command(
     from bcqfmt.cli.forecast import Forecast
 
     if not dry_run and not resume:
-        check_target(src, dst, overwrite=overwrite)
+        check_target(src, dst, overwrite=overwrite, hint=None if part is None else _PARTS)
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
     source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)

@@ -82,7 +82,7 @@ _WORST = 10  # weights that the table on the screen shows
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Source bytes per output file.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
-@click.option("--overwrite", is_flag=True, help="Replace DST and the report, and drop an unfinished run.")
+@click.option("--overwrite", is_flag=True, help="Replace DST and the report; without --resume, drop an unfinished run.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing; of a hub id only headers are read.")
 @html_option
 @hub_options
@@ -119,8 +119,6 @@ def command(
       bcqfmt quantize model/ model-bcq/ --method gptq --stats stats.safetensors
     """
     settings = given_settings(asked, pairs)
-    if asked["resume"] and asked["overwrite"]:
-        raise usage_error("--resume continues a run, --overwrite starts a new one: choose one.")
     if asked["method"] is not None and asked["preset"] is not None:
         raise usage_error("--preset names a method as well: leave --method out; settings such as --bits may be added.")
     if asked["method"] is None and asked["preset"] is None and rules is None:

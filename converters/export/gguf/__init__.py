@@ -21,6 +21,7 @@ from bcqfmt.container.durable import OutputFile, output_path
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
+from bcqfmt.converters.export.intact import check_intact
 from bcqfmt.errors import error, escape
 from bcqfmt.system import real_path
 from bcqfmt.weight.weight import BcqWeight
@@ -96,6 +97,7 @@ def export_gguf(
     pairs = meta.pairs if meta.own else [*meta.pairs, *_type_pairs(tensors)]
     header = header_bytes(pairs, [(tensor.name, tensor.type, tensor.shape) for tensor in tensors])
     result.nbytes = len(header) + sum(tensor.nbytes + padding(tensor.nbytes) for tensor in tensors)
+    check_intact(checkpoint)
     with OutputFile(target, result.nbytes) as output, ThreadPoolExecutor(_WORKERS) as pool:
         output.write(header)
         for tensor in tensors:

@@ -113,6 +113,8 @@ def measured(
         if plain:
             calls["cublas"] = (lambda i, x=x: x @ dense[i % len(dense)].T, len(dense))
         steady = STEADY if count >= COUNTS[MANY] else 0.0
+        if plain and steady:  # what `matmul` does with more vectors than GEMM_MOST
+            calls["dequantize"] = (lambda i, x=x: matmul(ready[i % several], x, path="dequantize"), several)
         times = [{name: _timed(call, 2 * of, steady) for name, (call, of) in calls.items()} for _ in range(TURNS)]
         row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
         if old and count <= OLD_MOST:
