@@ -40,7 +40,12 @@ def publish(folder: Path, repo: str, **options: Any) -> dict[str, Any]:
         if value:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
     again = command_line(*words)
-    hub.split_hub_id(repo)  # a wrong name is told before anything is read
+    try:  # told before anything is read
+        hub.check_push(repo, revision=options.get("revision"))
+    except BcqError as fault:
+        if fault.exit_code == 8:
+            fault.hint = f"{fault.hint}, then: {again}"
+        raise
     render.say(f"checking {folder}: every rule and every digest, then uploading to {repo}")
     try:
         with ExitStack() as stack:

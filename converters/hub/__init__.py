@@ -23,13 +23,14 @@ from bcqfmt.errors import error
 from bcqfmt.version import __version__
 
 from .errors import attempt, library, status_of
-from .publish import check_push, files_to_push, push
+from .publish import check_push, check_target, files_to_push, push
 from .remote import RemoteHeaders, remote_headers
 from .repo import KEEP, SKIP, HubFile, HubRepo, looks_like_hub_id, resolve, split_hub_id
 
 __all__ = [
     "RemoteHeaders",
     "check_push",
+    "check_target",
     "download",
     "files_to_push",
     "looks_like_hub_id",

@@ -27,7 +27,7 @@ from bcqfmt.errors import BcqError, error, escape, refuse
 from bcqfmt.version import __version__
 
 from .errors import address, attempt, library
-from .repo import split_hub_id
+from .repo import is_revision, split_hub_id
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOGIN = "hf auth login, with a token that may write (https://huggingface.co/settings/tokens)"
@@ -41,12 +41,25 @@ class Pushed(NamedTuple):
     files: dict[str, int]
 
 
-def check_push(repo_id: str, token: str | None = None) -> tuple[str, str]:
-    """Name and token, before long work whose result is to be pushed: BCQ-E302, E702, E705."""
-    name, revision = split_hub_id(repo_id)
-    if revision is not None:
+def check_target(repo_id: str, revision: str | None = None) -> str:
+    """The name of a repository to push to; BCQ-E302 if it, or the branch, cannot be one."""
+    try:
+        name, named = split_hub_id(repo_id)
+    except BcqError as fault:
+        fault.hint = "for example me/model-bcq, with your name on the hub"
+        raise
+    if named is not None:
         expected = "a name without revision; --revision names a branch"
-        raise error("BCQ-E302", name, found=f"@{escape(revision)}", expected=expected, hint=f"push to {name}")
+        raise error("BCQ-E302", name, found=f"@{escape(named)}", expected=expected, hint=f"push to {name}")
+    if revision is not None and not is_revision(revision):
+        found, hint = f"revision '{escape(revision)}'", "for example --revision dev"
+        raise error("BCQ-E302", name, found=found, expected="a branch, or refs/pr/N", hint=hint)
+    return name
+
+
+def check_push(repo_id: str, token: str | None = None, revision: str | None = None) -> tuple[str, str]:
+    """Name and token, before long work whose result is to be pushed: BCQ-E302, E702, E705."""
+    name = check_target(repo_id, revision)
     hub = library()
     if hub.constants.HF_HUB_OFFLINE:
         raise error("BCQ-E705", name, found="HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")
@@ -90,7 +103,7 @@ def push(
     ``overwrite``: delete the files of the repository that the folder does not have. ``card``: called with the text of
     the model card and the name of the repository, gives the text to publish.
     """
-    name, known = check_push(repo_id, token)
+    name, known = check_push(repo_id, token, revision)
     if create_pr and revision is not None:
         found = f"a new pull request and revision '{escape(revision)}'"
         raise error("BCQ-E302", name, found=found, expected="one of them", hint="leave one of them out")

@@ -93,7 +93,7 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
     file = _file(repo_id)
     repo_id, named = split_hub_id(repo_id, file=True)
     wanted = revision or named or "main"
-    if not _fine_revision(wanted):
+    if not is_revision(wanted):
         found = f"revision '{escape(wanted)}'"
         raise error("BCQ-E302", repo_id, found=found, expected="a branch, a tag or a commit", hint=_EXAMPLE)
     hub = library()
@@ -188,7 +188,7 @@ def _sizes_listed(repo_id: str, commit: str) -> dict[str, int] | None:
 
 def _split(text: str) -> tuple[str, str | None] | None:
     repo_id, at, revision = text.removesuffix(f":{_file(text)}").partition("@")
-    if not is_repo_id(repo_id) or (at and not _fine_revision(revision)):
+    if not is_repo_id(repo_id) or (at and not is_revision(revision)):
         return None
     return repo_id, revision if at else None
 
@@ -199,7 +199,8 @@ def _file(text: str) -> str:
     return file if file.endswith(".gguf") else ""
 
 
-def _fine_revision(text: str) -> bool:
+def is_revision(text: str) -> bool:
+    """Whether it can be the name of a branch, a tag, a commit or a pull request."""
     return len(text) <= 200 and _REVISION.fullmatch(text) is not None and ".." not in text and "//" not in text
 
 

@@ -57,8 +57,20 @@ def test_dry_run_sends_nothing(hub: HubServer, run: Run, folder: Path, monkeypat
     assert found["files"] == {path.name: path.stat().st_size for path in folder.iterdir()}
     (folder / "bcq_manifest.json").unlink()
     assert run("push", folder, REPO, "--dry-run").exit_code == 4
-    assert run("push", folder, "no-owner", "--dry-run").exit_code == 2
+    for wrong in (("no-owner",), (f"{REPO}@main", "--revision", "dev"), (REPO, "--revision", "bad ref..")):
+        assert run("push", folder, *wrong, "--dry-run").exit_code == 2
     assert hub.log == []
+
+
+def test_nobody_is_told_that_a_folder_is_complete_before_it_was_looked_at(
+    hub: HubServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    result = run("push", tmp_path, REPO)  # an empty folder
+    assert result.exit_code == 8
+    assert "complete" not in result.stderr
+    assert "checking" not in result.stderr
+    assert result.stderr.endswith(f", then: bcqfmt push {tmp_path} {REPO}\n")
 
 
 @pytest.mark.parametrize("verb", ["convert", "quantize"])

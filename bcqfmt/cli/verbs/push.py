@@ -43,7 +43,7 @@ def command(dst: Path, repo: str, dry_run: bool, as_json: bool, **options: Any) 
         raise usage_error("--create-pr opens a new pull request, --revision goes on with one: choose one.")
     if dry_run:
         with expected_bcq(dst):
-            _show(dst, repo, as_json)
+            _show(dst, repo, options["revision"], as_json)
         return
     with expected_bcq(dst):
         done = publish(dst, repo, **options)
@@ -51,10 +51,10 @@ def command(dst: Path, repo: str, dry_run: bool, as_json: bool, **options: Any) 
     render.show(as_json, {"folder": str(dst), **done}, line)
 
 
-def _show(dst: Path, repo: str, as_json: bool) -> None:
-    from bcqfmt.converters.hub import files_to_push, split_hub_id
+def _show(dst: Path, repo: str, revision: str | None, as_json: bool) -> None:
+    from bcqfmt.converters.hub import check_target, files_to_push
 
-    split_hub_id(repo)
+    check_target(repo, revision)
     with ExitStack() as stack:
         files = files_to_push(dst, folder_bar(stack, dst, "checking"))
     total = sum(files.values())
