@@ -80,11 +80,7 @@ def parse_descriptor(text: str, file: str, sink: Sink) -> Descriptor | None:
         if not isinstance(value, dict):
             raise JsonFault("json", f"a {type(value).__name__}")
     except JsonFault as fault:
-        report(
-            "BCQ-V203",
-            fault.detail if fault.kind != "duplicate" else f"key '{escape(fault.detail)}' twice",
-            "a JSON object",
-        )
+        report("BCQ-V203", fault.detail, "a JSON object without duplicate keys")
         return None
     if not check_version(value, report) or not known_features(value, report):
         return None
@@ -111,7 +107,8 @@ def check_version(value: Mapping[str, Any], report: Any) -> bool:
     version = value.get("version")
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if match is None or match[1] != "1":
-        report("BCQ-V205", f"version {escape(str(version), 40)}", "1.x")
+        found = f"version {escape(str(version), 40)}" if isinstance(version, str) else "no version that is a text"
+        report("BCQ-V205", found if "version" in value else "no version", "1.x")
         return False
     return True
 

@@ -25,6 +25,7 @@ _DOCUMENTATION = re.compile(  # the list of spec section 9.3
     r"(?!.*\.safetensors\Z)((readme|licen[sc]e|notice).*|.*\.(md|pdf|avif|bmp|gif|ico|jpe?g|png|svg|webp)|\.gitattributes)",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
+_NUMBERED = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})(\.safetensors|\.gguf)")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -47,7 +48,8 @@ def model_layout(folder: Path, sink: Sink) -> Layout:
         return Layout()
     if not single and not index:
         finished = os.access(folder / MANIFEST, os.F_OK)
-        sink(Finding("BCQ-V503", folder.name, "", f"no {SINGLE}", "the model") if finished else _no_model(folder))
+        nothing = f"neither {SINGLE} nor {INDEX}"
+        sink(Finding("BCQ-V503", folder.name, "", nothing, "the model") if finished else _no_model(folder))
         return Layout()
     layout = Layout(files=[SINGLE])
     if index:
@@ -62,6 +64,30 @@ def model_layout(folder: Path, sink: Sink) -> Layout:
             sink(fault.finding)
     layout.files = kept
     return layout
+
+
+def by_model(names: Iterable[str]) -> dict[str, list[str]]:
+    """File names by the model that they are of: ``model-00001-of-00003.safetensors`` goes with its siblings."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        numbered = _NUMBERED.fullmatch(name)
+        found.setdefault(f"{numbered[1]}-of-{numbered[3]}" if numbered else name, []).append(name)
+    return found
+
+
+def refuse_missing_shards(place: str, names: Iterable[str]) -> None:
+    """BCQ-V503 where the files of one model are numbered by their names, and some of the numbers are missing."""
+    numbered = [found for found in map(_NUMBERED.fullmatch, names) if found]
+    if not numbered:
+        return
+    stem, _, count, ending = numbered[0].groups()
+    numbers, width = {int(found[2]) for found in numbered}, min(len(found[2]) for found in numbered)
+    first = min(1, *numbers)  # some count from 0
+    missing = [i for i in range(first, first + int(count)) if i not in numbers]
+    if missing:
+        shown = ", ".join(escape(f"{stem}-{i:0{width}}-of-{count}{ending}") for i in missing[:8])
+        found = f"{len(missing)} of {int(count)} shards missing: {shown}" + (" ..." if len(missing) > 8 else "")
+        raise error("BCQ-V503", place, found=found, expected="all of them")
 
 
 def read_config(folder: Path, sink: Sink) -> dict[str, Any] | None:

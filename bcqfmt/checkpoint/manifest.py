@@ -104,7 +104,7 @@ def parse_manifest(raw: bytes, sink: Sink, *, check_digest: bool = True) -> Mani
         if not isinstance(value, dict):
             raise JsonFault("json", f"a {type(value).__name__}")
     except JsonFault as fault:
-        report("BCQ-V602", escape(fault.detail), "a JSON object")
+        report("BCQ-V602", escape(fault.detail), "a JSON object without duplicate keys")
         return None
     if not check_version(value, report) or not known_features(value, report):
         return None

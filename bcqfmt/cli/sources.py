@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import output_path, refuse_existing
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import real_path
 
 from . import render
@@ -62,12 +62,25 @@ def find_source(
     render.say(f"{repo.repo_id}: revision {repo.revision} is commit {repo.commit}")
     if headers_only and not repo.offline:
         remote = hub.remote_headers(repo)
-        return Source(_without_data(remote), repo.repo_id, repo.commit, remote)
+        return Source(_without_zero_points(remote.checkpoint), repo.repo_id, repo.commit, remote)
     shown = sys.stderr is not None and sys.stderr.isatty()
     place = hub.download(repo, offline=offline, progress=shown)
     downloaded = open_source(place / repo.file if repo.file else place)
     downloaded.left_out = {**repo.left_out(), **downloaded.left_out}
     return Source(downloaded, repo.repo_id, repo.commit)
+
+
+def refusal(path: Path) -> BcqError | None:
+    """Why the converter refuses a folder, as far as headers and configuration tell."""
+    from bcqfmt.converters.layouts.protocol import Options
+    from bcqfmt.converters.layouts.registry import find_modules
+    from bcqfmt.converters.source.checkpoint import open_source
+
+    try:
+        find_modules(_without_zero_points(open_source(path)), Options())
+    except BcqError as fault:
+        return fault
+    return None
 
 
 def read_stats(path: Path) -> StatsFile:
@@ -127,13 +140,12 @@ def _called(folder: Path) -> tuple[str, str]:
     return folder.name, ""
 
 
-def _without_data(remote: RemoteHeaders) -> SourceCheckpoint:
-    """The remote checkpoint with zero points read as zeros: planning looks at them, and reading them is slow."""
+def _without_zero_points(checkpoint: SourceCheckpoint) -> SourceCheckpoint:
+    """The checkpoint with zero points read as zeros: planning looks at them, and reading them is slow."""
     import numpy as np
 
     from bcqfmt.container.stored_tensor import StoredTensor
 
-    checkpoint = remote.checkpoint
     for name, tensor in list(checkpoint.tensors.items()):
         if name.endswith(".qzeros") and tensor.dtype == "I32":
             blank = np.zeros(tensor.shape, np.int32)

@@ -165,7 +165,7 @@ def _value(text: str, at: int, name: str, above: int = 1) -> tuple[Any, int]:
         check_limits(value, limits.MAX_JSON_DEPTH - above)
     except JsonFault as fault:
         if fault.kind == "duplicate":
-            raise HeaderFault("BCQ-V107", f"{fault.detail[:80]!a} occurs twice", "each key once", name) from None
+            raise HeaderFault("BCQ-V107", fault.detail, "each key once", name) from None
         raise HeaderFault("BCQ-V106", fault.detail, _LEVELS if "deep" in fault.detail else "", name) from None
     except RecursionError:
         raise HeaderFault("BCQ-V106", "nested too deeply", _LEVELS, name) from None

@@ -9,6 +9,7 @@ import json
 from typing import Any, NoReturn
 
 from bcqfmt import limits
+from bcqfmt.errors import escape
 
 
 class JsonFault(Exception):
@@ -70,7 +71,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise JsonFault("duplicate", key)
+                raise JsonFault("duplicate", f"the key '{escape(key, 80)}' stands twice")
             seen.add(key)
     return result
 

@@ -13,7 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bcqfmt.checkpoint.folder import CONFIG, INDEX, MANIFEST, PICKLES, SINGLE, model_layout, read_config
+from bcqfmt.checkpoint.folder import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    PICKLES,
+    SINGLE,
+    by_model,
+    model_layout,
+    read_config,
+    refuse_missing_shards,
+)
 from bcqfmt.container.files import inside
 from bcqfmt.container.header import Header, header_of
 from bcqfmt.container.other_files import other_kind
@@ -141,7 +151,10 @@ def _header(path: Path) -> Header | None:
 
 
 def model_files(folder: Path) -> list[str]:
-    """The usual names; else every safetensors file at the top, as some quantizers name theirs freely; else GGUF."""
+    """The usual names; else every safetensors file at the top, as some quantizers name theirs freely; else GGUF.
+
+    BCQ-V503 where the names say that there are more.
+    """
     if not os.path.lexists(folder / SINGLE) and not os.path.lexists(folder / INDEX):
         try:
             names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -152,6 +165,8 @@ def model_files(folder: Path) -> list[str]:
         if found:
             for name in found:
                 inside(folder, name)
+            if len(by_model(found)) == 1:
+                refuse_missing_shards(folder.name, found)
             return found
     return model_layout(folder, refuse).files
 

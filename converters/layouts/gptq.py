@@ -20,7 +20,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.checkpoint.folder import CONFIG
 from bcqfmt.container.dtypes import FLOATS
+from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.source.quant_config import Settings, read_settings
@@ -105,7 +107,8 @@ class Gptq:
         own = settings.of(name)
         bits, group = own["bits"], own["group_size"]
         if bits is None or group is None:
-            raise error("BCQ-E602", source.folder.name, name, "no bits or group_size in any configuration", "both")
+            found = "no bits or group_size in any configuration"
+            raise error("BCQ-E602", source.folder.name, name, found, "both", _correction(source, tensors))
         rows, n = tensors["qweight"].shape
         planar = settings.format == "gptq_p"
         allowed = (2, 3, 4, 5, 6, 7, 8) if planar else (2, 3, 4, 8)
@@ -117,7 +120,8 @@ class Gptq:
         expected = {"qweight": (words_for(k, bits), n), "qzeros": (groups, words_for(n, bits)), "scales": (groups, n)}
         why = f"for {bits} bits, group size {group} and {k} x {n} in the GPTQ layout"
         for suffix, shape in expected.items():
-            expect(source, tensors[suffix], FLOATS if suffix == "scales" else ("I32",), shape, why)
+            dtypes = FLOATS if suffix == "scales" else ("I32",)
+            expect(source, tensors[suffix], dtypes, shape, why, _correction(source, tensors, (bits, g)))
         resolved = {
             "bits": bits,
             "group_size": g,
@@ -129,6 +133,22 @@ class Gptq:
             "desc_act": own.get("desc_act"),
         }
         return Module(name, self.name, tensors, resolved)
+
+
+def _correction(
+    source: SourceCheckpoint, tensors: Mapping[str, StoredTensor], stated: tuple[int, int] | None = None
+) -> str | None:
+    """What the configuration should say, to judge by shapes; None where that is unknown, or ``stated`` already."""
+    (rows, n), (groups, zero_words) = tensors["qweight"].shape, tensors["qzeros"].shape
+    bits = max(1, zero_words * 32 // n)
+    columns = rows * 32 // bits
+    if words_for(n, bits) != zero_words or columns % groups or (bits, columns // groups) == stated:
+        return None
+    said = f'"bits": {bits}, "group_size": {columns // groups}'
+    if source.quant:
+        return f"correct {' and '.join(source.quant)}: the shapes are those of {said}"
+    entry = f'"quantization_config": {{"quant_method": "gptq", {said}}}'
+    return f"get the model's own configuration again, or write what the shapes tell into {CONFIG}: {entry}"
 
 
 def _prefixes(source: SourceCheckpoint, settings: Settings) -> list[str]:

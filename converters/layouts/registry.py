@@ -78,7 +78,8 @@ def find_modules(source: SourceCheckpoint, options: Options, chosen: str = "auto
     if chosen not in ("auto", *known):
         raise error("BCQ-E302", found=f"layout {escape(chosen)}", expected=f"auto, {', '.join(known)}")
     if source.is_gguf and chosen not in ("auto", "gguf"):
-        raise error("BCQ-E604", source.place.name, found="a GGUF file", expected=f"{chosen}, as asked for")
+        expected, hint = f"{chosen}, as asked for", "leave out --from"
+        raise error("BCQ-E604", source.place.name, found="a GGUF file", expected=expected, hint=hint)
     modules: list[Module] = []
     for name, layout in known.items():
         if chosen in ("auto", name):
@@ -109,7 +110,8 @@ def _check_claims(source: SourceCheckpoint, modules: list[Module], settings: Set
         for tensor in module.tensors.values():
             if tensor.name in claimed:
                 found = f"fits {claimed[tensor.name].layout} and {module.layout}"
-                raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, "one layout; choose with --from")
+                hint = "choose one of the two with --from"
+                raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, "one layout", hint)
             claimed[tensor.name] = module
     left = [name for name in source.tensors if name.endswith(_QUANTIZED) and name not in claimed]
     if left:
@@ -121,6 +123,7 @@ def _check_claims(source: SourceCheckpoint, modules: list[Module], settings: Set
             left[0],
             f"{len(left)} quantized tensors fit no layout: {said}",
             f"one of {', '.join(LAYOUTS)}",
+            None if chosen == "auto" else "leave out --from, or name another layout",
         )
     seen = {module.layout for module in modules}
     names = ", ".join(sorted(seen))
@@ -131,6 +134,7 @@ def _check_claims(source: SourceCheckpoint, modules: list[Module], settings: Set
             source.folder.name,
             found=f"the tensors are laid out as {names}, the configuration says {escape(settings.method)}",
             expected="the same reading from both",
+            hint=f"correct the configuration, or name the layout with --from {names}" if len(seen) == 1 else None,
         )
     if not modules and not source.is_gguf:
         if settings.method and settings.method not in ("", "bcq"):

@@ -50,12 +50,18 @@ def _incomplete(source: SourceCheckpoint, name: str, present: str, required: Seq
 
 
 def expect(
-    source: SourceCheckpoint, tensor: StoredTensor, dtypes: Sequence[str], shape: tuple[int, ...], why: str
+    source: SourceCheckpoint,
+    tensor: StoredTensor,
+    dtypes: Sequence[str],
+    shape: tuple[int, ...],
+    why: str,
+    hint: str | None = None,
 ) -> None:
     """BCQ-E604 unless the tensor has one of the types and this shape; ``why``: what the shape follows from."""
     if tensor.dtype not in dtypes or tensor.shape != shape:
         expected = f"{' or '.join(dtypes)} {list(shape)} {why}"
-        raise error("BCQ-E604", source.home[tensor.name], tensor.name, f"{tensor.dtype} {list(tensor.shape)}", expected)
+        found = f"{tensor.dtype} {list(tensor.shape)}"
+        raise error("BCQ-E604", source.home[tensor.name], tensor.name, found, expected, hint)
 
 
 def columns_per_group(source: SourceCheckpoint, name: str, stated: int, columns: int) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, PICKLES, SHARD_NAME
+from bcqfmt.checkpoint.folder import CONFIG, MANIFEST, PICKLES, SHARD_NAME, by_model, refuse_missing_shards
 from bcqfmt.container.files import ByteSource, SourceFile, cannot_list, inside, unwritable
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.header import Header, require_header
@@ -271,12 +271,15 @@ def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[lis
     """Names of the model files, and tensor -> file where there is an index; BCQ-V501, V502, V503, V506."""
     indexes = [name for name in files if name.endswith(INDEX_SUFFIX) and "/" not in name]
     top = [name for name in files if name.endswith(".safetensors") and "/" not in name]
-    if len(indexes) > 1 or (not indexes and len(top) > 1):
-        found = f"{len(indexes)} index files" if indexes else f"{len(top)} model files and no index"
-        raise error("BCQ-V506", place, found=found, expected="one, or an index")
-    if not indexes:
-        if not top:
-            raise _nothing(place, files)
+    if not indexes and not top:
+        raise _nothing(place, files)
+    models = indexes or list(by_model(top))
+    if len(models) > 1:
+        found = f"{len(models)} index files" if indexes else f"{len(top)} model files and no index"
+        shown = escape(", ".join((indexes or top)[:3])) + (" ..." if len(indexes or top) > 3 else "")
+        raise error("BCQ-V506", place, found=f"{found}: {shown}", expected="one model")
+    if not indexes:  # files that are numbered, and all there, are a model too
+        refuse_missing_shards(place, top)
         return top, None
     index = indexes[0]
     weight_map = _json(open_file, index, limits.MAX_JSON_FILE_BYTES, "BCQ-V501", _MAX_TENSORS).get("weight_map")
@@ -336,7 +339,7 @@ def _json(
     try:
         value = parse(data, integers_only=False, deepest=limits.MAX_CONFIG_DEPTH)
     except JsonFault as fault:
-        raise error(code, name, found=escape(fault.detail), expected="a JSON object") from None
+        raise error(code, name, found=escape(fault.detail), expected="a JSON object without duplicate keys") from None
     if not isinstance(value, dict):
         raise error(code, name, found=f"a JSON {type(value).__name__}", expected="a JSON object")
     return value

@@ -38,6 +38,7 @@ class Settings:
     packing: str | None = None
     tool: tuple[str, tuple[int, ...]] | None = None
     raw: dict[str, Any] = field(default_factory=dict)
+    place: str = ""  # the files that say so
     patterns: Patterns = field(default_factory=lambda: Patterns(""))
 
     def of(self, module: str) -> dict[str, Any]:
@@ -45,7 +46,8 @@ class Settings:
         found = {"bits": self.bits, "group_size": self.group_size, "sym": self.sym, "desc_act": self.desc_act}
         for own in (self._dynamic(module), self._extra(module)):
             for key in own.keys() & found.keys():
-                found[key] = _typed(own[key], int if key in ("bits", "group_size") else bool, f"{key} of a module")
+                kind = int if key in ("bits", "group_size") else bool
+                found[key] = _typed(own[key], kind, f"{key} of {escape(module)}", self.place)
         return found
 
     def _dynamic(self, module: str) -> dict[str, Any]:
@@ -58,7 +60,7 @@ class Settings:
                 if pattern.startswith("-:") != skips:
                     self.patterns.spend(1)
                 elif self.patterns.fits(pattern.removeprefix("-:").removeprefix("+:"), module):
-                    return {} if skips else _object(overrides, "dynamic", pattern)
+                    return {} if skips else _object(overrides, "dynamic", pattern, self.place)
         return {}
 
     def _extra(self, module: str) -> dict[str, Any]:
@@ -69,7 +71,7 @@ class Settings:
         found = module if module in rules else None
         if found is None:
             found = next((pattern for pattern in rules if self.patterns.fits(pattern, module, anywhere=True)), None)
-        chosen = {} if found is None else _object(rules[found], "extra_config", found)
+        chosen = {} if found is None else _object(rules[found], "extra_config", found, self.place)
         bits = chosen.get("bits")
         if isinstance(bits, int) and bits >= 16:  # a dense module, whose other settings mean nothing
             return {}
@@ -91,19 +93,25 @@ def read_settings(source: SourceCheckpoint) -> Settings:
     merged: dict[str, Any] = {}
     for reading in readings.values():
         merged.update({key: value for key, value in reading.items() if merged.get(key) is None})
+
+    def typed(key: str, kind: type) -> Any:
+        place = next((name for name, reading in readings.items() if reading.get(key) is not None), "")
+        return _typed(merged.get(key), kind, key, place)
+
     raw = dict(next(iter(source.quant.values())))
     for value in source.quant.values():
         raw = {**value, **raw}
     return Settings(
         method=str(merged.get("method") or "").lower().replace("_", "-"),
         format=None if merged.get("format") is None else str(merged["format"]).lower(),
-        bits=_typed(merged.get("bits"), int, "bits"),
-        group_size=_typed(merged.get("group_size"), int, "group_size"),
-        sym=_typed(merged.get("sym"), bool, "sym"),
-        desc_act=_typed(merged.get("desc_act"), bool, "desc_act"),
+        bits=typed("bits", int),
+        group_size=typed("group_size", int),
+        sym=typed("sym", bool),
+        desc_act=typed("desc_act", bool),
         packing=raw.get("packing_format") if isinstance(raw.get("packing_format"), str) else None,
         tool=_tool(raw, source.metadata),
         raw=raw,
+        place=", ".join(source.quant),
         patterns=Patterns(source.folder.name),
     )
 
@@ -154,16 +162,16 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part[:9]) for part in re.findall(r"[0-9]+", text[:80])[:3])
 
 
-def _object(value: Any, key: str, pattern: str) -> dict[str, Any]:
+def _object(value: Any, key: str, pattern: str, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         found = f"{key}: '{escape(pattern, 60)}' is {escape(repr(value), 40)}"
-        raise error("BCQ-E602", found=found, expected="an object of settings")
+        raise error("BCQ-E602", place, found=found, expected="an object of settings")
     return value
 
 
-def _typed(value: Any, kind: type, what: str) -> Any:
+def _typed(value: Any, kind: type, what: str, place: str) -> Any:
     """A value that is an integer or a bool, or None."""
     if value is not None and type(value) is not kind:
         expected = "an integer" if kind is int else "true or false"
-        raise error("BCQ-E602", found=f"{what} is {escape(repr(value), 40)}", expected=expected)
+        raise error("BCQ-E602", place, found=f"{what} is {escape(repr(value), 40)}", expected=expected)
     return value

@@ -184,6 +184,20 @@ def test_usage(run: Run, tmp_path: Path, args: tuple[str, ...]) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "layout"),
+    [("autoawq-gemm-4b-g32-asym", "awq"), ("llmcompressor-pack_quantized-4b-g32-asym", "compressed-tensors")],
+)
+@pytest.mark.parametrize("option", [("--zero-point", "v2"), ("--against", "model")])
+def test_zero_points_of_other_layouts_have_one_reading(
+    run: Run, tmp_path: Path, source: str, layout: str, option: tuple[str, str]
+) -> None:
+    result = run("convert", PEERS / source / "source", tmp_path / "bcq", *option)
+    assert (result.exit_code, f"{option[0]} is for GPTQ, " in result.stderr) == (2, True)
+    assert f"SRC is {layout}." in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sizes_and_parts() -> None:
     known = {"5GB": 5_000_000_000, "5GiB": 5 * 2**30, "1.5 MB": 1_500_000, "1500": 1500, "1k": 1000, "2tib": 2**41}
     assert {text: SIZE.convert(text, None, None) for text in known} == known

@@ -155,6 +155,27 @@ def test_gptq_folder_is_named(run: Run, gptq: Path) -> None:
     assert run("inspect", gptq, "--tensor", "nothing").exit_code == 2
 
 
+def test_the_command_is_named_only_where_convert_would_take_it(run: Run, gptq: Path) -> None:
+    assert "convert it, without loss: " in run("inspect", gptq).stdout
+    (gptq / "config.json").write_text("{}")
+    shown = run("inspect", gptq)
+    assert (shown.exit_code, "convert it" in shown.stdout) == (0, False)
+    assert "not converted: BCQ-E602 " in shown.stdout
+    assert "hint: get the model's own configuration again, or write " in shown.stdout
+    assert run("inspect", gptq, "--modules").stdout.count("not converted: ") == 1
+
+
+def test_shards_that_are_missing(run: Run, gptq: Path) -> None:
+    (gptq / "model.safetensors").rename(gptq / "model-00001-of-00002.safetensors")
+    for verb in (["inspect", gptq], ["convert", gptq, gptq.parent / "bcq"]):
+        result = run(*verb)
+        assert (result.exit_code, "1 of 2 shards missing: model-00002-of-00002.safetensors" in result.stderr) == (
+            3,
+            True,
+        )
+    assert not (gptq.parent / "bcq").exists()
+
+
 def test_names_tell_without_a_config(run: Run, gptq: Path) -> None:
     assert "gptq or awq, to judge by tensor names" in run("inspect", gptq / "model.safetensors").stdout
     (gptq / "config.json").unlink()

@@ -26,6 +26,7 @@ from sources.conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, 
 from sources.peers import PEERS, made_up, words
 
 TINY = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
+SHARDED = PEERS / "gptqmodel-gptq-4b-g32-sym-sharded" / "source"
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,58 @@ def test_the_layout_can_be_named(tmp_path: Path) -> None:
         with pytest.raises(BcqError) as caught:
             convert(TINY, tmp_path / "other", layout=layout)
         assert caught.value.code == code
+
+
+def test_numbered_shards_need_no_index(tmp_path: Path) -> None:
+    shutil.copytree(SHARDED, tmp_path / "source")
+    (tmp_path / "source/model.safetensors.index.json").unlink()
+    assert len(convert(tmp_path / "source", tmp_path / "bcq").modules) == 14
+    proved(tmp_path / "source", tmp_path / "bcq", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("renamed", "missing"),
+    [
+        ({1: "model-00001-of-00003"}, "2 of 3 shards missing: model-00002-of-00003.safetensors, model-00003-of-00003."),
+        ({1: "m-00001-of-00003", 3: "m-00003-of-00003"}, "1 of 3 shards missing: m-00002-of-00003.safetensors;"),
+        ({1: "model-00001-of-000003", 2: "model-00002-of-000003"}, "missing: model-00003-of-000003.safetensors;"),
+        ({1: "model-1-of-12", 2: "model-10-of-12"}, "10 of 12 shards missing: model-2-of-12.safetensors, "),
+        ({1: "model-00000-of-00003", 2: "model-00001-of-00003"}, "1 of 3 shards missing: model-00002-of-00003."),
+    ],
+)
+def test_a_name_that_counts_more_files_than_there_are(renamed: dict[int, str], missing: str, tmp_path: Path) -> None:
+    shutil.copytree(SHARDED, tmp_path / "source", ignore=shutil.ignore_patterns("model*"))
+    for number, name in renamed.items():
+        shutil.copy(SHARDED / f"model-{number:05}-of-00003.safetensors", tmp_path / f"source/{name}.safetensors")
+    with pytest.raises(BcqError) as caught:
+        convert(tmp_path / "source", tmp_path / "bcq")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-V503", 3)
+    assert missing in str(caught.value)
+    assert "download the missing files" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "name", ["other.safetensors", "other-00001-of-00001.safetensors", "model-00001-of-00001.safetensors"]
+)
+def test_two_models_in_a_folder(name: str, tmp_path: Path) -> None:
+    shutil.copytree(SHARDED, tmp_path / "source")
+    (tmp_path / "source/model.safetensors.index.json").unlink()
+    shutil.copy(TINY / "model.safetensors", tmp_path / "source" / name)
+    with pytest.raises(BcqError) as caught:
+        convert(tmp_path / "source", tmp_path / "bcq")
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-V506", 2)
+    assert "more than one model in the folder: 4 model files and no index: " in str(caught.value)
+    (tmp_path / "source" / name).unlink()  # as the hint says
+    convert(tmp_path / "source", tmp_path / "bcq")
+
+
+def test_a_key_that_stands_twice_is_named(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "source")
+    config = tmp_path / "source/config.json"
+    config.write_text(config.read_text().replace("{", '{"vocab_size": 64, ', 1))
+    with pytest.raises(BcqError) as caught:
+        convert(tmp_path / "source", tmp_path / "bcq")
+    assert (caught.value.code, caught.value.finding.found) == ("BCQ-V511", "the key 'vocab_size' stands twice")
 
 
 def test_plan_does_not_depend_on_how_it_is_carried_out() -> None:

@@ -434,6 +434,44 @@ def test_bad_content_is_refused(row: str, tmp_path: Path) -> None:
     assert tree(source) == before
 
 
+def test_hints_about_a_configuration_work_when_obeyed(tmp_path: Path) -> None:
+    def refused(name: str, **values: Any) -> tuple[str, str]:
+        with pytest.raises(BcqError) as caught:
+            convert(bad_source(tmp_path / name, stated(**values)), tmp_path / "bcq")
+        return str(caught.value), caught.value.hint
+
+    right = 'correct config.json: the shapes are those of "bits": 4, "group_size": 32'
+    for i, values in enumerate([{"bits": 8}, {"bits": 3}, {"group_size": 64}, {"bits": None}, {"group_size": None}]):
+        assert refused(f"wrong{i}", **values)[1] == right
+    for i, values in enumerate(
+        [{"bits": "four"}, {"sym": 1}, {"dynamic": {"layer": {"bits": "4"}}}, {"dynamic": {"layer": 4}}]
+    ):
+        assert refused(f"typed{i}", **values)[0].startswith("BCQ-E602 config.json: ")
+
+
+def test_without_any_configuration_the_hint_has_the_entry(tmp_path: Path) -> None:
+    source = bad_source(tmp_path / "source", stated())
+    (source / "config.json").write_text("{}")
+    for layout in ("auto", "gptq"):
+        with pytest.raises(BcqError) as caught:
+            convert(source, tmp_path / "bcq", layout=layout)
+        assert (caught.value.code, "--from" in caught.value.hint) == ("BCQ-E602", False)
+    (source / "config.json").write_text("{" + caught.value.hint.partition("config.json: ")[2] + "}")
+    convert(source, tmp_path / "bcq", zero_point="v2")
+    proved(source, tmp_path / "bcq", tmp_path)
+
+
+def test_the_layout_can_be_named_where_the_method_is_wrong(tmp_path: Path) -> None:
+    source = bad_source(tmp_path / "source", stated(quant_method="awq"))
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "bcq")
+    assert (caught.value.code, caught.value.hint.split()[-2:]) == ("BCQ-E602", ["--from", "gptq"])
+    convert(source, tmp_path / "bcq", layout="gptq")
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "other", layout="awq")
+    assert (caught.value.code, caught.value.hint) == ("BCQ-E604", "leave out --from, or name another layout")
+
+
 @pytest.mark.parametrize("row", FINE)
 def test_odd_content_converts(row: str, tmp_path: Path) -> None:
     source = bad_source(tmp_path / "source", FINE[row])

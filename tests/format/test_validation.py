@@ -119,6 +119,37 @@ def test_faults_of_a_folder_are_all_there(tmp_path: Path) -> None:
     assert shallow == {pair for pair in found if pair[0] != "BCQ-V606"}
 
 
+def test_one_shard_of_several_is_no_model(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, max_shard_size=1500)
+    (folder / "model.safetensors.index.json").unlink()
+    for shard in sorted(folder.glob("*.safetensors"))[1:]:
+        shard.unlink()
+    report = bcqfmt.validate(folder)
+    assert (report.exit_code, report.errors[0].code) == (3, "BCQ-V503")
+    assert report.errors[0].found == "neither model.safetensors nor model.safetensors.index.json"
+
+
+def test_a_key_that_stands_twice_is_named(tmp_path: Path) -> None:
+    folder, twice = folder_of(tmp_path, max_shard_size=1500), '{"metadata": {}, "weight\\u001b": 1, "weight\\u001b": 2}'
+    for name in ("config.json", "model.safetensors.index.json", "bcq_manifest.json"):
+        (folder / name).write_text(twice)
+    found = {finding.file: finding.found for finding in bcqfmt.validate(folder).errors if "twice" in finding.found}
+    names = {"config.json", "model.safetensors.index.json", "bcq_manifest.json"}
+    assert found == dict.fromkeys(names, r"the key 'weight\x1b' stands twice")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "found"),
+    [("{}", "no version"), ('{"version": 1}', "no version that is a text"), ('{"version": "2.0"}', "version 2.0")],
+)
+def test_a_manifest_without_a_version_is_not_called_newer(tmp_path: Path, manifest: str, found: str) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "bcq_manifest.json").write_text(manifest)
+    finding = bcqfmt.validate(folder).errors[0]
+    assert (finding.code, finding.found) == ("BCQ-V205", found)  # spec section 9.3: whatever is wrong with a version
+    assert "a file without one is damaged" in CODES[finding.code].hint
+
+
 def test_errors_come_before_warnings_and_notes(tmp_path: Path) -> None:
     odd = BcqWeight.from_affine(
         np.zeros((1, 8), int), np.array([[np.inf]], np.float16), 0, group_size=8

@@ -126,6 +126,7 @@ def command(
     conversion = _planned(
         source, src, dst, against, asked, resume=resume, overwrite=overwrite, dry_run=dry_run, part=part
     )
+    _check_zero_options(conversion, against)
     forecast = Forecast(conversion, dst, source.remote)
     if dry_run:
         render.show(as_json, forecast.as_dict(), forecast.text())
@@ -178,6 +179,17 @@ def _planned(source: Source, src: str, dst: Path, against: str | None, asked: di
             found, expected = fault.finding.found, fault.finding.expected
             raise error("BCQ-E605", src, found=found, expected=expected, hint=hint) from None
         raise
+
+
+def _check_zero_options(conversion: Conversion, against: str | None) -> None:
+    """A usage error where options that are about zero points are given for a layout that has one reading of them."""
+    found = conversion.modules.values()
+    if any("zero_point" in module.settings for module in found):
+        return
+    layouts = ", ".join(sorted({module.layout for module in found})) or "another layout"
+    given = {"--zero-point": conversion.options.zero_point != "auto", "--against": against is not None}
+    for option in filter(given.get, given):
+        raise usage_error(f"{option} is for GPTQ, whose zero points can be read in several ways; SRC is {layouts}.")
 
 
 def _tried(source: Source, against: str, layout: str) -> str:

@@ -57,7 +57,10 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
         from bcqfmt.cli.forecast import module_rows, module_table
 
         found["modules"], why = module_rows(Path(path))
-        lines += ["", *(module_table(found["modules"]) if not why else [f"not converted: {why}"])]
+        if not why:
+            lines += ["", *module_table(found["modules"])]
+        elif f"not converted: {why}" not in lines:
+            lines += ["", f"not converted: {why}"]
     render.show(as_json, found, lines)
 
 
@@ -89,10 +92,21 @@ def _remote(path: str, revision: str | None, offline: bool) -> Summary:
     return summary
 
 
-def _next(summary: Summary, path: str) -> str | None:
-    """The command that makes BCQ of it."""
-    if not _on_hub(path):
-        return fitting(path)
+def _next(summary: Summary, path: str) -> list[str]:
+    """The command that makes BCQ of it; or why there is none, and what to do first."""
+    if _on_hub(path):
+        return [f"hint: {_next_on_hub(summary, path)}"]
+    if summary.quantization and summary.folder and summary.foreign != "gguf":
+        from bcqfmt.cli.sources import refusal
+
+        refused = refusal(Path(path))
+        if refused is not None:
+            return [f"not converted: {refused}", *([f"hint: {refused.hint}"] if refused.hint else [])]
+    then = fitting(path)
+    return [f"hint: {then}"] if then else []
+
+
+def _next_on_hub(summary: Summary, path: str) -> str:
     target = another_folder(path.rpartition("/")[2].partition(":")[0])
     if summary.quantization:
         return f"convert it, without loss: {command_line('bcqfmt', 'convert', path, target)}"
@@ -104,7 +118,7 @@ def _glance(summary: Summary, path: str) -> list[str]:
     lines += render.fields(_facts(summary))
     if summary.foreign:
         then = _next(summary, path)
-        lines += ["", *_types(summary), *(["", f"hint: {then}"] if then else [])]
+        lines += ["", *_types(summary), *(["", *then] if then else [])]
     else:
         lines += ["", *_sizes(summary)]
         if summary.schemes:

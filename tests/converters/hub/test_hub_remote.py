@@ -105,7 +105,8 @@ def test_no_foreign_name_is_asked_for(hub: HubServer, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({INDEX: index(layer0=FIRST, layer1="model-3.safetensors")}, "BCQ-V503"), ({INDEX: b"{"}, "BCQ-V501"),
-     ({INDEX: b"[]"}, "BCQ-V501"), ({INDEX: b'{"weight_map":{"a":1}}'}, "BCQ-V501"), ({INDEX: None}, "BCQ-V506"),
+     ({INDEX: b"[]"}, "BCQ-V501"), ({INDEX: b'{"weight_map":{"a":1}}'}, "BCQ-V501"),
+     ({INDEX: None, SECOND: None}, "BCQ-V503"), ({INDEX: None, "other.safetensors": shard(2)}, "BCQ-V506"),
      ({"b.safetensors.index.json": index(layer0=FIRST)}, "BCQ-V506"), ({INDEX: index(layer0=FIRST)}, "BCQ-V506"),
      ({INDEX: index(layer0=FIRST, layer1=SECOND, layer2=SECOND)}, "BCQ-V504"), ({SECOND: shard(0)}, "BCQ-V505"),
      ({"config.json": None}, "BCQ-V510"), ({"config.json": b"[]"}, "BCQ-V511"),
