@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def read_stats(path: Path) -> StatsFile:
 
 def check_target(source: str, target: Path, *, overwrite: bool) -> None:
     """BCQ-E401 or BCQ-E402 for a folder that cannot be the output, before the source is read or downloaded."""
-    from bcqfmt.converters.jobs.workspace import refuse_existing
+    from bcqfmt.converters.jobs.workspace import partial_folder, refuse_existing
 
     if os.path.lexists(source):
         keep_apart(Path(source), target)
@@ -88,6 +89,16 @@ def check_target(source: str, target: Path, *, overwrite: bool) -> None:
     if os.path.lexists(above) and not above.is_dir():
         raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
     refuse_existing(target, overwrite=overwrite)
+    _check_name(partial_folder(target))
+
+
+def _check_name(path: Path) -> None:
+    """BCQ-E402 for a name that the file system cannot hold."""
+    try:
+        path.lstat()
+    except OSError as fault:
+        if fault.errno == errno.ENAMETOOLONG:
+            raise error("BCQ-E402", str(path), found="the name is too long", hint="choose a shorter one") from fault
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
@@ -98,7 +109,9 @@ def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
         real = real_path(place)
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
-            hint = f"choose another place, {another_folder(source)} for example"
+            hint = "choose another place"
+            if what == "the source":
+                hint += f", {another_folder(source)} for example"
             raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere", hint=hint)
 
 
