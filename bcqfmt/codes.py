@@ -131,7 +131,7 @@ _TABLE = [
     Code("BCQ-E218", "files of a split GGUF do not belong together", 4, "put all files of one split, and of no other, into one folder"),
     Code("BCQ-E219", "header of a GGUF file too long", 4, _GGUF),
     # arguments
-    Code("BCQ-E301", "no such tensor", 2, "`bcqfmt inspect PATH --modules` lists the names"),
+    Code("BCQ-E301", "no such tensor", 2, "`bcqfmt inspect PATH --modules` lists the quantized weights; in Python list(bcqfmt.open(PATH)) has all names"),
     Code("BCQ-E302", "argument out of range", 2, ""),
     Code("BCQ-E303", "slice cannot be expressed as a BCQ weight", 5, "dequantize(rows=, columns=) takes any range"),
     Code("BCQ-E304", "segment cannot be read at fewer planes", 5, "read all planes"),

@@ -11,7 +11,7 @@ from bcqfmt import limits
 from bcqfmt.container.files import SourceFile, inside, named, read_json
 from bcqfmt.container.header import header_of
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import Finding, error, escape, refuse
+from bcqfmt.errors import Finding, error, nearest_names, refuse
 from bcqfmt.system import ForkLock
 from bcqfmt.weight.scheme import WeightSpec, features_of
 from bcqfmt.weight.weight import BcqWeight
@@ -129,8 +129,7 @@ class Checkpoint:
             file = self._open(guess)
             if name in file.specs or name in file.dense:
                 return file
-        close = [escape(other) for other in self._names if name.rpartition(".")[2] in other][:3]
-        found = "not in this checkpoint" + (f"; there is {', '.join(close)}" if close else "")
+        found = f"not in this checkpoint{nearest_names(name, self._names)}"
         raise error("BCQ-E301", self.path.name, name, found)
 
     def _open(self, name: str) -> ModelFile:

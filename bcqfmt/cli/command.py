@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import shlex
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,11 @@ def verb_module(name: str) -> Any:
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; like an interrupt it unwinds the stack, so that temporary files are removed."""
+    """SIGTERM or SIGHUP arrived; like an interrupt it unwinds the stack, so that temporary files are removed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.name, self.exit_code = signal.Signals(number).name, 128 + number
 
 
 class _PathOrHubId(click.types.StringParamType):
@@ -132,14 +137,14 @@ def usage_error(text: str) -> click.UsageError:
 
 @contextlib.contextmanager
 def stoppable(target: Path, *, resumed: bool) -> Iterator[None]:
-    """Around the work on ``target``: an interrupt or SIGTERM says what is left of it and how to go on.
+    """Around the work on ``target``: an interrupt, SIGTERM or SIGHUP says what is left of it and how to go on.
 
     ``resumed``: the work grows in ``target.partial`` and can be resumed; otherwise nothing of it is kept.
     """
     try:
         yield
     except (KeyboardInterrupt, Terminated) as fault:
-        by = "by SIGTERM" if isinstance(fault, Terminated) else "from the keyboard"
+        by = f"by {fault.name}" if isinstance(fault, Terminated) else "from the keyboard"
         partial = target.with_name(f"{target.name}.partial")
         kept = resumed and partial.exists()
         left = f"what is done is in {partial.name}" if kept else "nothing is left of it"

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -137,12 +138,13 @@ class _Outcome:
             return 0
         except (click.exceptions.Abort, KeyboardInterrupt):  # the former is click's word for an interrupt
             return self.fault(error("BCQ-E901", found="stopped from the keyboard"), 130)
-        except Terminated:
-            return self.fault(error("BCQ-E901", found="stopped by SIGTERM"), 143)
+        except Terminated as signalled:
+            return self.fault(error("BCQ-E901", found=f"stopped by {signalled.name}"), signalled.exit_code)
         except click.ClickException as fault:
             return self.usage(fault)
         except BcqError as fault:
-            return self.fault(fault, 143 if isinstance(fault.__cause__, Terminated) else fault.exit_code)
+            cause = fault.__cause__
+            return self.fault(fault, cause.exit_code if isinstance(cause, Terminated) else fault.exit_code)
         except OSError as fault:
             return self.system(fault)
         except Exception as fault:  # noqa: BLE001 - the last line of defence: no traceback reaches a user
@@ -181,6 +183,9 @@ class _Outcome:
     def system(self, fault: OSError) -> int:
         """The operating system refused something: our output, or an input."""
         found = fault.strerror or str(fault)
+        if fault.filename is None and _nowhere():
+            hint = "go to a folder that exists (cd), then try again"
+            return self.fault(error("BCQ-E102", ".", found="the working folder was removed", hint=hint), 3)
         if fault.filename is None:  # a write to stdout: a full disk, a quota
             render.discard()
             return self.fault(error("BCQ-E402", "stdout", found=found), 7)
@@ -194,6 +199,15 @@ class _Outcome:
             render.flush()
         except OSError:  # stdout itself is what failed; stderr has the message
             render.discard()
+
+
+def _nowhere() -> bool:
+    """Whether the working folder is gone."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _nearest(fault: click.UsageError, ctx: click.Context) -> click.UsageError:
@@ -262,6 +276,8 @@ def preload(words: Sequence[str]) -> None:
 def main() -> NoReturn:
     """The program ``bcqfmt``."""
     signal.signal(signal.SIGTERM, _terminate)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode still shows every name
@@ -270,4 +286,6 @@ def main() -> NoReturn:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    if hasattr(signal, "SIGHUP"):  # kernel and shell send one each: the second must not stop the cleaning up
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise Terminated(number)

@@ -38,8 +38,11 @@ def stream(text: str) -> None:
 
 
 def say(lines: str | Iterable[str]) -> None:
-    """Write to stderr."""
-    _write(sys.stderr, lines)
+    """Write to stderr. Where that cannot be, on a full disk or a terminal that is gone, the work goes on without it."""
+    try:
+        _write(sys.stderr, lines)
+    except OSError:
+        _silence(sys.stderr)
 
 
 def emit_json(value: Any) -> None:
@@ -151,7 +154,7 @@ def _put(stream: TextIO | None, text: str, *, flush: bool = False) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Point a stream whose reader has gone at the null device; later writes and the flush at exit then succeed."""
+    """Point a stream that takes nothing more at the null device; later writes and the flush at exit then succeed."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bcqfmt.container.durable import write_file
-from bcqfmt.errors import error, escape
+from bcqfmt.container.durable import OutputFile, reported, write_file
+from bcqfmt.errors import OutputError, error, escape
 from bcqfmt.system import real_path
 
 from . import render
-from .command import usage_error
+from .command import command_line, usage_error
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report import Report, WeightRow
@@ -31,22 +32,33 @@ def check_output(path: Path, overwrite: bool, *models: str | Path) -> None:
     """BCQ-E401 and BCQ-E402 for a file that cannot be written, or that would lie in the folder of one of ``models``."""
     place = path.absolute()
     if not place.parent.is_dir():
-        raise error("BCQ-E402", str(path), found="no such folder", expected="a folder that is there")
+        hint = f"make it ({command_line('mkdir', '-p', path.parent)}), or choose another place"
+        raise error("BCQ-E402", str(path), found="no such folder", expected="a folder that is there", hint=hint)
     for model in models:
         home = real_path(model)
         if home.is_dir() and home in real_path(place).parents:
-            raise error("BCQ-E402", str(path), found="it lies inside a model's folder", expected="a place elsewhere")
+            found, hint = "it lies inside a model's folder", "choose a place outside of it"
+            raise error("BCQ-E402", str(path), found=found, expected="a place elsewhere", hint=hint)
     if os.path.lexists(place) and (not overwrite or not place.is_file()):
         raise error("BCQ-E401", str(path), found="it is there already", expected="a new file, or --overwrite")
+    with reported(path), contextlib.suppress(FileNotFoundError):
+        place.lstat()  # refuses a name that is too long
+    OutputFile(path).discard()  # the folder takes a file
 
 
-def write_report(report: Report, path: Path) -> list[str]:
-    """The page and the JSON file; their paths."""
+def write_report(report: Report, path: Path, made: Path | None = None) -> list[str]:
+    """The page and the JSON file; their paths. ``made``: the folder that was just written, complete without them."""
     from bcqfmt.converters.report.html import report_html
 
     data = json.dumps(report.as_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
-    write_file(path, report_html(report))
-    write_file(path.with_suffix(".json"), data.encode("ascii"))
+    try:
+        write_file(path, report_html(report))
+        write_file(path.with_suffix(".json"), data.encode("ascii"))
+    except OutputError as fault:
+        if made is not None:
+            words = command_line("bcqfmt", "report", made, "--html", "FILE.html")
+            fault.hint = f"{escape(str(made))} is complete; write the report elsewhere: {words}"
+        raise
     return [str(path), str(path.with_suffix(".json"))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -100,8 +101,18 @@ def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None
     above = next((parent for parent in target.parents if os.path.lexists(parent)), target.parent)
     if os.path.lexists(above) and not above.is_dir():
         raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
-    output_path(target)
+    named = output_path(target)
     refuse_existing(target, overwrite=overwrite, like=MANIFEST, hint=hint)
+    _check_name(named.with_name(f"{named.name}.partial"))
+
+
+def _check_name(path: Path) -> None:
+    """BCQ-E402 for a name that the file system cannot hold."""
+    try:
+        path.lstat()
+    except OSError as fault:
+        if fault.errno == errno.ENAMETOOLONG:
+            raise error("BCQ-E402", str(path), found="the name is too long", hint="choose a shorter one") from fault
 
 
 def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
@@ -112,7 +123,9 @@ def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
         real = real_path(place)
         if real == origin or origin in real.parents or real in origin.parents:
             where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
-            hint = f"choose another place, {another_folder(source)} for example"
+            hint = "choose another place"
+            if what == "the source":
+                hint += f", {another_folder(source)} for example"
             raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere", hint=hint)
 
 

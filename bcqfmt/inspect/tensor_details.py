@@ -18,7 +18,7 @@ from bcqfmt.container.dtypes import BITS, float64_of, numpy_dtype
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.header import header_of, require_header
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import error
+from bcqfmt.errors import error, nearest_names
 from bcqfmt.weight.describe import segment_text
 from bcqfmt.weight.scheme_json import scheme_json
 from bcqfmt.weight.weight import BcqWeight
@@ -141,11 +141,13 @@ def _blocks(tensor: BcqWeight | StoredTensor) -> Iterator[npt.NDArray[Any]]:
 
 def _foreign(place: Path, name: str) -> StoredTensor:
     paths = [place / file for file in model_files(place)] if place.is_dir() else [place]
+    names: list[str] = []
     for path in paths:
         source = SourceFile(path)
         header = require_header(source)
+        names += header.tensors
         if name in header.tensors:
             return StoredTensor.in_file(name, header, source)
         source.close()
-    found = "not in this checkpoint"
-    raise error("BCQ-E301", place.name, name, found, hint="`bcqfmt inspect PATH --modules --json` lists names")
+    found = f"not in this checkpoint{nearest_names(name, names)}"
+    raise error("BCQ-E301", place.name, name, found, hint="check the spelling")

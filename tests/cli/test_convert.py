@@ -12,12 +12,15 @@ import subprocess
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import bcqfmt
+from bcqfmt.cli import reports
 from bcqfmt.cli.command import command_line
 from bcqfmt.cli.options import PART, SIZE
+from bcqfmt.errors import error
 from hub.server import HubServer, loopback_hub
 from programs.verbs import Run, command, environment, program
 from sources.conversions import gptq_folder, tree
@@ -71,6 +74,25 @@ def test_convert_writes_a_report(run: Run, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     assert len(json.loads(page.with_suffix(".json").read_text())["weights"]) == 7
     assert run(*asked, "--resume").exit_code == 7  # the page is there already
+
+
+def test_a_report_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before the work; where it shows later only, the message says that the folder is complete."""
+    bcq, made = tmp_path / "bcq", reports.OutputFile
+
+    def refused(path: Path) -> NoReturn:
+        raise error("BCQ-E402", str(path), found="Permission denied")
+
+    nowhere = run("convert", SOURCE, bcq, "--html", tmp_path / "no" / "r.html")
+    assert (nowhere.exit_code, f"hint: make it (mkdir -p {tmp_path / 'no'})" in nowhere.stderr) == (7, True)
+    monkeypatch.setattr(reports, "OutputFile", refused)
+    assert run("convert", SOURCE, bcq, "--html", tmp_path / "r.html").exit_code == 7
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(reports, "OutputFile", made)
+    monkeypatch.setattr(reports, "write_file", lambda path, data: refused(path))
+    late = run("convert", SOURCE, bcq, "--html", tmp_path / "r.html")
+    assert (late.exit_code, f"hint: {bcq} is complete; " in late.stderr) == (7, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
 
 
 def test_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
@@ -156,8 +178,19 @@ def test_existing_targets(run: Run, bcq: Path) -> None:
     assert again.exit_code == 7
     assert "BCQ-E401" in again.stderr
     before = tree(bcq)
+    planned = run("convert", SOURCE, bcq, "--dry-run")
+    assert (planned.exit_code, planned.stderr) == (again.exit_code, again.stderr)
+    assert run("convert", SOURCE, bcq, "--dry-run", "--overwrite").exit_code == 0
     assert run("convert", SOURCE, bcq, "--overwrite").exit_code == 0
     assert tree(bcq) == before
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--dry-run",)])
+def test_names_that_are_too_long(run: Run, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """With the ending that the folder has until it is complete."""
+    result = run("convert", SOURCE, tmp_path / ("n" * 250), *more)
+    assert (result.exit_code, "the name is too long\nhint: choose a shorter one" in result.stderr) == (7, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

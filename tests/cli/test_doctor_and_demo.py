@@ -78,3 +78,4 @@ def test_demo_keeps_what_it_made(run: Run, tmp_path: Path) -> None:
     again = run("demo", "--keep", kept)
     assert again.exit_code == 7
     assert "BCQ-E401" in again.stderr
+    assert "hint: choose another folder\n" in again.stderr

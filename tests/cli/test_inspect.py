@@ -138,7 +138,9 @@ def test_unknown_tensor(run: Run, folder: Path) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: BCQ-E301 ")
-    assert "hint: " in result.stderr
+    assert "; there is model.norm.weight\nhint: " in result.stderr
+    assert f"; there is {UP}\n" in run("inspect", folder, "--tensor", "up_proj").stderr
+    assert "not in this checkpoint\n" in run("inspect", folder, "--tensor", "nothing").stderr
 
 
 def test_gptq_folder_is_named(run: Run, gptq: Path) -> None:
@@ -152,7 +154,9 @@ def test_gptq_folder_is_named(run: Run, gptq: Path) -> None:
     assert found["quantization"] == {"method": "gptq", "bits": 4, "group_size": 32, "evidence": "config.json"}
     assert found["dense_types"]["I32"]["tensors"] == 3
     assert json.loads(run("inspect", gptq, "--tensor", "layer.scales", "--json").stdout)["values"]["min"] == 1.0
-    assert run("inspect", gptq, "--tensor", "nothing").exit_code == 2
+    wrong = run("inspect", gptq, "--tensor", "layer.scale")
+    assert (wrong.exit_code, "; there is layer.scales" in wrong.stderr) == (2, True)
+    assert wrong.stderr.endswith("hint: check the spelling\n")
 
 
 def test_the_command_is_named_only_where_convert_would_take_it(run: Run, gptq: Path) -> None:

@@ -81,8 +81,8 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
         ),
         (
             ["validate", GPTQ / "config.json"],
-            4,
-            "but a JSON file",
+            5,  # as inspect
+            "but a JSON file (BCQ-E203)",
             f"it is part of a GPTQ folder; {_CONVERT} {GPTQ} {GPTQ}-bcq",
         ),
         (
@@ -145,6 +145,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             "make them: bcqfmt calibrate MODEL --text text.txt",
         ),
         (["convert", GPTQ, "text.txt/out"], 7, "text.txt is no folder", "choose another place"),
+        (["export", "model", "model", "--to", "gptq"], 7, "it is the BCQ folder", "choose another place\n"),
         (["convert", GPTQ, GPTQ], 7, "it is the source", "choose another place, {}-bcq for example"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

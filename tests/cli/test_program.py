@@ -18,6 +18,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import VERBS
 from bcqfmt.cli.main import cli
 from programs.verbs import Run, assert_clean, command, environment, program
+from sources.conversions import gptq_folder
 
 
 def test_version(run: Run) -> None:
@@ -234,9 +235,29 @@ def test_full_disk(folder: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_messages_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
+    source = gptq_folder(tmp_path / "source", layers=1)
+    with Path("/dev/full").open("w") as full:
+        for args, code in ((["convert", source, tmp_path / "bcq"], 0), (["validate", "nothing"], 3), (["inspct"], 2)):
+            done = program(*args, capture_output=False, stdout=subprocess.PIPE, stderr=full)
+            assert done.returncode == code, args
+    assert bcqfmt.validate(tmp_path / "bcq").valid
+
+
+def test_working_folder_that_was_removed(tmp_path: Path, folder: Path) -> None:
+    gone = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+    for args in (["inspect", "."], ["convert", folder, "out"]):
+        words = ["sh", "-c", gone, str(tmp_path / "gone"), *command(*args)]
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.startswith("error: BCQ-E102 .: cannot be read: the working folder was removed\nhint: ")
+
+
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import bcqfmt.inspect.summary
 def summarize(path, modules=False):
     print("ready", flush=True)
@@ -248,19 +269,34 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals(number: signal.Signals, code: int) -> None:
-    child = subprocess.Popen(
-        [*command()[:2], "-c", SLOW], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    time.sleep(0.1)
-    child.send_signal(number)
-    _, errors = child.communicate(timeout=30)
+    with slow(SLOW) as child:
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=30)
     assert child.returncode == code
     assert "BCQ-E901" in errors
     assert "Traceback" not in errors
+
+
+def test_hangup_stays_ignored() -> None:
+    """As under nohup."""
+    with slow(SLOW.replace("SIG_DFL", "SIG_IGN")) as child:
+        child.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        assert child.poll() is None
+        child.terminate()
+        assert "stopped by SIGTERM" in child.communicate(timeout=30)[1]
+
+
+def slow(script: str) -> subprocess.Popen[str]:
+    """The program, at work."""
+    words = [*command()[:2], "-c", script]
+    child = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    return child
 
 
 def test_names_on_a_terminal_without_unicode(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_resuming_what_is_complete_says_so(run: Run, tmp_path: Path) -> None:
     again = run("quantize", DENSE, tmp_path / "bcq", *RTN, "--resume")
     assert again.exit_code == 0
     assert "complete already" in again.stderr
+    assert run("quantize", DENSE, tmp_path / "bcq", *RTN, "--dry-run").exit_code == 7  # as without it
     rows = [[line for line in one.stdout.splitlines() if line.startswith("  model.layers")] for one in (first, again)]
     assert rows[0] == rows[1] != []
     for other in (("--method", "rtn", "--bits", "5"), (*RTN, "--exclude", "q_proj"), (*RTN, "--max-shard-size", "1KB")):
@@ -337,7 +338,7 @@ def test_report_of_a_converted_folder(run: Run, tmp_path: Path) -> None:
 def test_report_refusals(run: Run, bcq: Path, tmp_path: Path) -> None:
     inside = run("report", bcq, "--html", bcq / "r.html")
     assert inside.exit_code == 7
-    assert "inside a model's folder" in inside.stderr
+    assert "inside a model's folder; expected a place elsewhere\nhint: choose a place outside of it" in inside.stderr
     assert run("report", DENSE).exit_code == 5
     assert run("report", tmp_path / "nothing").exit_code == 3
     (bcq / "bcq_quantization.json").write_text("{}")

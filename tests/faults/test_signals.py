@@ -21,7 +21,7 @@ from programs.verbs import ROOT, command, environment
 from sources.conversions import gptq_folder, tree
 
 SCRIPT = ROOT / "tests" / "support" / "faults" / "interrupted.py"
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 def at_import(number: int, at: int, *args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def test_signals_while_the_program_is_loaded(small: Case) -> None:
     imports = int(done.stderr.rpartition("imports ")[2])
     assert imports > 50
     for turn, at in enumerate(range(1, imports, imports // 3)):
-        number, code = SIGNALS[turn % 2]
+        number, code = SIGNALS[turn % 3]
         done = at_import(number, at, "inspect", small.source)
         assert (done.returncode, done.stdout) == (code, ""), (at, done.stderr)
         assert done.stderr.startswith("error: BCQ-E901: interrupted: stopped "), (at, done.stderr)
@@ -49,6 +49,7 @@ def test_signals_while_the_program_is_loaded(small: Case) -> None:
         ("convert", signal.SIGTERM, ["--max-shard-size", "1500"]),
         ("quantize", signal.SIGINT, ["--method", "rtn", "--group-size", "32", "--max-shard-size", "25000"]),
         ("restore", signal.SIGTERM, []),
+        ("restore", signal.SIGHUP, []),
         ("export", signal.SIGINT, ["--to", "dense", "--max-shard-size", "5000"]),
     ],
 )
@@ -70,7 +71,7 @@ def test_what_is_left_and_how_to_go_on(
     done = run(calls // 2)
     assert "Traceback" not in done.stderr
     assert done.returncode == dict(SIGNALS)[number], done.stderr
-    by = "by SIGTERM" if number == signal.SIGTERM else "from the keyboard"
+    by = "from the keyboard" if number == signal.SIGINT else f"by {signal.Signals(number).name}"
     resumed = verb in ("convert", "quantize")
     left = "what is done is in out.partial" if resumed else "nothing is left of it"
     assert f"error: BCQ-E901 {out}: interrupted: stopped {by}; {left}" in done.stderr

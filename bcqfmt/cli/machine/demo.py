@@ -22,7 +22,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import verb
 from bcqfmt.codes import CODES
 from bcqfmt.container.durable import folder_in_progress
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import OutputError, error, escape
 from bcqfmt.inspect.summary import summarize
 
 Array = npt.NDArray[Any]
@@ -53,7 +53,11 @@ def command(keep: Path | None) -> None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bcqfmt-demo-")))
         folder = scratch
         if keep is not None:
-            folder = stack.enter_context(folder_in_progress(keep, overwrite=False, like="bcq"))
+            try:
+                folder = stack.enter_context(folder_in_progress(keep, overwrite=False, like="bcq"))
+            except OutputError as fault:
+                fault.hint = "choose another folder"
+                raise
             with importlib.resources.as_file(_SAMPLE) as sample:
                 shutil.copytree(sample, folder / "gptq")
         for line in itertools.chain(_convert(scratch), _tour(folder / "bcq", scratch)):

@@ -113,8 +113,7 @@ def command(
         check_report_path(html, dst, overwrite, src)
     from bcqfmt.cli.forecast import Forecast
 
-    if not dry_run and not resume:
-        check_target(src, dst, overwrite=overwrite, hint=None if part is None else _PARTS)
+    check_target(src, dst, overwrite=overwrite or resume, hint=None if part is None else _PARTS)
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
     source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)
@@ -220,7 +219,7 @@ def _write_report(dst: Path, path: Path) -> list[str]:
     from bcqfmt.converters.report import make_report
 
     with bcqfmt.open(dst) as checkpoint:
-        return write_report(make_report(checkpoint), path)
+        return write_report(make_report(checkpoint), path, dst)
 
 
 def _summary(

@@ -15,6 +15,7 @@ from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
+from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import escape
 
 _TARGETS = ("gptq", "awq", "compressed-tensors", "dense", "gguf")  # a test compares them with the exporter's own
@@ -71,6 +72,7 @@ def command(
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
     if layout != "gguf" and (like is not None or allow_rounding):
         raise usage_error("--like and --allow-rounding go with --to gguf")
+    keep_apart(bcq, out, "the BCQ folder")
     with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
         how: dict[str, Any] = {"overwrite": overwrite, "tick": bar(stack, unit="B", unit_scale=True, desc="writing")}

@@ -144,7 +144,7 @@ def command(
     made, short = _report(dst)
     quantization.warnings += short
     used = {"seconds": round(time.perf_counter() - start, 3), "peak_rss_bytes": peak_memory()}
-    written = [] if html is None else write_report(made, html)
+    written = [] if html is None else write_report(made, html, dst)
     if not as_json:
         render.echo(_text(quantization, made, dst, used, written))
     pushed = {} if push is None else {"pushed": publish(dst, push, private=private, create_pr=create_pr)["url"]}
@@ -205,8 +205,7 @@ def _planned(
         build_method(asked["method"], settings)  # refuses a wrong setting before anything is downloaded
     read = None if rules is None else read_rules(rules)
     seen = None if stats is None else read_stats(stats)
-    if not asked["dry_run"] and not asked["resume"]:
-        check_target(src, dst, overwrite=asked["overwrite"])
+    check_target(src, dst, overwrite=asked["overwrite"] or asked["resume"])
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
         keep_apart(source.checkpoint.folder, dst)

@@ -27,7 +27,7 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
     PATH is a BCQ folder or file. Without --deep: headers, descriptions, shapes, sizes, the index, config.json and the
     manifest. With --deep every byte of the model is read, and in a folder no flipped bit of it goes unseen; files that
     no digest covers (model card, pictures, files added later) are listed in notes. The exit code is 0 when the input
-    is valid, else that of the first finding.
+    is valid, else that of the first finding, or of what lies there where it is no BCQ at all.
 
     \b
     Example:
@@ -37,8 +37,9 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
     with ExitStack() as stack:
         report = validate(path, deep=deep, progress=folder_bar(stack, path, "hashing") if deep else None)
     other = None if report.valid else _something_else(path)
+    exit_code = report.exit_code if other is None else other.exit_code
     if as_json:
-        found = report.as_dict()
+        found = report.as_dict() | {"exit_code": exit_code}
         found["findings"] = found["findings"][:max_findings]
         render.emit_json(found)
     elif other is not None:  # what the rules of BCQ say of it is of no use
@@ -47,7 +48,7 @@ def command(path: str, deep: bool, max_findings: int, as_json: bool) -> int:
         render.echo(_text(report, max_findings))
     if other is not None:
         render.say(f"hint: {other.hint}")
-    return report.exit_code
+    return exit_code
 
 
 def _something_else(path: str) -> BcqError | None:

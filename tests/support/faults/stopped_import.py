@@ -28,6 +28,7 @@ if __name__ == "__main__":
     watch = Watch(int(sys.argv[1]), int(sys.argv[2]))
     sys.argv[1:] = sys.argv[3:]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.meta_path.insert(0, watch)
     try:
         main()
