@@ -126,11 +126,11 @@ def bcq(
     """Bits (..., q, out, in) of 0 and 1, alpha (..., q, out, G), bias (..., out, G), scale sets by precision."""
     signs = arguments.array(signs, "bits", "0 and 1, ([E,] q, out, in)")
     if signs.ndim not in (3, 4) or not signs.size:
-        raise arguments.wrong("bits", f"shape {list(signs.shape)}", "(q, out, in) or (E, q, out, in), none of them 0")
+        raise arguments.wrong("bits", f"shape {list(signs.shape)}", "(q, out, in) or (E, q, out, in), no dimension 0")
     if not np.isin(signs, (0, 1)).all():
         raise arguments.wrong("bits", "numbers other than 0 and 1", "0 for -alpha, 1 for +alpha")
     q, shape = signs.shape[-3], (*signs.shape[:-3], *signs.shape[-2:])
-    group_shape = _grouped(shape, group_size)[1]
+    group, group_shape = _grouped(shape, group_size)
     alpha, bias = _plane_pair("alpha", "bias", alpha, bias, q, group_shape)
     if not isinstance(scale_sets, Mapping):
         raise arguments.wrong("scale_sets", f"a {type(scale_sets).__name__}", "a dict: planes -> (alpha, bias)")
@@ -144,7 +144,8 @@ def bcq(
         kinds, whole = ([one if one is None else name_of(one) for one in two] for two in (sets[p], (alpha, bias)))
         if kinds != whole:
             raise arguments.wrong(name, f"alpha and bias of {kinds}", f"{whole}, the types for all planes")
-    segment, arrays = plane_numbers(q, group_size, alpha, bias, sets)
+    size = "row" if "row" in group else group["group_size"]
+    segment, arrays = plane_numbers(q, size, alpha, bias, sets)
     planes = [pack_planes(signs[..., i, :, :].astype(np.uint8), 1)[..., 0, :, :] for i in range(q)]
     arrays["s0_planes"] = np.stack(planes, axis=-3)
     return one_segment(segment, shape, dtype or _float(alpha, "alpha")), arrays
@@ -332,7 +333,7 @@ def _int32(values: Any, name: str, shape: tuple[int, ...] | None = None) -> npt.
 def _matrix(codes: Any, name: str = "codes") -> Array:
     found = arguments.integers(codes, name, _CODES)
     if found.ndim not in (2, 3) or not found.size:
-        raise arguments.wrong(name, f"shape {list(found.shape)}", f"{_CODES}, none of them 0")
+        raise arguments.wrong(name, f"shape {list(found.shape)}", f"{_CODES}, no dimension 0")
     return found
 
 
@@ -365,6 +366,8 @@ def declared_zero(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZe
     Returns what the scheme declares, and the part (``s0_zero``, packed words) where there is one.
     """
     values = np.asarray(zero)
+    if values.dtype.kind not in "iu":
+        raise error("BCQ-E302", found=f"zero points of type {values.dtype}", expected="integers")
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 2**q:
         raise error("BCQ-V404", found=f"zero points {low}..{high}", expected=f"0..{2**q}")

@@ -457,7 +457,7 @@ def test_lists_and_numbers_of_numpy_are_taken() -> None:
     listed = affine(CODES.tolist(), zero=[[1], [1]], group_size=np.int64(8), bits=np.uint8(2))
     assert listed.digest() == plain.digest()
     assert affine().with_perm(list(range(8))).digest() == affine().with_perm(np.arange(8)).digest()
-    assert BcqWeight.from_bcq(BITS.tolist(), ALPHA, group_size=8).digest() == (
+    assert BcqWeight.from_bcq(BITS.tolist(), ALPHA, group_size=np.int64(8)).digest() == (
         BcqWeight.from_bcq(BITS, ALPHA, group_size=8).digest()
     )
 
