@@ -76,7 +76,7 @@ _TABLE = [
     # content
     Code("BCQ-V401", "padding bits are not zero", 4, _WRITER),
     Code("BCQ-V404", "zero point out of range", 4, _WRITER),
-    Code("BCQ-V405", "infinity or NaN", 4, "only the feature `nonfinite` allows it"),
+    Code("BCQ-V405", "infinity or NaN", 4, "only the feature `nonfinite` allows it (Python: weight.allow_nonfinite())"),
     Code("BCQ-V406", "perm is not a permutation", 4, _WRITER),
     Code("BCQ-V407", "outlier row pointers are not a rising sequence from 0 to nnz", 4, _WRITER),
     Code("BCQ-V408", "outlier columns out of range or not rising", 4, _WRITER),
@@ -132,7 +132,7 @@ _TABLE = [
     Code("BCQ-E219", "header of a GGUF file too long", 4, _GGUF),
     # arguments
     Code("BCQ-E301", "no such tensor", 2, "`bcqfmt inspect PATH --modules` lists the quantized weights; in Python list(bcqfmt.open(PATH)) has all names"),
-    Code("BCQ-E302", "argument out of range", 2, ""),
+    Code("BCQ-E302", "argument out of range", 2, "give what is expected; in Python, the function's docstring has shapes, types and limits"),
     Code("BCQ-E303", "slice cannot be expressed as a BCQ weight", 5, "dequantize(rows=, columns=) takes any range"),
     Code("BCQ-E304", "segment cannot be read at fewer planes", 5, "read all planes"),
     Code("BCQ-E305", "weight cannot take this form", 5, ""),

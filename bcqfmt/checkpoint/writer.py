@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from bcqfmt import limits
+from bcqfmt.codes import CODES
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders, output_path, write_file
 from bcqfmt.container.header import header_bytes, layout
 from bcqfmt.container.read_ahead import read_ahead
@@ -21,7 +21,7 @@ from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, canonical, parse
 from bcqfmt.errors import error, escape, refuse
 from bcqfmt.version import __version__
-from bcqfmt.weight import checks
+from bcqfmt.weight import arguments, checks
 from bcqfmt.weight.scheme import features_of
 from bcqfmt.weight.scheme_json import entry_json
 from bcqfmt.weight.weight import BcqWeight
@@ -35,6 +35,7 @@ from .validation import validate
 DEFAULT_SHARD_BYTES = 5_000_000_000
 _PIECE = 1 << 22  # bytes handed over at a time
 Tensor = BcqWeight | StoredTensor | npt.NDArray[Any]
+_TENSOR = "a BcqWeight, StoredTensor or numpy array"
 
 
 def save(
@@ -50,13 +51,14 @@ def save(
 ) -> None:
     """Write a BCQ folder, or one file when ``path`` ends in ``.safetensors``.
 
-    ``tensors``: name -> :class:`BcqWeight`, :class:`StoredTensor` or numpy array (dense). ``config``: the model's
-    config.json; ``quantization_config`` is added. ``files``: other files of the folder, path -> content. The same
-    input gives the same bytes everywhere. Content is checked first; nothing appears under ``path`` until all is
-    written.
+    ``tensors``: name -> :class:`BcqWeight`, :class:`StoredTensor` or numpy array (dense; also a torch tensor on the
+    CPU, of a type that numpy has). ``config``: the model's config.json; ``quantization_config`` is added. ``files``:
+    other files of the folder, path -> content. The same input gives the same bytes everywhere. Content is checked
+    first; nothing appears under ``path`` until all is written.
     """
     target = output_path(path)
     _check_texts(ignorable, generator, config)
+    _check_mapping(tensors)
     units = [_unit(name, tensor) for name, tensor in tensors.items()]
     weights = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, BcqWeight)}
     _check(weights)
@@ -176,11 +178,10 @@ def _unit(name: Any, tensor: Any) -> Unit:
         raise error("BCQ-E302", found=f"a name of type {type(name).__name__}", expected="text")
     if isinstance(tensor, BcqWeight):
         return Unit.of_weight(BcqWeight(name, tensor.spec, tensor.parts()))
-    if isinstance(tensor, np.ndarray):
-        tensor = StoredTensor.from_array(name, tensor)
+    if hasattr(tensor, "__array__"):  # of numpy, torch and others
+        tensor = StoredTensor.from_array(name, arguments.array(tensor, name, _TENSOR))
     if not isinstance(tensor, StoredTensor):
-        kind = type(tensor).__name__
-        raise error("BCQ-E302", tensor=name, found=f"a {kind}", expected="a BcqWeight, StoredTensor or numpy array")
+        raise arguments.wrong(name, f"a {type(tensor).__name__}", _TENSOR)
     if not _encodable(name):
         raise error("BCQ-E302", tensor=name, found="a name with a lone surrogate", expected="text")
     if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:
@@ -193,12 +194,19 @@ def _check(weights: Mapping[str, BcqWeight]) -> None:
     """Refuse weights that the validator would refuse."""
 
     def report(code: str, found: str, expected: str = "", weight: str = "") -> None:
-        raise error(code, tensor=weight, found=found, expected=expected)
+        hint = "give the weight another name" if code == "BCQ-V213" else CODES["BCQ-E302"].hint  # no file is at fault
+        raise error(code, tensor=weight, found=found, expected=expected, hint=hint)
 
     for name, weight in weights.items():
         spec = weight.spec
         parse_weights({name: entry_json(spec, 0)}, [spec.scheme], report)
         checks.check_content(spec, weight.parts(), checks.Place(refuse, weight=name))
+
+
+def _check_mapping(tensors: Any) -> None:
+    if not isinstance(tensors, Mapping):
+        hint = 'give every tensor its name: save(path, {"layer.weight": weight})'
+        raise arguments.wrong("tensors", f"a {type(tensors).__name__}", "a dict: name -> tensor", hint)
 
 
 def _check_texts(

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from bcqfmt import limits
 from bcqfmt.container.dtypes import FLOATS, name_of, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import error
+from bcqfmt.errors import error, escape
 
+from . import arguments
 from .packing import pack, pack_planes, unpack
 from .scheme import BYTE_FLOATS, OutlierRule, PackedZero, Scheme, SecondOrder, Segment, WeightSpec, sized
 
@@ -21,6 +22,9 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Built = tuple[WeightSpec, Arrays]
 _BYTES = {"F8_E8M0": "E8M0", "F8_E4M3": "UE4M3"}
+_CODES = "integers, ([E,] out, in)"
+_ZERO = "one integer, or integers for every group; without any, 0 or the code that means 0"
+_GROUPS = "([E,] out, G) with G = ceil(in / group_size)"
 
 
 class Coded(NamedTuple):
@@ -58,17 +62,26 @@ def wrap(spec: WeightSpec, arrays: Mapping[str, Array]) -> dict[str, StoredTenso
 
 
 def affine(
-    codes: Array, scale: Numbers, zero: int | Array, bits: int, group_size: int | str, dtype: str | None
+    codes: Array, scale: Numbers, zero: int | Array, bits: int | None, group_size: int | str, dtype: str | None
 ) -> Built:
-    """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G)."""
-    codes = _codes(codes, bits)
-    kind, arrays = _numbers(scale, "scale")
-    shape = (scale.codes if isinstance(scale, Coded) else scale).shape
-    if np.ndim(zero) and np.shape(zero) != shape:
-        found = f"zero points {np.shape(zero)}"
-        raise error("BCQ-E302", found=found, expected=f"one integer, or {shape} as the scales")
+    """Codes (..., out, in), scale (..., out, G), zero points: an integer or (..., out, G).
+
+    ``bits``: by default the fewest that hold codes and zero points.
+    """
+    codes = _matrix(codes)
+    group, shape = _grouped(codes.shape, group_size)
+    kind, arrays = _numbers(scale, "scale", shape)
+    zero = arguments.integers(zero, "zero_point", _ZERO)
+    if zero.ndim:
+        zero = arguments.integers(zero, "zero_point", _GROUPS, shape)
+    low, high = int(zero.min()), int(zero.max())
+    if bits is None:
+        bits = max(1, min(8, max(int(codes.max()).bit_length(), (high - 1).bit_length())))
+    codes, bits = _codes(codes, bits)
+    if low < 0 or high > 2**bits:
+        raise arguments.wrong("zero_point", f"{low}..{high}", f"0..{2**bits} with {bits} bits")
     declared, part = declared_zero(zero, bits)
-    segment = Segment(encoding="affine", bits=bits, **sized(group_size), scale=kind, zero=declared)
+    segment = Segment(encoding="affine", bits=bits, **group, scale=kind, zero=declared)
     arrays |= {"s0_planes": pack_planes(codes, bits), **part}
     return one_segment(segment, codes.shape, dtype or _usual(kind)), arrays
 
@@ -77,17 +90,11 @@ def table(
     codes: Array, scale: Numbers, levels: Sequence[int], exponent: int, group_size: int | str, dtype: str | None
 ) -> Built:
     """Like :func:`affine` with the number of each code in ``levels``, multiples of 2^exponent."""
-    bits = max(1, (len(levels) - 1).bit_length())
-    codes = _codes(codes, bits)
-    kind, arrays = _numbers(scale, "scale")
-    segment = Segment(
-        encoding="table",
-        bits=bits,
-        **sized(group_size),
-        scale=kind,
-        table=tuple(int(level) for level in levels),
-        table_exponent=exponent,
-    )
+    numbers = arguments.integers(levels, "table", "2^q integers").ravel().tolist()
+    codes, bits = _codes(codes, max(1, (len(numbers) - 1).bit_length()))
+    group, shape = _grouped(codes.shape, group_size)
+    kind, arrays = _numbers(scale, "scale", shape)
+    segment = Segment(encoding="table", bits=bits, **group, scale=kind, table=tuple(numbers), table_exponent=exponent)
     arrays["s0_planes"] = pack_planes(codes, bits)
     return one_segment(segment, codes.shape, dtype or _usual(kind)), arrays
 
@@ -97,11 +104,12 @@ def float_second(
 ) -> Built:
     """Like :func:`affine` with floating-point zeros (``float-zero``) or offsets (``offset``), (..., out, G)."""
     name = "zero" if encoding == "float-zero" else "offset"
-    codes = _codes(codes, bits)
-    kind, arrays = _numbers(scale, "scale")
-    other, more = _numbers(second, name)
+    codes, bits = _codes(codes, bits)
+    group, shape = _grouped(codes.shape, group_size)
+    kind, arrays = _numbers(scale, "scale", shape)
+    other, more = _numbers(second, name, shape)
     stored: dict[str, Any] = {"scale": kind, name: other}
-    segment = Segment(encoding=encoding, bits=bits, **sized(group_size), **stored)
+    segment = Segment(encoding=encoding, bits=bits, **group, **stored)
     return one_segment(segment, codes.shape, dtype or _usual(kind)), {
         "s0_planes": pack_planes(codes, bits), **arrays, **more,
     }  # fmt: skip
@@ -113,21 +121,43 @@ def bcq(
     bias: Array | None,
     group_size: int | str,
     dtype: str | None,
-    scale_sets: Mapping[int, tuple[Array, Array | None]],
+    scale_sets: Any,
 ) -> Built:
     """Bits (..., q, out, in) of 0 and 1, alpha (..., q, out, G), bias (..., out, G), scale sets by precision."""
-    if signs.ndim not in (3, 4):
-        raise error("BCQ-E302", found=f"bits of {signs.ndim} dimensions", expected="(q, out, in) or (E, q, out, in)")
-    q = signs.shape[-3]
-    if signs.size and not np.isin(signs, (0, 1)).all():
-        raise error("BCQ-E302", found="bits other than 0 and 1", expected="0 for -alpha, 1 for +alpha")
-    for p, (_, set_bias) in sorted(scale_sets.items()):
-        if (set_bias is None) != (bias is None):
-            raise error("BCQ-E302", found=f"precision {p}", expected="a bias in every scale set, or in none")
-    segment, arrays = plane_numbers(q, group_size, alpha, bias, scale_sets)
+    signs = arguments.array(signs, "bits", "0 and 1, ([E,] q, out, in)")
+    if signs.ndim not in (3, 4) or not signs.size:
+        raise arguments.wrong("bits", f"shape {list(signs.shape)}", "(q, out, in) or (E, q, out, in), no dimension 0")
+    if not np.isin(signs, (0, 1)).all():
+        raise arguments.wrong("bits", "numbers other than 0 and 1", "0 for -alpha, 1 for +alpha")
+    q, shape = signs.shape[-3], (*signs.shape[:-3], *signs.shape[-2:])
+    group, group_shape = _grouped(shape, group_size)
+    alpha, bias = _plane_pair("alpha", "bias", alpha, bias, q, group_shape)
+    if not isinstance(scale_sets, Mapping):
+        raise arguments.wrong("scale_sets", f"a {type(scale_sets).__name__}", "a dict: planes -> (alpha, bias)")
+    sets: dict[int, tuple[Array, Array | None]] = {}
+    for given, pair in scale_sets.items():
+        p = arguments.integer(given, "scale_sets", 1, q - 1, "planes")
+        name = f"scale_sets[{p}]"
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise arguments.wrong(name, f"a {type(pair).__name__}", "(alpha, bias), the bias may be None")
+        sets[p] = _plane_pair(f"{name}[0]", f"{name}[1]", pair[0], pair[1], p, group_shape)
+        kinds, whole = ([one if one is None else name_of(one) for one in two] for two in (sets[p], (alpha, bias)))
+        if kinds != whole:
+            raise arguments.wrong(name, f"alpha and bias of {kinds}", f"{whole}, the types for all planes")
+    size = "row" if "row" in group else group["group_size"]
+    segment, arrays = plane_numbers(q, size, alpha, bias, sets)
     planes = [pack_planes(signs[..., i, :, :].astype(np.uint8), 1)[..., 0, :, :] for i in range(q)]
     arrays["s0_planes"] = np.stack(planes, axis=-3)
-    return one_segment(segment, (*signs.shape[:-3], *signs.shape[-2:]), dtype or _float(alpha, "alpha")), arrays
+    return one_segment(segment, shape, dtype or _float(alpha, "alpha")), arrays
+
+
+def _plane_pair(
+    first: str, second: str, alpha: Any, bias: Any, p: int, shape: tuple[int, ...]
+) -> tuple[Array, Array | None]:
+    """Plane scales and bias of ``p`` planes; ``shape`` ([E,] out, G), the names for messages."""
+    wide = (*shape[:-2], p, *shape[-2:])
+    alpha = arguments.array(alpha, first, "([E,] q, out, G) with G = ceil(in / group_size)", wide)
+    return alpha, None if bias is None else arguments.array(bias, second, _GROUPS, shape)
 
 
 def plane_numbers(
@@ -157,33 +187,46 @@ def plane_numbers(
 def second_order(built: Built, scale: Coded) -> Built:
     """Another scale for a weight of one segment."""
     spec, arrays = built
-    order, made = _numbers(scale, "scale")
+    order, made = _numbers(scale, "scale", (*spec.shape[:-1], spec.groups(0)), "")
     segment = replace(spec.scheme.segments[0], scale=order)
     kept = {name: array for name, array in arrays.items() if not name.startswith("s0_scale")}
     return replace(spec, scheme=replace(spec.scheme, segments=(segment,))), kept | made
 
 
-def _numbers(given: Numbers, name: str) -> tuple[str | SecondOrder, Arrays]:
-    """What the scheme says of scales or offsets, and their parts."""
+def _numbers(
+    given: Numbers, name: str, shape: tuple[int, ...], prefix: str | None = None
+) -> tuple[str | SecondOrder, Arrays]:
+    """What the scheme says of scales or offsets for groups of ``shape`` ([E,] out, G), and their parts.
+
+    ``prefix`` of the names of coded ones in messages, by default ``name.``.
+    """
     if not isinstance(given, Coded):
-        kind, array = _stored(given, name)
-        return kind, {f"s0_{name}": array}
-    scale, zero = _float(given.scale, f"{name}.scale"), given.zero
-    arrays = {f"s0_{name}_scale": given.scale}
-    if given.codes.dtype.kind not in "iu":
-        kind, arrays[f"s0_{name}_codes"] = _stored(given.codes, f"{name}.codes")
-        if kind not in BYTE_FLOATS or not isinstance(zero, int) or zero:
-            raise error("BCQ-E302", found=f"{name}.codes of type {kind} with zero", expected="integers, or no zero")
-        return SecondOrder(kind, given.rows, scale, 0, given.groups), arrays
-    arrays[f"s0_{name}_codes"] = pack(_codes(given.codes, given.bits), given.bits)
+        kind, stored = _stored(arguments.array(given, name, _GROUPS, shape), name)
+        return kind, {f"s0_{name}": stored}
+    prefix = f"{name}." if prefix is None else prefix
+    codes = arguments.array(given.codes, f"{prefix}codes", _GROUPS, shape)
+    rows, groups = (arguments.integer(getattr(given, what), prefix + what, 1) for what in ("rows", "groups"))
+    few = (*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // groups))
+    numbers = arguments.array(given.scale, f"{prefix}scale", "([E,] ceil(out / rows), ceil(G / groups))", few)
+    scale, zero = _float(numbers, f"{prefix}scale"), arguments.array(given.zero, f"{prefix}zero", "numbers")
+    arrays = {f"s0_{name}_scale": numbers}
+    if codes.dtype.kind not in "iu":
+        kind, arrays[f"s0_{name}_codes"] = _stored(codes, f"{prefix}codes")
+        if kind not in BYTE_FLOATS or zero.ndim or zero:
+            raise arguments.wrong(f"{prefix}codes", f"type {kind} with zero", "integers, or no zero")
+        return SecondOrder(kind, rows, scale, 0, groups), arrays
+    codes, bits = _codes(codes, given.bits, prefix)
+    arrays[f"s0_{name}_codes"] = pack(codes, bits)
     declared: int | str
-    if isinstance(zero, int | np.integer):
-        declared = int(zero)
-    elif zero.dtype.kind in "iu":
-        declared, arrays[f"s0_{name}_zero"] = "packed", pack(_codes(zero, given.bits), given.bits)
+    if not zero.ndim:
+        declared = int(arguments.integers(zero, f"{prefix}zero", "one integer, or an array as the scale"))
     else:
-        declared, arrays[f"s0_{name}_zero"] = _float(zero, f"{name}.zero"), zero
-    return SecondOrder(given.bits, given.rows, scale, declared, given.groups), arrays
+        zero = arguments.array(zero, f"{prefix}zero", "as the scale", few)
+        if zero.dtype.kind in "iu":
+            declared, arrays[f"s0_{name}_zero"] = "packed", pack(_codes(zero, bits, prefix, "zero")[0], bits)
+        else:
+            declared, arrays[f"s0_{name}_zero"] = _float(zero, f"{prefix}zero"), zero
+    return SecondOrder(bits, rows, scale, declared, groups), arrays
 
 
 def _stored(array: Array, what: str) -> tuple[str, Array]:
@@ -233,25 +276,31 @@ def concatenate(pieces: Sequence[tuple[WeightSpec, Mapping[str, Array]]]) -> Bui
 
 def with_perm(spec: WeightSpec, perm: Array) -> Built:
     """The scheme with ``perm``, and the part."""
-    return replace(spec, scheme=replace(spec.scheme, perm=True)), {"perm": _int32(perm, "perm")}
+    columns = _int32(perm, "perm", (*spec.shape[:-2], spec.columns))
+    return replace(spec, scheme=replace(spec.scheme, perm=True)), {"perm": columns}
 
 
 def with_outliers(
     spec: WeightSpec, indptr: Array, indices: Array, values: Array, mode: str, segments: Sequence[int] | None
 ) -> Built:
     """The scheme with CSR outliers, and the three parts; columns in original order."""
-    allowed = tuple(range(len(spec.widths))) if segments is None else tuple(sorted(set(segments)))
-    if mode not in ("add", "replace") or not set(allowed) <= set(range(len(spec.widths))) or not allowed:
-        found = f"mode {mode!r}, segments {list(allowed)}"
-        raise error("BCQ-E302", found=found, expected="add or replace; segments of the weight")
+    count = len(spec.widths)
+    asked = range(count) if segments is None else arguments.integers(segments, "segments", "segments of the weight")
+    allowed = tuple(sorted({int(k) for k in np.ravel(asked)}))
+    if not allowed or allowed[0] < 0 or allowed[-1] >= count:
+        raise arguments.wrong("segments", str(list(allowed)), f"some of 0..{count - 1}")
+    if mode not in ("add", "replace"):
+        raise arguments.wrong("mode", escape(repr(mode)), "'add' or 'replace'")
     columns = _int32(indices, "indices")
-    if columns.size and (columns.min() < 0 or columns.max() >= spec.columns):
-        raise error("BCQ-V408", found=f"columns up to {columns.max()}", expected=f"0..{spec.columns - 1}")
-    rule = OutlierRule(mode, _float(values, "values"), allowed)
+    if columns.ndim != 1 or (columns.size and columns.max() >= spec.columns):
+        found = f"shape {list(columns.shape)}, columns up to {columns.max(initial=0)}"
+        raise arguments.wrong("indices", found, f"(nnz), columns in 0..{spec.columns - 1}")
+    numbers = arguments.array(values, "values", "(nnz), as the indices", columns.shape)
+    rule = OutlierRule(mode, _float(numbers, "values"), allowed)
     arrays = {
-        "outlier_indptr": _int32(indptr, "indptr"),
+        "outlier_indptr": _int32(indptr, "indptr", (spec.stack * spec.out + 1,)),
         "outlier_indices": columns.astype(np.uint16 if spec.columns <= 65536 else np.int32),
-        "outlier_values": values,
+        "outlier_values": numbers,
     }
     return replace(spec, scheme=replace(spec.scheme, outliers=rule)), arrays
 
@@ -274,30 +323,41 @@ def one_segment(segment: Segment, shape: tuple[int, ...], dtype: str) -> WeightS
     return WeightSpec(scheme=scheme, shape=tuple(shape), dtype=dtype, widths=(int(shape[-1]),))
 
 
-def _int32(values: Array, what: str) -> npt.NDArray[np.int32]:
-    array = np.asarray(values)
-    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) > limits.MAX_DIM):
-        raise error("BCQ-E302", found=f"{what} of type {array.dtype}", expected="integers in 0..2^31-1")
-    return array.astype(np.int32)
+def _int32(values: Any, name: str, shape: tuple[int, ...] | None = None) -> npt.NDArray[np.int32]:
+    found = arguments.integers(values, name, "integers in 0..2^31-1", shape)
+    if found.size and (int(found.min()) < 0 or int(found.max()) > limits.MAX_DIM):
+        raise arguments.wrong(name, f"{found.min()}..{found.max()}", "integers in 0..2^31-1")
+    return found.astype(np.int32)
 
 
-def _codes(codes: Array, bits: int) -> Array:
-    if codes.ndim not in (2, 3):
-        raise error("BCQ-E302", found=f"an array of {codes.ndim} dimensions", expected="2, or 3 in a stack")
-    if codes.dtype.kind not in "iu":
-        raise error("BCQ-E302", found=f"codes of type {codes.dtype}", expected="integers")
-    if not 1 <= bits <= 8:
-        raise error("BCQ-E302", found=f"{bits} bits", expected="1..8")
-    if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < 2**bits:
-        raise error("BCQ-E302", found=f"codes {codes.min()}..{codes.max()}", expected=f"0..{2**bits - 1}")
-    return codes.astype(np.uint8)
+def _matrix(codes: Any, name: str = "codes") -> Array:
+    found = arguments.integers(codes, name, _CODES)
+    if found.ndim not in (2, 3) or not found.size:
+        raise arguments.wrong(name, f"shape {list(found.shape)}", f"{_CODES}, no dimension 0")
+    return found
 
 
-def _float(array: Array, what: str) -> str:
-    name = name_of(array)
-    if name not in FLOATS:
-        raise error("BCQ-E302", found=f"{what} of type {array.dtype}", expected="float16, bfloat16 or float32")
-    return name
+def _codes(given: Any, bits: Any, prefix: str = "", what: str = "codes") -> tuple[Array, int]:
+    """Codes as uint8, and the bits that hold them."""
+    codes, bits = _matrix(given, prefix + what), arguments.integer(bits, f"{prefix}bits", 1, 8)
+    if not 0 <= int(codes.min()) <= int(codes.max()) < 2**bits:
+        raise arguments.wrong(prefix + what, f"{what} {codes.min()}..{codes.max()}", f"0..{2**bits - 1}")
+    return codes.astype(np.uint8), bits
+
+
+def _grouped(shape: tuple[int, ...], group_size: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The fields of a segment for groups of codes of ``shape`` ([E,] out, in), and the shape ([E,] out, G)."""
+    if isinstance(group_size, str) and group_size == "row":
+        return sized("row"), (*shape[:-1], 1)
+    size = arguments.integer(group_size, "group_size", 8, max(8, shape[-1]))
+    return sized(size), (*shape[:-1], -(-shape[-1] // size))
+
+
+def _float(array: Array, name: str) -> str:
+    kind = name_of(array)
+    if kind not in FLOATS:
+        raise arguments.wrong(name, f"an array of type {array.dtype}", "float16, bfloat16 or float32")
+    return kind
 
 
 def declared_zero(zero: int | Array, q: int, k: int = 0) -> tuple[int | PackedZero, Arrays]:

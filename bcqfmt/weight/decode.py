@@ -17,6 +17,7 @@ from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error
 
+from . import arguments
 from .aligned64 import tile_codes, tile_meta_fields
 from .packing import unpack, unpack_codes
 from .scheme import PackedZero, SecondOrder, Segment, WeightSpec
@@ -121,9 +122,8 @@ def decode_matrix(
 
 
 def refuse_truncation(spec: WeightSpec, planes: int) -> None:
-    """float-zero, offset and table segments have no value at fewer planes (section 8.1)."""
-    if planes < 1:
-        raise error("BCQ-E302", found=f"{planes} planes", expected="at least 1")
+    """BCQ-E302 for no number of planes; BCQ-E304 for float-zero, offset and table segments at fewer (section 8.1)."""
+    arguments.integer(planes, "planes", 1, unit="planes")
     for k, segment in enumerate(spec.scheme.segments):
         if planes < segment.bits and segment.encoding in _WHOLE:
             found = f"segment {k} is {segment.encoding} with {segment.bits} planes, {planes} asked for"

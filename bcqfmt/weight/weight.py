@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.codes import CODES
 from bcqfmt.container.dtypes import FLOATS, logical_name, numpy_dtype
 from bcqfmt.container.stored_tensor import StoredTensor
-from bcqfmt.errors import Finding, error, refuse
+from bcqfmt.errors import Finding, FormatError, UsageError, error, escape, refuse
 
-from . import aligned64, build, checks, decode, slicing
+from . import aligned64, arguments, build, checks, decode, slicing
 from .packing import unpack_codes
 from .scheme import Scheme, Segment, WeightSpec, part_prefix
 from .scheme_json import Misfit, digest_of, scheme_json, scheme_of
@@ -109,7 +110,7 @@ class BcqWeight:
         ``dtype``: the logical dtype by default; any other rounds the same exact E once to that type ("float64"
         gives E itself). ``planes``: use and read only the first ones (spec section 8.1).
         """
-        kind = self.dtype if dtype is None else logical_name(dtype)
+        kind = self.dtype if dtype is None else _value_type(dtype)
         row_range = _range(rows, self.spec.out, "rows")
         column_range = _range(columns, self.spec.columns, "columns")
         shape = (self.spec.stack, row_range[1] - row_range[0], column_range[1] - column_range[0])
@@ -120,8 +121,8 @@ class BcqWeight:
 
     def planes(self, first: int | None = None) -> tuple[Array, ...]:
         """Per segment the first ``first`` planes, ``([E,] p, out, words)`` uint32; reads only their bytes."""
-        if first is not None and first < 1:
-            raise error("BCQ-E302", tensor=self.name, found=f"first={first}", expected="at least 1")
+        if first is not None:
+            first = arguments.integer(first, "first", 1, unit="planes")
         source = self.to_canonical()._parts if self.scheme.aligned64 else self._parts
         lead = [(0, self.spec.stack)] if len(self.shape) == 3 else []
         found = []
@@ -135,6 +136,8 @@ class BcqWeight:
 
         float32 where that is exact (first-order F16 and BF16 numbers that do not overflow it), else float64.
         """
+        if planes is not None:
+            decode.refuse_truncation(self.spec, planes)
         everything = (0, self.spec.out)
         pairs = []
         for k, segment in enumerate(self.scheme.segments):
@@ -171,6 +174,7 @@ class BcqWeight:
 
     def codes(self, segment: int = 0) -> npt.NDArray[np.uint8]:
         """Codes of a segment in stored column order, ``([E,] out, width)`` uint8."""
+        arguments.integer(segment, "segment", 0, len(self.spec.widths) - 1)
         plain = self.to_canonical()
         return unpack_codes(plain._parts[f"s{segment}_planes"].array(), plain.spec.widths[segment])
 
@@ -188,15 +192,11 @@ class BcqWeight:
         """``scale * (code - zero_point)``.
 
         codes ``([E,] out, in)`` unsigned integers; scale ``([E,] out, G)`` float16, bfloat16, float32, float8_e8m0fnu
-        or float8_e4m3fn (unsigned), or :class:`Coded`; zero_point an integer or ``([E,] out, G)``; ``bits`` by default
-        the fewest that hold codes and zero points; ``dtype`` by default that of the scales.
+        or float8_e4m3fn (unsigned), or :class:`Coded`; zero_point an integer or ``([E,] out, G)``; ``group_size``: as
+        many columns, 8 or more, share a scale (G = ceil(in / group_size)), ``"row"`` for all; ``bits`` by default the
+        fewest that hold codes and zero points; ``dtype`` by default that of the scales. All constructors take as an
+        array what numpy does: lists and torch tensors on the CPU, too.
         """
-        if bits is None:
-            if not np.size(codes):
-                raise error("BCQ-E302", found="no codes", expected="at least one row and 8 columns")
-            bits = max(1, int(np.max(codes)).bit_length())
-            while int(np.max(zero_point)) > 2**bits and bits < 8:
-                bits += 1
         return cls._made(*build.affine(codes, scale, zero_point, bits, group_size, _logical(dtype)))
 
     @classmethod
@@ -239,12 +239,18 @@ class BcqWeight:
         bits ``([E,] q, out, in)`` of 0 and 1, plane 0 first; alpha ``([E,] q, out, G)``; bias ``([E,] out, G)``;
         ``scale_sets``: p -> (alpha ``([E,] p, out, G)``, bias) for reading only p planes.
         """
-        return cls._made(*build.bcq(bits, alpha, bias, group_size, _logical(dtype), scale_sets or {}))
+        sets = {} if scale_sets is None else scale_sets
+        return cls._made(*build.bcq(bits, alpha, bias, group_size, _logical(dtype), sets))
 
     @classmethod
     def from_segments(cls, pieces: Sequence[BcqWeight], *, perm: Array | None = None) -> BcqWeight:
         """Weights of equal rows and dtype side by side as segments of one; ``perm[j]`` is the column stored at j."""
-        made = cls._made(*build.concatenate([(piece.spec, piece._arrays()) for piece in pieces]))
+        given: Any = pieces
+        held = list(given) if isinstance(given, Iterable) else []
+        if not held or not all(isinstance(piece, BcqWeight) for piece in held):
+            kinds = ", ".join(sorted({type(piece).__name__ for piece in held})) or f"none in a {type(pieces).__name__}"
+            raise arguments.wrong("pieces", escape(kinds), "a list of BcqWeight, at least one")
+        made = cls._made(*build.concatenate([(piece.spec, piece._arrays()) for piece in held]))
         return made if perm is None else made.with_perm(perm)
 
     def with_second_order(self, codes: Array, scale: Array, zero: Array, *, bits: int, rows: int) -> BcqWeight:
@@ -287,9 +293,13 @@ class BcqWeight:
             scheme_of(scheme_json(spec.scheme), "scheme")
         except Misfit as misfit:
             raise error("BCQ-E302", found=str(misfit), expected="what the format can say") from None
-        checks.check_spec(spec, checks.Place(refuse))
-        made = cls("", spec, build.wrap(spec, arrays))
-        checks.check_content(spec, made._parts, checks.Place(_refuse_except_nonfinite))
+        try:
+            checks.check_spec(spec, checks.Place(refuse))
+            made = cls("", spec, build.wrap(spec, arrays))
+            checks.check_content(spec, made._parts, checks.Place(_refuse_except_nonfinite))
+        except FormatError as fault:  # no file is at fault, as the hints of these codes say
+            fault.hint = CODES["BCQ-E302"].hint
+            raise
         return made
 
     def __repr__(self) -> str:
@@ -324,10 +334,24 @@ def _logical(dtype: Any) -> str | None:
     return name
 
 
+def _value_type(dtype: Any) -> str:
+    try:
+        return logical_name(dtype)
+    except UsageError as fault:
+        fault.hint = "codes() has the integers; dequantize() gives floating-point numbers"
+        raise
+
+
 def _range(asked: Any, size: int, what: str) -> tuple[int, int]:
-    if asked is not None and not isinstance(asked, tuple | list):
-        raise error("BCQ-E302", found=f"{what} {asked!r}", expected="(start, stop)")
-    start, stop = (0, size) if asked is None else (int(asked[0]), int(asked[1]))
-    if not 0 <= start < stop <= size:
-        raise error("BCQ-E302", found=f"{what} {start}..{stop}", expected=f"start < stop within 0..{size}")
-    return start, stop
+    if asked is None:
+        return 0, size
+    ends = tuple(asked) if isinstance(asked, tuple | list) else ()
+    if (
+        len(ends) != 2
+        or not all(isinstance(end, int | np.integer) for end in ends)
+        or not 0 <= ends[0] < ends[1] <= size
+    ):
+        found = "..".join(repr(end) for end in ends) or repr(asked)
+        hint = f"the weight has {size} {what}: 0, {size} are all of them"
+        raise arguments.wrong(what, f"{what} {escape(found, 40)}", f"start < stop within 0..{size}", hint)
+    return int(ends[0]), int(ends[1])

@@ -390,6 +390,78 @@ def test_arguments_are_named_in_the_message() -> None:
         affine(scale=ONE.astype(float))
 
 
+TWO = np.ones((2, 2), np.float16)
+NAMED: dict[str, tuple[str, Callable[[], Any]]] = {
+    "no codes": ("codes", lambda: affine(None)),
+    "codes of text": ("codes", lambda: affine("abc")),
+    "uneven codes": ("codes", lambda: affine([[1, 2], [3]])),
+    "scale of two groups": ("scale", lambda: affine(scale=TWO)),
+    "wrong scales and right zero points": ("scale", lambda: affine(scale=TWO, zero=np.ones((2, 1), int))),
+    "no scale": ("scale", lambda: affine(scale=None)),
+    "no zero point": ("zero_point", lambda: affine(zero=None)),
+    "no zero point, bits to be found": ("zero_point", lambda: affine(zero=None, bits=None)),
+    "zero point too large": ("zero_point", lambda: affine(zero=5)),
+    "zero points of two groups": ("zero_point", lambda: affine(zero=np.ones((2, 2), int))),
+    "groups of text": ("group_size", lambda: affine(group_size="8")),
+    "groups of seven": ("group_size", lambda: affine(group_size=7)),
+    "groups of none": ("group_size", lambda: affine(group_size=None)),
+    "bits of text": ("bits", lambda: affine(bits="2")),
+    "no offset": ("offset", lambda: BcqWeight.from_offset(CODES, ONE, None, group_size=8, bits=2)),
+    "no number of bits": ("bits", lambda: BcqWeight.from_offset(CODES, ONE, ONE, group_size=8, bits=None)),
+    "float zeros of two groups": ("zero", lambda: BcqWeight.from_float_zero(CODES, ONE, TWO, group_size=8, bits=2)),
+    "no table": ("table", lambda: BcqWeight.from_table(CODES, ONE, None, group_size=8)),
+    "table of fractions": ("table", lambda: BcqWeight.from_table(CODES, ONE, [0.5, 1.5], group_size=8)),
+    "bcq without alpha": ("alpha", lambda: BcqWeight.from_bcq(BITS, None, group_size=8)),
+    "bcq without bits": ("bits", lambda: BcqWeight.from_bcq(BITS[:0], ALPHA, group_size=8)),
+    "bias of two groups": ("bias", lambda: BcqWeight.from_bcq(BITS, ALPHA, TWO, group_size=8)),
+    "scale sets in a list": ("scale_sets", lambda: BcqWeight.from_bcq(BITS, ALPHA, group_size=8, scale_sets=[ALPHA])),
+    "scale set without a pair": (
+        "scale_sets[1]", lambda: BcqWeight.from_bcq(BITS, ALPHA, group_size=8, scale_sets={1: ALPHA[:1]})
+    ),
+    "scale set of two planes for one": (
+        "scale_sets[1][0]", lambda: BcqWeight.from_bcq(BITS, ALPHA, group_size=8, scale_sets={1: (ALPHA, None)})
+    ),
+    "coded scales without a scale": ("scale.scale", lambda: affine(scale=bcqfmt.Coded(CODES[:, :1], None))),
+    "coded scales without a zero": ("scale.zero", lambda: affine(scale=bcqfmt.Coded(CODES[:, :1], ONE, None))),
+    "second order without codes": ("codes", lambda: affine().with_second_order(None, ONE, ONE, bits=4, rows=1)),
+    "second order of text": ("rows", lambda: affine().with_second_order(CODES[:, :1], ONE, ONE, bits=4, rows="1")),
+    "one piece": ("pieces", lambda: BcqWeight.from_segments(affine())),
+    "pieces of arrays": ("pieces", lambda: BcqWeight.from_segments([CODES])),
+    "short perm": ("perm", lambda: affine().with_perm(np.arange(7))),
+    "no perm": ("perm", lambda: affine().with_perm(None)),
+    "perm twice": ("perm", lambda: affine().with_perm(np.zeros(8, int))),
+    "no outliers": ("indices", lambda: affine().with_outliers([0, 0, 0], None, ONE[:0, 0])),
+    "outliers of two rows in one": ("indptr", lambda: affine().with_outliers([0, 1], [1], ONE[:1, 0])),
+    "outliers without values": ("values", lambda: affine().with_outliers([0, 1, 1], [1], ONE[:0, 0])),
+    "outliers in segment 1": ("segments", lambda: affine().with_outliers([0, 1, 1], [1], ONE[:1, 0], segments=[1])),
+    "mode of outliers": ("mode", lambda: affine().with_outliers([0, 1, 1], [1], ONE[:1, 0], mode=None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_the_argument_at_fault_is_named(case: str) -> None:
+    """And no file is blamed: there is none."""
+    name, call = NAMED[case]
+    with pytest.raises(BcqError) as caught:
+        call()
+    fault = caught.value
+    assert fault.code == ("BCQ-V406" if case == "perm twice" else "BCQ-E302")
+    assert fault.finding.tensor == name
+    assert fault.finding.expected
+    assert fault.hint
+    assert "file" not in fault.hint
+
+
+def test_lists_and_numbers_of_numpy_are_taken() -> None:
+    plain = affine(zero=CODES[:, :1])
+    listed = affine(CODES.tolist(), zero=[[1], [1]], group_size=np.int64(8), bits=np.uint8(2))
+    assert listed.digest() == plain.digest()
+    assert affine().with_perm(list(range(8))).digest() == affine().with_perm(np.arange(8)).digest()
+    assert BcqWeight.from_bcq(BITS.tolist(), ALPHA, group_size=np.int64(8)).digest() == (
+        BcqWeight.from_bcq(BITS, ALPHA, group_size=8).digest()
+    )
+
+
 def test_repr_is_one_line_without_reading() -> None:
     text = repr(samples.rich())
     assert "\n" not in text

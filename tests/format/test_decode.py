@@ -283,6 +283,12 @@ def test_names_of_types(asked: Any, name: str) -> None:
         {"columns": (-8, -1)},
         {"planes": 0},
         {"planes": -1},
+        {"planes": "2"},
+        {"planes": 1.5},
+        {"rows": 2},
+        {"rows": ("0", 1)},
+        {"rows": (0, 1, 2)},
+        {"columns": (0.0, 8)},
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any]) -> None:
@@ -290,7 +296,16 @@ def test_arguments_out_of_range(arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         weight.dequantize(**arguments)
     assert caught.value.code == "BCQ-E302"
+    assert caught.value.hint
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("call", ["codes(1)", "codes('0')", "planes('1')", "alpha_z('1')", "alpha_z(0)", "rows(0, 9)"])
+def test_arguments_of_other_methods_out_of_range(call: str) -> None:
+    weight = BcqWeight.from_affine(np.ones((2, 8), int), np.ones((2, 1), np.float16), 1, group_size=8, bits=2)
+    with pytest.raises(UsageError) as caught:
+        eval(f"weight.{call}", {"weight": weight})
+    assert caught.value.hint
 
 
 # -- what a reader must not deliver ----------------------------------------------------------------------------

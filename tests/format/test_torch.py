@@ -9,13 +9,14 @@ import os
 import warnings
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
 import bcqfmt
-from bcqfmt import BcqWeight, InputError
+from bcqfmt import BcqWeight, InputError, UsageError
 from bcqfmt.container.dtypes import BITS
 from weights import samples
 
@@ -26,6 +27,35 @@ def test_types_of_torch_name_the_type_of_the_values(asked: torch.dtype) -> None:
     found = weight.dequantize(asked)
     assert f"torch.{found.dtype.name}" == str(asked)
     assert found.astype(np.float64).tolist() == [[-3, -2, -1, 0, 1, 2, 3, 4]]
+
+
+def test_tensors_on_the_cpu_are_taken_as_arrays(tmp_path: Path) -> None:
+    codes, scale, zero = np.ones((2, 16), np.uint8), np.ones((2, 2), np.float16), np.array([[1, 2], [3, 0]])
+    plain = BcqWeight.from_affine(codes, scale, zero, group_size=8)
+    given = BcqWeight.from_affine(torch.tensor(codes), torch.tensor(scale), torch.tensor(zero), group_size=8)
+    assert given.digest() == plain.digest()
+    bcqfmt.save(tmp_path / "m.safetensors", {"w.weight": given, "x": torch.arange(3.0)})
+    with bcqfmt.open(tmp_path / "m.safetensors") as checkpoint:
+        assert checkpoint["x"].array().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, 1, dtype=torch.bfloat16), torch.ones(2, 1, requires_grad=True)])
+def test_tensors_that_numpy_cannot_see(tmp_path: Path, tensor: torch.Tensor) -> None:
+    """The hint, obeyed, works."""
+    with pytest.raises(UsageError) as caught:
+        BcqWeight.from_affine(np.ones((2, 8), int), tensor, 1, group_size=8)
+    assert (caught.value.code, caught.value.finding.tensor) == ("BCQ-E302", "scale")
+    with pytest.raises(UsageError, match="'x'"):
+        bcqfmt.save(tmp_path / "m", {"x": tensor})
+    way = (
+        caught.value.hint.partition("for bfloat16 ")[2]
+        if tensor.dtype == torch.bfloat16
+        else "t.detach().cpu().numpy()"
+    )
+    assert way in caught.value.hint
+    array = eval(way, {"t": tensor, "torch": torch, "ml_dtypes": ml_dtypes})
+    weight = BcqWeight.from_affine(np.ones((2, 8), int), array, 0, group_size=8)
+    assert weight.dequantize("float32").tolist() == [[1.0] * 8] * 2
 
 
 def test_tensors_of_every_type(tmp_path: Path) -> None:

@@ -326,6 +326,25 @@ def test_nor_as_a_lone_file(tmp_path: Path, case: str) -> None:
     refused_or_valid(tmp_path / "model.safetensors", {"tensors": {"w.weight": samples.affine()}, **BAD_INPUTS[case]})
 
 
+@pytest.mark.parametrize(
+    ("tensors", "code", "hint"),
+    [
+        ([samples.affine()], "BCQ-E302", "save(path, {"),
+        (samples.affine(), "BCQ-E302", "save(path, {"),
+        ({"": samples.affine()}, "BCQ-V213", "another name"),
+        ({"x": [1.0]}, "BCQ-E302", "expected"),
+        ({"x": None}, "BCQ-E302", "expected"),
+    ],
+)
+def test_hints_are_about_what_was_passed(tmp_path: Path, tensors: Any, code: str, hint: str) -> None:
+    """There is no file yet that a writer could have written wrongly."""
+    with pytest.raises(BcqError) as caught:
+        bcqfmt.save(tmp_path / "m", tensors)
+    assert caught.value.code == code
+    assert hint in caught.value.hint
+    assert "file" not in caught.value.hint
+
+
 def test_content_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     bad = BcqWeight.from_affine(np.zeros((1, 8), int), np.array([[np.inf]], np.float16), 0, group_size=8)
     with pytest.raises(BcqError) as caught:

@@ -67,13 +67,22 @@ def empty_parts(spec: WeightSpec, nnz: int, device: Any) -> dict[str, Tensor]:
 
 def refuse_planes(spec: WeightSpec, planes: int) -> None:
     """BCQ-E302 for fewer planes than one or more than any weight can have, BCQ-E304 for segments that need all."""
-    if planes > _MOST_PLANES:  # up to this, planes that a weight does not have are ignored (section 8.1)
-        raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {_MOST_PLANES}")
     refuse_truncation(spec, planes)
+    if planes > _MOST_PLANES:  # up to this, planes that a weight does not have are ignored (section 8.1)
+        raise error("BCQ-E302", tensor="planes", found=f"{planes} planes", expected=f"at most {_MOST_PLANES}")
+
+
+def refuse_other(x: Any, name: str) -> None:
+    """BCQ-E552 for what is no tensor, such as an array of numpy."""
+    if not isinstance(x, Tensor):
+        hint = f"pass torch.as_tensor({name}), on the device of the layer"
+        raise error("BCQ-E552", tensor=name, found=f"a {type(x).__name__}", expected="a torch tensor", hint=hint)
 
 
 def refuse_bias(spec: WeightSpec, bias: Tensor | None) -> None:
     """BCQ-E552 for a bias that is not one number for each row."""
+    if bias is not None:
+        refuse_other(bias, "bias")
     if bias is not None and (tuple(bias.shape) != (spec.out,) or not bias.is_floating_point()):
         found = f"a bias of shape {list(bias.shape)} and {bias.dtype}"
         raise error("BCQ-E552", found=found, expected=f"[{spec.out}], floating point")

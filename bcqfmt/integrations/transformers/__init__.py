@@ -144,15 +144,20 @@ def set_mode(model: nn.Module, *, exact: bool | None = None, planes: int | None 
 
     ``exact``: multiply with the decoded matrix as a dense model would, bit for bit, instead of using the kernels.
     ``planes``: use only the first ones of every weight (spec section 8.1), None for all; more than any weight has are
-    refused (BCQ-E302). What is not given stays.
+    refused (BCQ-E302), and any for a model without BCQ layers. What is not given stays.
     """
     modules = _modules(model)
-    if planes is not None and planes != -1 and modules:
-        most = max(segment.bits for module in modules for segment in module.spec.scheme.segments)
-        if planes > most:
-            raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {most}, as many as the weights have")
+    if planes is not None and planes != -1:
+        if not modules:
+            expected = "a model loaded from a BCQ folder, before dequantize()"
+            hint = "import bcqfmt.integrations.transformers, then from_pretrained() of the BCQ folder"
+            raise error("BCQ-E302", tensor="model", found="no BCQ layers", expected=expected, hint=hint)
         for module in modules:
             refuse_truncation(module.spec, planes)
+        most = max(segment.bits for module in modules for segment in module.spec.scheme.segments)
+        if planes > most:
+            expected = f"at most {most}, as many as the weights have"
+            raise error("BCQ-E302", tensor="planes", found=f"{planes} planes", expected=expected)
     for module in modules:
         module.exact = module.exact if exact is None else exact
         module.planes = module.planes if planes == -1 else planes

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bcqfmt import BcqError
-from bcqfmt.integrations.torch import BcqLinear
+from bcqfmt.integrations.torch import BcqEmbedding, BcqLinear
 from products import kernel_samples as ks
 
 WEIGHT = ks.weight("affine", 4, 6, 64, 32)
@@ -30,6 +31,26 @@ def test_a_bias_that_is_not_one_number_for_each_row(bias: torch.Tensor, trainabl
 @pytest.mark.parametrize("planes", [9, 64, 0, -1])
 def test_planes_that_no_weight_has(planes: int) -> None:
     assert f"{planes} planes" in refused("BCQ-E302", planes=planes)
+
+
+@pytest.mark.parametrize("planes", ["2", 2.5])
+def test_planes_that_are_no_number(planes: Any) -> None:
+    assert repr(planes) in refused("BCQ-E302", planes=planes)
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"trainable_scales": True}], ids=str)
+def test_inputs_that_are_no_tensor(options: dict[str, Any]) -> None:
+    layer = BcqLinear.from_weight(WEIGHT, **options)
+    x = np.ones((1, 64), np.float32)
+    with pytest.raises(BcqError) as caught:
+        layer(x)
+    assert caught.value.code == "BCQ-E552"
+    assert "'x'" in str(caught.value)
+    assert "torch.as_tensor(x)" in caught.value.hint
+    assert layer(torch.as_tensor(x)).shape == (1, 6)
+    assert "'bias'" in refused("BCQ-E552", np.ones(6, np.float32), **options)
+    with pytest.raises(BcqError, match="'ids'"):
+        BcqEmbedding.from_weight(WEIGHT)(np.zeros(1, np.int64))
 
 
 def test_modes_that_a_layer_in_training_has_not() -> None:

@@ -136,6 +136,9 @@ def test_few_planes(llama: Path) -> None:
             set_mode(model, planes=planes)
         assert caught.value.code == "BCQ-E302"
         assert f"{planes} planes" in str(caught.value)
+    for planes in ("2", 2.5):
+        with pytest.raises(BcqError, match=r"BCQ-E302 'planes'"):
+            set_mode(model, planes=planes)
     equal(logits(model), full)
     set_mode(model, exact=True, planes=2)
     coarse = logits(model)
@@ -146,6 +149,16 @@ def test_few_planes(llama: Path) -> None:
     assert not torch.allclose(coarse, full)
     set_mode(model, exact=False, planes=None)
     equal(logits(model), full)
+
+
+def test_few_planes_of_a_model_without_bcq_layers(llama: Path) -> None:
+    model = load(llama)
+    model.dequantize()
+    with pytest.raises(BcqError) as caught:
+        set_mode(model, planes=2)
+    assert caught.value.code == "BCQ-E302"
+    assert "from_pretrained" in caught.value.hint
+    set_mode(model, exact=True, planes=None)  # what such a model does anyway
 
 
 def test_copies_and_pickles_compute_the_same_and_save_as_bcq(llama: Path, tmp_path: Path) -> None:
