@@ -105,7 +105,11 @@ class Model:
             config = _config(source)
             longest = getattr(config.get_text_config(), "max_position_embeddings", None)
             if isinstance(longest, int) and seq > longest:
-                raise error("BCQ-E302", found=f"--context {seq}", expected=f"at most {longest}, the model's longest")
+                expected, hint = (
+                    f"at most {longest}, the model's longest",
+                    "give fewer tokens, or none: --context fits then",
+                )
+                raise error("BCQ-E302", folder.name, found=f"--context {seq}", expected=expected, hint=hint)
             with torch.device("meta"):
                 factory: Any = transformers.AutoModelForCausalLM
                 self.module = factory.from_config(config, dtype=torch.float32, trust_remote_code=False)

@@ -35,7 +35,7 @@ from bcqfmt.weight.weight import BcqWeight
 from .calibration_work import TextOptions
 from .choice import Choice, choose
 from .dense import judge, refuse_quantized
-from .preflight import LazyStats, check_covered, check_source, check_stats, check_trained
+from .preflight import LazyStats, check_covered, check_shapes, check_source, check_stats, check_trained
 from .record import closing_files, same_record
 from .rules import RuleFile
 from .stats import StatsFile
@@ -92,6 +92,7 @@ class Quantization:
         self.choice: Choice = choose(
             judge(source), options.method, options.settings, options.rules, options.include, options.exclude
         )
+        check_shapes(source, self.choice)
         if options.text is None:
             check_stats(source, self.choice, options.stats, data=not options.headers_only)
         elif options.text.train:
@@ -161,8 +162,7 @@ class Quantization:
         from .sequential import Prepared
 
         self._prepared = Prepared.of(self.source, given, check=self.options.dry_run)
-        seen = {name for names in self._prepared.names for name in names}
-        check_covered(self.source, self.choice, seen)
+        check_covered(self.source, self.choice, self._prepared.names)
 
     def _module(self, name: str) -> DenseWeight:
         tensor = self.source.tensors[name]

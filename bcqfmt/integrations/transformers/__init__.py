@@ -150,7 +150,8 @@ def set_mode(model: nn.Module, *, exact: bool | None = None, planes: int | None 
     if planes is not None and planes != -1 and modules:
         most = max(segment.bits for module in modules for segment in module.spec.scheme.segments)
         if planes > most:
-            raise error("BCQ-E302", found=f"{planes} planes", expected=f"at most {most}, as many as the weights have")
+            found, expected = f"{planes} planes", f"at most {most}, as many as the weights have"
+            raise error("BCQ-E302", found=found, expected=expected, hint=f"ask for {most} planes or fewer, or for all")
         for module in modules:
             refuse_truncation(module.spec, planes)
     for module in modules:
