@@ -249,7 +249,7 @@ def test_a_text_that_is_too_short(model: Path, text: Path, tmp_path: Path) -> No
 def test_a_text_that_is_none(model: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"fine \xff")
-    refused("BCQ-E302", lambda: read_text(bad))
+    assert "saved as UTF-8" in refused("BCQ-E302", lambda: read_text(bad)).hint
     refused("BCQ-E101", lambda: read_text(tmp_path / "missing.txt"))
 
 
