@@ -168,7 +168,7 @@ _TABLE = [
     Code("BCQ-E618", "pattern of the configuration cannot be used", 5, "simplify it in the configuration: characters, classes, groups, |, * + ? {m,n}, ^ $ and lookaheads are understood"),
     # quantizing
     Code("BCQ-E620", "setting of a method unknown or out of range", 2, "`bcqfmt quantize --help` lists methods and settings"),
-    Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense with a rule, or choose another method"),
+    Code("BCQ-E621", "matrix does not fit the method", 5, "leave it dense (--exclude NAME, or a rule), or choose another method or setting"),
     Code("BCQ-E622", "weight is not finite", 4, "the model is damaged: a quantized NaN or infinity would mean nothing"),
     Code("BCQ-E623", "calibration statistics missing", 2, "add --text FILE, or make statistics: bcqfmt calibrate MODEL --text FILE"),
     Code("BCQ-E624", "calibration statistics of another model", 4, "calibrate the model that is to be quantized"),

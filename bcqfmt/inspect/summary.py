@@ -44,6 +44,16 @@ class ModuleRow(NamedTuple):
         return self.nbytes * 8 / prod(self.shape)
 
 
+class TensorRow(NamedTuple):
+    """One tensor of a plain checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: str
+
+
 @dataclass(slots=True)
 class SchemeRow:
     """A scheme and what it is used for."""
@@ -74,7 +84,10 @@ class TypeRow:
 
 @dataclass(slots=True)
 class Summary:
-    """The numbers. ``foreign`` says what a checkpoint is that is not BCQ; it is empty for BCQ."""
+    """The numbers. ``foreign`` says what a checkpoint is that is not BCQ; it is empty for BCQ.
+
+    ``tensors``: of a checkpoint that nothing says is quantized, if a row per weight was asked for.
+    """
 
     path: str
     folder: bool
@@ -90,6 +103,7 @@ class Summary:
     schemes: list[SchemeRow] = field(default_factory=list)
     dense: dict[str, TypeRow] = field(default_factory=dict)
     modules: list[ModuleRow] | None = None
+    tensors: list[TensorRow] | None = None
     warnings: list[Finding] = field(default_factory=list)
 
     @property
@@ -163,6 +177,8 @@ class Summary:
                 {**row._asdict(), "shape": list(row.shape), "bits_per_weight": row.bits_per_weight}
                 for row in self.modules
             ]
+        if self.tensors is not None:
+            found["tensors"] = [{**row._asdict(), "shape": list(row.shape)} for row in self.tensors]
         return found
 
 
@@ -195,14 +211,15 @@ def summarize(path: str | os.PathLike[str], *, modules: bool = False) -> Summary
 
 
 def summarize_sources(
-    path: str, sources: Mapping[str, ByteSource], headers: Mapping[str, Header], config: Mapping[str, Any]
-) -> Summary:
+    path: str, sources: Mapping[str, ByteSource], headers: Mapping[str, Header], config: Mapping[str, Any],
+    *, modules: bool = False,
+) -> Summary:  # fmt: skip
     """Sum up a checkpoint whose model files lie elsewhere and whose headers are known; nothing more is read."""
-    summary = Summary(path, True)
+    summary = Summary(path, True, modules=[] if modules else None)
     total = _Sum(summary)
     summary.files, summary.file_bytes = len(sources), sum(source.size for source in sources.values())
     if "bcqfmt" not in next(iter(headers.values())).metadata:
-        total.headers(headers.values(), config)
+        total.headers(headers, config)
         return summary
     for name, source in sources.items():
         total.file(source, None, headers[name])
@@ -249,12 +266,12 @@ class _Sum:
 
     def foreign(self, files: list[Path], config: Mapping[str, Any]) -> None:
         """Any other safetensors files."""
-        found = []
+        found = {}
         for path in files:
             with self._counted(path) as source:
                 header = read_header(source, self._sink)
             assert header is not None  # the sink has refused anything else
-            found.append(header)
+            found[path.name] = header
         self.headers(found, config)
 
     def gguf(self, files: list[Path]) -> None:
@@ -274,14 +291,18 @@ class _Sum:
             summary.quantization = {"method": "gguf", "evidence": "header"}
             summary.quantization |= {key: escape(value) for key, value in kept.items() if isinstance(value, str)}
 
-    def headers(self, found: Iterable[Header], config: Mapping[str, Any]) -> None:
-        """Tensors of files that are not BCQ."""
+    def headers(self, found: Mapping[str, Header], config: Mapping[str, Any]) -> None:
+        """Tensors of files that are not BCQ, by file."""
         endings: set[str] = set()
-        for header in found:
+        rows = []
+        for file, header in found.items():
             for name, entry in header.tensors.items():
                 self._dense(entry.dtype, entry.shape, entry.end - entry.begin)
                 endings.add(name.rpartition(".")[2])
+                rows.append(TensorRow(name, entry.shape, entry.dtype, entry.end - entry.begin, file))
         self.summary.foreign, self.summary.quantization = kind_of(config, endings)
+        if self.summary.modules is not None and not self.summary.quantization:
+            self.summary.tensors = rows
 
     def _add(self, file: ModelFile) -> None:
         suffixes: dict[int, list[tuple[str, str]]] = {}  # few schemes, many weights

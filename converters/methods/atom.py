@@ -75,6 +75,10 @@ class Atom(MethodBase[AtomSettings]):
         """Square sums of the inputs, for rounding = gptq the Hessian too."""
         return f"{_WHY}{'; ' + _WHY_HESSIAN if self._settings.rounding == 'gptq' else ''}."
 
+    def check_shape(self, name: str, shape: tuple[int, int]) -> None:
+        """BCQ-E621 where too few channels are left besides the outliers."""
+        _runs(name, shape[1], self._settings)
+
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "clip": self._settings.clip or "search"}
 
@@ -82,7 +86,7 @@ class Atom(MethodBase[AtomSettings]):
         """Symmetric segments of `bits` bits and, last, the 8-bit group of outlier channels."""
         weight, s = checked(job), self._settings
         sums = stats_of(job, _WHY).square_sum
-        runs = _runs(job, s)
+        runs = _runs(job.name, weight.shape[1], s)
         perm = np.argsort(np.asarray(sums, np.float64), kind="stable")
         if s.order == "moved":
             chosen = np.zeros(sums.size, np.bool_)
@@ -175,16 +179,15 @@ class _Rule:
         return codes, scales
 
 
-def _runs(job: Job, s: AtomSettings) -> list[_Run]:
+def _runs(name: str, columns: int, s: AtomSettings) -> list[_Run]:
     """The segments; normal channels that fill no whole group are a segment of their own, as the format asks."""
-    columns = job.weight.shape[1]
     normal = columns - s.outliers
     size = min(s.group_size, normal)
     rest = normal % size if size > 0 else 0
     if normal < 8 or 0 < rest < 8:
         found = f"{columns} columns: {max(normal, 0)} besides {s.outliers} outlier channels"
         expected = f"at least 8, and in groups of {s.group_size} a last one of at least 8"
-        raise error("BCQ-E621", tensor=job.name, found=found, expected=expected)
+        raise error("BCQ-E621", tensor=name, found=found, expected=expected)
     runs = [_Run(0, normal - rest, size, s.bits)]
     if rest:
         runs.append(_Run(normal - rest, normal, rest, s.bits))

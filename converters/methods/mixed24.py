@@ -110,6 +110,10 @@ class Mixed24(MethodBase[Mixed24Settings]):
             return "mixed24 with sensitivity = hessian ranks column groups by the Hessian of the layer's inputs."
         return None
 
+    def check_shape(self, name: str, shape: tuple[int, int]) -> None:
+        """BCQ-E621 where a segment cannot be formed, or the layout not kept."""
+        check_split(name, shape[1], self._settings)
+
     def quantize(self, job: Job) -> Quantized:
         """Two segments, perm, outliers where asked for; one segment where all groups have the same bits."""
         weight, s = checked(job), self._settings
@@ -185,24 +189,31 @@ def split(columns: int, group_size: int, ratio: float) -> Split:
     return Split(groups, four, tail)
 
 
+def check_split(name: str, width: int, s: Mixed24Settings) -> Split:
+    """The split of a row; BCQ-E621 where a segment cannot be formed, or the layout not kept."""
+    found = split(width, s.group_size, s.four_bit_ratio)
+    last = found.four * s.group_size + found.tail
+    if 0 < last < 8:
+        told = f"{last} columns for the 4-bit segment ({width} columns, groups of {s.group_size})"
+        raise error("BCQ-E621", tensor=name, found=told, expected="none, or at least 8, the smallest group")
+    if s.layout == "aligned64" and (width % 64 or last * 4 != width):
+        raise error(
+            "BCQ-E621",
+            tensor=name,
+            found=f"widths [{width - last}, {last}] of {width} columns",
+            expected="three quarters and one quarter of a multiple of 64, for aligned64; layout = canonical takes any",
+        )
+    return found
+
+
 def columns_of(job: Job, s: Mixed24Settings, groups: F64) -> Columns:
     """The most sensitive groups to segment 1, both in their old order; BCQ-E621 where a segment cannot be formed."""
     width = job.weight.shape[1]
-    count, four, tail = split(width, s.group_size, s.four_bit_ratio)
+    count, four, tail = check_split(job.name, width, s)
     chosen = np.zeros(count, np.bool_)
     chosen[largest_first(groups)[:four]] = True
     two = group_columns(np.flatnonzero(~chosen), s.group_size, width)
     last = np.concatenate([group_columns(np.flatnonzero(chosen), s.group_size, width), np.arange(width - tail, width)])
-    if 0 < last.size < 8:
-        found = f"{last.size} columns for the 4-bit segment ({width} columns, groups of {s.group_size})"
-        raise error("BCQ-E621", tensor=job.name, found=found, expected="none, or at least 8, the smallest group")
-    if s.layout == "aligned64" and (width % 64 or last.size * 4 != width):
-        raise error(
-            "BCQ-E621",
-            tensor=job.name,
-            found=f"widths [{two.size}, {last.size}] of {width} columns",
-            expected="three quarters and one quarter of a multiple of 64, for aligned64; layout = canonical takes any",
-        )
     return Columns(two, last)
 
 

@@ -96,6 +96,9 @@ class MethodBase(Generic[T]):
         """None: works without calibration."""
         return None
 
+    def check_shape(self, name: str, shape: tuple[int, int]) -> None:
+        """Any matrix fits that the format can hold."""
+
     @property
     def lower_precisions(self) -> tuple[int, ...]:
         """None: one precision, or the same inputs for all."""

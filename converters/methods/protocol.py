@@ -88,6 +88,9 @@ class Method(Protocol):
     def needs_stats(self) -> str | None:
         """None, or one sentence: what it needs calibration for, when it cannot do without."""
 
+    def check_shape(self, name: str, shape: tuple[int, int]) -> None:
+        """BCQ-E621 where no matrix of that shape ``(out, in)`` fits the method; asked before any work is done."""
+
     def settings(self) -> dict[str, Any]:
         """The settings in force, defaults included, as they are recorded in plan and report."""
 

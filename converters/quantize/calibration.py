@@ -17,7 +17,7 @@ No token counts more than `layer_inputs.MOST` times the mean of its row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ from bcqfmt.errors import BcqError, error, escape
 from .attention import use_blocks
 from .calibration_work import CalibrationText, CalibrationWork, choose_rows
 from .dense import refuse_quantized
-from .layer_inputs import Gradients, Inputs
+from .layer_inputs import Gradients, Inputs, linears
 from .stats import WEIGHTINGS, StatsFile, fingerprint
 
-__all__ = ["WEIGHTINGS", "Runner", "calibrate", "device_of", "model_and_tokens"]
+__all__ = ["WEIGHTINGS", "Model", "Runner", "calibrate", "device_of", "model_and_tokens"]
 
 Tensor = torch.Tensor
 
@@ -79,40 +79,51 @@ def calibrate(
 
 
 def model_and_tokens(
-    source: SourceCheckpoint, text: CalibrationText, rows: int, seq: int, seed: int
-) -> tuple[_Model, npt.NDArray[np.int64]]:
-    """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text."""
+    source: SourceCheckpoint, text: CalibrationText, rows: int, seq: int, seed: int, *, check: bool = False
+) -> tuple[Model, npt.NDArray[np.int64]]:
+    """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text; ``check``: see :class:`Model`."""
     refuse_quantized(source)
     refuse_pipes(source.folder)
     quiet: Any = transformers.utils.logging  # only our own messages are shown
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
+    _config(source)  # a model that is not known has no tokenizer that is: the first is to be told
     tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
-    return _Model(source, seq), tokens
+    return Model(source, seq, check=check), tokens
 
 
-class _Model:
+class Model:
     """A model without weights (with all of them where its names differ from the checkpoint's), and its layers."""
 
-    def __init__(self, source: SourceCheckpoint, seq: int) -> None:
+    def __init__(self, source: SourceCheckpoint, seq: int, *, check: bool = False) -> None:
+        """``check``: it will not be run, so weights are not loaded in any case.
+
+        BCQ-E602 for a checkpoint that lacks tensors of the model, which transformers would draw at random.
+        """
         folder = source.folder
         try:
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = _config(source)
             longest = getattr(config.get_text_config(), "max_position_embeddings", None)
             if isinstance(longest, int) and seq > longest:
-                raise error("BCQ-E302", found=f"--context {seq}", expected=f"at most {longest}, the model's longest")
+                expected, hint = (
+                    f"at most {longest}, the model's longest",
+                    "give fewer tokens, or none: --context fits then",
+                )
+                raise error("BCQ-E302", folder.name, found=f"--context {seq}", expected=expected, hint=hint)
             with torch.device("meta"):
                 factory: Any = transformers.AutoModelForCausalLM
                 self.module = factory.from_config(config, dtype=torch.float32, trust_remote_code=False)
             self.whole = not self._can_stream(source)
-            if self.whole:
-                self.module = factory.from_pretrained(
-                    folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-                )
+            if self.whole and not check:
+                self.module, info = factory.from_pretrained(
+                    folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+                    output_loading_info=True,
+                )  # fmt: skip
+                _refuse_missing(source, info["missing_keys"])
         except BcqError:
             raise
         except Exception as fault:  # loaders raise anything on bad files
-            raise _unusable(source, "transformers cannot run this model", fault) from fault
+            raise _unusable(source, fault) from fault
         self.module.eval().requires_grad_(False)
         use_blocks(self.module)
         self.layers, self.prefix = self._find_layers(source, config.get_text_config().num_hidden_layers)
@@ -146,14 +157,20 @@ class _Model:
         for name, module in self.module.named_modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) == count:
                 return module, name
-        raise error("BCQ-E601", source.folder.name, found=f"no list of {count} decoder layers", expected="a decoder")
+        found, hint = f"no list of {count} decoder layers", "quantize it without --text, with --method rtn or bcq"
+        raise error("BCQ-E601", source.folder.name, found=found, expected="a decoder", hint=hint)
+
+    def weight_names(self, source: SourceCheckpoint) -> list[list[str]]:
+        """The weights of the linear layers in every decoder layer, as the source names them."""
+        prefixed = ((layer, f"{self.prefix}.{i}.") for i, layer in enumerate(self.layers))
+        return [[name for name, _ in linears(source, layer, prefix)] for layer, prefix in prefixed]
 
 
 class Runner:
     """Runs the stages of a model over all rows of tokens."""
 
     def __init__(
-        self, source: SourceCheckpoint, model: _Model, tokens: npt.NDArray[np.int64], work: CalibrationWork,
+        self, source: SourceCheckpoint, model: Model, tokens: npt.NDArray[np.int64], work: CalibrationWork,
         device: torch.device, weighting: str,
     ) -> None:  # fmt: skip
         self.source, self.model, self.work, self.device = source, model, work, device
@@ -364,19 +381,47 @@ def _place(module: torch.nn.Module, name: str, value: Tensor) -> None:
         parent._buffers[last] = value
 
 
+def _config(source: SourceCheckpoint) -> Any:
+    """The configuration as transformers reads it; BCQ-E601 for one that it does not know."""
+    try:
+        return transformers.AutoConfig.from_pretrained(source.folder, local_files_only=True, trust_remote_code=False)
+    except Exception as fault:  # loaders raise anything on bad files
+        raise _unusable(source, fault) from fault
+
+
+def _unusable(source: SourceCheckpoint, fault: Exception) -> BcqError:
+    found, expected = f"transformers cannot run it: {_reason(fault)}", "a causal language model"
+    hint = "get the model's own config.json, or a transformers that knows its model_type; rtn and bcq need no --text"
+    return error("BCQ-E601", source.folder.name, found=found, expected=expected, hint=hint)
+
+
 def _tokenizer(source: SourceCheckpoint) -> Callable[[str], list[int]]:
+    """BCQ-E102 where there is none."""
+    hint = "copy the original model's tokenizer files"
     try:
         found = transformers.AutoTokenizer.from_pretrained(
             source.folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as fault:  # loaders raise anything on bad files
-        raise _unusable(source, "transformers cannot load its tokenizer", fault) from fault
+        reason = f"tokenizer files that are missing or cannot be read: {_reason(fault)}"
+        raise error("BCQ-E102", source.folder.name, found=reason, expected="a tokenizer", hint=hint) from fault
+    if found.get_vocab().keys() <= {*found.all_special_tokens, *found.get_added_vocab()}:
+        # what transformers makes of no files
+        raise error("BCQ-E102", source.folder.name, found="no tokenizer files", expected="a tokenizer", hint=hint)
     return lambda text: list(found(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _unusable(source: SourceCheckpoint, found: str, fault: Exception) -> BcqError:
-    reason = escape(" ".join(str(fault).split()))
-    return error("BCQ-E601", source.folder.name, found=f"{found}: {reason}", expected="a causal language model")
+def _refuse_missing(source: SourceCheckpoint, missing: Iterable[str]) -> None:
+    """BCQ-E602 for tensors that transformers would draw at random."""
+    names = sorted(missing)
+    if names:
+        found = f"{len(names)} tensors of the model are not in the files"
+        hint = "correct config.json, or get the complete checkpoint"
+        raise error("BCQ-E602", source.folder.name, names[0], found, "all of them", hint)
+
+
+def _reason(fault: Exception) -> str:
+    return escape(" ".join(str(fault).split()) or type(fault).__name__)
 
 
 def device_of(wanted: str) -> torch.device:

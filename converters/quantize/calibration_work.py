@@ -86,7 +86,9 @@ def read_text(path: Path) -> CalibrationText:
     try:
         return CalibrationText(raw.decode("utf-8"), hashlib.sha256(raw).hexdigest(), path.name)
     except UnicodeDecodeError as fault:
-        raise error("BCQ-E302", path.name, found=f"byte {fault.start} is not UTF-8", expected="a text file") from None
+        hint = "name a text file; one in another encoding has to be saved as UTF-8"
+        found = f"byte {fault.start} is not UTF-8"
+        raise error("BCQ-E302", path.name, found=found, expected="a text file", hint=hint) from None
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
@@ -136,7 +138,7 @@ class CalibrationWork:
         try:
             lock_file(self._lock)
         except OSError as fault:
-            self.release()
+            self._unlock()
             raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault
         self._begin(overwrite)
 
@@ -225,8 +227,7 @@ class CalibrationWork:
         """Let another process work here; a folder in which no layer is done is not worth keeping."""
         if self._lock < 0:
             return
-        os.close(self._lock)
-        self._lock = -1
+        self._unlock()
         kept = {path.name for path in self.folder.iterdir()} if self.folder.exists() else {"?"}
         if kept <= {"lock", "plan.json"}:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -248,6 +249,10 @@ class CalibrationWork:
             hint="start anew with --overwrite",
         )
 
+    def _unlock(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
+
     def _layer(self, stage: int) -> Path:
         return self.folder / f"layer-{stage:05d}.safetensors"
 
@@ -260,7 +265,7 @@ class CalibrationWork:
                     old.unlink()
             write_file(path, text)
         elif path.read_bytes() != text:
-            self.release()
+            self._unlock()  # a refusal leaves an unfinished run as it was
             raise error(
                 "BCQ-E401",
                 str(self.folder),

@@ -56,7 +56,7 @@ def choose(
     wanted = [pattern_of(text, "--include") for text in include]
     unwanted = [pattern_of(text, "--exclude") for text in exclude]
     _check_patterns(verdicts, wanted, unwanted)
-    maker = _Maker(default, base)
+    maker = _Maker(default, base, file.place)
     found = Choice(methods=maker.methods)
     used: set[int] = set()
     for name, verdict in verdicts.items():
@@ -69,7 +69,7 @@ def choose(
         if reason:
             found.dense[name] = reason
         else:
-            found.weights[name] = maker.position(rule)
+            found.weights[name] = maker.position(name, rule)
     found.unused = _unused(file.rules, used, verdicts)
     if not found.weights:
         reasons = sorted({reason for reason in found.dense.values() if reason})
@@ -85,31 +85,40 @@ def choose(
 class _Maker:
     """Builds each method once."""
 
-    def __init__(self, default: str | None, base: dict[str, Any]) -> None:
-        self.default, self.base = default, base
+    def __init__(self, default: str | None, base: dict[str, Any], file: str) -> None:
+        self.default, self.base, self.file = default, base, file
         self.methods: list[Method] = []
         self._known: dict[str, int] = {}
         self._by_rule: dict[str, int] = {}
         if default is not None:
             build_method(default, base)  # refused now, even if rules leave it nothing to do
 
-    def position(self, rule: Rule | None) -> int:
-        """The position of the method that a rule asks for; without a rule that of the default one."""
+    def position(self, name: str, rule: Rule | None) -> int:
+        """The position of the method that a rule asks for; without a rule that of the default one.
+
+        ``name``: of the weight, for a message.
+        """
         place = "" if rule is None else rule.place
         if place not in self._by_rule:
-            name = rule.method if rule is not None and rule.method is not None else self.default
-            if name is None:
-                raise error(
-                    "BCQ-E620", place, found="no method", expected="--method, or `method` in the rule or in [default]"
-                )
-            inherited = self.base if name == self.default else {}
+            wanted = rule.method if rule is not None and rule.method is not None else self.default
+            if wanted is None:
+                raise self._no_method(name, rule)
+            inherited = self.base if wanted == self.default else {}
             own = {} if rule is None else rule.settings
-            method = build_method(name, {**inherited, **own}, place)
+            method = build_method(wanted, {**inherited, **own}, place)
             number = self._known.setdefault(canonical(_recipe(method)), len(self.methods))
             if number == len(self.methods):
                 self.methods.append(method)
             self._by_rule[place] = number
         return self._by_rule[place]
+
+    def _no_method(self, name: str, rule: Rule | None) -> BcqError:
+        if rule is not None:
+            found, more = "a rule without a method, and no default one", "`method` to the rule"
+        else:
+            found, more = "no rule matches it, and there is no default method", "a rule with dense = true for it"
+        hint = f"add --method METHOD, [default] with method = METHOD to the file, or {more}"
+        return error("BCQ-E620", rule.place if rule else self.file, name, found, "a method for every weight", hint)
 
 
 def _recipe(method: Method) -> dict[str, Any]:

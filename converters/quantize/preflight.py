@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,12 +15,13 @@ from bcqfmt.converters.jobs.source_files import hash_source
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape
 
 from .choice import Choice
 from .dense import check_finite
 from .stats import StatsFile
 
+_LAYER = re.compile(r"\d+")
 TRAINED = ("gptq", "rtn", "bcq")  # methods whose scales are free numbers, for --train-scales
 
 
@@ -52,10 +54,23 @@ class LazyStats(InputStats):
         return None if file is None or seen is None else cls(file, name, seen)
 
 
-def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | None, *, data: bool = True) -> None:
+def check_shapes(source: SourceCheckpoint, choice: Choice) -> None:
+    """BCQ-E621 for a weight whose shape its method cannot take."""
+    for name in choice.weights:
+        rows, columns = source.tensors[name].shape[-2:]
+        try:
+            choice.method_of(name).check_shape(name, (rows, columns))
+        except BcqError as fault:  # which does not know the file
+            raise error(fault.code, source.home[name], name, fault.finding.found, fault.finding.expected) from None
+
+
+def check_stats(
+    source: SourceCheckpoint, choice: Choice, stats: StatsFile | None, *, data: bool = True, text: bool = True
+) -> None:
     """BCQ-E623 in the words of the method that cannot do without, BCQ-E624 for statistics of another model.
 
-    ``data``: also compare samples of the numbers, for which the source has to be here.
+    ``data``: also compare samples of the numbers, for which the source has to be here. ``text``: whether the caller
+    could calibrate on a text as well.
     """
     if stats is not None and data:
         stats.check(source)
@@ -64,7 +79,12 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
         if reason is not None and (stats is None or name not in stats.inputs):
             given = "" if stats is None else "the statistics have nothing on this weight; "
             found = f"{given}{reason.rstrip('.')}"
-            raise error("BCQ-E623", source.home[name], name, found, "--text FILE or --stats FILE")
+            expected, hint = "--text FILE or --stats FILE" if text else "--stats FILE", None
+            if stats is not None:
+                expected, hint = "statistics of it", _leave_out(name)
+            elif not text:
+                hint = "make them: bcqfmt calibrate MODEL --text FILE; then add --stats stats.safetensors"
+            raise error("BCQ-E623", source.home[name], name, found, expected, hint)
     if stats is None:
         return
     for name in choice.weights:
@@ -74,13 +94,23 @@ def check_stats(source: SourceCheckpoint, choice: Choice, stats: StatsFile | Non
             raise error("BCQ-E624", stats.path.name, name, found, f"{columns}, as the weight has")
 
 
-def check_covered(source: SourceCheckpoint, choice: Choice, seen: Container[str]) -> None:
-    """BCQ-E623 for a weight whose method needs statistics and that is in no decoder layer."""
+def check_covered(source: SourceCheckpoint, choice: Choice, layers: Sequence[Sequence[str]]) -> None:
+    """BCQ-E623 for a weight whose method needs statistics and that is in none of the decoder ``layers``."""
+    seen = {name for names in layers for name in names}
+    places = {_LAYER.sub("#", name, count=1) for name in seen}
     for name in choice.weights:
         reason = choice.method_of(name).needs_stats()
-        if reason is not None and name not in seen:
-            found = f"it is no linear layer of a decoder layer; {reason.rstrip('.')}"
-            raise error("BCQ-E623", source.home[name], name, found, "--exclude it, or another method by --rules")
+        if reason is None or name in seen:
+            continue
+        found, hint = "it is no linear layer of a decoder layer", _leave_out(name)
+        if _LAYER.sub("#", name, count=1) in places:
+            found = f"config.json has num_hidden_layers = {len(layers)}, and it belongs to none of these"
+            hint = f"correct num_hidden_layers if the model has more, else {hint}"
+        raise error("BCQ-E623", source.home[name], name, f"{found}; {reason.rstrip('.')}", "statistics of it", hint)
+
+
+def _leave_out(name: str) -> str:
+    return f"leave it dense: --exclude {escape(name, 512)}; or give it a method without statistics, rtn, by a rule"
 
 
 def check_trained(source: SourceCheckpoint, choice: Choice) -> None:

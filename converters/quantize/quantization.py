@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
@@ -35,11 +35,14 @@ from bcqfmt.weight.weight import BcqWeight
 from .calibration_work import TextOptions
 from .choice import Choice, choose
 from .dense import judge, refuse_quantized
-from .preflight import LazyStats, check_covered, check_source, check_stats, check_trained
+from .preflight import LazyStats, check_covered, check_shapes, check_source, check_stats, check_trained
 from .record import closing_files, same_record
 from .rules import RuleFile
 from .stats import StatsFile
 from .weight import Finished, Measured, measured_again, quantize_tensor, read_spool, write_spool
+
+if TYPE_CHECKING:
+    from .sequential import Prepared
 
 __all__ = ["Quantization", "QuantizeOptions"]
 
@@ -89,10 +92,14 @@ class Quantization:
         self.choice: Choice = choose(
             judge(source), options.method, options.settings, options.rules, options.include, options.exclude
         )
+        check_shapes(source, self.choice)
         if options.text is None:
             check_stats(source, self.choice, options.stats, data=not options.headers_only)
         elif options.text.train:
             check_trained(source, self.choice)
+        self._prepared: Prepared | None = None
+        if options.text is not None and options.dry_run and not options.headers_only:
+            self._prepare(options.text)
         self._ready: dict[str, Finished] = {}
         self._opened: list[SourceFile] = []
         self.modules = {name: self._module(name) for name in self.choice.weights}
@@ -114,11 +121,14 @@ class Quantization:
 
         ``say`` gets a line for every layer where layers come one after the other.
         """
+        resumed = self.options.resume and partial_folder(target).exists()
         space = Workspace(target, resume=self.options.resume, overwrite=self.options.overwrite)
         self._stop = Stop()
         self._gate = Gate(max(_matrix(module) for module in self.modules.values()), self._stop.check)
         try:
             if not space.begin(self.plan, source_state(self.source)):
+                if self.options.text is not None and space.done("blocks", self.plan) is None:
+                    self._prepare(self.options.text)
                 check_source(self.source, self.modules, space, self.plan, self.options.workers, self._stop)
                 if self.options.text is not None:
                     self._blocks(space, self.options.text, say)
@@ -130,7 +140,8 @@ class Quantization:
         except BcqError as fault:
             if fault.code in _HOPELESS:
                 shutil.rmtree(space.folder, ignore_errors=True)
-            space.discard_if_empty()
+            if not resumed:  # a refusal leaves an unfinished run as it was
+                space.discard_if_empty()
             raise
         finally:
             space.release()
@@ -145,6 +156,13 @@ class Quantization:
         )
 
     # -- before the first byte ----------------------------------------------------------------------------------
+
+    def _prepare(self, given: TextOptions) -> None:
+        """Refuse what cannot be run on the text, and weights that running it says nothing about."""
+        from .sequential import Prepared
+
+        self._prepared = Prepared.of(self.source, given, check=self.options.dry_run)
+        check_covered(self.source, self.choice, self._prepared.names)
 
     def _module(self, name: str) -> DenseWeight:
         tensor = self.source.tensors[name]
@@ -201,9 +219,11 @@ class Quantization:
         from .sequential import Blocks
 
         lower = sorted({planes for name in self.modules for planes in self.choice.method_of(name).lower_precisions})
-        with Blocks(self.source, given, space.work / "text", say, lower) as blocks:
-            layers = blocks.names()
-            check_covered(self.source, self.choice, {name for names in layers for name in names})
+        prepared, self._prepared = self._prepared, None  # a model loaded whole goes with the blocks
+        assert prepared is not None
+        layers = prepared.names
+        with Blocks(self.source, given, prepared, space.work / "text", say, lower) as blocks:
+            del prepared
             for stage, names in enumerate(layers):
                 chosen = [name for name in names if name in self.modules]
                 if space.done(_block(stage), self.plan) is None:

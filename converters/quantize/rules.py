@@ -49,11 +49,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RuleFile:
-    """The rules in order, and the method and settings that the file proposes for everything else."""
+    """The rules in order, and the method and settings that the file proposes for everything else.
+
+    ``place``: its name, for messages.
+    """
 
     rules: tuple[Rule, ...] = ()
     method: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    place: str = ""
 
 
 def read_rules(path: Path) -> RuleFile:
@@ -109,6 +113,7 @@ class _Reader:
             tuple(self.rule(rule, i) for i, rule in enumerate(rules)),
             self.method(default, start),
             {key: value for key, value in default.items() if key != "method"},
+            self.path.name,
         )
 
     def rule(self, table: dict[str, Any], index: int) -> Rule:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,14 @@ from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.system import return_freed_memory
 from bcqfmt.weight.weight import BcqWeight
 
-from .calibration import Runner, device_of, model_and_tokens
+from .calibration import Model, Runner, device_of, model_and_tokens
 from .calibration_work import CalibrationWork, TextOptions
 from .layer_inputs import add_products, linears, mirrored, token_counts
 from .layer_run import Budget, End, LayerRun, Seen, ends_of
 from .stats import fingerprint
 from .weight import Measured
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "Prepared"]
 
 Tensor = torch.Tensor
 One = Callable[[str, Mapping[int, Reading]], Measured]  # name, readings by planes; 0: all planes
@@ -79,19 +79,34 @@ class _Sums:
         return mirrored(self._lower)
 
 
+class Prepared(NamedTuple):
+    """What is found out before any work: the model, its text, where it runs, the weights of every decoder layer."""
+
+    model: Model
+    tokens: npt.NDArray[np.int64]
+    device: torch.device
+    names: list[list[str]]
+
+    @classmethod
+    def of(cls, source: SourceCheckpoint, given: TextOptions, *, check: bool = False) -> Self:
+        """Refuses what cannot be run on a text; ``check``: nothing will be run."""
+        device = device_of(given.device)
+        model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0, check=check)
+        return cls(model, tokens, device, model.weight_names(source))
+
+
 class Blocks:
     """The decoder layers of a model on a text, in a work folder of their own; a context manager."""
 
     def __init__(
-        self, source: SourceCheckpoint, given: TextOptions, folder: Path, say: Callable[[str], None],
-        lower: Sequence[int] = (),
+        self, source: SourceCheckpoint, given: TextOptions, prepared: Prepared, folder: Path,
+        say: Callable[[str], None], lower: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """``folder``: where inputs of layers are kept, so that an interrupted run can go on.
 
         ``lower``: planes of nested weights at which they are read besides all of them.
         """
-        model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0)
-        device = device_of(given.device)
+        model, tokens, device, _ = prepared
         plan = {"model": fingerprint(source), **given.blocks(), "device": device.type}
         self.source, self.say, self._weighting = source, say, given.weighting
         self._tokens, self._readings = tokens.size, (0, *lower)
@@ -102,10 +117,6 @@ class Blocks:
             if given.weighting == "loss":
                 self.runner.weigh(say)
         self.count = len(self.runner.real)
-
-    def names(self) -> list[list[str]]:
-        """The weights of every layer."""
-        return [[name for name, _ in self._linears(stage)] for stage in range(self.count)]
 
     @torch.no_grad()
     def quantize(self, stage: int, chosen: Sequence[str], one: One) -> list[Measured]:

@@ -13,7 +13,7 @@ from bcqfmt.converters.methods.errors import Sums
 from bcqfmt.converters.methods.registry import find_method
 from bcqfmt.converters.quantize.choice import Choice, choose
 from bcqfmt.converters.quantize.dense import judge, refuse_quantized
-from bcqfmt.converters.quantize.preflight import LazyStats, check_stats
+from bcqfmt.converters.quantize.preflight import LazyStats, check_shapes, check_stats
 from bcqfmt.converters.quantize.stats import StatsFile
 from bcqfmt.converters.quantize.weight import quantize_tensor
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
@@ -89,7 +89,8 @@ class Sweep:
             own = {name: value for name, value in settings.items() if name in known[one.method]}
             given = {**own, **unknown, "bits": one.bits, "group_size": one.group_size}
             choice = choose(verdicts, one.method, given, None, include, exclude)
-            check_stats(source, choice, stats)
+            check_shapes(source, choice)
+            check_stats(source, choice, stats, text=False)  # the text of a sweep is for perplexity
             self._tries.append((one, choice))
         self.weights = list(self._tries[0][1].weights)
         self.dense_bytes = sum(t.nbytes for name, t in source.tensors.items() if name not in set(self.weights))

@@ -63,6 +63,14 @@ def test_a_reference_without_a_tokenizer(run: Run, model: Path, text: Path, tmp_
     assert "hint: copy the original model's tokenizer files" in result.stderr
 
 
+def test_a_text_without_words(run: Run, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    result = run("eval", model, "--text", tmp_path / "empty.txt", "--context", "8")
+    assert result.exit_code == 2
+    assert "BCQ-E302 empty.txt: argument out of range: a text of 0 tokens; expected at least 2\n" in result.stderr
+    assert "hint: give a longer text\n" in result.stderr
+
+
 def test_texts_that_are_none(run: Run, model: Path, tmp_path: Path) -> None:
     folder = run("eval", model, "--text", tmp_path, "--context", "8")
     assert (folder.exit_code, "a folder; expected a UTF-8 text" in folder.stderr) == (2, True)
@@ -78,7 +86,9 @@ def test_more_planes_than_there_are(run: Run, model: Path, text: Path, options: 
     verb, *rest = options
     result = run(verb, model, *rest, *more, "--planes", "5")
     assert result.exit_code == 2
+    assert f"BCQ-E302 {model.name}: " in result.stderr
     assert "5 planes; expected at most 4" in result.stderr
+    assert "hint: ask for 4 planes or fewer" in result.stderr
     assert run(verb, model, *rest, *more, "--planes", "4").exit_code == 0
 
 

@@ -257,10 +257,25 @@ def test_modules_of_another_format_are_those_that_convert_would_take(run: Run, t
 
 
 def test_modules_of_what_is_not_converted_come_with_the_reason(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "dense").mkdir()
-    save_file({"a.weight": np.ones((4, 4), np.float16)}, tmp_path / "dense" / "model.safetensors")
-    (tmp_path / "dense" / "config.json").write_text("{}")
-    result = run("inspect", tmp_path / "dense", "--modules")
+    save_file({"a.weight": np.ones((4, 4), np.float16)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "nobody_knows"}}')
+    result = run("inspect", tmp_path, "--modules")
     assert result.exit_code == 0
-    assert "not converted: BCQ-E610" in result.stdout
-    assert json.loads(run("inspect", tmp_path / "dense", "--modules", "--json").stdout)["modules"] == []
+    assert "not converted: BCQ-E601" in result.stdout
+    found = json.loads(run("inspect", tmp_path, "--modules", "--json").stdout)
+    assert found["modules"] == []
+    assert "tensors" not in found
+
+
+def test_tensors_of_a_dense_model_are_listed(run: Run, tmp_path: Path) -> None:
+    """The hint of BCQ-E625 leads here."""
+    tensors = {"a.weight": np.ones((4, 8), np.float16), "scale": np.ones((), np.float32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        rows = [line.split() for line in run("inspect", path, "--modules").stdout.splitlines()]
+        assert ["a.weight", "4x8", "F16", "64", "B", "model.safetensors"] in rows
+        assert ["scale", "scalar", "F32", "4", "B", "model.safetensors"] in rows
+        found = json.loads(run("inspect", path, "--modules", "--json").stdout)
+        assert {row["name"]: row["shape"] for row in found["tensors"]} == {"a.weight": [4, 8], "scale": []}
+        assert "tensors" not in json.loads(run("inspect", path, "--json").stdout)

@@ -52,6 +52,12 @@ def test_an_output_that_exists_is_found_before_anything_is_downloaded(
     assert (result.exit_code, "BCQ-E401" in result.stderr, hub.log) == (7, True, [])
 
 
+def test_tensors_of_a_dense_model_on_the_hub_are_listed(hub: HubServer) -> None:
+    hub.commit(NAME, {"config.json": b"{}", "model.safetensors": save({"a.weight": np.zeros((4, 8), np.float16)})})
+    rows = [line.split() for line in CliRunner().invoke(cli, ["inspect", NAME, "--modules"]).stdout.splitlines()]
+    assert ["a.weight", "4x8", "F16", "64", "B", "model.safetensors"] in rows
+
+
 def test_only_the_header_of_a_large_file_is_read(hub: HubServer) -> None:
     large = save({"a.qweight": np.zeros((1024, 1024), np.int32)})
     hub.commit(NAME, {"config.json": b"{}", "model.safetensors": large})

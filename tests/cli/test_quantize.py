@@ -131,6 +131,9 @@ def test_include_and_exclude(run: Run, tmp_path: Path) -> None:
         (("--method", "rtn", "--set", "bitz=3"), "BCQ-E620", 2, "`bits`, perhaps"),
         (("--method", "mixed24", "--four-bit-ratio", "2"), "BCQ-E620", 2, "four_bit_ratio = 2"),
         (("--method", "gptq"), "BCQ-E623", 2, "Hessian"),
+        (("--method", "atom"), "BCQ-E621", 5, "besides 128 outlier channels"),
+        (("--preset", "w4a4", "--dry-run"), "BCQ-E621", 5, "besides 128 outlier channels"),
+        (("--method", "mixed24", "--layout", "aligned64", "--four-bit-ratio", "0.5"), "BCQ-E621", 5, "aligned64"),
         ((*RTN, "--include", "nowhere"), "BCQ-E625", 2, "is in no tensor's name"),
         ((*RTN, "--exclude", "["), "BCQ-E626", 4, "regular expression"),
         ((*RTN, "--rules", "none.toml"), "BCQ-E101", 3, "no such file"),
@@ -168,6 +171,10 @@ def test_refusals(
         (*RTN, "--max-shard-size", "5"),
         (*RTN, "--nonsense", "3"),
         (*RTN, "--revision", "main"),
+        (*RTN, "--rows", "3"),
+        (*RTN, "--context", "64"),
+        (*RTN, "--device", "cuda"),
+        ("--preset", "plain", "--token-weights", "tokens"),  # also where it is the default
     ],
 )
 def test_usage(run: Run, tmp_path: Path, args: tuple[str, ...]) -> None:
@@ -375,6 +382,8 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (("--plot", "nowhere/x.svg"), 7),
         (("--text", "none.txt"), 3),
         (("--include", "nowhere"), 2),
+        (("--context", "64"), 2),
+        (("--max-tokens", "64"), 2),
     ],
 )
 def test_sweep_refusals(

@@ -138,6 +138,23 @@ def test_a_lock_file_without_its_process_is_no_obstacle(source: Path, plain: dic
     resumed(source, tmp_path / "bcq", plain)
 
 
+def test_a_refused_plan_changes_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing was done yet."""
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversion, "_work", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "bcq", max_shard_size=SIZE)
+    before = tree(tmp_path / "bcq.partial")
+    with pytest.raises(BcqError, match=r"BCQ-E401.*with other options"):
+        convert(source, tmp_path / "bcq", max_shard_size=2 * SIZE, resume=True)
+    assert tree(tmp_path / "bcq.partial") == before
+    assert ".bcq_work/plan.json" in before
+
+
 # -------------------------------------------------------------------------------------------------- the disk fails
 def failing(original: Callable[..., Any], at: int, number: int) -> Callable[..., Any]:
     """Fails at the ``at``-th call, or with 0 always."""

@@ -16,11 +16,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from bcqfmt.cli.main import cli
 from bcqfmt.converters.quantize import calibration, calibration_work
 from bcqfmt.converters.quantize.calibration import calibrate
-from bcqfmt.converters.quantize.calibration_work import choose_rows, read_text
+from bcqfmt.converters.quantize.calibration_work import TextOptions, choose_rows, read_text
+from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 from bcqfmt.converters.quantize.stats import open_stats, stats_tensors, write_stats
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
@@ -89,7 +91,7 @@ def check_against(stats: Any, expected: dict[str, Array], rename: Callable[[str]
 
 
 def test_statistics_are_those_of_the_whole_model(model: Path, text: Path, finished: Path) -> None:
-    assert not calibration._Model(open_source(model), SEQ).whole
+    assert not calibration.Model(open_source(model), SEQ).whole
     check_against(open_stats(finished), plain_run(model, text))
     assert sorted(path.name for path in finished.parent.iterdir()) == ["stats.safetensors"]
 
@@ -177,7 +179,7 @@ def test_rows_are_drawn_once_each(text: Path) -> None:
 def test_a_model_whose_names_differ_is_loaded_whole(text: Path, tmp_path: Path) -> None:
     """A base model: its tensors lack the prefix of the causal one, and there is no output layer."""
     folder = save_model(tmp_path / "base", kind="Model", tie_word_embeddings=True)
-    assert calibration._Model(open_source(folder), SEQ).whole
+    assert calibration.Model(open_source(folder), SEQ).whole
     stats = run(folder, text, tmp_path / "stats.safetensors")
     expected = {name: full for name, full in plain_run(folder, text).items() if "lm_head" not in name}
     check_against(stats, expected, lambda name: name.removeprefix("model."))
@@ -247,7 +249,7 @@ def test_a_text_that_is_too_short(model: Path, text: Path, tmp_path: Path) -> No
 def test_a_text_that_is_none(model: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"fine \xff")
-    refused("BCQ-E302", lambda: read_text(bad))
+    assert "saved as UTF-8" in refused("BCQ-E302", lambda: read_text(bad)).hint
     refused("BCQ-E101", lambda: read_text(tmp_path / "missing.txt"))
 
 
@@ -258,12 +260,34 @@ def test_rows_longer_than_the_model_can_see(model: Path, text: Path, tmp_path: P
 def test_sources_that_cannot_be_run(text: Path, tmp_path: Path) -> None:
     quantized = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
     refused("BCQ-E627", lambda: run(quantized, text, tmp_path / "s"))
-    refused("BCQ-E601", lambda: run(PEERS / "dense-fp16" / "source", text, tmp_path / "s"))  # no tokenizer
+    fault = refused("BCQ-E102", lambda: run(PEERS / "dense-fp16" / "source", text, tmp_path / "s"))
+    assert (fault.finding.expected, fault.hint) == ("a tokenizer", "copy the original model's tokenizer files")
     strange = save_model(tmp_path / "strange")
     config = json.loads((strange / "config.json").read_text())
     (strange / "config.json").write_text(json.dumps({**config, "model_type": "nobody_knows"}))
-    refused("BCQ-E601", lambda: run(strange, text, tmp_path / "s"))
+    fault = refused("BCQ-E601", lambda: run(strange, text, tmp_path / "s"))
+    assert "nobody_knows" in str(fault)
+    assert "a transformers that knows its model_type" in fault.hint
     assert not (tmp_path / "s.partial").exists()
+
+
+@pytest.mark.parametrize("lost", ["layers.1.mlp", "a layer", "lm_head"])
+def test_tensors_that_are_not_there(text: Path, tmp_path: Path, lost: str) -> None:
+    """transformers would draw them at random."""
+    folder = save_model(tmp_path / "part")
+    if lost == "a layer":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS + 1}))
+    else:
+        file = folder / "model.safetensors"
+        kept = {name: tensor for name, tensor in load_file(file).items() if lost not in name}
+        save_file(kept, file, {"format": "pt"})
+    fault = refused("BCQ-E602", lambda: run(folder, text, tmp_path / "s"))
+    assert fault.finding.tensor
+    given = TextOptions(read_text(text), ROWS, SEQ, "cpu")
+    options = QuantizeOptions(method="gptq", text=given)
+    refused("BCQ-E602", lambda: Quantization(open_source(folder), options).run(tmp_path / "bcq"))
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
 
 
 def test_a_model_that_gives_no_numbers(text: Path, tmp_path: Path) -> None:
@@ -297,6 +321,12 @@ def test_an_unfinished_run_of_other_options_is_not_mixed_up(
         run(model, text, out, seed=5)
     monkeypatch.undo()
     refused("BCQ-E401", lambda: run(model, text, out))
+    folder = out.with_name("stats.safetensors.partial")
+    for path in folder.iterdir():  # as if nothing had been done yet
+        if path.name not in ("lock", "plan.json"):
+            path.unlink()
+    refused("BCQ-E401", lambda: run(model, text, out))
+    assert (folder / "plan.json").exists()
     run(model, text, out, overwrite=True)
     assert out.read_bytes() == finished.read_bytes()
 
@@ -323,6 +353,7 @@ def test_two_runs_do_not_meet(model: Path, text: Path, tmp_path: Path) -> None:
     plan = {"rows": 1}
     with calibration_work.CalibrationWork(tmp_path / "s", plan):
         refused("BCQ-E403", lambda: calibration_work.CalibrationWork(tmp_path / "s", plan))
+        assert (tmp_path / "s.partial" / "plan.json").exists()  # the other run's
     assert not list(tmp_path.iterdir())
 
 

@@ -194,6 +194,23 @@ def test_another_plan_is_not_resumed(source: Path, tmp_path: Path, monkeypatch: 
     quantize(source, tmp_path / "bcq", resume=True)
 
 
+def test_a_refused_plan_changes_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing was done yet."""
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bcqfmt.converters.quantize.quantization.check_source", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quantize(source, tmp_path / "bcq")
+    before = tree(tmp_path / "bcq.partial")
+    with pytest.raises(BcqError, match=r"BCQ-E401.*with other options"):
+        quantize(source, tmp_path / "bcq", settings={"bits": 3}, resume=True)
+    assert tree(tmp_path / "bcq.partial") == before
+    assert ".bcq_work/plan.json" in before
+
+
 # ------------------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])

@@ -153,8 +153,15 @@ def test_nothing_left() -> None:
 
 # -------------------------------------------------------------------------------------------------------- methods
 def test_no_method(tmp_path: Path) -> None:
-    with pytest.raises(BcqError, match=r"BCQ-E620.*no method"):
+    """The file and a weight are named, and what to add."""
+    with pytest.raises(BcqError, match=r"BCQ-E620 rules\.toml: '.*mlp.*': .*no rule matches it") as caught:
         choose(VERDICTS, None, {}, rules(tmp_path, "[[rule]]\nmatch='attn'\nmethod='rtn'\n"))
+    assert all(words in caught.value.hint for words in ("--method", "[default]", "dense = true"))
+    with pytest.raises(
+        BcqError, match=r"BCQ-E620 rules\.toml, rule 1, line 1: '.*attn.*': .*without a method"
+    ) as caught:
+        choose(VERDICTS, None, {}, rules(tmp_path, "[[rule]]\nmatch='attn'\nbits=3\n"))
+    assert "`method` to the rule" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -223,7 +230,7 @@ def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(BcqError, match=r"BCQ-E626.*1000001 bytes"):
         read_rules(path)
     path.write_text("")
-    assert read_rules(path) == RuleFile()
+    assert read_rules(path) == RuleFile(place="rules.toml")
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from bcqfmt.converters.quantize.calibration import calibrate
 from bcqfmt.converters.quantize.calibration_work import TextOptions, read_text
 from bcqfmt.converters.quantize.quantization import Quantization, QuantizeOptions
 from bcqfmt.converters.quantize.record import read_record
+from bcqfmt.converters.quantize.rules import read_rules
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 
@@ -139,9 +142,39 @@ def test_each_precision_of_nested_planes_has_inputs_of_its_own(model: Path, text
 
 
 def test_what_is_in_no_layer_is_refused_or_needs_no_statistics(model: Path, text: Path, tmp_path: Path) -> None:
-    with pytest.raises(BcqError, match=r"BCQ-E623.*no linear layer of a decoder layer"):
+    with pytest.raises(BcqError, match=r"BCQ-E623.*no linear layer of a decoder layer") as caught:
         Quantization(open_source(model), options(text, include=("lm_head",))).run(tmp_path / "bcq")
+    assert "--exclude lm_head.weight;" in caught.value.hint
+    assert "--text" not in caught.value.hint
+    with pytest.raises(BcqError, match="BCQ-E623"):
+        Quantization(open_source(model), options(text, include=("lm_head",), dry_run=True))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_config_with_fewer_layers_than_the_files(model: Path, text: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(BcqError, match=r"BCQ-E623.*layers\.2\..*num_hidden_layers = 2") as caught:
+        Quantization(open_source(folder), options(text)).run(tmp_path / "bcq")
+    assert "correct num_hidden_layers" in caught.value.hint
+    Quantization(open_source(folder), options(text, exclude=("layers.2.",), dry_run=True))
+
+
+def test_a_rule_for_a_shape_that_does_not_fit(model: Path, text: Path, tmp_path: Path) -> None:
+    """Found before any layer is run, with the file."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[rule]]\nmatch='layers.2.self_attn.q'\nmethod='atom'\n")
+    for dry_run in (True, False):
+        with pytest.raises(BcqError, match=r"BCQ-E621 model\.safetensors: 'model\.layers\.2\.self_attn\.q_proj"):
+            Quantization(open_source(model), options(text, rules=read_rules(rules), dry_run=dry_run))
+
+
+def test_a_gpu_that_is_not_there(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    given = TextOptions(read_text(text), ROWS, SEQ, "cuda")
+    with pytest.raises(BcqError, match="BCQ-E551"):
+        Quantization(open_source(model), QuantizeOptions(method="gptq", text=given, dry_run=True))
 
 
 def test_the_verb(model: Path, text: Path, finished: Path, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_settings_go_to_those_who_have_them(source: Path) -> None:
         (Combination("rtm", 4, "32"), {}, "BCQ-E620"),
         (Combination("mixed24", 4, "16"), {}, "BCQ-E620"),
         (Combination("gptq", 4, "32"), {}, "BCQ-E623"),
+        (Combination("atom", 4, "32"), {"outliers": "1000"}, "BCQ-E621"),
     ],
 )
 def test_refused_before_anything_runs(
@@ -87,6 +88,9 @@ def test_refused_before_anything_runs(
     with pytest.raises(BcqError) as caught:
         Sweep(open_source(source), [Combination("rtn", 4, "32"), combination], settings)
     assert caught.value.code == code
+    if code == "BCQ-E623":  # the text of a sweep is for perplexity
+        assert "--stats" in caught.value.hint
+        assert caught.value.finding.expected == "--stats FILE"
 
 
 def test_quantized_models_are_refused() -> None:

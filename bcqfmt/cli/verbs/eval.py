@@ -92,10 +92,11 @@ def command(
         announce_kernels(stack, dense=dense)
         opened = run.open_folder(model, device=options["device"])
         other = None if reference is None else run.open_folder(reference, device=options["device"])
-        windows = [] if text is None else run.windows_of(opened, text, context, max_tokens)
-        if other is not None and text is not None and run.windows_of(other, text, context, max_tokens) != windows:
-            expected = "a reference with the same one"
-            raise error("BCQ-E302", other.folder.name, found="another tokenizer", expected=expected)
+        asked_for = (context, max_tokens, "" if file is None else file.name)
+        windows = [] if text is None else run.windows_of(opened, text, *asked_for)
+        if other is not None and text is not None and run.windows_of(other, text, *asked_for) != windows:
+            expected, hint = "a reference with the same one", "name the model that this one was made from"
+            raise error("BCQ-E302", other.folder.name, found="another tokenizer", expected=expected, hint=hint)
         waiting(f"loading {model}")
         loaded = run.load(opened, **options)
         if loaded.note:

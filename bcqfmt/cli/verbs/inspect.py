@@ -12,7 +12,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, usage_error, verb
 from bcqfmt.cli.expect import another_folder, expected, expected_bcq, fitting
 from bcqfmt.errors import escape
-from bcqfmt.inspect.summary import Summary, summarize, summarize_gguf, summarize_sources
+from bcqfmt.inspect.summary import Summary, TensorRow, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
 from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
 from bcqfmt.weight.weight import BcqWeight
@@ -22,7 +22,11 @@ _MODELS = ("bcq", "bcq file", "quantized", "dense", "gguf")
 
 @verb("inspect")
 @click.argument("path")
-@click.option("--modules", is_flag=True, help="Also list every quantized weight, of other formats as convert sees it.")
+@click.option(
+    "--modules",
+    is_flag=True,
+    help="Also list weights: the quantized ones, of other formats as convert sees them; of a dense model all tensors.",
+)
 @click.option("--tensor", metavar="NAME", help="Show one tensor: its parts, where they lie, its values.")
 @hub_options
 @json_option
@@ -51,9 +55,11 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
         render.show(as_json, details.as_dict(), _tensor(details))
         return
     with expected(path, *_MODELS, file=True):
-        summary = _remote(path, revision, offline) if _on_hub(path) else summarize(path, modules=modules)
+        summary = _remote(path, revision, offline, modules) if _on_hub(path) else summarize(path, modules=modules)
     found, lines = summary.as_dict(), _glance(summary, path)
-    if modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
+    if summary.tensors is not None:
+        lines += ["", *_tensors(summary.tensors)]
+    elif modules and summary.foreign and (Path(path).is_dir() or summary.foreign == "gguf"):
         from bcqfmt.cli.forecast import module_rows, module_table
 
         found["modules"], why = module_rows(Path(path))
@@ -72,14 +78,15 @@ def _on_hub(path: str) -> bool:
     return looks_like_hub_id(path)
 
 
-def _remote(path: str, revision: str | None, offline: bool) -> Summary:
+def _remote(path: str, revision: str | None, offline: bool, modules: bool) -> Summary:
     from bcqfmt.converters.hub import download, remote_headers, resolve, split_hub_id
 
     name, _ = split_hub_id(path, file=True)
     repo = resolve(path, revision, offline)
     if repo.offline:
         place = download(repo, offline=True)
-        return replace(summarize(place / repo.file if repo.file else place), path=f"{name}@{repo.commit[:12]}")
+        found_here = summarize(place / repo.file if repo.file else place, modules=modules)
+        return replace(found_here, path=f"{name}@{repo.commit[:12]}")
     found = remote_headers(repo)
     files = {shard: found.files[shard] for shard in found.headers}
     shown = f"{name}@{found.repo.commit[:12]}"
@@ -87,7 +94,7 @@ def _remote(path: str, revision: str | None, offline: bool) -> Summary:
         models = found.checkpoint.models.values()
         summary = summarize_gguf(shown, [(model.source.size, model.gguf) for model in models if model.gguf])
     else:
-        summary = summarize_sources(shown, files, found.headers, found.checkpoint.config)
+        summary = summarize_sources(shown, files, found.headers, found.checkpoint.config, modules=modules)
     render.say(f"read {found.bytes_read:,} bytes in {render.count(found.requests, 'request')}, headers only")
     return summary
 
@@ -214,6 +221,20 @@ def _modules(summary: Summary) -> list[str]:
         for row in summary.modules or ()
     ]
     return render.table(("weight", "shape", "dtype", "scheme", "bits/weight", "size", "file"), rows, left=(0, 6))
+
+
+def _tensors(found: list[TensorRow]) -> list[str]:
+    rows = [
+        (
+            escape(row.name, 512),
+            "x".join(map(str, row.shape)) or "scalar",
+            row.dtype,
+            render.size(row.nbytes),
+            escape(row.file),
+        )
+        for row in found
+    ]
+    return render.table(("tensor", "shape", "dtype", "size", "file"), rows, left=(0, 4))
 
 
 def _tensor(details: Details) -> list[str]:

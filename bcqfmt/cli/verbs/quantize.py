@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from bcqfmt.converters.report import Report
 
 _SPARE = 0.15  # share of the stored bits that is worth a warning
+_OF_TEXT = {"--rows": "rows", "--context": "seq", "--device": "device", "--token-weights": "token_weights"}
 _WORST = 10  # weights that the table on the screen shows
 
 
@@ -175,6 +177,9 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
     if text is None:
         if train:
             raise usage_error("--train-scales needs a text to train on: --text FILE.")
+        for option, key in _OF_TEXT.items():
+            if click.get_current_context().get_parameter_source(key) is ParameterSource.COMMANDLINE:
+                raise usage_error(f"{option} says how --text FILE is run: add --text, or leave it out.")
         return None
     if stats is not None:
         raise usage_error("--stats are of the dense model, --text makes them layer by layer: choose one.")

@@ -76,6 +76,9 @@ def command(
             raise usage_error(f"'{path}' should end in {suffix}.")
         if path is not None:
             check_output(path, overwrite, model)
+    for option, value in (("--context", context), ("--max-tokens", max_tokens)):
+        if text is None and value is not None:
+            raise usage_error(f"{option} says how --text FILE is read: add --text, or leave it out.")
     source = find_source(model, revision, offline)
     if text is not None:
         longest = longest_context(source.checkpoint.config)
@@ -129,7 +132,7 @@ def _text_model(folder: Path, text: Path, context: int | None, tokens: int | Non
     from bcqfmt.integrations.transformers.run import TextModel
 
     assert context is not None
-    model = TextModel(folder, read_text(text), context=context, most_tokens=tokens)
+    model = TextModel(folder, read_text(text), context=context, most_tokens=tokens, shown=text.name)
     missing = [name for name in sweep.weights if name not in model.names]
     if missing:
         raise error("BCQ-E301", folder.name, missing[0], "not in the model as transformers loads it", "the same names")

@@ -156,8 +156,8 @@ def set_mode(model: nn.Module, *, exact: bool | None = None, planes: int | None 
             refuse_truncation(module.spec, planes)
         most = max(segment.bits for module in modules for segment in module.spec.scheme.segments)
         if planes > most:
-            expected = f"at most {most}, as many as the weights have"
-            raise error("BCQ-E302", tensor="planes", found=f"{planes} planes", expected=expected)
+            expected, hint = f"at most {most}, as many as the weights have", f"ask for up to {most} planes, or for all"
+            raise error("BCQ-E302", tensor="planes", found=f"{planes} planes", expected=expected, hint=hint)
     for module in modules:
         module.exact = module.exact if exact is None else exact
         module.planes = module.planes if planes == -1 else planes

@@ -50,7 +50,7 @@ def prompt_tokens(
     else:
         ids = opened.tokenizer(prompt)["input_ids"]
     if not ids:
-        raise error("BCQ-E302", found="a prompt without tokens", expected="some text")
+        raise error("BCQ-E302", found="a prompt without tokens", expected="some text", hint="give a prompt with words")
     opened.check_length(len(ids) + most, "--max-new-tokens counts, and so does the prompt")
     return list(ids)
 

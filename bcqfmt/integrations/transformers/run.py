@@ -103,7 +103,11 @@ def load(
             found=f"{len(names)} tensors of the model are not in the files", expected="all of them",
             hint="correct config.json, or get the complete checkpoint",
         )  # fmt: skip
-    bridge.set_mode(model, exact=exact, planes=planes)
+    try:
+        bridge.set_mode(model, exact=exact, planes=planes)
+    except BcqError as fault:  # which does not know the folder
+        told = fault.finding
+        raise error(fault.code, opened.folder.name, told.tensor, told.found, told.expected, fault.hint) from None
     if device == "mps" and is_bcq(opened.folder):
         model = model.dequantize() or model
     return Loaded(_placed(model.eval(), device), opened, note)
@@ -161,16 +165,23 @@ def _loaded(kind: Any, folder: Path, what: str, hint: str, **options: Any) -> An
         raise error("BCQ-E102", folder.name, found=escape(reason), expected=expected, hint=hint) from fault
 
 
-def windows_of(opened: Opened, text: str, context: int = 512, most: int | None = None) -> list[list[int]]:
-    """A text as windows of ``context`` tokens that do not overlap; ``most``: cut the text after that many tokens."""
+def windows_of(
+    opened: Opened, text: str, context: int = 512, most: int | None = None, shown: str = ""
+) -> list[list[int]]:
+    """A text as windows of ``context`` tokens that do not overlap; ``most``: cut the text after that many tokens.
+
+    ``shown``: the name of the text in a message.
+    """
     if context < 2:
-        raise error("BCQ-E302", found=f"a context of {context} tokens", expected="at least 2")
+        hint = "give a larger context"
+        raise error("BCQ-E302", found=f"a context of {context} tokens", expected="at least 2", hint=hint)
     opened.check_length(context, "--context sets the tokens of a window")
     ids = opened.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
     windows = [ids[i : i + context] for i in range(0, len(ids), context)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
-        raise error("BCQ-E302", found=f"a text of {len(ids)} tokens", expected="at least 2")
+        hint = "give a longer text" if most is None else "give a longer text, or more of its tokens"
+        raise error("BCQ-E302", shown, found=f"a text of {len(ids)} tokens", expected="at least 2", hint=hint)
     return windows
 
 
@@ -239,10 +250,15 @@ def _imported() -> tuple[Any, Any]:
 class TextModel:
     """A causal language model in float32 on the CPU, and a text in windows of ``context`` tokens (:func:`evaluate`)."""
 
-    def __init__(self, folder: Path, text: str, *, context: int = 512, most_tokens: int | None = None) -> None:
-        """``folder``: a local model folder with config, weights and tokenizer. ``most_tokens``: cut the text there."""
+    def __init__(
+        self, folder: Path, text: str, *, context: int = 512, most_tokens: int | None = None, shown: str = ""
+    ) -> None:
+        """``folder``: a local model folder with config, weights and tokenizer. ``most_tokens``: cut the text there.
+
+        ``shown``: the name of the text in a message.
+        """
         self._loaded = load(folder, dtype="float32")
-        self._windows = windows_of(self._loaded.opened, text, context, most_tokens)
+        self._windows = windows_of(self._loaded.opened, text, context, most_tokens, shown)
         model = self._loaded.model
         self._tensors: dict[str, Any] = {**dict(model.named_buffers()), **dict(model.named_parameters())}
 
