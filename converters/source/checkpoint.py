@@ -25,7 +25,7 @@ from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import real_path
 
 from .gguf import Blocks, Copy, place_tensors, read_files, split_names
-from .gguf_config import config_of
+from .gguf_config import check_numbers, config_of
 from .gguf_tokenizer import tokenizer_files
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -215,21 +215,23 @@ def read_gguf_source(
         shown = escape(", ".join(missing[:3])) + (" ..." if len(missing) > 3 else "")
         raise error("BCQ-V503", folder.name, found=f"{len(missing)} of {len(names)} files missing: {shown}")
     opened = dict(zip(names, read_files(names, open_file, each), strict=True))
+    first = opened[names[0]].gguf
+    check_numbers(first, names[0])
     models = {name: SourceModel(name, file.source, file.header, file.gguf) for name, file in opened.items()}
     home = _homes({name: file.header for name, file in opened.items()}, None)
     tensors, blocks, copies, kept = place_tensors(list(opened.values()))
     home |= {name: home[copy.stored] for name, copy in copies.items()}
     foreign = foreign_files(files, models)
     side = [name for name in files if name not in models and name not in foreign]
-    first = next(iter(opened.values())).gguf
     shapes = {info.name: info.shape for file in opened.values() for info in file.gguf.tensors.values()}
-    config = _json(open_file, CONFIG) if CONFIG in side else config_of(first, shapes, tensors)
+    made = {} if kept else config_of(first, shapes, tensors)
+    config = _json(open_file, CONFIG) if CONFIG in side else made
     found = SourceCheckpoint(folder, models, tensors, home, config, {}, side, {**foreign, **(left_out or {})})
     found.blocks, found.copies = blocks, copies
     if not kept and not config:
         found.warn("BCQ-E657", "no config.json was made")
     if kept:
-        found.warn("BCQ-E656", f"architecture {escape(kept, 40)}")
+        found.warn("BCQ-E656", kept)
     return found
 
 

@@ -18,7 +18,7 @@ from bcqfmt.container.header import Header, TensorEntry
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error, escape
 
-from .gguf_names import Named, architecture, namer
+from .gguf_names import Named, architecture, contradiction, namer
 from .gguf_rows import copied, rows_put_back, swapped
 
 Array = npt.NDArray[Any]
@@ -92,12 +92,18 @@ def read_files(names: list[str], open_file: Callable[[str], ByteSource], each: C
 
 
 def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[str, Blocks], dict[str, Copy], str]:
-    """Tensors by name, which of them are blocks, which have another name in the file; the architecture's name.
+    """Tensors by name, which of them are blocks, which have another name in the file; why the names of GGUF are kept.
 
-    The name is empty when all names are those of Hugging Face; else it says for which architecture GGUF's are kept.
+    That is empty when all names are those of Hugging Face, as far as there are any.
     """
     first = files[0].gguf
-    named = namer(first) or (lambda name, shape: Named(name))
+    table = namer(first)
+    if table is None:
+        kept = f"no table has those of Hugging Face for architecture {escape(architecture(first) or 'unknown', 40)}"
+    else:
+        kept = contradiction(first, {name: info.shape for file in files for name, info in file.gguf.tensors.items()})
+    # all names or none: a mix would be no model that any program loads
+    named = table if table is not None and not kept else (lambda name, shape: Named(name))
     tensors: dict[str, StoredTensor] = {}
     blocks: dict[str, Blocks] = {}
     copies: dict[str, Copy] = {}
@@ -108,6 +114,9 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
         order = file.gguf.order
         if info.name in scales.values() or (added and info.type.name != "F32"):
             name, added = info.name, 0  # it becomes part of a weight; or nothing is known of such norms
+        if (info.name if info.type.name not in DENSE else name) in tensors:
+            found = f"another tensor would be '{escape(name)}' too"
+            raise error("BCQ-V120", file.source.shown, info.name, found)
         if info.type.name in DENSE:
             stored = StoredTensor(info.name, info.type.name, info.shape, source=file.source, offset=info.offset)
             tensors[name], rule = _dense(stored, name, heads, added, order)
@@ -121,7 +130,7 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
             info.name, "U8", (rows, info.row_bytes), source=file.source, offset=info.offset
         )
         blocks[info.name] = Blocks(name, info.type.name, info.shape, heads, order, scales.get(info.name, ""))
-    return tensors, blocks, copies, "" if namer(first) else architecture(first) or "unknown"
+    return tensors, blocks, copies, kept
 
 
 def _second_scales(infos: Iterable[tuple[GgufFile, TensorInfo]]) -> dict[str, str]:
