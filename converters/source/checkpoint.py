@@ -100,7 +100,7 @@ class SourceCheckpoint:
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
         """Note something that does not stop the conversion."""
-        self.warnings.append(Finding(code, self.folder.name, tensor, found))
+        self.warnings.append(Finding(code, self.place.name, tensor, found))
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -196,9 +196,7 @@ def _open_gguf(path: Path) -> SourceCheckpoint:
     _check_name(path.name)
     names = split_names(path.name)
     there = [name for name in names if os.path.lexists(folder / name)]
-    found = read_gguf_source(folder, there, names, lambda name: SourceFile(inside(folder, name), name))
-    found.lone = path.name
-    return found
+    return read_gguf_source(folder, there, names, lambda name: SourceFile(inside(folder, name), name), lone=path.name)
 
 
 def read_gguf_source(
@@ -208,8 +206,9 @@ def read_gguf_source(
     open_file: OpenFile,
     each: Callable[..., Any] = map,
     left_out: Mapping[str, str] | None = None,
+    lone: str = "",
 ) -> SourceCheckpoint:
-    """As :func:`read_source`, for the GGUF model that consists of ``names``."""
+    """As :func:`read_source`, for the GGUF model that consists of ``names``; ``lone``: the file that was named."""
     missing = [name for name in names if name not in files]
     if missing:
         shown = escape(", ".join(missing[:3])) + (" ..." if len(missing) > 3 else "")
@@ -227,7 +226,7 @@ def read_gguf_source(
     made = {} if kept else config_of(first, shapes, tensors)
     config = _json(open_file, CONFIG) if CONFIG in side else made
     found = SourceCheckpoint(folder, models, tensors, home, config, {}, side, {**foreign, **(left_out or {})})
-    found.blocks, found.copies = blocks, copies
+    found.blocks, found.copies, found.lone = blocks, copies, lone
     if not kept and not config:
         found.warn("BCQ-E657", "no config.json was made")
     if kept:

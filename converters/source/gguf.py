@@ -79,7 +79,7 @@ def read_files(names: list[str], open_file: Callable[[str], ByteSource], each: C
     count = first.get("split.count", 1)
     if count != len(names):
         found = f"split.count is {escape(str(count))}, the name says {len(names)}"
-        raise error("BCQ-E218", names[0], found=found, expected="the same number")
+        raise error("BCQ-E218", names[0], found=found, expected="the same number", hint=_split_name(first))
     for i, (name, header) in enumerate(zip(names, headers, strict=True)):
         if len(names) > 1 and (header.get("split.no"), header.get("split.count")) != (i, count):
             found = f"file {header.get('split.no')} of {header.get('split.count')}"
@@ -89,6 +89,14 @@ def read_files(names: list[str], open_file: Callable[[str], ByteSource], each: C
         found = f"{total} tensors in all files"
         raise error("BCQ-E218", names[0], found=found, expected=f"{escape(str(first.get('split.tensors.count')))}")
     return [_file(source, header) for source, header in zip(sources, headers, strict=True)]
+
+
+def _split_name(header: GgufHeader) -> str | None:
+    """What a file of a split has to be called, as a hint; None where its header does not say it."""
+    number, count = header.get("split.no"), header.get("split.count")
+    if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count < 100_000:
+        return None
+    return f"rename it to NAME-{number + 1:05d}-of-{count:05d}.gguf, and the other files of the split likewise"
 
 
 def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[str, Blocks], dict[str, Copy], str]:

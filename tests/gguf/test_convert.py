@@ -249,7 +249,8 @@ def test_numbers_that_contradict_the_tensors_leave_all_names_as_they_are(case: s
         writer.tensor(name, [8, 256], NUMBER["Q8_0"], random_blocks("Q8_0", 8, 256))
     source = written(writer, tmp_path / "in")
     conversion = convert(source, tmp_path / "out")
-    assert [(finding.code, finding.found) for finding in conversion.warnings] == [("BCQ-E656", reason)]
+    warned = [(finding.code, finding.file, finding.found) for finding in conversion.warnings]
+    assert warned == [("BCQ-E656", "model.gguf", reason)]
     assert conversion.source.config == {}
     proved(source, tmp_path / "out", tmp_path)
     with bcqfmt.open(tmp_path / "out") as checkpoint:
@@ -346,6 +347,12 @@ def test_a_file_of_another_split_that_was_renamed(tmp_path: Path) -> None:
     with pytest.raises(BcqError) as caught:
         open_source(written(model({}).pair("split.count", "u16", 2), tmp_path / "in", "lone.gguf"))
     assert caught.value.code == "BCQ-E218"
+    assert caught.value.hint == "put all files of one split, and of no other, into one folder"
+    renamed = split(tmp_path / "renamed").rename(tmp_path / "renamed/a.gguf")
+    with pytest.raises(BcqError) as caught:
+        open_source(renamed)
+    first = "rename it to NAME-00001-of-00002.gguf, and the other files of the split likewise"
+    assert (caught.value.code, caught.value.hint) == ("BCQ-E218", first)
 
 
 # ------------------------------------------------------------------------------------------------------- folders

@@ -45,6 +45,21 @@ def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
     assert run("verify", source, tmp_path / "out").exit_code == 6
 
 
+def test_a_renamed_source_is_not_taken_for_another(tmp_path: Path) -> None:
+    source, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    shutil.copy(DATA / "q4_0.gguf", source)
+    assert run("convert", source, tmp_path / "out").exit_code == 0
+    source.rename(other)
+    done = run("verify", other, tmp_path / "out")
+    assert done.exit_code == 6
+    assert "BCQ-E613 other.gguf: verification failed: a file of another name; expected model.gguf" in done.stderr
+    assert f"give it that name: mv {other} {source}" in done.stderr
+    shutil.copy(other, source)
+    assert f"verify {source}\n" in run("verify", other, tmp_path / "out").stderr
+    shutil.copy(DATA / "q4_1.gguf", other)
+    assert "this is another source" in run("verify", other, tmp_path / "out").stderr
+
+
 def test_parts_and_resume(tmp_path: Path) -> None:
     source = DATA / "q4_0.gguf"
     for i in (1, 2):
