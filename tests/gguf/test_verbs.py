@@ -103,6 +103,16 @@ def test_inspect_of_a_folder(tmp_path: Path) -> None:
     assert json.loads(run("inspect", tmp_path, "--json").stdout)["format"] == "gguf"
 
 
+def test_inspect_does_not_advise_what_convert_refuses(tmp_path: Path) -> None:
+    shutil.copy(DATA / "q4_0.gguf", tmp_path / "m-00001-of-00002.gguf")
+    for path, code in ((DATA / "iq_grids.gguf", "BCQ-E601"), (tmp_path / "m-00001-of-00002.gguf", "BCQ-V503")):
+        for more in ([], ["--modules"]):
+            shown = run("inspect", path, *more).stdout
+            assert shown.count(f"not converted: {code}") == 1
+            assert "hint:" not in shown
+    assert "hint: convert it" in run("inspect", DATA / "q4_0.gguf").stdout
+
+
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
 def test_broken_files_exit_with_4_and_leave_nothing(path: Path, tmp_path: Path) -> None:
     for done in (run("inspect", path), run("convert", path, tmp_path / "out"), run("verify", path, tmp_path)):
@@ -117,7 +127,9 @@ def test_broken_files_exit_with_4_and_leave_nothing(path: Path, tmp_path: Path) 
 def test_quantizing_a_gguf_file_is_refused_with_the_verb_that_takes_it(tmp_path: Path) -> None:
     done = run("quantize", DATA / "f16.gguf", tmp_path / "out", "--method", "rtn")
     assert done.exit_code == 5
-    assert "bcqfmt convert" in done.stderr
+    stem = DATA / "f16"
+    steps = f"bcqfmt convert {stem}.gguf {stem}-bcq && bcqfmt export {stem}-bcq {stem}-dense --to dense"
+    assert f"hint: make a dense model of its values, and name that: {steps}\n" in done.stderr
 
 
 def test_a_target_that_holds_the_source_is_refused(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
         from bcqfmt.cli.forecast import module_rows, module_table
 
         found["modules"], why = module_rows(Path(path))
-        lines += ["", *(module_table(found["modules"]) if not why else [f"not converted: {why}"])]
+        more = module_table(found["modules"]) if not why else [f"not converted: {why}"]
+        lines += ["", *more] if more[0] not in lines else []
     render.show(as_json, found, lines)
 
 
@@ -90,13 +91,20 @@ def _remote(path: str, revision: str | None, offline: bool) -> Summary:
 
 
 def _next(summary: Summary, path: str) -> str | None:
-    """The command that makes BCQ of it."""
+    """The command that makes BCQ of it, or why there is none."""
     if not _on_hub(path):
-        return fitting(path)
+        if summary.foreign == "gguf":  # not all types of blocks are converted, and files of a split may be missing
+            from bcqfmt.cli.forecast import module_rows
+
+            _, why = module_rows(Path(path))
+            if why:
+                return f"not converted: {why}"
+        then = fitting(path)
+        return f"hint: {then}" if then else None
     target = another_folder(path.rpartition("/")[2].partition(":")[0])
     if summary.quantization:
-        return f"convert it, without loss: {command_line('bcqfmt', 'convert', path, target)}"
-    return f"quantize it: {command_line('bcqfmt', 'quantize', path, target, '--method', 'rtn', '--bits', '4')}"
+        return f"hint: convert it, without loss: {command_line('bcqfmt', 'convert', path, target)}"
+    return f"hint: quantize it: {command_line('bcqfmt', 'quantize', path, target, '--method', 'rtn', '--bits', '4')}"
 
 
 def _glance(summary: Summary, path: str) -> list[str]:
@@ -104,7 +112,7 @@ def _glance(summary: Summary, path: str) -> list[str]:
     lines += render.fields(_facts(summary))
     if summary.foreign:
         then = _next(summary, path)
-        lines += ["", *_types(summary), *(["", f"hint: {then}"] if then else [])]
+        lines += ["", *_types(summary), *(["", then] if then else [])]
     else:
         lines += ["", *_sizes(summary)]
         if summary.schemes:
