@@ -184,7 +184,7 @@ _TABLE = [
     Code("BCQ-E653", "not everything in the source is carried", 0, "", "warning"),
     Code("BCQ-E654", "configuration and tensors disagree about tied embeddings; the tensors count", 0, "", "warning"),
     Code("BCQ-E655", "zero points are read otherwise than the configuration says, as asked", 0, "", "warning"),
-    Code("BCQ-E656", "tensors keep the names of GGUF: no table has those of Hugging Face for this architecture", 0, "", "warning"),
+    Code("BCQ-E656", "tensors keep the names of GGUF", 0, "", "warning"),
     Code("BCQ-E657", "the file lacks what config.json needs", 0, "put the model's own config.json into the result", "warning"),
     Code("BCQ-E640", "donor of metadata is not a file of this model", 5, "name another GGUF file of the same model with --like"),
     Code("BCQ-E641", "metadata of a GGUF file cannot be written", 5, "take it from a GGUF file of the same model: --like donor.gguf"),

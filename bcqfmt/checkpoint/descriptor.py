@@ -227,6 +227,16 @@ def allowed_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and ".." not in name and len(name) <= limits.MAX_WEIGHT_NAME_BYTES
 
 
+def reserved_name(name: str) -> bool:
+    """Whether a dense tensor cannot have this name: too long, or one that the format gives a meaning (BCQ-V302)."""
+    return (
+        name == "__metadata__"
+        or ".bcq_" in name
+        or "_bcq_" in name
+        or len(name.encode("utf-8", "surrogatepass")) > limits.MAX_NAME_BYTES
+    )
+
+
 def _check_entry(entry: Any, where: str, extra: set[str]) -> None:
     expect_keys(entry, {"scheme", "shape", "dtype"} | extra, {"widths"}, where)
     for key in ("shape", "widths"):

@@ -26,7 +26,7 @@ from bcqfmt.weight.scheme import features_of
 from bcqfmt.weight.scheme_json import entry_json
 from bcqfmt.weight.weight import BcqWeight
 
-from .descriptor import Descriptor, descriptor_json, parse_weights
+from .descriptor import Descriptor, descriptor_json, parse_weights, reserved_name
 from .folder import CONFIG, INDEX, MANIFEST, config_entries, is_documentation
 from .manifest import FileRecord, Manifest, WeightRecord, manifest_bytes, relative_path
 from .shards import Unit, plan_shards, shard_names
@@ -184,7 +184,7 @@ def _unit(name: Any, tensor: Any) -> Unit:
         raise arguments.wrong(name, f"a {type(tensor).__name__}", _TENSOR)
     if not _encodable(name):
         raise error("BCQ-E302", tensor=name, found="a name with a lone surrogate", expected="text")
-    if name == "__metadata__" or ".bcq_" in name or "_bcq_" in name or len(name.encode()) > 512:
+    if reserved_name(name):
         found = "a reserved or too long name"
         raise error("BCQ-V302", tensor=name, found=found, expected="another name for a dense tensor")
     return Unit.of_dense(tensor.renamed(name))

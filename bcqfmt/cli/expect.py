@@ -117,6 +117,12 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
         return "a model is a folder: this file, its config.json and its tokenizer"
     if found.kind == "pickle":
         return CODES["BCQ-E105"].hint
+    if found.kind == "gguf" and "dense" in wanted and "bcq" not in wanted:
+        made = another_folder(path)
+        dense = f"{made.removesuffix('-bcq')}-dense"
+        first = command_line("bcqfmt", "convert", path, made)
+        second = command_line("bcqfmt", "export", made, dense, "--to", "dense")
+        return f"make a dense model of its values, and name that: {first} && {second}"
     if found.kind in ("quantized", "gguf"):
         return f"convert it, without loss: {command_line('bcqfmt', 'convert', path, _target(words, path))}"
     if found.kind == "dense":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -21,7 +23,7 @@ from bcqfmt.converters.layouts.reference import reference_rows
 from bcqfmt.converters.layouts.registry import find_modules
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.converters.words.buffers import reused
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.weight.weight import BcqWeight
 
 from .restore import WORKERS
@@ -73,14 +75,7 @@ def verify(
     files = rebuilder.files()
     here = {*source.models, *source.side_files}
     if here != files.keys():
-        odd = sorted(here ^ files.keys())
-        raise error(
-            "BCQ-E613",
-            source.folder.name,
-            found=f"{len(odd)} files on one side only: {', '.join(odd[:3])}",
-            expected="the same files",
-            hint=_OTHER,
-        )
+        raise _other_files(source, files)
     stop = Stop()
     progress = stop.progress(tick)
     with reused():
@@ -103,6 +98,24 @@ def verify(
             if rebuilder.record["rules"][entry[0]] == {"rule": "raw"}:
                 found.archived += source.stored(name).nbytes if source.home.get(name) == path else 0
     return found
+
+
+def _other_files(source: SourceCheckpoint, files: dict[str, Any]) -> BcqError:
+    """BCQ-E613 for a source with other files; a lone file of the right size may only have been renamed."""
+    here = {*source.models, *source.side_files}
+    if source.lone and len(here) == len(files) == 1:
+        ((name, record),) = files.items()
+        right = source.folder / name
+        hint = f"a file of that name lies beside it: verify {right}"
+        if not os.path.lexists(right):
+            hint = f"if it is the same file, give it that name: {shlex.join(['mv', str(source.place), str(right)])}"
+        if source.models[source.lone].source.size != record["size"]:
+            hint = _OTHER
+        found = "a file of another name"
+        return error("BCQ-E613", source.lone, found=found, expected=escape(name), hint=escape(hint, 4096))
+    odd = sorted(here ^ files.keys())
+    found = f"{len(odd)} files on one side only: {escape(', '.join(odd[:3]))}"
+    return error("BCQ-E613", source.place.name, found=found, expected="the same files", hint=_OTHER)
 
 
 def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: str, progress: Tick) -> str:

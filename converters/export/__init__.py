@@ -110,11 +110,13 @@ def _check_arguments(folder: Path, target: Path, layout: str, dtype: str | None)
     if layout not in TARGETS:
         raise error("BCQ-E302", found=f"layout {layout}", expected=", ".join(TARGETS))
     if not folder.is_dir():
-        raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder")
+        hint = "name the folder that it is in"
+        raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder", hint=hint)
     here, there = real_path(folder), real_path(target)
     if here == there or here in there.parents or there in here.parents:
         where = "is" if here == there else "lies inside" if here in there.parents else "holds"
-        raise error("BCQ-E402", str(target), found=f"it {where} the BCQ folder", expected="a folder elsewhere")
+        found, hint = f"it {where} the BCQ folder", "choose another place"
+        raise error("BCQ-E402", str(target), found=found, expected="a folder elsewhere", hint=hint)
     if dtype is None:
         return None
     kind = logical_name(dtype)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt import limits
-from bcqfmt.checkpoint.descriptor import allowed_name
+from bcqfmt.checkpoint.descriptor import allowed_name, reserved_name
 from bcqfmt.checkpoint.folder import SOURCE
 from bcqfmt.checkpoint.manifest import Manifest
 from bcqfmt.checkpoint.provenance import source_record
@@ -142,7 +142,7 @@ def make_plan(
     dense = [name for name in source.tensors if name not in claimed]
     units = [Unit(m.weight_name, {t.name: t for t in m.tensors.values()}, True) for m in modules]
     units += [Unit.of_dense(source.tensors[name]) for name in dense]
-    _check_names([unit.name for unit in units], dense)
+    _check_names(source, modules, dense)
     for module in modules:
         if not allowed_name(module.weight_name):
             raise error(
@@ -173,12 +173,21 @@ def make_plan(
     return Plan(tuple(shards), known, asked, quantized, quantized + plain)
 
 
-def _check_names(names: list[str], dense: list[str]) -> None:
-    for name in dense:
-        if ".bcq_" in name or "_bcq_" in name or len(name.encode()) > limits.MAX_NAME_BYTES:
-            raise error("BCQ-V302", tensor=name, found="a name that the format reserves, or a too long one")
-    for name, other in twins(names):
-        raise error("BCQ-V120", tensor=name, found=f"equal to '{escape(other)}' but for case")
+def _check_names(source: SourceCheckpoint, modules: list[Module], dense: list[str]) -> None:
+    """Errors show what the source calls a tensor: that is what a user can change."""
+    names = [(module.weight_name, next(iter(module.tensors.values())).name) for module in modules]
+    copied = [(name, source.copies[name].stored if name in source.copies else name) for name in dense]
+    for name, stored in copied:
+        if reserved_name(name):
+            found, expected = "a name that the format reserves, or a too long one", "another name for a dense tensor"
+            raise error("BCQ-V302", source.home[stored], stored, found, expected, hint="rename it in the source")
+    names += copied
+    for name, other in twins(name for name, _ in names):
+        first, second, *_ = (stored for new, stored in names if new in (name, other))
+        found = f"equal to '{escape(first)}' but for case"
+        if name == other:
+            found = f"it and '{escape(first)}' would both be '{escape(name)}'"
+        raise error("BCQ-V120", source.home[second], second, found)
 
 
 def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import real_path
 
 from .gguf import Blocks, Copy, place_tensors, read_files, split_names
-from .gguf_config import config_of
+from .gguf_config import check_numbers, config_of
 from .gguf_tokenizer import tokenizer_files
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -100,7 +100,7 @@ class SourceCheckpoint:
 
     def warn(self, code: str, found: str, tensor: str = "") -> None:
         """Note something that does not stop the conversion."""
-        self.warnings.append(Finding(code, self.folder.name, tensor, found))
+        self.warnings.append(Finding(code, self.place.name, tensor, found))
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -196,9 +196,7 @@ def _open_gguf(path: Path) -> SourceCheckpoint:
     _check_name(path.name)
     names = split_names(path.name)
     there = [name for name in names if os.path.lexists(folder / name)]
-    found = read_gguf_source(folder, there, names, lambda name: SourceFile(inside(folder, name), name))
-    found.lone = path.name
-    return found
+    return read_gguf_source(folder, there, names, lambda name: SourceFile(inside(folder, name), name), lone=path.name)
 
 
 def read_gguf_source(
@@ -208,28 +206,31 @@ def read_gguf_source(
     open_file: OpenFile,
     each: Callable[..., Any] = map,
     left_out: Mapping[str, str] | None = None,
+    lone: str = "",
 ) -> SourceCheckpoint:
-    """As :func:`read_source`, for the GGUF model that consists of ``names``."""
+    """As :func:`read_source`, for the GGUF model that consists of ``names``; ``lone``: the file that was named."""
     missing = [name for name in names if name not in files]
     if missing:
         shown = escape(", ".join(missing[:3])) + (" ..." if len(missing) > 3 else "")
         raise error("BCQ-V503", folder.name, found=f"{len(missing)} of {len(names)} files missing: {shown}")
     opened = dict(zip(names, read_files(names, open_file, each), strict=True))
+    first = opened[names[0]].gguf
+    check_numbers(first, names[0])
     models = {name: SourceModel(name, file.source, file.header, file.gguf) for name, file in opened.items()}
     home = _homes({name: file.header for name, file in opened.items()}, None)
     tensors, blocks, copies, kept = place_tensors(list(opened.values()))
     home |= {name: home[copy.stored] for name, copy in copies.items()}
     foreign = foreign_files(files, models)
     side = [name for name in files if name not in models and name not in foreign]
-    first = next(iter(opened.values())).gguf
     shapes = {info.name: info.shape for file in opened.values() for info in file.gguf.tensors.values()}
-    config = _json(open_file, CONFIG) if CONFIG in side else config_of(first, shapes, tensors)
+    made = {} if kept else config_of(first, shapes, tensors)
+    config = _json(open_file, CONFIG) if CONFIG in side else made
     found = SourceCheckpoint(folder, models, tensors, home, config, {}, side, {**foreign, **(left_out or {})})
-    found.blocks, found.copies = blocks, copies
+    found.blocks, found.copies, found.lone = blocks, copies, lone
     if not kept and not config:
         found.warn("BCQ-E657", "no config.json was made")
     if kept:
-        found.warn("BCQ-E656", f"architecture {escape(kept, 40)}")
+        found.warn("BCQ-E656", kept)
     return found
 
 

@@ -18,7 +18,7 @@ from bcqfmt.container.header import Header, TensorEntry
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.errors import error, escape
 
-from .gguf_names import Named, architecture, namer
+from .gguf_names import Named, architecture, contradiction, namer
 from .gguf_rows import copied, rows_put_back, swapped
 
 Array = npt.NDArray[Any]
@@ -79,7 +79,7 @@ def read_files(names: list[str], open_file: Callable[[str], ByteSource], each: C
     count = first.get("split.count", 1)
     if count != len(names):
         found = f"split.count is {escape(str(count))}, the name says {len(names)}"
-        raise error("BCQ-E218", names[0], found=found, expected="the same number")
+        raise error("BCQ-E218", names[0], found=found, expected="the same number", hint=_split_name(first))
     for i, (name, header) in enumerate(zip(names, headers, strict=True)):
         if len(names) > 1 and (header.get("split.no"), header.get("split.count")) != (i, count):
             found = f"file {header.get('split.no')} of {header.get('split.count')}"
@@ -91,13 +91,27 @@ def read_files(names: list[str], open_file: Callable[[str], ByteSource], each: C
     return [_file(source, header) for source, header in zip(sources, headers, strict=True)]
 
 
-def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[str, Blocks], dict[str, Copy], str]:
-    """Tensors by name, which of them are blocks, which have another name in the file; the architecture's name.
+def _split_name(header: GgufHeader) -> str | None:
+    """What a file of a split has to be called, as a hint; None where its header does not say it."""
+    number, count = header.get("split.no"), header.get("split.count")
+    if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count < 100_000:
+        return None
+    return f"rename it to NAME-{number + 1:05d}-of-{count:05d}.gguf, and the other files of the split likewise"
 
-    The name is empty when all names are those of Hugging Face; else it says for which architecture GGUF's are kept.
+
+def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[str, Blocks], dict[str, Copy], str]:
+    """Tensors by name, which of them are blocks, which have another name in the file; why the names of GGUF are kept.
+
+    That is empty when all names are those of Hugging Face, as far as there are any.
     """
     first = files[0].gguf
-    named = namer(first) or (lambda name, shape: Named(name))
+    table = namer(first)
+    if table is None:
+        kept = f"no table has those of Hugging Face for architecture {escape(architecture(first) or 'unknown', 40)}"
+    else:
+        kept = contradiction(first, {name: info.shape for file in files for name, info in file.gguf.tensors.items()})
+    # all names or none: a mix would be no model that any program loads
+    named = table if table is not None and not kept else (lambda name, shape: Named(name))
     tensors: dict[str, StoredTensor] = {}
     blocks: dict[str, Blocks] = {}
     copies: dict[str, Copy] = {}
@@ -108,6 +122,9 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
         order = file.gguf.order
         if info.name in scales.values() or (added and info.type.name != "F32"):
             name, added = info.name, 0  # it becomes part of a weight; or nothing is known of such norms
+        if (info.name if info.type.name not in DENSE else name) in tensors:
+            found = f"another tensor would be '{escape(name)}' too"
+            raise error("BCQ-V120", file.source.shown, info.name, found)
         if info.type.name in DENSE:
             stored = StoredTensor(info.name, info.type.name, info.shape, source=file.source, offset=info.offset)
             tensors[name], rule = _dense(stored, name, heads, added, order)
@@ -121,7 +138,7 @@ def place_tensors(files: list[GgufFile]) -> tuple[dict[str, StoredTensor], dict[
             info.name, "U8", (rows, info.row_bytes), source=file.source, offset=info.offset
         )
         blocks[info.name] = Blocks(name, info.type.name, info.shape, heads, order, scales.get(info.name, ""))
-    return tensors, blocks, copies, "" if namer(first) else architecture(first) or "unknown"
+    return tensors, blocks, copies, kept
 
 
 def _second_scales(infos: Iterable[tuple[GgufFile, TensorInfo]]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bcqfmt.container.gguf.header import GgufHeader
 from bcqfmt.container.stored_tensor import StoredTensor
+from bcqfmt.errors import error, escape
 
 from .gguf_names import architecture
 
@@ -42,10 +43,28 @@ NUMBERS: Final = {
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
 }
+_COUNTS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _MAX_FACTORS = 1 << 12
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LARGEST: Final = {"gemma2": 46, "gemma3": 62}  # layers of the models of 27 billion, which scale queries otherwise
 _IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+
+
+def check_numbers(header: GgufHeader, shown: str) -> None:
+    """BCQ-E214 for a number of a known architecture that is none, or a count that is not at least 1.
+
+    Arrays, with a number for every layer, pass.
+    """
+    kind = architecture(header)
+    for key, name in NUMBERS.items() if kind in CLASSES else ():
+        value = header.get(f"{kind}.{key}")
+        if value is None or isinstance(value, np.ndarray):
+            continue
+        found, count = number(value), name in _COUNTS
+        if found is None or (count and (not isinstance(found, int) or found < 1)):
+            text = f"'{escape(value, 40)}', a text" if isinstance(value, str) else escape(str(value), 40)
+            expected = "an integer, at least 1" if count else "a number"
+            raise error("BCQ-E214", shown, f"{kind}.{key}", text, expected)
 
 
 def config_of(

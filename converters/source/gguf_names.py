@@ -8,7 +8,7 @@ weights of norms of the Gemma family.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from bcqfmt.container.gguf.header import GgufHeader
@@ -75,7 +75,8 @@ def architecture(header: GgufHeader) -> str:
 def namer(header: GgufHeader) -> Callable[[str, tuple[int, ...]], Named] | None:
     """A function from name and shape to the name of Hugging Face; None for an architecture that has no table.
 
-    A tensor that the table does not know keeps its name, and so does one whose rows do not divide into the heads.
+    A tensor that the table does not know keeps its name, and so does one whose rows do not divide into the heads
+    (:func:`contradiction` finds these before).
     """
     kind = architecture(header)
     table = LAYERS.get(kind)
@@ -100,6 +101,30 @@ def namer(header: GgufHeader) -> Callable[[str, tuple[int, ...]], Named] | None:
         return Named(new, heads) if heads and rows and rows % (2 * heads) == 0 else Named(name)
 
     return named
+
+
+def contradiction(header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Where numbers of the file and shapes of its tensors disagree, in words; empty where they do not.
+
+    Then nobody can say which of them is right, nor how rows of q and k were moved.
+    """
+    kind = architecture(header)
+    width, each = header.get(f"{kind}.embedding_length"), header.get(f"{kind}.attention.key_length")
+    embedding = shapes.get("token_embd.weight", ())
+    if isinstance(width, int) and len(embedding) == 2 and embedding[1] != width:
+        return f"{kind}.embedding_length is {width}, token_embd.weight has {embedding[1]} columns"
+    for name, shape in shapes.items():
+        found = _LAYER.fullmatch(name)
+        if found is None or found[2] not in ("attn_q", "attn_k") or found[3] == "scale":
+            continue
+        heads, all_heads = (_heads(header, kind, part, int(found[1])) for part in (found[2], "attn_q"))
+        matrix, rows = found[3] == "weight", shape[0]
+        size = each if isinstance(each, int) else width // all_heads if isinstance(width, int) and all_heads else 0
+        fits = heads > 0 and rows % (2 * heads) == 0 and len(shape) == (2 if matrix else 1)
+        if (kind in _MOVED and not fits) or (matrix and heads and size and rows != heads * size):
+            stated = f"{heads} heads" + (f" of {size} rows" if size else "") if heads else "no number of heads"
+            return f"'{name}' is {' x '.join(map(str, shape))}, the key values say {stated}"
+    return ""
 
 
 def stored_name(kind: str, name: str) -> str:

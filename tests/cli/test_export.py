@@ -88,6 +88,7 @@ def test_damaged_weights_do_not_go_over(run: Run, plain: Path, tmp_path: Path, l
         ["--to", "dense", "--like", "donor.gguf"],
         ["--to", "gptq", "--dtype", "float16"],
         ["--to", "dense", "--dtype", "int8"],
+        ["--to", "gguf", "--max-shard-size", "5GB"],
         ["--to", "dense", "--max-shard-size", "big"],
         ["--to", "dense", "--max-shard-size", "0"],
     ],

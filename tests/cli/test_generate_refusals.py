@@ -88,7 +88,7 @@ def test_more_planes_than_there_are(run: Run, model: Path, text: Path, options: 
     assert result.exit_code == 2
     assert f"BCQ-E302 {model.name}: " in result.stderr
     assert "5 planes; expected at most 4" in result.stderr
-    assert "hint: ask for 4 planes or fewer" in result.stderr
+    assert "hint: ask for up to 4 planes" in result.stderr
     assert run(verb, model, *rest, *more, "--planes", "4").exit_code == 0
 
 

@@ -314,7 +314,7 @@ def test_the_checkpoint_itself_is_no_target(folder: Folder, place: str) -> None:
     bcq = folder({NAME: affine()})
     with pytest.raises(BcqError) as caught:
         exported(bcq, bcq / place, "dense", overwrite=True)
-    assert caught.value.code == "BCQ-E402"
+    assert (caught.value.code, caught.value.hint) == ("BCQ-E402", "choose another place")
     assert bcqfmt.validate(bcq).valid
 
 

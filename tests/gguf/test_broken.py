@@ -51,6 +51,11 @@ def test_stored_files_are_refused(name: str) -> None:
     assert fault.hint
 
 
+def test_a_newer_version_needs_a_newer_program() -> None:
+    assert "llama.cpp" in fault_of(DATA / "broken/version_1.gguf").hint
+    assert fault_of(DATA / "broken/version_99.gguf").hint.startswith("install the latest bcqfmt")
+
+
 def pair(raw: bytes) -> bytes:
     """A file whose last key value is these bytes."""
     writer = small()

@@ -15,6 +15,7 @@ from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.convert.restore import restore
 from bcqfmt.converters.convert.verify import Certificate, verify
+from bcqfmt.converters.export.gguf import export_gguf
 from bcqfmt.converters.gguf.kinds import KINDS
 from bcqfmt.converters.layouts import gguf
 from bcqfmt.converters.source.checkpoint import open_source
@@ -220,6 +221,73 @@ def test_other_architectures_keep_their_names_and_say_so(tmp_path: Path) -> None
         assert set(checkpoint) == {"blk.0.attn_q.weight", "blk.0.attn_norm.weight"}
 
 
+CONTRADICTIONS: dict[str, tuple[dict[str, int], str]] = {
+    "odd heads": (
+        {"attention.head_count": 3},
+        "'blk.0.attn_q.weight' is 8 x 256, the key values say 3 heads",
+    ),
+    "more heads than fit": (
+        {"attention.head_count": 2, "embedding_length": 256},
+        "'blk.0.attn_q.weight' is 8 x 256, the key values say 2 heads of 128 rows",
+    ),
+    "no heads": ({}, "'blk.0.attn_q.weight' is 8 x 256, the key values say no number of heads"),
+    "another width": (
+        {"attention.head_count": 2, "embedding_length": 7},
+        "llama.embedding_length is 7, token_embd.weight has 256 columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_numbers_that_contradict_the_tensors_leave_all_names_as_they_are(case: str, tmp_path: Path) -> None:
+    numbers, reason = CONTRADICTIONS[case]
+    writer = Writer().pair("general.architecture", "str", "llama")
+    for key, value in {"feed_forward_length": 8, "block_count": 1, **numbers}.items():
+        writer.pair(f"llama.{key}", "u32", value)
+    names = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"]
+    for name in names:
+        writer.tensor(name, [8, 256], NUMBER["Q8_0"], random_blocks("Q8_0", 8, 256))
+    source = written(writer, tmp_path / "in")
+    conversion = convert(source, tmp_path / "out")
+    warned = [(finding.code, finding.file, finding.found) for finding in conversion.warnings]
+    assert warned == [("BCQ-E656", "model.gguf", reason)]
+    assert conversion.source.config == {}
+    proved(source, tmp_path / "out", tmp_path)
+    with bcqfmt.open(tmp_path / "out") as checkpoint:
+        assert set(checkpoint) == set(names)
+        export_gguf(checkpoint, tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == source.read_bytes()
+
+
+NAMES: dict[str, tuple[str, str, int, str, str]] = {  # names and type; code, and what is shown
+    "metadata": ("a.weight", "__metadata__", 0, "BCQ-V302", "a name that the format reserves"),
+    "part": ("a.weight", "blk.0.bcq_s0_planes", 0, "BCQ-V302", "a name that the format reserves"),
+    "two dense": (
+        "output.weight",
+        "lm_head.weight",
+        0,
+        "BCQ-V120",
+        "another tensor would be 'lm_head.weight' too",
+    ),
+    "two weights": ("output.weight", "lm_head.weight", 8, "BCQ-V120", "it and 'output.weight' would both be 'lm_head"),
+    "case": ("output.weight", "LM_head.weight", 0, "BCQ-V120", "equal to 'output.weight' but for case"),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_names_that_cannot_be_are_refused_first_and_as_the_source_has_them(case: str, tmp_path: Path) -> None:
+    first, second, kind, code, shown = NAMES[case]
+    writer = model({})
+    for name in (first, second):
+        writer.tensor(name, [8, 32], kind, bytes(8 * (128 if kind == 0 else 34)))
+    with pytest.raises(BcqError, match=shown) as caught:
+        convert(written(writer, tmp_path / "in"), tmp_path / "out")
+    found = caught.value.finding
+    assert (found.code, found.file, found.tensor) == (code, "model.gguf", second)
+    assert caught.value.hint.startswith("rename")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_matrices_of_one_and_four_dimensions(tmp_path: Path) -> None:
     writer = model({})
     writer.tensor("v", [64], NUMBER["Q8_0"], random_blocks("Q8_0", 1, 64))
@@ -279,6 +347,12 @@ def test_a_file_of_another_split_that_was_renamed(tmp_path: Path) -> None:
     with pytest.raises(BcqError) as caught:
         open_source(written(model({}).pair("split.count", "u16", 2), tmp_path / "in", "lone.gguf"))
     assert caught.value.code == "BCQ-E218"
+    assert caught.value.hint == "put all files of one split, and of no other, into one folder"
+    renamed = split(tmp_path / "renamed").rename(tmp_path / "renamed/a.gguf")
+    with pytest.raises(BcqError) as caught:
+        open_source(renamed)
+    first = "rename it to NAME-00001-of-00002.gguf, and the other files of the split likewise"
+    assert (caught.value.code, caught.value.hint) == ("BCQ-E218", first)
 
 
 # ------------------------------------------------------------------------------------------------------- folders

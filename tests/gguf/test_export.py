@@ -306,9 +306,13 @@ def test_a_signal_leaves_nothing(converted: Folder, tmp_path: Path, number: int,
 def test_places_that_cannot_be_written(converted: Folder, tmp_path: Path) -> None:
     bcq = converted("gptqmodel-gptq-4b-g32-asym")
     assert refused(bcq, tmp_path / "out.bin").code == "BCQ-E302"
-    assert refused(bcq, bcq / "out.gguf").code == "BCQ-E402"
-    with pytest.raises(BcqError, match="its folder does not exist"):
-        exported(bcq, tmp_path / "none" / "out.gguf")
+    inside = refused(bcq, bcq / "out.gguf")
+    assert (inside.code, inside.hint) == ("BCQ-E402", "choose another place")
+    single = refused(next(bcq.glob("*.safetensors")), tmp_path / "out.gguf")
+    assert (single.code, single.hint) == ("BCQ-E302", "name the folder that it is in")
+    exported(bcq, tmp_path / "new/folder/out.gguf")
+    with pytest.raises(BcqError, match="BCQ-E402"):
+        exported(bcq, tmp_path / "new/folder/out.gguf/out.gguf")
 
 
 # ------------------------------------------------------------------------------------------------------- metadata
@@ -329,7 +333,8 @@ def test_a_donor_gives_key_values_and_must_have_the_same_tensors(converted: Fold
     assert refused(two, tmp_path / "no.gguf", like=DATA / "qwen2_q8_0_bias.gguf").code == "BCQ-E640"
     assert refused(two, tmp_path / "no.gguf", like=tmp_path / "none.gguf").code == "BCQ-E101"
     assert refused(two, tmp_path / "no.gguf", like=PEERS / "README.md").code == "BCQ-E211"
-    assert refused(two, tmp_path / "no.gguf", like=Path()).code == "BCQ-V508"
+    folder = refused(two, tmp_path / "no.gguf", like=tmp_path)
+    assert (folder.code, folder.hint) == ("BCQ-E302", "name the .gguf file itself")
 
 
 def test_a_donor_may_be_a_split(converted: Folder, tmp_path: Path) -> None:

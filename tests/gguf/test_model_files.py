@@ -11,6 +11,7 @@ import transformers
 
 import bcqfmt
 from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.errors import BcqError
 from sources.conversions import convert
 from sources.gguf_files import DATA, Writer
 
@@ -98,6 +99,23 @@ def test_a_file_that_lacks_a_number_says_so_and_comes_back_all_the_same(tmp_path
     conversion = convert(tmp_path / "model.gguf", tmp_path / "out")
     assert [finding.code for finding in conversion.warnings] == ["BCQ-E657"]
     assert bcqfmt.validate(tmp_path / "out", deep=True).valid
+
+
+@pytest.mark.parametrize("key", ["head_count", "head_count_kv"])
+@pytest.mark.parametrize(("value", "shown"), [(0, "0"), ("x", "'x', a text"), (2.0, "2.0")])
+def test_a_number_of_heads_that_is_none_is_refused_by_its_key(key: str, value: Any, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(BcqError) as caught:
+        config(model(**{f"attention.{key}": value}), tmp_path)
+    found = caught.value.finding
+    assert (found.code, found.file, found.tensor) == ("BCQ-E214", "model.gguf", f"llama.attention.{key}")
+    assert (found.found, found.expected) == (shown, "an integer, at least 1")
+
+
+def test_any_other_number_may_be_zero_but_no_text(tmp_path: Path) -> None:
+    config(model(expert_count=0), tmp_path)
+    with pytest.raises(BcqError, match=r"llama\.context_length.*'long', a text; expected a number") as caught:
+        config(model(context_length="long"), tmp_path)
+    assert caught.value.code == "BCQ-E214"
 
 
 def test_a_tokenizer_beside_the_file_is_kept(tmp_path: Path) -> None:

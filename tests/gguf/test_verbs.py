@@ -45,6 +45,21 @@ def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
     assert run("verify", source, tmp_path / "out").exit_code == 6
 
 
+def test_a_renamed_source_is_not_taken_for_another(tmp_path: Path) -> None:
+    source, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    shutil.copy(DATA / "q4_0.gguf", source)
+    assert run("convert", source, tmp_path / "out").exit_code == 0
+    source.rename(other)
+    done = run("verify", other, tmp_path / "out")
+    assert done.exit_code == 6
+    assert "BCQ-E613 other.gguf: verification failed: a file of another name; expected model.gguf" in done.stderr
+    assert f"give it that name: mv {other} {source}" in done.stderr
+    shutil.copy(other, source)
+    assert f"verify {source}\n" in run("verify", other, tmp_path / "out").stderr
+    shutil.copy(DATA / "q4_1.gguf", other)
+    assert "this is another source" in run("verify", other, tmp_path / "out").stderr
+
+
 def test_parts_and_resume(tmp_path: Path) -> None:
     source = DATA / "q4_0.gguf"
     for i in (1, 2):
@@ -88,6 +103,16 @@ def test_inspect_of_a_folder(tmp_path: Path) -> None:
     assert json.loads(run("inspect", tmp_path, "--json").stdout)["format"] == "gguf"
 
 
+def test_inspect_does_not_advise_what_convert_refuses(tmp_path: Path) -> None:
+    shutil.copy(DATA / "q4_0.gguf", tmp_path / "m-00001-of-00002.gguf")
+    for path, code in ((DATA / "iq_grids.gguf", "BCQ-E601"), (tmp_path / "m-00001-of-00002.gguf", "BCQ-V503")):
+        for more in ([], ["--modules"]):
+            shown = run("inspect", path, *more).stdout
+            assert shown.count(f"not converted: {code}") == 1
+            assert "convert it, without loss" not in shown
+    assert "hint: convert it" in run("inspect", DATA / "q4_0.gguf").stdout
+
+
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
 def test_broken_files_exit_with_4_and_leave_nothing(path: Path, tmp_path: Path) -> None:
     for done in (run("inspect", path), run("convert", path, tmp_path / "out"), run("verify", path, tmp_path)):
@@ -102,7 +127,9 @@ def test_broken_files_exit_with_4_and_leave_nothing(path: Path, tmp_path: Path) 
 def test_quantizing_a_gguf_file_is_refused_with_the_verb_that_takes_it(tmp_path: Path) -> None:
     done = run("quantize", DATA / "f16.gguf", tmp_path / "out", "--method", "rtn")
     assert done.exit_code == 5
-    assert "bcqfmt convert" in done.stderr
+    stem = DATA / "f16"
+    steps = f"bcqfmt convert {stem}.gguf {stem}-bcq && bcqfmt export {stem}-bcq {stem}-dense --to dense"
+    assert f"hint: make a dense model of its values, and name that: {steps}\n" in done.stderr
 
 
 def test_a_target_that_holds_the_source_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
@@ -72,6 +73,9 @@ def command(
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
     if layout != "gguf" and (like is not None or allow_rounding):
         raise usage_error("--like and --allow-rounding go with --to gguf")
+    given = click.get_current_context().get_parameter_source("max_shard_size")
+    if layout == "gguf" and given is not ParameterSource.DEFAULT:
+        raise usage_error("--max-shard-size is for folders: --to gguf writes one file")
     keep_apart(bcq, out, "the BCQ folder")
     with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))

@@ -103,7 +103,7 @@ def _next(summary: Summary, path: str) -> list[str]:
     """The command that makes BCQ of it; or why there is none, and what to do first."""
     if _on_hub(path):
         return [f"hint: {_next_on_hub(summary, path)}"]
-    if summary.quantization and summary.folder and summary.foreign != "gguf":
+    if summary.foreign == "gguf" or (summary.quantization and summary.folder):
         from bcqfmt.cli.sources import refusal
 
         refused = refusal(Path(path))

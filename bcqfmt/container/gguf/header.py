@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bcqfmt import limits
+from bcqfmt.codes import CODES
 from bcqfmt.container.files import ByteSource
 from bcqfmt.container.other_files import other_kind
 from bcqfmt.errors import BcqError, error, escape
@@ -113,7 +114,8 @@ def _version(cursor: Cursor) -> int:
         cursor.order = ">"
         version = int.from_bytes(version.to_bytes(4, "little"), "big")
     if version not in (2, 3):
-        raise error("BCQ-E212", source.shown, found=f"version {version}", expected="2 or 3")
+        hint = CODES["BCQ-V206"].hint if version > 3 else None
+        raise error("BCQ-E212", source.shown, found=f"version {version}", expected="2 or 3", hint=hint)
     return version
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bcqfmt.checkpoint.reader import Checkpoint
-from bcqfmt.container.durable import OutputFile, output_path
+from bcqfmt.container.durable import OutputFile, make_folders, output_path
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
@@ -86,7 +86,8 @@ def export_gguf(
     export with BCQ-E616, unless ``allow_rounding``: then it gets the nearest type, and the result has the error.
     """
     if not checkpoint.path.is_dir():
-        raise error("BCQ-E302", str(checkpoint.path), found="a single file", expected="a BCQ folder")
+        hint = "name the folder that it is in"
+        raise error("BCQ-E302", str(checkpoint.path), found="a single file", expected="a BCQ folder", hint=hint)
     meta = metadata_of(checkpoint, like)  # first: nobody should correct a name only to hear that there can be no file
     target = _checked(checkpoint.path, target, overwrite)
     notes = list(meta.notes)
@@ -98,6 +99,7 @@ def export_gguf(
     header = header_bytes(pairs, [(tensor.name, tensor.type, tensor.shape) for tensor in tensors])
     result.nbytes = len(header) + sum(tensor.nbytes + padding(tensor.nbytes) for tensor in tensors)
     check_intact(checkpoint)
+    make_folders(target.parent)
     with OutputFile(target, result.nbytes) as output, ThreadPoolExecutor(_WORKERS) as pool:
         output.write(header)
         for tensor in tensors:
@@ -137,9 +139,8 @@ def _checked(folder: Path, target: Path, overwrite: bool) -> Path:
         expected = "the name of a file"
         raise error("BCQ-E302", str(target), found=found, expected=expected, hint=f"call it {target.name}.gguf")
     if real_path(folder) in real_path(target).parents:
-        raise error("BCQ-E402", str(target), found="it lies inside the BCQ folder", expected="a file elsewhere")
-    if not target.parent.is_dir():
-        raise error("BCQ-E402", str(target), found="its folder does not exist", expected="an existing folder")
+        found, hint = "it lies inside the BCQ folder", "choose another place"
+        raise error("BCQ-E402", str(target), found=found, expected="a file elsewhere", hint=hint)
     if os.path.lexists(target):
         if not overwrite:
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")

@@ -53,6 +53,9 @@ def metadata_of(checkpoint: Checkpoint, like: Path | None) -> Metadata:
 
 def _donor(path: Path) -> Metadata:
     """A whole file, or a file of a split with the others next to it."""
+    if path.is_dir():
+        hint = "name the .gguf file itself"
+        raise error("BCQ-E302", str(path), found="a folder", expected="a GGUF file of the same model", hint=hint)
     files = read_files(split_names(path.name), lambda name: SourceFile(path.parent / name, name), map)
     header, donated = files[0].gguf, {}
     for source, each, _ in files:

@@ -103,7 +103,8 @@ def _stacks(checkpoint: Checkpoint, notes: list[str]) -> Iterator[tuple[list[str
 def _tensor(names: list[str], members: Any, meta: Metadata, kind: str, named: Any) -> Tensor:
     match = _EXPERT.fullmatch(names[0])
     name = f"{match[1]}.{match[3]}" if match else names[0]
-    stored = stored_name(kind, name) or (name if name in meta.tensors or kind not in LAYERS else "")
+    kept = meta.own and name in meta.tensors  # convert left it as it was
+    stored = name if kept else stored_name(kind, name) or (name if name in meta.tensors or kind not in LAYERS else "")
     if not 0 < len(stored.encode()) <= _MAX_NAME:
         raise _misplaced(name, f"no name for it in files of architecture {kind}", "a tensor of such a model", meta)
     shapes = {member.shape for member in members}
@@ -112,7 +113,7 @@ def _tensor(names: list[str], members: Any, meta: Metadata, kind: str, named: An
         raise _misplaced(name, f"matrices of {len(shapes)} shapes", "one shape for all experts", meta)
     if stored in meta.tensors and math.prod(meta.tensors[stored].shape) == math.prod(shape):
         shape = meta.tensors[stored].shape if meta.own else shape
-    back, heads, added = named(stored, shape)
+    back, heads, added = Named(name) if kept else named(stored, shape)
     if back != name:
         found = f"rows that do not divide into the heads: {list(shape)}"
         raise _misplaced(name, found, "pairs of rows for every head that the header names", meta)
