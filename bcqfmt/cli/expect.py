@@ -122,7 +122,7 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
         dense = f"{made.removesuffix('-bcq')}-dense"
         first = command_line("bcqfmt", "convert", path, made)
         second = command_line("bcqfmt", "export", made, dense, "--to", "dense")
-        return f"make a dense model of its values, and name that: {first} && {second}"
+        return f"convert it, without loss: {first}; to quantize its values, name what this makes of it: {second}"
     if found.kind in ("quantized", "gguf"):
         return f"convert it, without loss: {command_line('bcqfmt', 'convert', path, _target(words, path))}"
     if found.kind == "dense":

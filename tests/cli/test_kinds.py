@@ -136,7 +136,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             ["quantize", GGUF, "out", "--method", "rtn"],
             5,
             "a GGUF file",
-            "convert it, without loss: bcqfmt convert {} out",
+            f"convert it, without loss: bcqfmt convert {{}} {GGUF.with_suffix('')}-bcq; to quantize its values",
         ),
         (
             ["quantize", DENSE, "out", "--method", "gptq", "--stats", "text.txt"],

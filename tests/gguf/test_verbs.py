@@ -128,8 +128,8 @@ def test_quantizing_a_gguf_file_is_refused_with_the_verb_that_takes_it(tmp_path:
     done = run("quantize", DATA / "f16.gguf", tmp_path / "out", "--method", "rtn")
     assert done.exit_code == 5
     stem = DATA / "f16"
-    steps = f"bcqfmt convert {stem}.gguf {stem}-bcq && bcqfmt export {stem}-bcq {stem}-dense --to dense"
-    assert f"hint: make a dense model of its values, and name that: {steps}\n" in done.stderr
+    assert f"hint: convert it, without loss: bcqfmt convert {stem}.gguf {stem}-bcq; to quantize" in done.stderr
+    assert f"bcqfmt export {stem}-bcq {stem}-dense --to dense\n" in done.stderr
 
 
 def test_a_target_that_holds_the_source_is_refused(tmp_path: Path) -> None:
