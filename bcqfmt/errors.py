@@ -173,6 +173,12 @@ def error(
     return _BY_EXIT.get(CODES[code].exit, BcqError)(Finding(code, file, tensor, found, expected), hint)
 
 
+def in_file(fault: BcqError, file: str) -> BcqError:
+    """The same fault with its file, which whoever raised it did not know."""
+    _, _, tensor, found, expected = fault.finding
+    return error(fault.code, file, tensor, found, expected, fault.hint)
+
+
 def refuse(finding: Finding) -> None:
     """The reader's sink: raise errors, let warnings and notes pass."""
     if finding.severity == "error":

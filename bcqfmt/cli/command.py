@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from bcqfmt.errors import error
@@ -129,6 +130,11 @@ def _again(*, resume: bool) -> str:
     if resume and option and "--resume" not in words and "--part" not in words:
         words.insert(words.index("--") if "--" in words else len(words), "--resume")
     return command_line("bcqfmt", *words)
+
+
+def is_given(name: str) -> bool:
+    """Whether the running command line has this option, named as the parameter of its function."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def usage_error(text: str) -> click.UsageError:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bcqfmt.container.durable import output_path, refuse_existing
+from bcqfmt.container.durable import check_name, output_path, refuse_existing, refuse_overlap
 from bcqfmt.errors import BcqError, error, escape
-from bcqfmt.system import real_path
 
 from . import render
 from .command import usage_error
@@ -103,30 +101,14 @@ def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None
         raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
     named = output_path(target)
     refuse_existing(target, overwrite=overwrite, like=MANIFEST, hint=hint)
-    _check_name(named.with_name(f"{named.name}.partial"))
+    check_name(named.with_name(f"{named.name}.partial"))
 
 
-def _check_name(path: Path) -> None:
-    """BCQ-E402 for a name that the file system cannot hold."""
-    try:
-        path.lstat()
-    except OSError as fault:
-        if fault.errno == errno.ENAMETOOLONG:
-            raise error("BCQ-E402", str(path), found="the name is too long", hint="choose a shorter one") from fault
-
-
-def keep_apart(source: Path, target: Path, what: str = "the source") -> None:
+def keep_apart(source: Path, target: Path) -> None:
     """BCQ-E402 when writing ``target`` would touch ``source``: the same folder, or one inside the other."""
-    origin = real_path(source)
     named = output_path(target)
-    for place in (named, named.with_name(f"{named.name}.partial")):
-        real = real_path(place)
-        if real == origin or origin in real.parents or real in origin.parents:
-            where = "is" if real == origin else "lies inside" if origin in real.parents else "holds"
-            hint = "choose another place"
-            if what == "the source":
-                hint += f", {another_folder(source)} for example"
-            raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a folder elsewhere", hint=hint)
+    for place in (target, named.with_name(f"{named.name}.partial")):
+        refuse_overlap(place, source, "the source", f"choose another place, {another_folder(source)} for example")
 
 
 def read_text(file: Path) -> str:

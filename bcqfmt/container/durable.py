@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import BINARY, reserve, sync_data, sync_file, sync_folder
+from bcqfmt.system import BINARY, real_path, reserve, sync_data, sync_file, sync_folder
 
 if TYPE_CHECKING:
     import hashlib
@@ -176,6 +176,23 @@ def output_path(path: str | Path) -> Path:
     return place
 
 
+def refuse_overlap(target: Path, folder: Path, what: str, hint: str = "choose another place") -> None:
+    """BCQ-E402 when writing ``target`` would touch ``folder``: the same one, or one inside the other.
+
+    ``what``: the folder in words.
+    """
+    there, here = real_path(target), real_path(folder)
+    if here == there or here in there.parents or there in here.parents:
+        where = "is" if here == there else "lies inside" if here in there.parents else "holds"
+        raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a place elsewhere", hint=hint)
+
+
+def check_name(path: Path) -> None:
+    """BCQ-E402 for a name that the file system cannot hold, before anything is made under it."""
+    with reported(path), contextlib.suppress(FileNotFoundError):
+        path.lstat()
+
+
 def refuse_existing(target: Path, *, overwrite: bool, like: str, hint: str | None = None) -> None:
     """BCQ-E401 for an output that is there already, unless it is an empty folder or may be replaced.
 
@@ -268,9 +285,11 @@ def _empty_folder(path: Path) -> bool:
 
 
 def _failed(path: Path, fault: OSError, needed: int = 0) -> BcqError:
-    found = fault.strerror or str(fault)
+    found, hint = fault.strerror or str(fault), None
+    if fault.errno == errno.ENAMETOOLONG:
+        found, hint = "the name is too long", "choose a shorter one"
     if fault.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             found += f"; {shutil.disk_usage(path.parent).free} bytes are free"
         found += f", {needed} are needed" if needed else ""
-    return error("BCQ-E402", str(path), found=found)
+    return error("BCQ-E402", str(path), found=found, hint=hint)

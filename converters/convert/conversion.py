@@ -132,7 +132,6 @@ class Conversion:
         if self.is_complete(target):
             return True
         tick, shard_done = tick or (lambda _: None), shard_done or (lambda *_: None)
-        resumed = self.options.resume and partial_folder(target).exists()
         space = Workspace(
             target, resume=self.options.resume or part is not None, overwrite=self.options.overwrite, part=part
         )
@@ -151,8 +150,7 @@ class Conversion:
             if part is None:
                 space.publish()
         except BcqError:
-            if not resumed:  # a refusal leaves an unfinished run as it was
-                space.discard_if_empty()
+            space.discard_if_empty()
             raise
         finally:
             space.release()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import closing
 from pathlib import Path
 
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.durable import OutputFile, folder_in_progress, make_folders
 from bcqfmt.container.read_ahead import read_ahead
-from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
+from bcqfmt.converters.jobs.pool import WORKERS, Stop, Tick, run_each
 from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import error
 
 from .source_rebuilder import SourceRebuilder
-
-WORKERS = min(4, os.cpu_count() or 1)  # files at a time; the heavy work releases the interpreter lock
 
 
 def restore(

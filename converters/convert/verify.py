@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, hash_file, inside
 from bcqfmt.container.read_ahead import read_ahead
-from bcqfmt.converters.jobs.pool import Stop, Tick, run_each
+from bcqfmt.converters.jobs.pool import WORKERS, Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
 from bcqfmt.converters.layouts.rebuild import same_bytes
 from bcqfmt.converters.layouts.reference import reference_rows
@@ -26,7 +26,6 @@ from bcqfmt.converters.words.buffers import reused
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.weight.weight import BcqWeight
 
-from .restore import WORKERS
 from .shard import ReadOnce
 from .source_rebuilder import SourceRebuilder
 

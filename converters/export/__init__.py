@@ -28,13 +28,12 @@ from bcqfmt.converters.layouts.registry import rebuilders
 from bcqfmt.converters.source.checkpoint import QUANT_FILES
 from bcqfmt.converters.source.front_matter import CARD, front_lines, front_matter
 from bcqfmt.errors import BcqError, error, escape, refuse
-from bcqfmt.system import real_path
 from bcqfmt.version import __version__
 
 from .awq import to_awq
+from .checks import check_folder, check_intact, check_target
 from .compressed_tensors import to_compressed
 from .gptq import to_gptq
-from .intact import check_intact
 from .names import dense_linears
 from .readers import check_orientation, reader_notes
 from .target import Target, dense_unit, uniform
@@ -75,7 +74,7 @@ def export(
     the bytes written since the last call. A model file that is not the one of the manifest ends it: BCQ-V606.
     """
     folder = checkpoint.path
-    kind = _check_arguments(folder, target, layout, dtype)
+    kind = _check_arguments(checkpoint, target, layout, dtype)
     config = read_config(folder, refuse)
     assert config is not None  # refuse has raised otherwise
     for key in config_entries(()):
@@ -105,18 +104,12 @@ def export(
     return result
 
 
-def _check_arguments(folder: Path, target: Path, layout: str, dtype: str | None) -> str | None:
+def _check_arguments(checkpoint: Checkpoint, target: Path, layout: str, dtype: str | None) -> str | None:
     """The logical name of ``dtype``; errors of the caller."""
     if layout not in TARGETS:
         raise error("BCQ-E302", found=f"layout {layout}", expected=", ".join(TARGETS))
-    if not folder.is_dir():
-        hint = "name the folder that it is in"
-        raise error("BCQ-E302", str(folder), found="a single file", expected="a BCQ folder", hint=hint)
-    here, there = real_path(folder), real_path(target)
-    if here == there or here in there.parents or there in here.parents:
-        where = "is" if here == there else "lies inside" if here in there.parents else "holds"
-        found, hint = f"it {where} the BCQ folder", "choose another place"
-        raise error("BCQ-E402", str(target), found=found, expected="a folder elsewhere", hint=hint)
+    check_folder(checkpoint)
+    check_target(checkpoint, target)
     if dtype is None:
         return None
     kind = logical_name(dtype)

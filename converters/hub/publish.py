@@ -43,11 +43,7 @@ class Pushed(NamedTuple):
 
 def check_target(repo_id: str, revision: str | None = None) -> str:
     """The name of a repository to push to; BCQ-E302 if it, or the branch, cannot be one."""
-    try:
-        name, named = split_hub_id(repo_id)
-    except BcqError as fault:
-        fault.hint = "for example me/model-bcq, with your name on the hub"
-        raise
+    name, named = split_hub_id(repo_id, hint="for example me/model-bcq, with your name on the hub")
     if named is not None:
         expected = "a name without revision; --revision names a branch"
         raise error("BCQ-E302", name, found=f"@{escape(named)}", expected=expected, hint=f"push to {name}")

@@ -77,11 +77,11 @@ def looks_like_hub_id(text: str) -> bool:
     return not os.path.lexists(text) and _split(text) is not None
 
 
-def split_hub_id(text: str, *, file: bool = False) -> tuple[str, str | None]:
+def split_hub_id(text: str, *, file: bool = False, hint: str = _EXAMPLE) -> tuple[str, str | None]:
     """``owner/name`` and the revision, if one is named; ``file``: a GGUF file may be named too, and is left out."""
     found = _split(text)
     if found is None or (_file(text) and not file):
-        raise error("BCQ-E302", found=f"'{escape(text)}'", expected="owner/name, or owner/name@revision", hint=_EXAMPLE)
+        raise error("BCQ-E302", found=f"'{escape(text)}'", expected="owner/name, or owner/name@revision", hint=hint)
     return found
 
 

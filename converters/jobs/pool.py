@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
+WORKERS = min(4, os.cpu_count() or 1)  # files at a time; the heavy work releases the interpreter lock
 Tick = Callable[[int], None]  # bytes done since the last call
 ShardDone = Callable[[str, int], None]  # name and size of a finished shard
 

@@ -42,6 +42,7 @@ class Workspace:
         self.work = self.folder / WORK
         self._part = part
         self._overwrite = overwrite
+        self._resumed = resume and self.folder.exists()
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
         try:
@@ -169,8 +170,10 @@ class Workspace:
             os.close(self._locks.pop())
 
     def discard_if_empty(self) -> None:
-        """After a refusal before any shard was done: leave nothing behind."""
+        """After a refusal before any shard was done: leave nothing behind, or the unfinished run as it was."""
         self.release()
+        if self._resumed:
+            return
         with contextlib.suppress(OSError):  # what cannot be looked at is left there
             if self._part is None and self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
                 kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()

@@ -79,9 +79,9 @@ def calibrate(
 
 
 def model_and_tokens(
-    source: SourceCheckpoint, text: CalibrationText, rows: int, seq: int, seed: int, *, check: bool = False
+    source: SourceCheckpoint, text: CalibrationText, rows: int, seq: int, seed: int, *, dry_run: bool = False
 ) -> tuple[Model, npt.NDArray[np.int64]]:
-    """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text; ``check``: see :class:`Model`."""
+    """A model that can be run, and ``rows`` pieces of ``seq`` tokens of a text; ``dry_run``: see :class:`Model`."""
     refuse_quantized(source)
     refuse_pipes(source.folder)
     quiet: Any = transformers.utils.logging  # only our own messages are shown
@@ -89,14 +89,14 @@ def model_and_tokens(
     quiet.disable_progress_bar()
     _config(source)  # a model that is not known has no tokenizer that is: the first is to be told
     tokens = choose_rows(text, _tokenizer(source), rows, seq, seed)
-    return Model(source, seq, check=check), tokens
+    return Model(source, seq, dry_run=dry_run), tokens
 
 
 class Model:
     """A model without weights (with all of them where its names differ from the checkpoint's), and its layers."""
 
-    def __init__(self, source: SourceCheckpoint, seq: int, *, check: bool = False) -> None:
-        """``check``: it will not be run, so weights are not loaded in any case.
+    def __init__(self, source: SourceCheckpoint, seq: int, *, dry_run: bool = False) -> None:
+        """``dry_run``: it will not be run, so weights are not loaded in any case.
 
         BCQ-E602 for a checkpoint that lacks tensors of the model, which transformers would draw at random.
         """
@@ -114,7 +114,7 @@ class Model:
                 factory: Any = transformers.AutoModelForCausalLM
                 self.module = factory.from_config(config, dtype=torch.float32, trust_remote_code=False)
             self.whole = not self._can_stream(source)
-            if self.whole and not check:
+            if self.whole and not dry_run:
                 self.module, info = factory.from_pretrained(
                     folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
                     output_loading_info=True,

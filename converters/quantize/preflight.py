@@ -15,7 +15,7 @@ from bcqfmt.converters.jobs.source_files import hash_source
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.converters.methods.protocol import InputStats
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.errors import BcqError, error, escape, in_file
 
 from .choice import Choice
 from .dense import check_finite
@@ -60,8 +60,8 @@ def check_shapes(source: SourceCheckpoint, choice: Choice) -> None:
         rows, columns = source.tensors[name].shape[-2:]
         try:
             choice.method_of(name).check_shape(name, (rows, columns))
-        except BcqError as fault:  # which does not know the file
-            raise error(fault.code, source.home[name], name, fault.finding.found, fault.finding.expected) from None
+        except BcqError as fault:
+            raise in_file(fault, source.home[name]) from None
 
 
 def check_stats(

@@ -121,7 +121,6 @@ class Quantization:
 
         ``say`` gets a line for every layer where layers come one after the other.
         """
-        resumed = self.options.resume and partial_folder(target).exists()
         space = Workspace(target, resume=self.options.resume, overwrite=self.options.overwrite)
         self._stop = Stop()
         self._gate = Gate(max(_matrix(module) for module in self.modules.values()), self._stop.check)
@@ -140,8 +139,7 @@ class Quantization:
         except BcqError as fault:
             if fault.code in _HOPELESS:
                 shutil.rmtree(space.folder, ignore_errors=True)
-            if not resumed:  # a refusal leaves an unfinished run as it was
-                space.discard_if_empty()
+            space.discard_if_empty()
             raise
         finally:
             space.release()
@@ -161,7 +159,7 @@ class Quantization:
         """Refuse what cannot be run on the text, and weights that running it says nothing about."""
         from .sequential import Prepared
 
-        self._prepared = Prepared.of(self.source, given, check=self.options.dry_run)
+        self._prepared = Prepared.of(self.source, given, dry_run=self.options.dry_run)
         check_covered(self.source, self.choice, self._prepared.names)
 
     def _module(self, name: str) -> DenseWeight:

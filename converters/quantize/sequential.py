@@ -88,10 +88,10 @@ class Prepared(NamedTuple):
     names: list[list[str]]
 
     @classmethod
-    def of(cls, source: SourceCheckpoint, given: TextOptions, *, check: bool = False) -> Self:
-        """Refuses what cannot be run on a text; ``check``: nothing will be run."""
+    def of(cls, source: SourceCheckpoint, given: TextOptions, *, dry_run: bool = False) -> Self:
+        """Refuses what cannot be run on a text; ``dry_run``: nothing will be run."""
         device = device_of(given.device)
-        model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0, check=check)
+        model, tokens = model_and_tokens(source, given.text, given.rows, given.seq, 0, dry_run=dry_run)
         return cls(model, tokens, device, model.weight_names(source))
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LAYOUTS = ("auto", "gptq", "awq", "compressed-tensors", "hqq", "anybcq", "gguf")
 _EXECUTORS = ("local", "ray")
-_PARTS = "choose another DST, or remove that one yourself: --part never overwrites"
+_PARTS = "choose another DST, or remove that one yourself"
 _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 
 
@@ -101,7 +101,7 @@ def command(
     """
     whole = not dry_run and part is None
     if overwrite and part is not None:
-        raise usage_error("--part never overwrites: choose another DST, or remove that one yourself.")
+        raise usage_error(f"--part never overwrites: {_PARTS}.")
     check_push_options(push, private, create_pr, whole=whole)
     if executor == "ray" and part is not None:
         raise usage_error("--part is for machines without an engine; Ray does all parts.")

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, stoppable, usage_error, verb
+from bcqfmt.cli.command import is_given, json_option, stoppable, usage_error, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE
 from bcqfmt.cli.progress import bar
-from bcqfmt.cli.sources import keep_apart
 from bcqfmt.errors import escape
 
 _TARGETS = ("gptq", "awq", "compressed-tensors", "dense", "gguf")  # a test compares them with the exporter's own
@@ -73,10 +71,8 @@ def command(
         raise usage_error("--dtype goes with --to dense: other layouts keep the numbers that are stored")
     if layout != "gguf" and (like is not None or allow_rounding):
         raise usage_error("--like and --allow-rounding go with --to gguf")
-    given = click.get_current_context().get_parameter_source("max_shard_size")
-    if layout == "gguf" and given is not ParameterSource.DEFAULT:
+    if layout == "gguf" and is_given("max_shard_size"):
         raise usage_error("--max-shard-size is for folders: --to gguf writes one file")
-    keep_apart(bcq, out, "the BCQ folder")
     with expected_bcq(bcq), stoppable(out, resumed=False), ExitStack() as stack:
         checkpoint = stack.enter_context(open_checkpoint(bcq))
         how: dict[str, Any] = {"overwrite": overwrite, "tick": bar(stack, unit="B", unit_scale=True, desc="writing")}

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import (
     command_line,
     html_option,
     hub_options,
+    is_given,
     json_option,
     push_options,
     stoppable,
@@ -178,7 +178,7 @@ def _text_options(text: Path | None, stats: Path | None, asked: dict[str, Any]) 
         if train:
             raise usage_error("--train-scales needs a text to train on: --text FILE.")
         for option, key in _OF_TEXT.items():
-            if click.get_current_context().get_parameter_source(key) is ParameterSource.COMMANDLINE:
+            if is_given(key):
                 raise usage_error(f"{option} says how --text FILE is run: add --text, or leave it out.")
         return None
     if stats is not None:

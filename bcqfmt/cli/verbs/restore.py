@@ -12,7 +12,7 @@ from bcqfmt.cli.command import command_line, json_option, stoppable, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.progress import Progress
-from bcqfmt.cli.sources import keep_apart
+from bcqfmt.container.durable import refuse_overlap
 from bcqfmt.errors import error, escape
 from bcqfmt.system import return_large_blocks
 
@@ -38,7 +38,7 @@ def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:
     from bcqfmt.converters.convert.source_rebuilder import SourceRebuilder
     from bcqfmt.converters.jobs.warnings import in_words
 
-    keep_apart(bcq, out, "the BCQ folder")
+    refuse_overlap(out, bcq, "the BCQ folder")
     with expected_bcq(bcq), bcqfmt.open(bcq) as checkpoint:
         rebuilder = SourceRebuilder(checkpoint)
         files, left_out = rebuilder.files(), rebuilder.left_out()

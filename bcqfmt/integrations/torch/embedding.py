@@ -16,7 +16,7 @@ from bcqfmt.weight.scheme import SecondOrder, Segment, WeightSpec
 
 from . import linear_op
 from .layers import BcqModule
-from .parts import TORCH_DTYPES, named_parts, refuse_other, spec_of, suffixes, text_of
+from .parts import TORCH_DTYPES, named_parts, require_tensor, spec_of, suffixes, text_of
 
 
 class BcqEmbedding(BcqModule):
@@ -42,7 +42,7 @@ class BcqEmbedding(BcqModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Integers of any shape in 0..vocabulary-1 -> (..., features)."""
-        refuse_other(ids, "ids")
+        require_tensor(ids, "ids")
         found: Tensor = _op(ids.reshape(-1), self.parts(), self.text, self.planes or 0)
         return found.to(self.dtype).reshape(*ids.shape, self.embedding_dim)
 

@@ -21,8 +21,8 @@ from .parts import (
     bits_per_weight,
     empty_parts,
     refuse_bias,
-    refuse_other,
     refuse_planes,
+    require_tensor,
     spec_of,
     suffixes,
     text_of,
@@ -88,7 +88,7 @@ class BcqModule(nn.Module):
 
     def product(self, x: Tensor, bias: Tensor | None = None, index: int = 0) -> Tensor:
         """``x W^T + bias`` for x (..., in)."""
-        refuse_other(x, "x")
+        require_tensor(x, "x")
         if self.exact:  # the operator of nn.Linear, with the dense matrix
             dense = self.values(index=index).to(x.dtype)
             with dense_products(x.dtype):
@@ -275,7 +275,7 @@ class TrainableBcqLinear(BcqLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out); gradients reach x, alpha and z."""
-        refuse_other(x, "x")
+        require_tensor(x, "x")
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if self._perm:

@@ -72,7 +72,7 @@ def refuse_planes(spec: WeightSpec, planes: int) -> None:
         raise error("BCQ-E302", tensor="planes", found=f"{planes} planes", expected=f"at most {_MOST_PLANES}")
 
 
-def refuse_other(x: Any, name: str) -> None:
+def require_tensor(x: Any, name: str) -> None:
     """BCQ-E552 for what is no tensor, such as an array of numpy."""
     if not isinstance(x, Tensor):
         hint = f"pass torch.as_tensor({name}), on the device of the layer"
@@ -82,7 +82,7 @@ def refuse_other(x: Any, name: str) -> None:
 def refuse_bias(spec: WeightSpec, bias: Tensor | None) -> None:
     """BCQ-E552 for a bias that is not one number for each row."""
     if bias is not None:
-        refuse_other(bias, "bias")
+        require_tensor(bias, "bias")
     if bias is not None and (tuple(bias.shape) != (spec.out,) or not bias.is_floating_point()):
         found = f"a bias of shape {list(bias.shape)} and {bias.dtype}"
         raise error("BCQ-E552", found=found, expected=f"[{spec.out}], floating point")

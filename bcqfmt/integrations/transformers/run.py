@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.errors import BcqError, error, escape, in_file
 from bcqfmt.integrations.model_folder import check_folder, check_length, is_bcq
 from bcqfmt.version import pip_install
 
@@ -105,9 +105,8 @@ def load(
         )  # fmt: skip
     try:
         bridge.set_mode(model, exact=exact, planes=planes)
-    except BcqError as fault:  # which does not know the folder
-        told = fault.finding
-        raise error(fault.code, opened.folder.name, told.tensor, told.found, told.expected, fault.hint) from None
+    except BcqError as fault:
+        raise in_file(fault, opened.folder.name) from None
     if device == "mps" and is_bcq(opened.folder):
         model = model.dequantize() or model
     return Loaded(_placed(model.eval(), device), opened, note)

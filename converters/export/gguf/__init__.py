@@ -21,9 +21,9 @@ from bcqfmt.container.durable import OutputFile, make_folders, output_path
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
-from bcqfmt.converters.export.intact import check_intact
+from bcqfmt.converters.export.checks import check_folder, check_intact, check_target
+from bcqfmt.converters.jobs.pool import WORKERS
 from bcqfmt.errors import error, escape
-from bcqfmt.system import real_path
 from bcqfmt.weight.weight import BcqWeight
 
 from .encode import Error
@@ -36,7 +36,6 @@ _FILE_TYPES: Final = {
     "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
 }  # fmt: skip
 _QUANTIZATION_VERSION: Final = 2
-_WORKERS: Final = min(4, os.cpu_count() or 1)
 
 
 @dataclass(slots=True)
@@ -85,11 +84,9 @@ def export_gguf(
     ``like``: a GGUF file of the same model, whose key values are taken. A weight that no type holds exactly ends the
     export with BCQ-E616, unless ``allow_rounding``: then it gets the nearest type, and the result has the error.
     """
-    if not checkpoint.path.is_dir():
-        hint = "name the folder that it is in"
-        raise error("BCQ-E302", str(checkpoint.path), found="a single file", expected="a BCQ folder", hint=hint)
+    check_folder(checkpoint)
     meta = metadata_of(checkpoint, like)  # first: nobody should correct a name only to hear that there can be no file
-    target = _checked(checkpoint.path, target, overwrite)
+    target = _checked(checkpoint, target, overwrite)
     notes = list(meta.notes)
     tensors = tensors_of(checkpoint, meta, notes)
     if not allow_rounding:
@@ -100,7 +97,7 @@ def export_gguf(
     result.nbytes = len(header) + sum(tensor.nbytes + padding(tensor.nbytes) for tensor in tensors)
     check_intact(checkpoint)
     make_folders(target.parent)
-    with OutputFile(target, result.nbytes) as output, ThreadPoolExecutor(_WORKERS) as pool:
+    with OutputFile(target, result.nbytes) as output, ThreadPoolExecutor(WORKERS) as pool:
         output.write(header)
         for tensor in tensors:
             written = 0
@@ -122,7 +119,7 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Itera
     try:
         for item in items:
             waiting.append(pool.submit(work, item))
-            if len(waiting) > _WORKERS:
+            if len(waiting) > WORKERS:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -131,16 +128,14 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Itera
             job.cancel()
 
 
-def _checked(folder: Path, target: Path, overwrite: bool) -> Path:
+def _checked(checkpoint: Checkpoint, target: Path, overwrite: bool) -> Path:
     """The path to write to; errors of the caller."""
     target = output_path(target)
     if target.suffix != ".gguf":
         found = "a name without .gguf"
         expected = "the name of a file"
         raise error("BCQ-E302", str(target), found=found, expected=expected, hint=f"call it {target.name}.gguf")
-    if real_path(folder) in real_path(target).parents:
-        found, hint = "it lies inside the BCQ folder", "choose another place"
-        raise error("BCQ-E402", str(target), found=found, expected="a file elsewhere", hint=hint)
+    check_target(checkpoint, target)
     if os.path.lexists(target):
         if not overwrite:
             raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")

@@ -110,14 +110,20 @@ def cp_async16(pointer: Any, index: Any, address: int, count: int) -> None:
         target[:count] = _at(pointer, index, 16)[:count]
 
 
-def cp_async_run(count: int, step: int) -> Any:
-    """As `ptx.asm.copy_run`."""
+def runs_of(one: Any) -> Any:
+    """`ptx.asm.copy_run`, with ``one`` for every copy."""
 
-    def copy(pointer: Any, index: Any, address: int) -> None:
-        for i in range(count):
-            cp_async16(pointer, index + i * step // 16, address + i * step, 16)
+    def cp_async_run(count: int, step: int) -> Any:
+        def copy(pointer: Any, index: Any, address: int) -> None:
+            for i in range(count):
+                one(pointer, index + i * step // 16, address + i * step, 16)
 
-    return copy
+        return copy
+
+    return cp_async_run
+
+
+cp_async_run = runs_of(cp_async16)
 
 
 def cp_async_commit() -> None:

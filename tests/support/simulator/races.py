@@ -20,6 +20,7 @@ import numpy as np
 
 from . import barriers
 from .block import WARP, Block, _Lane, current
+from .memory import runs_of
 
 __all__ = ["found", "install"]
 
@@ -246,12 +247,7 @@ def _watch_copies(instructions: dict[str, Any]) -> None:
         watch.copies[thread].append(access)
         one(pointer, index, address, count)
 
-    def cp_async_run(count: int, step: int) -> Any:
-        def copy(pointer: Any, index: Any, address: int) -> None:
-            for i in range(count):
-                cp_async16(pointer, index + i * step // 16, address + i * step, 16)
-
-        return copy
+    cp_async_run = runs_of(cp_async16)
 
     def cp_async_commit() -> None:
         watch, thread = _here()

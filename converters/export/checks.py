@@ -1,15 +1,26 @@
-"""Whether the model files of a BCQ folder are those that it was made with."""
+"""What every export looks at before it writes: its folder, its target, and whether the weights are undamaged."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from bcqfmt.checkpoint.reader import Checkpoint
+from bcqfmt.container.durable import refuse_overlap
 from bcqfmt.container.files import hash_file
-from bcqfmt.converters.jobs.pool import Stop, run_each
+from bcqfmt.converters.jobs.pool import WORKERS, Stop, run_each
 from bcqfmt.errors import error
 
-_WORKERS = min(4, os.cpu_count() or 1)  # files at a time; hashing releases the interpreter lock
+
+def check_folder(checkpoint: Checkpoint) -> None:
+    """BCQ-E302 for a single file: configuration and tokenizer are needed too."""
+    if not checkpoint.path.is_dir():
+        expected, hint = "a BCQ folder", "name the folder that it is in"
+        raise error("BCQ-E302", str(checkpoint.path), found="a single file", expected=expected, hint=hint)
+
+
+def check_target(checkpoint: Checkpoint, target: Path) -> None:
+    """BCQ-E402 for a target that would touch the BCQ folder."""
+    refuse_overlap(target, checkpoint.path, "the BCQ folder")
 
 
 def check_intact(checkpoint: Checkpoint) -> None:
@@ -29,4 +40,4 @@ def check_intact(checkpoint: Checkpoint) -> None:
         if digest != record.sha256:
             raise error("BCQ-V606", name, found=f"sha256 {digest}", expected=record.sha256)
 
-    run_each(check, [name for name in files if name in stated], _WORKERS, stop)
+    run_each(check, [name for name in files if name in stated], WORKERS, stop)
