@@ -30,12 +30,12 @@ __all__ = ["BATCH_LIMIT", "LAUNCHES", "LOOK_UP", "MatmulWeight", "Product", "pat
 LAUNCHES = 3, 7
 LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
-# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST as fast as dequantize + matmul;
-# measured on an H200 (docs/benchmarks/gemm.md): where it needs no other layout; matrices of up to SMALL elements;
-# larger ones; bcq weights, and reordered columns, for one launch more.
+# From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST as fast as dequantize + matmul,
+# with wgmma for any number; measured on an H200 (docs/benchmarks/gemm.md): where it needs no other layout; matrices of
+# up to SMALL elements; larger ones; bcq weights, and reordered columns, for one launch more.
 GEMM_LEAST, SMALL = (1, 2, 3, 5), 1 << 24
-GEMM_MOST = {"wgmma": 4096, "mma": 256}
-MOST = GEMM_MOST["wgmma"] + 1  # of all limits: for more vectors the path is the same
+GEMM_MOST = {"wgmma": LIMIT, "mma": 256}
+MOST = GEMM_MOST["mma"] + 1  # from here on the path is the same
 
 
 class Product(NamedTuple):
@@ -188,7 +188,7 @@ def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
         return "gemm" if vectors <= _gemm_most(only) else "dequantize"
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS[0] + 1 if found == "mixed" else _gemm_least(weight)
-    many = weight.gemm(dtype) if least <= vectors < MOST else None
+    many = weight.gemm(dtype) if least <= vectors else None
     return "gemm" if many is not None and vectors <= _gemm_most(many) else found
 
 

@@ -1,6 +1,6 @@
 """The product of many vectors: a weight in the order of `layout` on a device, and its launches.
 
-For 1 to some thousands of vectors on every GPU since sm_80; where the fast products of `bits` take a weight, they are
+For any number of vectors on every GPU since sm_80; where the fast products of `bits` take a weight, they are
 faster for one vector or some (`matmul_weight`), except of affine weights with 4 bits and groups of 32 or more.
 """
 
@@ -24,7 +24,11 @@ from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
 from .layout import GemmLayout, layout_of
 from .shape import GemmShape, blocks_for, gemm_shape, whole_for
 
-__all__ = ["GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
+__all__ = ["PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
+
+# Vectors of one launch, at least and less than twice as many: x is read again for every few rows, and of more vectors
+# it does not stay in the cache. In whole tiles, ROUNDED.
+PART, ROUNDED = 1024, 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -113,7 +117,8 @@ def gemm(
     """``x W^T`` for x (count, in) of the type that the operand was made for, in 16 bits.
 
     ``out``: (count, out) of x's dtype or float32, by default new and of x's. ``addend``: (out) float32, added to every
-    vector's product before it is rounded. ``shapes``: how each segment is carried out. Same bits at every call.
+    vector's product before it is rounded. ``shapes``: how each segment is carried out, in one launch. Same bits at
+    every call.
     """
     number = operand.segments[0].layout.number
     count = check_array("x", x, (number,), (None, operand.shape[1]), 16).shape[0]
@@ -124,11 +129,11 @@ def gemm(
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].codes)
     aligned = found.address % 8 == 0
     if shapes is None and aligned:
-        plan = _plan(operand, count, number, found.dtype, addend is not None)
+        _in_parts(operand, x, y, number, found.dtype, addend)
     else:
         shapes = shapes or _shapes(operand, count, number, found.dtype, addend is not None)
         plan = _steps(operand, shapes if aligned else [replace(shape, paired=False) for shape in shapes], count)
-    _launch(operand, plan, x, y, addend)
+        _launch(operand, plan, x, y, addend)
     return y
 
 
@@ -140,8 +145,21 @@ def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
     number, (rows, columns) = operand.segments[0].layout.number, operand.shape
     if len(x.shape) != 2:
         x, y = x.reshape(-1, columns), y.reshape(-1, rows)
-    plan = _plan(operand, x.shape[0], number, number, addend is not None)
-    _launch(operand, plan, device.aligned(x), y, None if addend is None else addend[0])
+    _in_parts(operand, device.aligned(x), y, number, number, None if addend is None else addend[0])
+
+
+def _in_parts(operand: GemmOperand, x: Any, y: Any, number: str, result: str, addend: Any) -> None:
+    """A launch of every segment for at least ``PART`` vectors, where there are as many."""
+    count = x.shape[0]
+    parts = count // PART
+    if parts < 2:  # slices of a tensor take time
+        _launch(operand, _plan(operand, count, number, result, addend is not None), x, y, addend)
+        return
+    step = -(-count // (parts * ROUNDED)) * ROUNDED
+    for begin in range(0, count, step):
+        taken = x[begin : begin + step]
+        plan = _plan(operand, taken.shape[0], number, result, addend is not None)
+        _launch(operand, plan, taken, y[begin : begin + step], addend)
 
 
 class GemmStep(NamedTuple):

@@ -1,8 +1,9 @@
 """The product with the instructions that every GPU since sm_80 has: some warps copy, all others decode and multiply.
 
 As in `roles`, but the warps that copy do so 16 bytes a lane, and ``mma`` takes x out of registers, into which each warp
-loads it. Two barriers for every stage: *filled*, at which every copying lane arrives when its copies have, and *free*.
-A warp has 16 rows of ``height`` blocks of rows: what it loads of x serves for all of them.
+loads it. Two barriers for every stage: *filled*, at which every copying thread arrives when its copies have, and
+*free*, at which every other one does. A warp has 16 rows of ``height`` blocks of rows: what it loads of x serves for
+all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
     codes_at, numbers_at, barriers_at, own_sets = shape.codes_at, shape.numbers_at, shape.barriers_at, shape.sets
     code_bytes, set_bytes, per_set = layout.code_bytes, layout.set_bytes, depth // shape.sets
     warp_codes, warp_set, copying = code_bytes // 4, set_bytes // 4, shape.copiers
-    block_codes, block_sets, consumers = depth * code_bytes, own_sets * set_bytes, 4 * groups
+    block_codes, block_sets = depth * code_bytes, own_sets * set_bytes
     sums_count = height * shape.vectors // 2
     (held_words, load_numbers, decode), multiply = decoder(layout), multiplier(shape)
     zero_sums, finish, copy = ptx.zero_sums(sums_count), tile_end(shape), _copier(shape)
@@ -53,7 +54,7 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
         if thread == 0:
             for i in static(stages):
                 ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16), ptx.u32(copying))
-                ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16 + 8), ptx.u32(consumers))
+                ptx.mbarrier_init_arrivals(ptx.u32(filled + i * 16 + 8), ptx.u32(members))
         ptx.sync_block()
         if thread >= members:
             copy(
@@ -87,9 +88,7 @@ def portable_kernel(shape: GemmShape, declared: str) -> Kernel:
                                 load_numbers(held_below, numbers_of, lane)
                             decode(below, ptx.u32(codes_of + groups * block_codes), numbers_of, lane, held_below)
                         multiply(sums, a, below, ptx.u32(place + d * x_bytes), lane)
-                    ptx.syncwarp()
-                    if lane == 0:
-                        ptx.mbarrier_arrive(ptx.u32(bar + 8))
+                    ptx.mbarrier_arrive(ptx.u32(bar + 8))
                     left = ptx.u32(left - 1)
                     if bar == last:
                         place, bar, parity = base, filled, ptx.u32(parity ^ 1)

@@ -21,8 +21,11 @@ _SHORT = 64  # blocks of a row: few turns for every warp
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
-_SEVERAL = 4  # tiles for every block, from which on an uneven last round costs little
-_MANY = ((2, 128), (3, 128), (2, 176))  # groups and vectors of a tile with which that is tried
+# groups and vectors of a tile, for many vectors
+_WIDE = tuple((groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, 16))
+# In the time of 64 rows and columns with one vector: what 64 columns of a tile take beside their products; sums of 64
+# rows and a vector that blocks share; zeros that are copied for a vector after the last.
+_STEP, _SUMS, _ZEROS = 32, 44, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +179,20 @@ def _evenly(tiles: int, most: int) -> int:
     return found if found >= _EVEN * most else 0
 
 
-def _whole_tile(rows: int, count: int) -> tuple[int, int] | None:
-    """Groups and vectors of tiles that no blocks share, those with the least padding; None if there are none."""
-    found = []
-    for groups, vectors in _MANY:
-        tiles = -(-rows // (SIDE * groups)) * -(-count // vectors)
+def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
+    """Groups and vectors of the tiles that take the least time, by a model of docs/benchmarks/gemm_tiles.json."""
+
+    def time(tile: tuple[int, int]) -> float:
+        groups, vectors = tile
+        across, size = -(-count // vectors), groups * vectors
+        tiles = -(-rows // (SIDE * groups)) * across
+        last = max(size + _STEP, _ZEROS * (across * vectors - count) + _STEP)
+        step = ((across - 1) * (size + _STEP) + last) / across
         if whole_for(tiles, PROCESSORS):
-            found.append((-(-tiles // PROCESSORS) * groups * vectors, groups, vectors))
-    return min(found)[1:] if found else None
+            return -(-tiles // PROCESSORS) * layout.blocks * step
+        return tiles / blocks_for(tiles, layout.blocks, PROCESSORS) * layout.blocks * step + size * _SUMS
+
+    return min(_WIDE, key=time)
 
 
 def few_alone(part: Any) -> bool:
@@ -241,9 +250,7 @@ def gemm_shape(
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
             vectors = 64
         if vectors == 128:
-            tall = 3 if large and count > 256 else 2
-            several = tall == 3 and rows * count >= _SEVERAL * PROCESSORS * tall * SIDE * 128
-            groups, vectors = (None if several else _whole_tile(rows, count)) or (tall, 128)
+            groups, vectors = _wide_tile(layout, rows, count) if count > 128 else (2, max(96, -(-count // 16) * 16))
         else:
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way

@@ -36,10 +36,6 @@ def test_a_bias_is_added_before_the_sum_is_rounded(batch: int, dtype: torch.dtyp
     weight = ks.weight("affine", 3, 512, 512, 128)
     bias, x = torch.randn(512).to(dtype), torch.randn(batch, 512).mul(32).round().div(32).to(dtype)
     y = BcqLinear.from_weight(weight, bias).cuda()(x.cuda()).cpu()
-    if batch == 5000:
-        dense = torch.from_numpy(weight.dequantize()).to(dtype)
-        assert torch.equal(y, torch.nn.functional.linear(x.cuda(), dense.cuda(), bias.cuda()).cpu())
-        return
     exact = torch.from_numpy(reference.product(weight, x.float().numpy())) + bias
     if batch > 1:  # `gemm`, whose values are rounded
         bound = 7e-4 if dtype == torch.float16 else 4e-3

@@ -59,9 +59,19 @@ def test_tiles_that_blocks_do_not_share(count: int) -> None:
     assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS["F16"]
 
 
-@pytest.mark.parametrize("count", [5, 13, 64, 129, 512])
+@pytest.mark.parametrize("encoding", ["affine", "bcq"])
+@pytest.mark.parametrize("count", [70, 130, 144, 200, 330, 600, 1100, 1500])
+def test_tiles_of_all_widths(count: int, encoding: str) -> None:
+    """The last of them has few vectors."""
+    weight, x = ks.weight(encoding, 4, 11008, 512, 128), ks.vectors(count, 512, "F16")
+    placed, on_gpu = gemm_operand(operand(weight), "F16"), to_gpu(x)
+    found = twice((count, 11008), on_gpu.dtype, lambda out: gemm(placed, on_gpu, out=out))
+    assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS["F16"]
+
+
+@pytest.mark.parametrize("count", [5, 13, 64, 129, 512, 2500])
 def test_as_matmul_chooses_it(count: int) -> None:
-    """Segments, reordered columns, outliers; several dimensions; an addend."""
+    """Segments, reordered columns, outliers; several dimensions; an addend; several parts of x."""
     weight = ks.mixed(1000, 3072, 1024, outliers="add")
     x = ks.vectors(count, 4096, "F16")
     placed = matmul.MatmulWeight(operand(weight))

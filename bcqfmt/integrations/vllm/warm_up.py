@@ -21,14 +21,15 @@ from bcqfmt.kernels.runtime.cubins import cache_folder
 from bcqfmt.system import lock_file
 
 _EACH = 64  # up to this many vectors, every number may have a kernel of its own
-_MOST = 4096  # more vectors than this are multiplied like this many
+_NEXT = 16  # from there on tiles have multiples of so many
+_MOST = 2048  # from here on vectors are multiplied in parts, like fewer
 _seen: set[tuple[object, ...]] = set()  # what was compiled in this process
 
 
 def vector_counts(largest: int) -> list[int]:
-    """Numbers of vectors that stand for all of 1..largest: each up to 64, powers of two, the largest."""
-    doubled = [_EACH << n for n in range(1, 32) if _EACH << n < min(largest, _MOST)]
-    return [*range(1, min(largest, _EACH) + 1), *doubled, *([min(largest, _MOST)] if largest > _EACH else [])]
+    """Numbers of vectors that stand for all of 1..largest: each up to 64, multiples of 16, the largest."""
+    most = min(largest, _MOST)
+    return [*range(1, min(most, _EACH) + 1), *range(_EACH + _NEXT, most, _NEXT), *([most] if most > _EACH else [])]
 
 
 def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Tensor | None = None) -> None:

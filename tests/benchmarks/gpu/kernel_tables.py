@@ -106,7 +106,9 @@ def many_vectors() -> str:
     """Many vectors with 4 bits: us of the chosen kernel, of the one for sm_80, of Marlin and of cuBLAS."""
     lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
     found = {
-        (row["rows"], row["vectors"]): row for row in rows_of("gemm") if (row["formula"], row["bits"]) == ("affine", 4)
+        (row["rows"], row["vectors"]): row
+        for row in (*rows_of("gemm"), *rows_of("gemm_many"))
+        if (row["formula"], row["bits"]) == ("affine", 4) and row["vectors"].bit_count() == 1
     }
     for count in sorted({count for _, count in found}):
         cells = []
@@ -114,6 +116,16 @@ def many_vectors() -> str:
             row = found.get((rows, count))
             cells.append(" / ".join(_us(row, name) for name in ("microseconds", "sm_80", "marlin", "cublas")))
         lines.append(_line(count, *cells))
+    return "\n".join(lines)
+
+
+def between() -> str:
+    """Numbers of vectors between powers of two: how many times as fast as cuBLAS the chosen kernel is."""
+    lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
+    found = {(row["rows"], row["vectors"]): row for row in rows_of("gemm_many") if row["vectors"].bit_count() > 1}
+    for count in sorted({count for rows, count in found if rows == _MANY[-1][0]}):
+        timed = [found[rows, count] for rows, _ in _MANY]
+        lines.append(_line(count, *(f"{row['cublas'] / row['microseconds']:.2f}x" for row in timed)))
     return "\n".join(lines)
 
 
@@ -153,6 +165,7 @@ def served() -> str:
 _MANY = ((4096, 4096), (11008, 4096), (28672, 8192))
 TABLES: dict[str, list[Callable[[], str]]] = {
     "gemm": [many_vectors, other_weights],
+    "gemm_tiles": [between],
     "kernels": [products],
     "kernels_sweep": [sweep],
     "kernels_outliers": [outliers, outliers_of_several, mixed],

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json [--marlin libmarlin.so]
         [--lut-gemm liblutgemm.so]
+    python tests/benchmarks/gpu/many_vectors.py --many --out docs/benchmarks/gemm_many.json
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
 run. "sm_80" is the engine that every GPU since Ampere has, timed on this GPU. docs/benchmarks/gemm.md tells how the
@@ -28,7 +29,7 @@ import torch
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
 from bcqfmt.bench import bandwidth, relative_error, replayed
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
-from bcqfmt.kernels.gemm import gemm
+from bcqfmt.kernels.gemm import PART, gemm
 from bcqfmt.kernels.gemm.kernel import gemm_kernel
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.shape import GemmShape, gemm_shape
@@ -40,8 +41,9 @@ from kernel_bench.peers import marlin, published
 from kernel_bench.weights import Weight, random_vectors, random_weight
 
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-MANY = COUNTS.index(256)  # from here on they are timed last: what follows them is slower while the GPU is hot
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+MANY = (256, 512, 1024, 2048, 4096)  # timed last: what follows them is slower while the GPU is hot
+BETWEEN = (24, 48, 80, 96, 144, 192, 288, 320, 384, 448, 576, 640, 768, 896, 1200, 1600, 1800, 3072)
 LEAST = 3  # vectors from which on `gemm` is compiled for every weight; it takes fewer of some
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TABLES = {
@@ -53,12 +55,12 @@ OTHERS = (
     ("MXFP4", 4, 32), ("NVFP4", 4, 16),
 )  # fmt: skip
 FEW, SMALL_FEW = (1, 16, 64), (8, 16)  # vectors with these, by the largest and the smallest matrix
-OLD_MOST, MARLIN_MOST = 64, 128  # vectors
+OLD_MOST = 64  # vectors
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
 PEERS_MOST = 45  # seconds
 TURNS = 3  # of both products, one after the other
-STEADY = 0.4  # seconds of a turn from 256 vectors on, where power limits the clock and the first rounds are faster
+STEADY = 0.4  # seconds of a turn with many vectors, where power limits the clock and the first rounds are faster
 
 
 def made(formula: str, q: int, rows: int, columns: int, g: int) -> tuple[Weight, MatmulWeight]:
@@ -88,7 +90,7 @@ Jobs = dict[GemmShape | tuple[Any, ...], None]
 
 def measured(
     formula: str, q: int, rows: int, columns: int, g: int, counts: tuple[int, ...], *, peers: dict[str, float],
-    old: bool = False,
+    old: bool = False, steady: float = 0.0,
 ) -> list[Figures]:  # fmt: skip
     """A row for every number of vectors; ``peers``: what :func:`peer_times` found."""
     size = rows * columns * q // 8
@@ -112,8 +114,7 @@ def measured(
         }
         if plain:
             calls["cublas"] = (lambda i, x=x: x @ dense[i % len(dense)].T, len(dense))
-        steady = STEADY if count >= COUNTS[MANY] else 0.0
-        if plain and steady:  # what `matmul` does with more vectors than GEMM_MOST
+        if plain and steady:  # what `matmul` does where the GPU is not sm_90
             calls["dequantize"] = (lambda i, x=x: matmul(ready[i % several], x, path="dequantize"), several)
         times = [{name: _timed(call, 2 * of, steady) for name, (call, of) in calls.items()} for _ in range(TURNS)]
         row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
@@ -149,7 +150,7 @@ def peer_times(marlin_library: str | None, lut_gemm_library: str | None, place: 
             found[_key("lut_gemm", formula, q, rows, 1)] = taken
             place.write_text(json.dumps(found))
     for rows, columns in SHAPES if marlin_library else ():
-        for count in (n for n in COUNTS if n <= MARLIN_MOST):
+        for count in COUNTS:
             taken = marlin(str(marlin_library), rows, columns, random_vectors(count, columns)).microseconds
             found[_key("marlin", "affine", 4, rows, count)] = taken
             place.write_text(json.dumps(found))
@@ -202,17 +203,21 @@ def compiled(job: GemmShape | tuple[Any, ...], capability: tuple[int, int]) -> N
     matmul(ready, random_vectors(count, columns))
 
 
-def compile_all() -> None:
+def compile_all(many: bool) -> None:
     """All kernels, in processes of their own."""
     jobs: Jobs = {}
-    for formula, q, g in OTHERS:
+    for shape in SHAPES if many else ():
+        parts = {n if n < 2 * PART else PART for n in (*MANY, *BETWEEN)}
+        jobs |= shapes_of("affine", 4, *shape, 128, parts, "wgmma")
+    for formula, q, g in () if many else OTHERS:
         jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW, "wgmma")
         jobs |= shapes_of(formula, q, *SHAPES[0], g, SMALL_FEW, "wgmma")
-    for shape in SHAPES[::-1]:
+    for shape in () if many else SHAPES[::-1]:
         jobs |= shapes_of("affine", 4, *shape, 128, COUNTS, "wgmma")
         jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
         jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
-    jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
+    if not many:
+        jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
     # what takes longest comes first: kernels for few vectors, then long stages and 3 bits
     ordered = sorted(
         jobs,
@@ -228,17 +233,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--marlin", help="library with the function marlin")
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
+    parser.add_argument("--many", action="store_true", help="256 to 4096 vectors, and numbers between powers of two")
     options, begin = parser.parse_args(), time.perf_counter()
-    compile_all()
+    compile_all(options.many)
     print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
     peers = peers_of(options.marlin, options.lut_gemm, options.out.with_suffix(".peers"))
     print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
     figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128}
     figures["rows"] = []
-    parts = [partial(measured, "affine", 4, *shape, 128, COUNTS[:MANY], old=True) for shape in SHAPES]
-    parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
-    parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
-    parts += [partial(measured, "affine", 4, *shape, 128, COUNTS[MANY:]) for shape in SHAPES]
+    if options.many:
+        parts = [partial(measured, "affine", 4, *shape, 128, BETWEEN) for shape in SHAPES]
+        parts += [partial(measured, "affine", 4, *shape, 128, MANY, steady=STEADY) for shape in SHAPES]
+    else:
+        parts = [partial(measured, "affine", 4, *shape, 128, COUNTS, old=True) for shape in SHAPES]
+        parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
+        parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
     for part in parts:
         figures["rows"] += part(peers=peers)
         options.out.write_text(json.dumps(figures, indent=1) + "\n")

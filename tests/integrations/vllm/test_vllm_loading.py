@@ -17,6 +17,8 @@ from bcqfmt import BcqError, BcqWeight
 from bcqfmt.integrations import vllm as plugin
 from bcqfmt.integrations.torch import BcqEmbedding, BcqLinear, linear_op
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
+from bcqfmt.kernels.gemm.layout import GemmLayout
+from bcqfmt.kernels.gemm.shape import gemm_shape
 from bcqfmt.system import lock_file
 from products import kernel_samples as ks
 from simulated import sim_bcq_linear, sim_torch
@@ -225,8 +227,16 @@ def test_numbers_of_vectors_stand_for_all_of_them(world: SimpleNamespace) -> Non
     counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts
     assert counts(1) == [1]
     assert counts(64) == list(range(1, 65))
-    assert counts(300)[64:] == [128, 256, 300]
-    assert counts(8192)[64:] == [128, 256, 512, 1024, 2048, 4096]
+    assert counts(100)[64:] == [80, 96, 100]
+    assert counts(8192) == [*range(1, 65), *range(80, 2049, 16)]
+
+
+def test_each_kernel_of_many_vectors_is_among_them(world: SimpleNamespace) -> None:
+    counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts(2047)
+    layout = GemmLayout(4, 4096, 128, "affine", "F16")
+    for rows in (2048, 4096, 11008, 28672):
+        known = {gemm_shape(layout, count, rows, 1, 1, "wgmma") for count in counts}
+        assert known == {gemm_shape(layout, count, rows, 1, 1, "wgmma") for count in range(1, 2048)}
 
 
 def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, monkeypatch: Any) -> None:

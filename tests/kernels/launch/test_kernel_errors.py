@@ -207,18 +207,18 @@ def test_arrays_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         checks.check_same_device(x=_On(1), weight=_On(-1))
 
 
-@pytest.mark.parametrize("count", [1, 24, 5000])
-def test_x_on_the_host_and_the_weight_on_a_gpu(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "path"), [(1, None), (24, None), (24, "dequantize")])
+def test_x_on_the_host_and_the_weight_on_a_gpu(count: int, path: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where torch multiplies, with a dense copy, and would have words of its own for it."""
     recorder = pretend_products(monkeypatch)
     x = torch.ones(count, 64, dtype=torch.float16)
     placed = matmul.MatmulWeight(operand(ks.weight("affine", 4, 16, 64, 32)), "cpu")
-    matmul.matmul(placed, x)
+    matmul.matmul(placed, x, path=path)
     recorder.launched.clear()
     monkeypatch.setattr(device, "place_of", lambda array: -1 if array.data_ptr() == x.data_ptr() else 0)
-    said = "x is on the host.*" if count < 5000 else "x on the host, weight on cuda:0.*x"
+    said = "x is on the host.*" if path is None else "x on the host, weight on cuda:0.*x"
     with pytest.raises(BcqError, match=rf"BCQ-E552.*{said}\.to\('cuda"):
-        matmul.matmul(placed, x)
+        matmul.matmul(placed, x, path=path)
     assert not recorder.launched
 
 
@@ -276,6 +276,10 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
             assert [matmul.path_of(weight, n) for n in (9, 256, 257, 4096)] == ["gemm"] * 2 + ["dequantize"] * 2
             quick = "bits" if capability == (9, 0) else "look-up"
             assert [matmul.path_of(weight, n, "F32") for n in (1, 4096)] == [quick, "dequantize"]
+    with monkeypatch.context() as patch:  # on a GPU of capability 9.0
+        patch.setattr(device, "gpu_of", lambda array: 0)
+        weight = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 64, 32)))
+        assert [matmul.path_of(weight, n) for n in (9, 257, 100_000)] == ["gemm"] * 3
     odd = matmul.MatmulWeight(operand(ks.weight("bcq", 2, 2, 60, 12)))
     assert [matmul.path_of(odd, n, kind) for n in (1, 2) for kind in ("F16", "F32")] == ["look-up"] * 2 + [
         "dequantize"

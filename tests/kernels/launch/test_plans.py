@@ -13,7 +13,7 @@ import torch
 
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
-from bcqfmt.kernels import bits, matmul, matmul_weight, mixed
+from bcqfmt.kernels import bits, gemm, matmul, matmul_weight, mixed
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
 from products import kernel_samples as ks
@@ -200,6 +200,27 @@ def test_only_usual_numbers_are_one_launch(recorder: Recorder, monkeypatch: pyte
     monkeypatch.setattr(matmul_weight, "GEMM_MOST", {"wgmma": 0, "mma": 0})
     found = placed(WEIGHT)
     assert [n for n in range(1, 24) if found.product(n, "F16").start is not None] == list(bits.USUAL)
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"), [(2047, [2047]), (2048, [1024] * 2), (2050, [1152, 898]), (5000, [1280] * 3 + [1160])]
+)
+def test_many_vectors_are_multiplied_in_parts(
+    count: int, parts: list[int], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of at least 1024 vectors, or a tile less; one after the other in x and y."""
+    many, launched = placed(WEIGHT).gemm("F16"), list[tuple[int, int, int]]()
+    assert many is not None
+    x, y = vectors(count), torch.empty(count, 33, dtype=torch.float16)
+
+    def record(operand: Any, plan: Any, x_part: torch.Tensor, y_part: torch.Tensor, addend: Any) -> None:
+        assert (operand, addend, len(y_part)) == (many, None, len(x_part))
+        launched.append((len(x_part), x_part.data_ptr() - x.data_ptr(), y_part.data_ptr() - y.data_ptr()))
+
+    monkeypatch.setattr(gemm, "_launch", record)
+    gemm.multiply(many, x, y)
+    begins = [sum(parts[:k]) for k in range(len(parts))]
+    assert launched == [(part, 512 * b, 66 * b) for part, b in zip(parts, begins, strict=True)]
 
 
 @WEIGHTS

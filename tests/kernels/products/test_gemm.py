@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,7 @@ from products import product_reference as reference
 from simulated import sim_gemm
 from simulated.cuda_sim import simulate
 
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 LIMITS = {"F16": 6e-4, "BF16": 4e-3}
 WGMMA, MMA = {"engine": "wgmma", "vectors": 16}, {"engine": "mma", "vectors": 16}
 # encoding, q, rows, columns, group size, dtype of x, vectors, options
@@ -31,6 +35,7 @@ CASES = [
     ("affine", 2, 290, 64, 64, "F16", 1, {**WGMMA, "stages": 4}),  # tiles of a block alone, then shared ones
     ("affine", 4, 64, 512, 128, "F16", 2, {**WGMMA, "depth": 4}),
     ("affine", 7, 33, 128, 128, "BF16", 5, WGMMA),
+    ("affine", 4, 33, 192, 64, "F16", 70, {**WGMMA, "vectors": 64}),  # few in the second tile
     ("offset", 3, 64, 128, 64, "BF16", 2, {}),
     ("float-zero", 5, 64, 128, 64, "F16", 2, {}),
     ("bcq", 3, 200, 200, 128, "F16", 11, {**MMA, "depth": 2, "height": 2}),
@@ -160,6 +165,19 @@ def test_blocks_have_whole_tiles_where_few_would_be_idle(tiles: int, most: int, 
     assert whole_for(tiles, most) == blocks
 
 
+def test_the_tiles_chosen_are_nearly_the_fastest_that_were_measured() -> None:
+    figures = json.loads((DOCS / "benchmarks" / "gemm_tiles.json").read_text())
+    shares = []
+    for row in figures["rows"]:
+        layout = GemmLayout(4, row["columns"], 128, "affine", "F16")
+        shape = gemm_shape(layout, row["vectors"], row["rows"], 1, 1, "wgmma")
+        if shape.vectors > 64:
+            shares.append(min(row["tiles"].values()) / row["tiles"][f"{shape.rows} x {shape.vectors}"])
+    assert len(shares) == 40
+    assert sum(shares) / len(shares) > 0.98
+    assert min(shares) > 0.9
+
+
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])
 def test_every_shape_fits(engine: str) -> None:
     """Into the shared memory of every GPU since sm_80, and for wgmma of sm_90."""
@@ -167,7 +185,7 @@ def test_every_shape_fits(engine: str) -> None:
     for q in range(1, 9):
         for formula, g in (("affine", 16), ("affine", 128), ("bcq", 16), ("bcq", 4096)):
             layout = GemmLayout(q, 4096, g, formula, "F16")
-            for count in (1, 8, 9, 16, 33, 100, 300, 600):
+            for count in (1, 8, 9, 16, 33, 100, 300, 600, 640, 1200, 2047):
                 shape = gemm_shape(layout, count, 4096, 1, 1, engine)
                 few = shape.engine == "few"
                 assert shape.vectors >= min(count, 16)

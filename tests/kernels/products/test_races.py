@@ -41,7 +41,7 @@ READ, WRITTEN = "a read of what may not be written yet", "a write over what may 
     ("case", "forgotten", "found"),
     [
         ("few", "syncwarp", {READ, WRITTEN}), ("few", "cp_async_wait", {READ}), ("few", "sync_block", {READ}),
-        ("mma", "syncwarp", {WRITTEN}), ("wgmma", "wgmma_wait", {WRITTEN}),
+        ("mma", "mbarrier_poll", {READ, WRITTEN}), ("wgmma", "wgmma_wait", {WRITTEN}),
     ],
 )  # fmt: skip
 def test_what_a_kernel_has_forgotten_is_found(case: str, forgotten: str, found: set[str]) -> None:
