@@ -123,11 +123,8 @@ def command_line(*words: str | Path) -> str:
 
 def _again(*, resume: bool) -> str:
     """The command that is being run, as it has to be typed to go on after it was stopped."""
-    ctx = click.get_current_context(silent=True)
-    option = ctx is not None and any(param.name == "resume" for param in ctx.command.params)
-    # without that option a run goes on by itself, and --overwrite starts a new one
-    words = [word for word in command_words() if word != "--overwrite" or option or not resume]
-    if resume and option and "--resume" not in words and "--part" not in words:
+    words = list(command_words())
+    if resume and "--resume" not in words and "--part" not in words:
         words.insert(words.index("--") if "--" in words else len(words), "--resume")
     return command_line("bcqfmt", *words)
 

@@ -46,13 +46,14 @@ _TOKENS, _TOKENS_CPU = 4096, 2048  # in a decoder layer at a time, unless a row 
 
 def calibrate(
     source: SourceCheckpoint, text: CalibrationText, target: Path, *, rows: int = 128, seq: int = 512, seed: int = 0,
-    device: str = "auto", weighting: str = "none", overwrite: bool = False,
+    device: str = "auto", weighting: str = "none", overwrite: bool = False, resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> StatsFile:  # fmt: skip
     """Statistics of a model's linear layers on ``rows`` pieces of ``seq`` tokens, written to ``target``.
 
     ``device``: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``. ``weighting``: one of ``WEIGHTINGS``. A run that was
-    interrupted goes on at the layer where it stopped; the result is the same. ``say`` gets a line for every layer.
+    interrupted goes on at the layer where it stopped; the result is the same. ``overwrite``: replace the target and
+    start anew, unless ``resume``. ``say`` gets a line for every layer.
     """
     place = device_of(device)
     model, tokens = model_and_tokens(source, text, rows, seq, seed)
@@ -66,7 +67,7 @@ def calibrate(
         "device": place.type,
         "weighting": weighting,
     }
-    with CalibrationWork(target, plan, overwrite=overwrite) as work, torch.no_grad():
+    with CalibrationWork(target, plan, overwrite=overwrite, resume=resume) as work, torch.no_grad():
         runner = Runner(source, model, tokens, work, place, weighting)
         count = len(model.layers)
         if weighting == "loss":

@@ -121,8 +121,10 @@ def choose_rows(
 class CalibrationWork:
     """The work folder of one calibration; a context manager."""
 
-    def __init__(self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """``plan``: the record of the finished file without its inputs."""
+    def __init__(
+        self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False, resume: bool = False
+    ) -> None:
+        """``plan``: the record of the finished file without its inputs. ``overwrite`` starts anew, unless ``resume``."""
         require_locks()
         self.target = output_path(target)
         self.folder = self.target.with_name(f"{self.target.name}.partial")
@@ -140,7 +142,7 @@ class CalibrationWork:
         except OSError as fault:
             self._unlock()
             raise error("BCQ-E403", str(self.folder), found="another process is working on it") from fault
-        self._begin(overwrite)
+        self._begin(anew=overwrite and not resume)
 
     def done(self, stage: int) -> bool:
         """Whether a layer's statistics are there."""
@@ -256,10 +258,10 @@ class CalibrationWork:
     def _layer(self, stage: int) -> Path:
         return self.folder / f"layer-{stage:05d}.safetensors"
 
-    def _begin(self, overwrite: bool) -> None:
+    def _begin(self, *, anew: bool) -> None:
         text = canonical(self.plan).encode("ascii") + b"\n"
         path = self.folder / "plan.json"
-        if overwrite or not path.exists():
+        if anew or not path.exists():
             for old in self.folder.iterdir():
                 if old.name != "lock":
                     old.unlink()

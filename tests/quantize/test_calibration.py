@@ -340,13 +340,16 @@ def test_the_program_says_how_an_interrupted_run_goes_on(
     def stop(self: Any, stage: int) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(calibration.Runner, "head", stop)
-        stopped = bcqfmt(*words, "--overwrite")
-    assert (stopped.exit_code, "what is done is in my stats.partial" in stopped.stderr) == (130, True)
-    again = shlex.split(stopped.stderr.partition("hint: go on with: bcqfmt ")[2])
-    assert again == words
-    assert bcqfmt(*again).exit_code == 0
+    for options in ([], ["--overwrite"]):  # the second time it is there
+        with monkeypatch.context() as patch:
+            patch.setattr(calibration.Runner, "head", stop)
+            stopped = bcqfmt(*words, *options)
+        assert (stopped.exit_code, "what is done is in my stats.partial" in stopped.stderr) == (130, True)
+        again = shlex.split(stopped.stderr.partition("hint: go on with: bcqfmt ")[2])
+        assert again == [*words, *options, "--resume"]
+        with monkeypatch.context() as patch:
+            patch.setattr(calibration.Runner, "layer", stop)  # these are done
+            assert bcqfmt(*again).exit_code == 0
 
 
 def test_two_runs_do_not_meet(model: Path, text: Path, tmp_path: Path) -> None:

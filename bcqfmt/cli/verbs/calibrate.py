@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="What a token counts in x x^T: the same; 1/|x|^2; by the gradient of the loss.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the file, and drop an unfinished calibration.")
+@click.option("--resume", is_flag=True, help="With --overwrite too, go on with an unfinished calibration.")
+@click.option("--overwrite", is_flag=True, help="Replace the file; without --resume, drop an unfinished calibration.")
 @hub_options
 @json_option
 def command(
