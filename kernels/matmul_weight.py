@@ -43,7 +43,7 @@ class Product(NamedTuple):
 
     ``path``: "mixed", "bits", "gemm", "look-up" or "dequantize"; ``array``: a tensor of the weight in its layout, on
     GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out). ``start(x, y, addend)``:
-    for all vectors, in any dimensions, where one launch per segment is enough. ``dense()``: the matrix (out, in) that
+    for all vectors, in any dimensions, where that needs no loop here. ``dense()``: the matrix (out, in) that
     "dequantize" multiplies with; then there is neither of them.
     """
 

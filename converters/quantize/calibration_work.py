@@ -121,10 +121,8 @@ def choose_rows(
 class CalibrationWork:
     """The work folder of one calibration; a context manager."""
 
-    def __init__(
-        self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False, resume: bool = False
-    ) -> None:
-        """``plan``: the record of the finished file without its inputs. ``overwrite`` starts anew, unless ``resume``."""
+    def __init__(self, target: Path, plan: Mapping[str, Any], *, overwrite: bool = False, resume: bool = False) -> None:
+        """``plan``: the record of the finished file without its inputs. ``overwrite``: anew, unless ``resume``."""
         require_locks()
         self.target = output_path(target)
         self.folder = self.target.with_name(f"{self.target.name}.partial")
@@ -248,7 +246,7 @@ class CalibrationWork:
             str(self.folder),
             found=f"{path.name} {how}",
             expected="what an unfinished run wrote",
-            hint="start anew with --overwrite",
+            hint="start anew with --overwrite, without --resume",
         )
 
     def _unlock(self) -> None:
@@ -273,7 +271,7 @@ class CalibrationWork:
                 str(self.folder),
                 found="an unfinished calibration of another model, or with other options",
                 expected="the same ones",
-                hint="start anew with --overwrite",
+                hint="start anew with --overwrite, without --resume",
             )
 
 

@@ -1,11 +1,13 @@
 """The product of many vectors: a weight in the order of `layout` on a device, and its launches.
 
-For any number of vectors on every GPU since sm_80; where the fast products of `bits` take a weight, they are
-faster for one vector or some (`matmul_weight`), except of affine weights with 4 bits and groups of 32 or more.
+For any number of vectors on sm_90, for hundreds on every other GPU since sm_80; where the fast products of `bits` take
+a weight, they are faster for one vector or some (`matmul_weight`), except of affine weights with 4 bits and groups of
+32 or more.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +29,7 @@ from .shape import GemmShape, blocks_for, gemm_shape, whole_for
 __all__ = ["PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
 
 # Vectors of one launch, at least and less than twice as many: x is read again for every few rows, and of more vectors
-# it does not stay in the cache. In whole tiles, ROUNDED.
+# it does not stay in the cache. Each begins at a multiple of ROUNDED, so that y does at one of 8 bytes.
 PART, ROUNDED = 1024, 128
 
 
@@ -128,12 +130,10 @@ def gemm(
         check_array("addend", addend, ("F32",), (operand.shape[0],))
     check_same_device(x=x, out=y, addend=addend, weight=operand.segments[0].codes)
     aligned = found.address % 8 == 0
-    if shapes is None and aligned:
-        _in_parts(operand, x, y, number, found.dtype, addend)
+    if shapes is None:
+        _in_parts(operand, x, y, number, found.dtype, addend, aligned)
     else:
-        shapes = shapes or _shapes(operand, count, number, found.dtype, addend is not None)
-        plan = _steps(operand, shapes if aligned else [replace(shape, paired=False) for shape in shapes], count)
-        _launch(operand, plan, x, y, addend)
+        _launch(operand, _steps(operand, shapes, count, aligned), x, y, addend)
     return y
 
 
@@ -148,18 +148,22 @@ def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
     _in_parts(operand, device.aligned(x), y, number, number, None if addend is None else addend[0])
 
 
-def _in_parts(operand: GemmOperand, x: Any, y: Any, number: str, result: str, addend: Any) -> None:
-    """A launch of every segment for at least ``PART`` vectors, where there are as many."""
+def _in_parts(
+    operand: GemmOperand, x: Any, y: Any, number: str, result: str, addend: Any, aligned: bool = True
+) -> None:
+    """A launch of every segment for at least ``PART`` vectors, where there are as many.
+
+    ``aligned``: y starts at a multiple of 8 bytes.
+    """
     count = x.shape[0]
     parts = count // PART
     if parts < 2:  # slices of a tensor take time
-        _launch(operand, _plan(operand, count, number, result, addend is not None), x, y, addend)
+        _launch(operand, _plan(operand, count, number, result, addend is not None, aligned), x, y, addend)
         return
-    step = -(-count // (parts * ROUNDED)) * ROUNDED
-    for begin in range(0, count, step):
-        taken = x[begin : begin + step]
-        plan = _plan(operand, taken.shape[0], number, result, addend is not None)
-        _launch(operand, plan, taken, y[begin : begin + step], addend)
+    ends = [*(k * count // parts // ROUNDED * ROUNDED for k in range(1, parts)), count]
+    for begin, end in itertools.pairwise([0, *ends]):
+        plan = _plan(operand, end - begin, number, result, addend is not None, aligned)
+        _launch(operand, plan, x[begin:end], y[begin:end], addend)
 
 
 class GemmStep(NamedTuple):
@@ -183,12 +187,13 @@ class GemmStep(NamedTuple):
     box: int
 
 
-def _plan(operand: GemmOperand, count: int, number: str, result: str, added: bool) -> Sequence[GemmStep]:
+def _plan(operand: GemmOperand, count: int, number: str, result: str, added: bool, aligned: bool) -> Sequence[GemmStep]:
     """A step for every segment, computed once for each number of vectors."""
-    key = (count, result, added)
+    key = (count, result, added, aligned)
     found: Sequence[GemmStep] | None = operand.plans.get(key)
     if found is None:
-        found = operand.plans[key] = _steps(operand, _shapes(operand, count, number, result, added), count)
+        found = _steps(operand, _shapes(operand, count, number, result, added), count, aligned)
+        operand.plans[key] = found
     return found
 
 
@@ -203,8 +208,8 @@ def _shapes(operand: GemmOperand, count: int, number: str, result: str, added: b
     ]  # fmt: skip
 
 
-def _steps(operand: GemmOperand, shapes: Sequence[GemmShape], count: int) -> Sequence[GemmStep]:
-    return tuple(_step(operand, shape, count) for shape in shapes)
+def _steps(operand: GemmOperand, shapes: Sequence[GemmShape], count: int, aligned: bool) -> Sequence[GemmStep]:
+    return tuple(_step(operand, shape if aligned else replace(shape, paired=False), count) for shape in shapes)
 
 
 def _step(operand: GemmOperand, shape: GemmShape, count: int) -> GemmStep:

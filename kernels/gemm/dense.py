@@ -1,7 +1,8 @@
 """The dense matrix of a weight in 16 bits, out of the codes of `layout`: the bits of the normative decoder.
 
-Products of many vectors decode their weight first. With this they need no second copy of it: codes are those of
-`layout`, scales and zero points those of the file, which the numbers of `layout` are rounded from.
+Where `gemm` does not multiply many vectors, their product decodes the weight first. With this it needs no second copy
+of it: codes are those of `layout`, scales and zero points those of the file, which the numbers of `layout` are rounded
+from.
 
 A warp decodes its share of a block, 16 rows of 64 columns. Section 8 of the specification computes in binary64 and
 rounds once. A scale of 16 bits times the difference of a code and an integer is exact in binary32 already; everything

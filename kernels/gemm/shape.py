@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
 # groups and vectors of a tile, for many vectors
-_WIDE = tuple((groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, 16))
+_WIDER = 16
+_WIDE = tuple((groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, _WIDER))
 # In the time of 64 rows and columns with one vector: what 64 columns of a tile take beside their products; sums of 64
 # rows and a vector that blocks share; zeros that are copied for a vector after the last.
 _STEP, _SUMS, _ZEROS = 32, 44, 4
@@ -179,6 +181,7 @@ def _evenly(tiles: int, most: int) -> int:
     return found if found >= _EVEN * most else 0
 
 
+@functools.lru_cache(maxsize=4096)
 def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
     """Groups and vectors of the tiles that take the least time, by a model of docs/benchmarks/gemm_tiles.json."""
 
@@ -250,7 +253,8 @@ def gemm_shape(
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
             vectors = 64
         if vectors == 128:
-            groups, vectors = _wide_tile(layout, rows, count) if count > 128 else (2, max(96, -(-count // 16) * 16))
+            rounded = -(-count // _WIDER) * _WIDER  # so that few numbers stand for all where kernels are compiled ahead
+            groups, vectors = _wide_tile(layout, rows, rounded) if count > 128 else (2, max(96, rounded))
         else:
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What a token counts in x x^T: the same; 1/|x|^2; by the gradient of the loss.",
 )
-@click.option("--resume", is_flag=True, help="With --overwrite too, go on with an unfinished calibration.")
+@click.option("--resume", is_flag=True, help="Go on with an unfinished calibration, also with --overwrite.")
 @click.option("--overwrite", is_flag=True, help="Replace the file; without --resume, drop an unfinished calibration.")
 @hub_options
 @json_option
@@ -46,8 +46,8 @@ def command(
     """Run a model on text and keep statistics of its inputs.
 
     MODEL is a dense model: a folder or a name on the hub. For every linear layer the file holds the sums of x^2 and of
-    x x^T over all tokens, as gptq, mixed24 and atom need them. An interrupted run goes on where it stopped when it is
-    given the same command. Needs torch and transformers.
+    x x^T over all tokens, as gptq, mixed24 and atom need them. An interrupted run goes on where it stopped with the
+    same command, or with --resume where that has --overwrite. Needs torch and transformers.
 
     \b
     Example:

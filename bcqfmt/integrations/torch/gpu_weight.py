@@ -1,8 +1,8 @@
 """Weights whose parts are on a GPU, rearranged there with torch for the kernels, not on the host.
 
 `dequantize` reads the planes of a BCQ file as they are stored, without a copy; products get rearranged copies
-(`kernels.bits.layout`, `kernels.gemm.layout`), and many vectors are multiplied with a matrix that is decoded from the
-second of them. This takes seconds for a large model, where the host takes minutes. Weights with a perm, outliers,
+(`kernels.bits.layout`, `kernels.gemm.layout`), and where a matrix is decoded for many vectors, it is from the second of
+them. This takes seconds for a large model, where the host takes minutes. Weights with a perm, outliers,
 tables, floating-point zeros or scales made of codes or bytes, and weights whose content fails a check here, go through
 the host, which checks them in full and reports errors.
 """

@@ -21,8 +21,8 @@ from bcqfmt.kernels.runtime.cubins import cache_folder
 from bcqfmt.system import lock_file
 
 _EACH = 64  # up to this many vectors, every number may have a kernel of its own
-_NEXT = 16  # from there on tiles have multiples of so many
-_MOST = 2048  # from here on vectors are multiplied in parts, like fewer
+_NEXT = 16  # from there on so many neighbours have the same
+_MOST = 2047  # more vectors are multiplied in parts, like fewer
 _seen: set[tuple[object, ...]] = set()  # what was compiled in this process
 
 

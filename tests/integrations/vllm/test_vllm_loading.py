@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,15 +229,16 @@ def test_numbers_of_vectors_stand_for_all_of_them(world: SimpleNamespace) -> Non
     assert counts(1) == [1]
     assert counts(64) == list(range(1, 65))
     assert counts(100)[64:] == [80, 96, 100]
-    assert counts(8192) == [*range(1, 65), *range(80, 2049, 16)]
+    assert counts(8192) == [*range(1, 65), *range(80, 2047, 16), 2047]
 
 
 def test_each_kernel_of_many_vectors_is_among_them(world: SimpleNamespace) -> None:
-    counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts(2047)
-    layout = GemmLayout(4, 4096, 128, "affine", "F16")
-    for rows in (2048, 4096, 11008, 28672):
-        known = {gemm_shape(layout, count, rows, 1, 1, "wgmma") for count in counts}
-        assert known == {gemm_shape(layout, count, rows, 1, 1, "wgmma") for count in range(1, 2048)}
+    counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts(8192)
+    for rows in (604, 2048, 4096, 4864, 7168, 8960, 11008, 25547, 28672):
+        for columns in (2048, 4096, 14336):
+            shape = partial(gemm_shape, GemmLayout(4, columns, 128, "affine", "F16"), rows=rows, kind=1, out=1)
+            known = {shape(count, engine="wgmma") for count in counts}
+            assert known == {shape(count, engine="wgmma") for count in range(1, 2048)}
 
 
 def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, monkeypatch: Any) -> None:

@@ -203,12 +203,19 @@ def test_only_usual_numbers_are_one_launch(recorder: Recorder, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("count", "parts"), [(2047, [2047]), (2048, [1024] * 2), (2050, [1152, 898]), (5000, [1280] * 3 + [1160])]
+    ("count", "parts"),
+    [
+        (2047, [2047]),
+        (2048, [1024] * 2),
+        (2050, [1024, 1026]),
+        (5000, [1152, 1280, 1280, 1288]),
+        (9217, [*[1024] * 8, 1025]),
+    ],
 )
 def test_many_vectors_are_multiplied_in_parts(
     count: int, parts: list[int], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of at least 1024 vectors, or a tile less; one after the other in x and y."""
+    """Each of at least 1024 vectors; one after the other in x and y."""
     many, launched = placed(WEIGHT).gemm("F16"), list[tuple[int, int, int]]()
     assert many is not None
     x, y = vectors(count), torch.empty(count, 33, dtype=torch.float16)

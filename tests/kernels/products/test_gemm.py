@@ -70,6 +70,16 @@ def test_segments_reordered_columns_outliers_and_an_addend() -> None:
     assert reference.relative_error(found.value, reference.product(weight, x) + plus) < LIMITS["F16"]
 
 
+@pytest.mark.parametrize("count", [16, 17])
+def test_parts_of_many_vectors(count: int) -> None:
+    """Segments, reordered columns, outliers and an addend in each of two."""
+    weight, x = ks.mixed(20, 64, 72, outliers="add"), ks.vectors(count, 136, "F16")
+    plus = np.random.default_rng(1).normal(size=20).astype(np.float32)
+    found = simulate(sim_gemm.in_parts, weight, x, "F16", 8, addend=plus)
+    assert (found.same, found.intact) == (True, True)
+    assert reference.relative_error(found.value, reference.product(weight, x) + plus) < LIMITS["F16"]
+
+
 @pytest.mark.parametrize("q", range(1, 9))
 def test_where_every_code_lies(q: int) -> None:
     """As `layout` says it: block, warp, field, lane, word, place in a half."""

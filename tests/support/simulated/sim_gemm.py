@@ -42,6 +42,17 @@ def product(
     return guarded((x.shape[0], weight.spec.out), result, run, small=64)
 
 
+def in_parts(weight: BcqWeight, x: Any, kind: str, part: int, *, addend: Any = None) -> Guarded:
+    """The same by the shapes that are chosen, in several launches for so many vectors and more each."""
+    placed, held = gemm_operand(operand(weight), kind), np.ascontiguousarray(x)
+
+    def run(out: Any) -> None:
+        with mock.patch.multiple("bcqfmt.kernels.gemm", PART=part, ROUNDED=8):
+            gemm(placed, held, out=out, addend=addend)
+
+    return guarded((x.shape[0], weight.spec.out), "F32", run, small=64)
+
+
 def without(forgotten: str, weight: BcqWeight, x: Any, kind: str, **options: Any) -> Guarded:
     """The same by a kernel that has forgotten an instruction."""
     with mock.patch.object(ptx, forgotten, return_value=None):
