@@ -174,9 +174,9 @@ def error(
 
 
 def in_file(fault: BcqError, file: str) -> BcqError:
-    """The same fault with its file, which whoever raised it did not know."""
-    _, _, tensor, found, expected = fault.finding
-    return error(fault.code, file, tensor, found, expected, fault.hint)
+    """The same fault with the file it is in, which was not known where it was raised."""
+    told = fault.finding
+    return error(fault.code, file, told.tensor, told.found, told.expected, fault.hint)
 
 
 def refuse(finding: Finding) -> None:

@@ -26,7 +26,9 @@ from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
 from .layout import GemmLayout, layout_of
 from .shape import GemmShape, blocks_for, gemm_shape, whole_for
 
-__all__ = ["PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply"]
+__all__ = [
+    "PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply", "parts_of",
+]  # fmt: skip
 
 # Vectors of one launch, at least and less than twice as many: x is read again for every few rows, and of more vectors
 # it does not stay in the cache. Each begins at a multiple of ROUNDED, so that y does at one of 8 bytes.
@@ -113,6 +115,13 @@ def engine_of(gpu: int | None) -> str:
     return "wgmma" if device.capability(gpu) == (9, 0) else "mma"
 
 
+def parts_of(count: int) -> list[tuple[int, int]]:
+    """Where the vectors that are multiplied in one launch begin and end, for ``count`` vectors."""
+    parts = max(1, count // PART)
+    begins = [k * count // parts // ROUNDED * ROUNDED for k in range(parts)]
+    return list(itertools.pairwise([*begins, count]))
+
+
 def gemm(
     operand: GemmOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Sequence[GemmShape] | None = None
 ) -> Any:
@@ -151,19 +160,11 @@ def multiply(operand: GemmOperand, x: Any, y: Any, addend: Any = None) -> None:
 def _in_parts(
     operand: GemmOperand, x: Any, y: Any, number: str, result: str, addend: Any, aligned: bool = True
 ) -> None:
-    """A launch of every segment for at least ``PART`` vectors, where there are as many.
-
-    ``aligned``: y starts at a multiple of 8 bytes.
-    """
-    count = x.shape[0]
-    parts = count // PART
-    if parts < 2:  # slices of a tensor take time
-        _launch(operand, _plan(operand, count, number, result, addend is not None, aligned), x, y, addend)
-        return
-    ends = [*(k * count // parts // ROUNDED * ROUNDED for k in range(1, parts)), count]
-    for begin, end in itertools.pairwise([0, *ends]):
+    """A launch of every segment for each of :func:`parts_of`. ``aligned``: y starts at a multiple of 8 bytes."""
+    for begin, end in parts_of(count := x.shape[0]):
         plan = _plan(operand, end - begin, number, result, addend is not None, aligned)
-        _launch(operand, plan, x[begin:end], y[begin:end], addend)
+        part = (x, y) if end - begin == count else (x[begin:end], y[begin:end])  # slices of a tensor take time
+        _launch(operand, plan, *part, addend)
 
 
 class GemmStep(NamedTuple):

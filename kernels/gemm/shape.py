@@ -11,7 +11,7 @@ from bcqfmt.kernels.runtime.limits import PROCESSOR_SHARED, PROCESSORS, SHARED_L
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "FEW", "FewShape", "GemmShape", "blocks_for", "few_alone", "gemm_shape", "whole_for"]
+__all__ = ["COPYING", "FEW", "WIDER", "FewShape", "GemmShape", "blocks_for", "few_alone", "gemm_shape", "whole_for"]
 
 _TILES = {"wgmma": (16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
 FEW = (8, 16)  # the same of the engine few
@@ -22,9 +22,9 @@ _SHORT = 64  # blocks of a row: few turns for every warp
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
+WIDER = 16  # vectors that one tile has more than the next narrower one
 # groups and vectors of a tile, for many vectors
-_WIDER = 16
-_WIDE = tuple((groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, _WIDER))
+_WIDE = tuple((groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDER))
 # In the time of 64 rows and columns with one vector: what 64 columns of a tile take beside their products; sums of 64
 # rows and a vector that blocks share; zeros that are copied for a vector after the last.
 _STEP, _SUMS, _ZEROS = 32, 44, 4
@@ -189,8 +189,8 @@ def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
         groups, vectors = tile
         across, size = -(-count // vectors), groups * vectors
         tiles = -(-rows // (SIDE * groups)) * across
-        last = max(size + _STEP, _ZEROS * (across * vectors - count) + _STEP)
-        step = ((across - 1) * (size + _STEP) + last) / across
+        last = max(size, _ZEROS * (across * vectors - count))
+        step = ((across - 1) * size + last) / across + _STEP  # on average
         if whole_for(tiles, PROCESSORS):
             return -(-tiles // PROCESSORS) * layout.blocks * step
         return tiles / blocks_for(tiles, layout.blocks, PROCESSORS) * layout.blocks * step + size * _SUMS
@@ -253,7 +253,7 @@ def gemm_shape(
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
             vectors = 64
         if vectors == 128:
-            rounded = -(-count // _WIDER) * _WIDER  # so that few numbers stand for all where kernels are compiled ahead
+            rounded = -(-count // WIDER) * WIDER  # so that few numbers stand for all where kernels are compiled ahead
             groups, vectors = _wide_tile(layout, rows, rounded) if count > 128 else (2, max(96, rounded))
         else:
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4

@@ -29,7 +29,7 @@ import torch
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
 from bcqfmt.bench import bandwidth, relative_error, replayed
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
-from bcqfmt.kernels.gemm import PART, gemm
+from bcqfmt.kernels.gemm import gemm, parts_of
 from bcqfmt.kernels.gemm.kernel import gemm_kernel
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.shape import GemmShape, gemm_shape
@@ -203,21 +203,27 @@ def compiled(job: GemmShape | tuple[Any, ...], capability: tuple[int, int]) -> N
     matmul(ready, random_vectors(count, columns))
 
 
-def compile_all(many: bool) -> None:
-    """All kernels, in processes of their own."""
+def kernels_of_few() -> Jobs:
+    """What rows of up to 128 vectors, and of other weights, are compiled for."""
     jobs: Jobs = {}
-    for shape in SHAPES if many else ():
-        parts = {n if n < 2 * PART else PART for n in (*MANY, *BETWEEN)}
-        jobs |= shapes_of("affine", 4, *shape, 128, parts, "wgmma")
-    for formula, q, g in () if many else OTHERS:
+    for formula, q, g in OTHERS:
         jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW, "wgmma")
         jobs |= shapes_of(formula, q, *SHAPES[0], g, SMALL_FEW, "wgmma")
-    for shape in () if many else SHAPES[::-1]:
+    for shape in SHAPES[::-1]:
         jobs |= shapes_of("affine", 4, *shape, 128, COUNTS, "wgmma")
         jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
         jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
-    if not many:
-        jobs |= {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
+    return jobs | {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
+
+
+def kernels_of_many() -> Jobs:
+    """What rows of more vectors are compiled for."""
+    counts = {end - begin for count in (*MANY, *BETWEEN) for begin, end in parts_of(count)}
+    return {job: None for shape in SHAPES for job in shapes_of("affine", 4, *shape, 128, counts, "wgmma")}
+
+
+def compile_all(jobs: Jobs) -> None:
+    """All kernels, in processes of their own."""
     # what takes longest comes first: kernels for few vectors, then long stages and 3 bits
     ordered = sorted(
         jobs,
@@ -235,7 +241,7 @@ def main() -> None:
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
     parser.add_argument("--many", action="store_true", help="256 to 4096 vectors, and numbers between powers of two")
     options, begin = parser.parse_args(), time.perf_counter()
-    compile_all(options.many)
+    compile_all(kernels_of_many() if options.many else kernels_of_few())
     print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
     peers = peers_of(options.marlin, options.lut_gemm, options.out.with_suffix(".peers"))
     print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)

@@ -307,7 +307,7 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     from bcqfmt.kernels.bits import kernel_of
     from bcqfmt.kernels.bits.layout import BitLayout
     from bcqfmt.kernels.bits.shape import Wanted, product_shape
-    from bcqfmt.kernels.gemm import PART
+    from bcqfmt.kernels.gemm import parts_of
     from bcqfmt.kernels.gemm.kernel import gemm_kernel
     from bcqfmt.kernels.gemm.layout import GemmLayout
     from bcqfmt.kernels.gemm.shape import gemm_shape
@@ -318,8 +318,7 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     begin = time.perf_counter()
     if rows:
         layout = GemmLayout(bits, columns, group, formula, "F16")
-        part = count if count < 2 * PART else PART
-        kernel = gemm_kernel(gemm_shape(layout, part, rows, 1, 1, "wgmma"))
+        kernel = gemm_kernel(gemm_shape(layout, parts_of(count)[0][1], rows, 1, 1, "wgmma"))
     else:
         kernel = kernel_of(product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1)))
     code_of(kernel, (9, 0))
