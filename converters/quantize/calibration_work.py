@@ -215,13 +215,20 @@ class CalibrationWork:
 
     def assemble(self, stages: int) -> StatsFile:
         """All layers in one file, streamed; then the folder goes."""
-        layers = [open_stats(self._layer(stage)) for stage in range(stages)]
+        layers = [self._statistics(stage) for stage in range(stages)]
         tensors = {name: tensor for layer in layers for name, tensor in layer.tensors.items()}
         inputs = {leader: names for layer in layers for leader, names in layer.record["inputs"].items()}
         write_stats(self.target, tensors, {**self.plan, "inputs": inputs})
         self.release()
         shutil.rmtree(self.folder, ignore_errors=True)
         return open_stats(self.target)
+
+    def _statistics(self, stage: int) -> StatsFile:
+        path = self._layer(stage)
+        try:
+            return open_stats(path)
+        except BcqError as fault:  # the same command would find it again
+            raise self._changed(path, f"is damaged: {fault.finding.found}") from fault
 
     def release(self) -> None:
         """Let another process work here; a folder in which no layer is done is not worth keeping."""

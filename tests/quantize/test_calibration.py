@@ -331,6 +331,27 @@ def test_an_unfinished_run_of_other_options_is_not_mixed_up(
     assert out.read_bytes() == finished.read_bytes()
 
 
+def test_damaged_statistics_of_a_layer_are_made_anew(
+    model: Path, text: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "stats.safetensors"
+
+    def stop(self: Any, stage: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration.Runner, "head", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, text, out)
+    monkeypatch.undo()
+    with (out.with_name("stats.safetensors.partial") / "layer-00000.safetensors").open("ab") as layer:
+        layer.write(b"x")
+    fault = refused("BCQ-E401", lambda: run(model, text, out))
+    assert "layer-00000.safetensors is damaged" in str(fault)
+    assert fault.hint == "start anew with --overwrite, without --resume"
+    run(model, text, out, overwrite=True)
+    assert out.read_bytes() == finished.read_bytes()
+
+
 def test_the_program_says_how_an_interrupted_run_goes_on(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bcqfmt: Callable[..., Result]
 ) -> None:
