@@ -11,7 +11,17 @@ from bcqfmt.kernels.runtime.limits import PROCESSOR_SHARED, PROCESSORS, SHARED_L
 
 from .layout import SIDE, GemmLayout
 
-__all__ = ["COPYING", "FEW", "WIDER", "FewShape", "GemmShape", "blocks_for", "few_alone", "gemm_shape", "whole_for"]
+__all__ = [
+    "COPYING",
+    "FEW",
+    "WIDTH_STEP",
+    "FewShape",
+    "GemmShape",
+    "blocks_for",
+    "few_alone",
+    "gemm_shape",
+    "whole_for",
+]
 
 _TILES = {"wgmma": (16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
 FEW = (8, 16)  # the same of the engine few
@@ -22,11 +32,12 @@ _SHORT = 64  # blocks of a row: few turns for every warp
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
 _WHOLE = 0.87  # of the blocks that fit, if each has whole tiles
 _SHARED = 0.26  # of a tile: what it costs a block to share some
-WIDER = 16  # vectors that one tile has more than the next narrower one
-# groups and vectors of a tile, for many vectors
-_WIDE = tuple((groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDER))
-# In the time of 64 rows and columns with one vector: what 64 columns of a tile take beside their products; sums of 64
-# rows and a vector that blocks share; zeros that are copied for a vector after the last.
+WIDTH_STEP = 16  # vectors: tiles for many of them have multiples
+_WIDE_TILES = tuple(  # groups and vectors
+    (groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDTH_STEP)
+)
+# Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, beside its products; of
+# partial sums that blocks share, for 64 rows and a vector; of zeros in the place of a missing vector.
 _STEP, _SUMS, _ZEROS = 32, 44, 4
 
 
@@ -195,7 +206,7 @@ def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
             return -(-tiles // PROCESSORS) * layout.blocks * step
         return tiles / blocks_for(tiles, layout.blocks, PROCESSORS) * layout.blocks * step + size * _SUMS
 
-    return min(_WIDE, key=time)
+    return min(_WIDE_TILES, key=time)
 
 
 def few_alone(part: Any) -> bool:
@@ -253,7 +264,7 @@ def gemm_shape(
         if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
             vectors = 64
         if vectors == 128:
-            rounded = -(-count // WIDER) * WIDER  # so that few numbers stand for all where kernels are compiled ahead
+            rounded = -(-count // WIDTH_STEP) * WIDTH_STEP  # few kernels to compile ahead for all numbers of vectors
             groups, vectors = _wide_tile(layout, rows, rounded) if count > 128 else (2, max(96, rounded))
         else:
             groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4

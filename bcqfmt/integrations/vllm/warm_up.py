@@ -18,19 +18,20 @@ from vllm.config.vllm import get_current_vllm_config_or_none
 from bcqfmt.integrations.torch.embedding import BcqEmbedding
 from bcqfmt.integrations.torch.layers import BcqModule
 from bcqfmt.kernels.gemm import PART
-from bcqfmt.kernels.gemm.shape import WIDER
+from bcqfmt.kernels.gemm.shape import WIDTH_STEP
 from bcqfmt.kernels.runtime.cubins import cache_folder
 from bcqfmt.system import lock_file
 
 _EACH = 64  # up to this many vectors, every number may have a kernel of its own
-_MOST = 2 * PART - 1  # more vectors are multiplied in parts, each like so many or fewer
+_MOST = 2 * PART - 1  # more vectors are multiplied in parts of at most this many
 _seen: set[tuple[object, ...]] = set()  # what was compiled in this process
 
 
 def vector_counts(largest: int) -> list[int]:
     """Numbers of vectors that use every kernel of 1..largest: each up to 64, multiples of 16, the largest."""
     most = min(largest, _MOST)
-    return [*range(1, min(most, _EACH) + 1), *range(_EACH + WIDER, most, WIDER), *([most] if most > _EACH else [])]
+    each, further = range(1, min(most, _EACH) + 1), range(_EACH + WIDTH_STEP, most, WIDTH_STEP)
+    return [*each, *further, *([most] if most > _EACH else [])]
 
 
 def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Tensor | None = None) -> None:
