@@ -29,7 +29,7 @@ GROUP = 128
 class Row(NamedTuple):
     """One measurement, times in microseconds.
 
-    ``kernel``: what `path_of` says, and the encoding. ``float16``: torch's product. ``error``: relative, in L2, against
+    ``kernel``: that of `path_of`, and the encoding. ``float16``: torch's product. ``error``: relative, in L2, against
     the float64 product with the float16 matrix.
     """
 
@@ -58,7 +58,9 @@ def measured(
             for batch in vectors:
                 x = torch.randn(batch, columns, device="cuda", dtype=torch.float16)
                 moved = nbytes + 2 * batch * (rows + columns)
-                yield _product(f"{path_of(weights[0], batch)}, {encoding}", bits, weights, dense, x, moved / speed)
+                yield _product(
+                    f"{path_of(weights[0], batch).kernel}, {encoding}", bits, weights, dense, x, moved / speed
+                )
 
 
 def figures(speed: float, rows: Sequence[Any]) -> dict[str, Any]:

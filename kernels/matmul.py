@@ -9,9 +9,9 @@ from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS
 
-from .matmul_weight import BATCH_LIMIT, MatmulWeight, Product, path_of
+from .matmul_weight import BATCH_LIMIT, MatmulWeight, Path, Product, path_of
 
-__all__ = ["BATCH_LIMIT", "MatmulWeight", "matmul", "path_of"]
+__all__ = ["BATCH_LIMIT", "MatmulWeight", "Path", "matmul", "path_of"]
 
 
 def matmul(

@@ -23,7 +23,7 @@ from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 from bcqfmt.weight.scheme import SecondOrder
 from bcqfmt.weight.weight import BcqWeight
 
-__all__ = ["BATCH_LIMIT", "LAUNCHES", "LOOK_UP", "MatmulWeight", "Product", "path_of"]
+__all__ = ["BATCH_LIMIT", "LAUNCHES", "LOOK_UP", "MatmulWeight", "Path", "Product", "path_of"]
 
 # For what `gemm` does not take: launches of the fast product, and vectors by look-up, that are faster than dequantize +
 # matmul, measured on an H200; then the same of float32 (launches of four vectors).
@@ -38,10 +38,17 @@ GEMM_MOST = {"wgmma": LIMIT, "mma": 256}
 MOST = GEMM_MOST["mma"] + 1  # from here on the path is the same
 
 
+class Path(NamedTuple):
+    """``kernel``: "mixed", "bits", "gemm", "look-up" or "dequantize"; ``why``: why not `gemm`, empty where it is."""
+
+    kernel: str
+    why: str = ""
+
+
 class Product(NamedTuple):
     """How a number of vectors of one dtype is multiplied.
 
-    ``path``: "mixed", "bits", "gemm", "look-up" or "dequantize"; ``array``: a tensor of the weight in its layout, on
+    ``path``: the kernel of a `Path`; ``array``: a tensor of the weight in its layout, on
     GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out). ``start(x, y, addend)``:
     for all vectors, in any dimensions, where that needs no loop here. ``dense()``: the matrix (out, in) that
     "dequantize" multiplies with; then there is neither of them.
@@ -77,8 +84,8 @@ class MatmulWeight:
         self.operand = operand
         self._target = target
         self._weight = weight
-        self._gemm: dict[str, gemm_of.GemmOperand | None] = {}
-        self._paths: dict[tuple[int, str], str] = {}
+        self._gemm: dict[str, gemm_of.GemmOperand | str] = {}
+        self._paths: dict[tuple[int, str], Path] = {}
         self._products: dict[tuple[int, str, str | None, bool], Product] = {}
         self.one = one_layout()
 
@@ -114,16 +121,24 @@ class MatmulWeight:
         return bits_of.bit_operand(self.operand, self._target)
 
     def gemm(self, dtype: str) -> gemm_of.GemmOperand | None:
-        """For :func:`gemm`, x of ``dtype``; None where the type, a group size or a number is not supported."""
+        """For :func:`gemm`, x of ``dtype``; None where there is an :meth:`obstacle`."""
+        found = self._made_for(dtype)
+        return None if isinstance(found, str) else found
+
+    def obstacle(self, dtype: str) -> str:
+        """Why :func:`gemm` cannot multiply x of ``dtype`` with this weight; empty where it can."""
+        found = self._made_for(dtype)
+        return found if isinstance(found, str) else ""
+
+    def _made_for(self, dtype: str) -> gemm_of.GemmOperand | str:
         if dtype not in self._gemm:
-            made = None
-            if gemm_of.layouts_of(self.operand, dtype) is not None:
-                try:
-                    made = gemm_of.gemm_operand(self.operand, dtype, self._target)
-                except BcqError as refusal:
-                    if refusal.code not in ("BCQ-E553", "BCQ-E554"):
-                        raise
-            self._gemm[dtype] = made
+            try:
+                self._gemm[dtype] = gemm_of.gemm_operand(self.operand, dtype, self._target)
+            except BcqError as refusal:
+                if refusal.code not in ("BCQ-E553", "BCQ-E554"):
+                    raise
+                told = refusal.finding.found, refusal.finding.expected
+                self._gemm[dtype] = ", expected ".join(filter(None, told))
         return self._gemm[dtype]
 
     @cached_property
@@ -158,7 +173,7 @@ class MatmulWeight:
         """How many vectors of this type the fast product takes in one launch; 0 where it takes none."""
         return 0 if self.bits is None or dtype not in KINDS else bits_of.batch_limit(self.bits, dtype, dtype)
 
-    def path(self, vectors: int, dtype: str) -> str:
+    def path(self, vectors: int, dtype: str) -> Path:
         """The result of :func:`path_of`, cached."""
         key = (min(vectors, MOST), dtype)
         if key not in self._paths:
@@ -173,23 +188,33 @@ class MatmulWeight:
         key = (min(vectors, MOST), dtype, path, added)
         found = self._products.get(key)
         if found is None:
-            found = self._products[key] = _product(self, vectors, dtype, path or self.path(vectors, dtype), added)
+            found = self._products[key] = _product(
+                self, vectors, dtype, path or self.path(vectors, dtype).kernel, added
+            )
         return found
 
 
-def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> str:
-    """ "mixed", "bits", "gemm", "look-up" or "dequantize": how :func:`matmul` multiplies that many vectors."""
+def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> Path:
+    """How :func:`matmul` multiplies that many vectors, and why not by `gemm`."""
     return weight.path(vectors, dtype)
 
 
-def _path(weight: MatmulWeight, vectors: int, dtype: str) -> str:
+def _path(weight: MatmulWeight, vectors: int, dtype: str) -> Path:
     alone = weight.one or (_gemm_least(weight) == 1 and weight.mixed is None)  # no other layout is made
     if alone and (only := weight.gemm(dtype)) is not None:
-        return "gemm" if vectors <= _gemm_most(only) else "dequantize"
+        return _many(only, vectors, "dequantize")
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS[0] + 1 if found == "mixed" else _gemm_least(weight)
-    many = weight.gemm(dtype) if least <= vectors else None
-    return "gemm" if many is not None and vectors <= _gemm_most(many) else found
+    if vectors < least and not gemm_of.obstacle(weight.operand, dtype):  # of which `gemm` would make a layout
+        return Path(found, f"fewer than {least} vectors: `{found}` is faster")
+    many = weight.gemm(dtype)
+    return Path(found, weight.obstacle(dtype)) if many is None else _many(many, vectors, found)
+
+
+def _many(many: gemm_of.GemmOperand, vectors: int, instead: str) -> Path:
+    """The path where `gemm` takes the weight, and nothing is faster for so few vectors."""
+    most = _gemm_most(many)
+    return Path("gemm") if vectors <= most else Path(instead, f"more than {most} vectors on a GPU that is not sm_90")
 
 
 def _gemm_most(many: gemm_of.GemmOperand) -> int:

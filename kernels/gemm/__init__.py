@@ -23,11 +23,11 @@ from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 from bcqfmt.kernels.runtime.tensor_map import TensorMap
 from bcqfmt.kernels.runtime.tickets import TICKETS, new_tickets, tickets
 
-from .layout import GemmLayout, layout_of
+from .layout import GemmLayout, layout_of, obstacle
 from .shape import GemmShape, blocks_for, gemm_shape, whole_for
 
 __all__ = [
-    "PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "layouts_of", "multiply", "parts_of",
+    "PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "multiply", "obstacle", "parts_of",
 ]  # fmt: skip
 
 # Vectors of one launch, at least and less than twice as many: x is read again for every few rows, and of more vectors
@@ -64,37 +64,24 @@ class GemmOperand:
         return device.gpu_of(self.segments[0].codes)
 
 
-def layouts_of(operand: Operand, number: str) -> tuple[GemmLayout, ...] | None:
-    """The layouts of an operand's segments for x of type ``number`` (F16 or BF16); None where one has none."""
-    if number not in ("F16", "BF16") or operand.shape[1] % 8 or any(s.start % 8 for s in operand.segments):
-        return None
-    found = [layout_of(segment, number) for segment in operand.segments]
-    return None if None in found else tuple(layout for layout in found if layout is not None)
-
-
 def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOperand:
     """The operand on a device in the layout for x of type ``number``; arrays of numpy or tensors on the device.
 
-    BCQ-E553 where a segment has none, or has numbers that are not finite in this type.
+    BCQ-E553 where it has an :func:`obstacle`, or numbers that are not finite in this type.
     """
     from .pack import pack_codes, pack_numbers
 
-    layouts = layouts_of(operand, number)
-    if layouts is None:
-        raise error(
-            "BCQ-E553",
-            tensor=operand.name,
-            found=f"{', '.join(f'{s.bits} bits, {s.formula}, groups of {s.group_size}' for s in operand.segments)}",
-            expected="groups of 16, 32, 64 k columns or whole rows; 8 | columns; tables of 16 small numbers",
-        )
+    if unfit := obstacle(operand, number):
+        raise error("BCQ-E553", tensor=operand.name, found=unfit)
     segments = []
-    for segment, layout in zip(operand.segments, layouts, strict=True):
+    for segment in operand.segments:
+        layout = layout_of(segment, number)
         planes, first, second = (
             device.tensor(array, target) for array in (segment.planes, segment.first, segment.second)
         )
         numbers, row_scale = pack_numbers(layout, first, second, offset=segment.formula == "offset")
         if not bool(row_scale.isfinite().all()):
-            raise error("BCQ-E553", tensor=operand.name, found="numbers beyond the range", expected=f"finite {number}")
+            raise error("BCQ-E553", tensor=operand.name, found=f"numbers that are not finite in {number}")
         codes = pack_codes(layout, planes)
         if codes.numel() > LIMIT:
             raise error("BCQ-E554", tensor=operand.name, found=f"{codes.numel()} words", expected=f"at most {LIMIT}")

@@ -38,12 +38,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from bcqfmt.container.dtypes import float64_of, round_to
-from bcqfmt.kernels.operands import OperandSegment
+from bcqfmt.kernels.operands import Operand, OperandSegment
 
-__all__ = ["BASE", "SIDE", "GemmLayout", "group_for", "layout_of"]
+__all__ = ["BASE", "SIDE", "GemmLayout", "group_for", "layout_of", "obstacle"]
 
 SIDE = 64  # rows and columns of a block
-BASE = 128  # a bfloat16 whose last bits can hold a code
+BASE, _BASE_BITS = 128, 7  # a bfloat16 whose last bits, so many, can hold a code
 _LARGEST = 2.0**14  # of a table whose values, times a scale below 1, float16 holds
 _FIELDS = {1: (1,), 2: (2,), 3: (3,), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 
@@ -132,22 +132,38 @@ def group_for(width: int, group_size: int) -> int | None:
     return g if g in (16, 32) or g % SIDE == 0 else None
 
 
-def layout_of(segment: OperandSegment, number: str) -> GemmLayout | None:
-    """The layout of a segment for x of type ``number``; None for group sizes, codes and tables without one."""
-    g, p = group_for(segment.width, segment.group_size), segment.bits
-    if g is None:
-        return None
-    if segment.formula == "bcq":
-        return GemmLayout(p, segment.width, g, "bcq", number)
+def obstacle(operand: Operand, number: str) -> str:
+    """Why an operand has no layout for x of type ``number``; empty where it has one."""
+    if number not in ("F16", "BF16"):
+        return f"x is {number}: `gemm` multiplies F16 and BF16"
+    if operand.shape[1] % 8 or any(segment.start % 8 for segment in operand.segments):
+        return f"{operand.shape[1]} columns, segments from {[s.start for s in operand.segments]}: not multiples of 8"
+    for k, segment in enumerate(operand.segments):
+        if group_for(segment.width, segment.group_size) is None:
+            return f"segment {k} has groups of {segment.group_size} columns: neither 16, 32, 64 n nor whole rows"
+        if segment.formula == "table" and segment.bits != 4:
+            return f"segment {k} has a table of {1 << segment.bits} numbers: not of 16"
+        if segment.formula == "table":
+            unfit = [value for value in map(float, segment.second) if not _holds(number, value)]
+            if unfit:
+                return f"segment {k} has a table with {unfit[0]:g}: no number that {number} holds, up to {_LARGEST:g}"
+        elif segment.formula != "bcq" and number == "BF16" and segment.bits > _BASE_BITS:
+            return f"segment {k} has codes of {segment.bits} bits: BF16 holds {_BASE_BITS}"
+    return ""
+
+
+def layout_of(segment: OperandSegment, number: str) -> GemmLayout:
+    """The layout of a segment of an operand that has no :func:`obstacle`, for x of type ``number``."""
+    g = group_for(segment.width, segment.group_size)
+    assert g is not None
     if segment.formula == "table":
-        table = tuple(float(value) for value in segment.second)
-        held = p == 4 and all(abs(value) <= _LARGEST and _rounded(value, number) == value for value in table)
-        return GemmLayout(p, segment.width, g, "table", number, table=table) if held else None
-    if number == "BF16" and p > 7:
-        return None
-    return GemmLayout(p, segment.width, g, "affine", number, number == "BF16" and segment.formula != "affine")
+        table = tuple(map(float, segment.second))
+        return GemmLayout(segment.bits, segment.width, g, "table", number, table=table)
+    formula = "bcq" if segment.formula == "bcq" else "affine"
+    rest = number == "BF16" and segment.formula not in ("bcq", "affine")
+    return GemmLayout(segment.bits, segment.width, g, formula, number, rest)
 
 
-def _rounded(value: float, number: str) -> float:
-    """To float16 or bfloat16."""
-    return float(float64_of(round_to(np.array([value]), number))[0])
+def _holds(number: str, value: float) -> bool:
+    """Whether float16 or bfloat16 holds a value of a table exactly, and its products with scales."""
+    return abs(value) <= _LARGEST and float(float64_of(round_to(np.array([value]), number))[0]) == value

@@ -36,6 +36,8 @@ WIDTH_STEP = 16  # vectors: tiles for many of them have multiples
 _WIDE_TILES = tuple(  # groups and vectors
     (groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDTH_STEP)
 )
+_SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # the first of them that keeps enough processors busy
+_NARROW = 80, 96  # vectors that one tile of the same width takes
 # Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, beside its products; of
 # partial sums that blocks share, for 64 rows and a vector; of zeros in the place of a missing vector.
 _STEP, _SUMS, _ZEROS = 32, 44, 4
@@ -194,7 +196,20 @@ def _evenly(tiles: int, most: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
-    """Groups and vectors of the tiles that take the least time, by a model of docs/benchmarks/gemm_tiles.json."""
+    """Groups and vectors of the tiles for more than 64 vectors: small ones, or by a model the fastest large ones.
+
+    Both follow docs/benchmarks/gemm_tiles.json.
+    """
+    if count <= _NARROW[1]:
+        return 2, max(_NARROW[0], count)
+    for groups, vectors in _SMALL_TILES:
+        tiles = -(-rows // (SIDE * groups)) * -(-count // vectors)
+        if PROCESSORS // tiles * tiles >= _WHOLE * PROCESSORS:
+            return groups, vectors
+    if -(-rows // 128) * -(-count // 64) <= PROCESSORS:
+        return 3, 64
+    if count <= _TILES["wgmma"][-1]:
+        return 2, count
 
     def time(tile: tuple[int, int]) -> float:
         groups, vectors = tile
@@ -261,15 +276,13 @@ def gemm_shape(
     sizes, large, low_tiles = _TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
     vectors = next((size for size in sizes if size >= count), sizes[-1])
     if engine == "wgmma":
-        if vectors == 128 and low_tiles * -(-count // 64) <= PROCESSORS:
-            vectors = 64
         if vectors == 128:
             rounded = -(-count // WIDTH_STEP) * WIDTH_STEP  # few kernels to compile ahead for all numbers of vectors
-            groups, vectors = _wide_tile(layout, rows, rounded) if count > 128 else (2, max(96, rounded))
+            groups, vectors = _wide_tile(layout, rows, rounded)
         else:
-            groups = 2 if _evenly(low_tiles * -(-count // vectors), PROCESSORS) else 3 if vectors == 64 else 4
+            groups = 2 if _evenly(low_tiles, PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
-        long = layout.blocks % 4 == 0 and (vectors == 64 or (vectors < 64 and large))
+        long = layout.blocks % 4 == 0 and (vectors in (64, 80) or (vectors < 64 and large))
         depths, limit, producers, ways = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, [(1, 1)]
     else:
         # tall tiles load and copy less of x

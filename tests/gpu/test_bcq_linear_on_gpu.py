@@ -64,3 +64,10 @@ def test_one_graph_and_a_gradient() -> None:
     assert x.grad is not None
     expected = torch.ones(4, 96).double() @ torch.from_numpy(weight.dequantize("float64"))
     assert reference.relative_error(x.grad.cpu().numpy(), expected.numpy()) < 2e-3
+
+
+def test_a_layer_says_its_kernel_and_why() -> None:
+    layer = BcqLinear.from_weight(ks.weight("affine", 4, 96, 512, 8)).cuda()
+    kernel, why = layer.path(9, torch.float16)
+    assert (kernel, why) == ("dequantize", "segment 0 has groups of 8 columns: neither 16, 32, 64 n nor whole rows")
+    assert BcqLinear.from_weight(WEIGHTS["plain"]).cuda().path(5000, torch.bfloat16) == ("gemm", "")

@@ -99,7 +99,7 @@ def test_a_mixed_weight_with_a_rule_for_outliers_and_none_of_them() -> None:
     weight = without_outliers(plain, "add")
     x = ks.vectors(2, 2048, "F16")
     every = matmul.MatmulWeight(operand(weight), None, weight)
-    assert matmul.path_of(every, 2) == "mixed"
+    assert matmul.path_of(every, 2).kernel == "mixed"
     first, second = (matmul.matmul(every, to_gpu(x)) for _ in range(2))
     assert torch.equal(first, second)
     assert reference.relative_error(first.float().cpu().numpy(), reference.product(plain, x)) < LIMITS["F16"]
@@ -155,7 +155,7 @@ def test_an_odd_number_of_rows_one_vector_at_a_time(path: str, kind: str, monkey
         weight = ks.weight("bcq", 2, 101, 57344, 128)
     x = ks.vectors(3, weight.spec.columns, kind)
     placed, on_gpu = matmul.MatmulWeight(operand(weight), None, weight), to_gpu(x)
-    assert matmul.path_of(placed, 3) == path
+    assert matmul.path_of(placed, 3).kernel == path
     first, second = (matmul.matmul(placed, on_gpu) for _ in range(2))
     assert torch.equal(first, second)
     limit = {**LIMITS, "F32": 1e-5}[kind]  # of float32 not one vector fits: look-ups

@@ -163,7 +163,7 @@ def test_a_weight_without_a_fast_product_is_timed_as_matmul_multiplies_it() -> N
 def test_which_weights_have_no_fast_product(q: int, g: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _ = made(("bcq", q, 16, 12288, g))
     pretended_gpu.pretend_products(monkeypatch)
-    assert matmul.path_of(weight.placed(), 1) == path
+    assert matmul.path_of(weight.placed(), 1).kernel == path
 
 
 @pytest.mark.parametrize(("batch", "skewed"), [(1, False), (1, True), (4, False)])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bcqfmt.container.dtypes import FLOATS, logical_name
 from bcqfmt.errors import error
+from bcqfmt.kernels import matmul
 from bcqfmt.kernels.operands import operand
 from bcqfmt.weight.scheme import Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
@@ -96,6 +97,15 @@ class BcqModule(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         return linear_op.linear(x, self.parts(), self.text, self.planes or 0, index, bias)
+
+    def path(self, vectors: int, dtype: torch.dtype, index: int = 0) -> matmul.Path:
+        """The kernel that multiplies so many vectors of ``dtype`` where the buffers are, and why not the usual one.
+
+        Usual is "gemm" on a GPU, "planes" on the CPU.
+        """
+        if self.exact:
+            return matmul.Path("dequantize", "exact=True: the matrix is decoded and multiplied by torch")
+        return linear_op.path_of(self.parts(), self.text, self.planes or 0, index, vectors, dtype)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors (suffix -> part) in the place of the buffers, without copying."""

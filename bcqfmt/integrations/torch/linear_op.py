@@ -108,6 +108,20 @@ def gpu_operand(parts: Sequence[Tensor], spec: str, planes: int, index: int = 0)
     return found
 
 
+def path_of(
+    parts: Sequence[Tensor], spec: str, planes: int, index: int, vectors: int, dtype: torch.dtype
+) -> matmul.Path:
+    """How so many vectors of ``dtype`` are multiplied where the parts are, and why not in the usual way.
+
+    On the CPU the kernel is "planes" or "values".
+    """
+    if parts[0].is_cuda:
+        return matmul.path_of(gpu_operand(parts, spec, planes, index), vectors, logical_name(dtype))
+    matrix: cpu.CpuMatrix = _cached(parts, _on_cpu, spec, planes, index)
+    kernel = matrix.path(vectors)
+    return matmul.Path(kernel, matrix.obstacle or ("" if kernel == "planes" else "many vectors: decoding is faster"))
+
+
 def release(
     parts: Sequence[Tensor], spec: str, planes: int, dtype: torch.dtype, counts: Sequence[int], *, exact: bool = False
 ) -> list[Tensor]:
@@ -117,7 +131,7 @@ def release(
     for them exist. ``exact``: values are decoded too.
     """
     weight, kind = gpu_operand(parts, spec, planes), logical_name(dtype)
-    paths = {matmul.path_of(weight, count, kind) for count in counts}
+    paths = {matmul.path_of(weight, count, kind).kernel for count in counts}
     let_go = getattr(weight, "let_go", None)  # of a weight that was prepared on the host nothing is read any more
     if let_go is not None and (exact or not let_go(paths, kind)):
         return list(parts)

@@ -107,7 +107,7 @@ def many_vectors() -> str:
     lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
     found = {
         (row["rows"], row["vectors"]): row
-        for row in (*rows_of("gemm"), *rows_of("gemm_many"))
+        for row in rows_of("gemm")
         if (row["formula"], row["bits"]) == ("affine", 4) and row["vectors"].bit_count() == 1
     }
     for count in sorted({count for _, count in found}):
@@ -122,7 +122,7 @@ def many_vectors() -> str:
 def between() -> str:
     """Numbers of vectors between powers of two: how many times as fast as cuBLAS the chosen kernel is."""
     lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
-    found = {(row["rows"], row["vectors"]): row for row in rows_of("gemm_many") if row["vectors"].bit_count() > 1}
+    found = {(row["rows"], row["vectors"]): row for row in rows_of("gemm") if row["vectors"].bit_count() > 1}
     for count in sorted({count for rows, count in found if rows == _MANY[-1][0]}):
         timed = [found[rows, count] for rows, _ in _MANY]
         lines.append(_line(count, *(f"{row['cublas'] / row['microseconds']:.2f}x" for row in timed)))

@@ -1,8 +1,7 @@
-"""Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, beside cuBLAS in float16.
+"""Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, beside cuBLAS and others.
 
     python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json [--marlin libmarlin.so]
         [--lut-gemm liblutgemm.so]
-    python tests/benchmarks/gpu/many_vectors.py --many --out docs/benchmarks/gemm_many.json
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
 run. "sm_80" is the engine that every GPU since Ampere has, timed on this GPU. docs/benchmarks/gemm.md tells how the
@@ -37,13 +36,13 @@ from bcqfmt.kernels.matmul import MatmulWeight, matmul, path_of
 from bcqfmt.kernels.operands import Operand, OperandSegment
 from bcqfmt.kernels.runtime.cubins import code_of
 from bcqfmt.weight.scheme import Scheme, Segment, WeightSpec
-from kernel_bench.peers import marlin, published
+from kernel_bench.peers import marlin, published, tinygemm
 from kernel_bench.weights import Weight, random_vectors, random_weight
 
 SHAPES = ((4096, 4096), (11008, 4096), (28672, 8192))
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 MANY = (256, 512, 1024, 2048, 4096)  # timed last: what follows them is slower while the GPU is hot
-BETWEEN = (144, 160, 192, 224, 288, 320, 384, 448, 576, 640, 768, 896, 1100, 1200, 1400, 1600, 1800)
+BETWEEN = (80, 96, 112, 144, 160, 192, 224, 288, 320, 384, 448, 576, 640, 768, 896, 1100, 1200, 1400, 1600, 1800)
 LEAST = 3  # vectors from which on `gemm` is compiled for every weight; it takes fewer of some
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TABLES = {
@@ -58,9 +57,11 @@ FEW, SMALL_FEW = (1, 16, 64), (8, 16)  # vectors with these, by the largest and 
 OLD_MOST = 64  # vectors
 ROTATED = 300e6  # bytes of weights that are used in turn
 ZERO = 8
-PEERS_MOST = 45  # seconds
+PEERS, PEERS_MOST = ("tinygemm", "lut_gemm", "marlin"), 60  # seconds
 TURNS = 3  # of both products, one after the other
-STEADY = 0.4  # seconds of a turn with many vectors, where power limits the clock and the first rounds are faster
+STEADY = 0.4, 0.15  # seconds of a turn with MANY and BETWEEN: power limits the clock, and the first rounds are faster
+# planes and vectors of bcq weights that are multiplied by look-up too, as float32 and short groups are
+LOOKED_UP = ((4, 1), (3, 1), (2, 1), (4, 3))
 
 
 def made(formula: str, q: int, rows: int, columns: int, g: int) -> tuple[Weight, MatmulWeight]:
@@ -106,7 +107,7 @@ def measured(
         exact = x.double() @ first.values(0, 256).T
         row: Figures = {
             "formula": formula, "bits": q, "rows": rows, "columns": columns, "vectors": count,
-            "path": path_of(ready[0], count),
+            "path": path_of(ready[0], count).kernel,
             "error": relative_error(matmul(ready[0], x)[:, :256].double(), exact),
         }  # fmt: skip
         calls: dict[str, tuple[Callable[[int], object], int]] = {
@@ -114,17 +115,34 @@ def measured(
         }
         if plain:
             calls["cublas"] = (lambda i, x=x: x @ dense[i % len(dense)].T, len(dense))
-        if plain and steady:  # what `matmul` does where the GPU is not sm_90
+        if plain and count in MANY:  # what `matmul` does where the GPU is not sm_90
             calls["dequantize"] = (lambda i, x=x: matmul(ready[i % several], x, path="dequantize"), several)
         times = [{name: _timed(call, 2 * of, steady) for name, (call, of) in calls.items()} for _ in range(TURNS)]
         row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
         if old and count <= OLD_MOST:
             row["sm_80"] = replayed(_older(ready, x), 2 * several)
-        for name in ("marlin", "lut_gemm"):
+        for name in PEERS:
             if (key := _key(name, formula, q, rows, count)) in peers:
                 row[name] = peers[key]
         found.append(row)
         print({k: round(v, 2) if isinstance(v, float) and k != "error" else v for k, v in row.items()}, flush=True)
+    return found
+
+
+def looked_up(rows: int, columns: int) -> list[Figures]:
+    """Products with bcq weights of one shape by look-up, and with a decoded matrix."""
+    found = list[Figures]()
+    for q, count in LOOKED_UP:
+        several = max(2, min(8, int(ROTATED / (rows * columns * q // 8)) + 1))
+        weights, x = [made("bcq", q, rows, columns, 128) for _ in range(several)], random_vectors(count, columns)
+        row: Figures = {"bits": q, "rows": rows, "columns": columns, "vectors": count}
+        for path in ("look-up", "dequantize"):
+            calls = [partial(matmul, weight, x, path=path) for _, weight in weights]
+            for call in calls:
+                call()  # prepares the weight
+            row[path] = replayed(lambda i, calls=calls: calls[i % len(calls)](), 2 * several)
+        found.append(row)
+        print(row, flush=True)
     return found
 
 
@@ -140,8 +158,11 @@ def _key(name: str, formula: str, q: int, rows: int, count: int) -> str:
 
 
 def peer_times(marlin_library: str | None, lut_gemm_library: str | None, place: Path) -> None:
-    """Times of Marlin and LUT-GEMM, written to a file after each; in a process that can be ended if one hangs."""
+    """Times of tinygemm, LUT-GEMM and Marlin, written to a file after each; in a process that can be ended."""
     found: dict[str, float] = {}
+    for rows, columns in SHAPES:
+        weight = random_weight("affine", 4, rows, columns, 128)
+        found[_key("tinygemm", "affine", 4, rows, 1)] = tinygemm(weight, random_vectors(1, columns)).microseconds
     rows, columns = SHAPES[-1]
     for formula, q, g in OTHERS if lut_gemm_library else ():
         if formula == "bcq":
@@ -203,9 +224,12 @@ def compiled(job: GemmShape | tuple[Any, ...], capability: tuple[int, int]) -> N
     matmul(ready, random_vectors(count, columns))
 
 
-def kernels_of_few() -> Jobs:
-    """What rows of up to 128 vectors, and of other weights, are compiled for."""
+def kernels_of_all() -> Jobs:
+    """What all rows are compiled for."""
+    counts = {end - begin for count in (*MANY, *BETWEEN) for begin, end in parts_of(count)}
     jobs: Jobs = {}
+    for shape in SHAPES:
+        jobs |= shapes_of("affine", 4, *shape, 128, counts, "wgmma")
     for formula, q, g in OTHERS:
         jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW, "wgmma")
         jobs |= shapes_of(formula, q, *SHAPES[0], g, SMALL_FEW, "wgmma")
@@ -214,12 +238,6 @@ def kernels_of_few() -> Jobs:
         jobs |= shapes_of("affine", 4, *shape, 128, [n for n in COUNTS if n <= OLD_MOST], "mma")
         jobs |= {("affine", 4, *shape, 128, count): None for count in COUNTS if count < LEAST}
     return jobs | {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
-
-
-def kernels_of_many() -> Jobs:
-    """What rows of more vectors are compiled for."""
-    counts = {end - begin for count in (*MANY, *BETWEEN) for begin, end in parts_of(count)}
-    return {job: None for shape in SHAPES for job in shapes_of("affine", 4, *shape, 128, counts, "wgmma")}
 
 
 def compile_all(jobs: Jobs) -> None:
@@ -239,21 +257,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--marlin", help="library with the function marlin")
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
-    parser.add_argument("--many", action="store_true", help="256 to 4096 vectors, and numbers between powers of two")
     options, begin = parser.parse_args(), time.perf_counter()
-    compile_all(kernels_of_many() if options.many else kernels_of_few())
+    compile_all(kernels_of_all())
     print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
     peers = peers_of(options.marlin, options.lut_gemm, options.out.with_suffix(".peers"))
     print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
     figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128}
-    figures["rows"] = []
-    if options.many:
-        parts = [partial(measured, "affine", 4, *shape, 128, BETWEEN) for shape in SHAPES]
-        parts += [partial(measured, "affine", 4, *shape, 128, MANY, steady=STEADY) for shape in SHAPES]
-    else:
-        parts = [partial(measured, "affine", 4, *shape, 128, COUNTS, old=True) for shape in SHAPES]
-        parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
-        parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
+    parts = [partial(measured, "affine", 4, *shape, 128, COUNTS, old=True) for shape in SHAPES]
+    parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
+    parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
+    parts += [partial(measured, "affine", 4, *shape, 128, BETWEEN, steady=STEADY[1]) for shape in SHAPES]
+    parts += [partial(measured, "affine", 4, *shape, 128, MANY, steady=STEADY[0]) for shape in SHAPES]
+    figures |= {"rows": [], "look_ups": [row for shape in SHAPES for row in looked_up(*shape)]}
     for part in parts:
         figures["rows"] += part(peers=peers)
         options.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -299,7 +299,7 @@ def check(shape: Shape, kind: str, device: str, count: int = 1) -> tuple[float, 
     if device == "cpu":
         return error, "CPU"
     made = linear_op._cached(layer.parts(), linear_op._on_gpu, layer.text, 0, 0)
-    return error, f"{type(made).__name__}, {matmul.path_of(made, count)}"
+    return error, f"{type(made).__name__}, {matmul.path_of(made, count).kernel}"
 
 
 def compiled(job: tuple[str, int, int, int, int]) -> float:

@@ -56,6 +56,16 @@ def test_forward_takes_any_leading_dimensions(weight: BcqWeight, lead: tuple[int
     assert reference.relative_error(y.float().numpy().reshape(expected.shape), expected) < BOUND[dtype]
 
 
+def test_a_layer_says_its_kernel_and_why() -> None:
+    layer, odd = BcqLinear.from_weight(plain()), BcqLinear.from_weight(ks.weight("bcq", 2, 4, 60, 12))
+    assert layer.path(1, torch.float16) == ("planes", "")
+    assert layer.path(500, torch.float16) == ("values", "many vectors: decoding is faster")
+    assert odd.path(1, torch.float32).kernel == "values"
+    assert "groups of 12 columns" in odd.path(1, torch.float32).why
+    exact = BcqLinear.from_weight(plain(), exact=True).path(1, torch.float16)
+    assert exact == ("dequantize", "exact=True: the matrix is decoded and multiplied by torch")
+
+
 def test_an_input_of_any_strides() -> None:
     layer, x = BcqLinear.from_weight(plain()), inputs(96, 5)
     assert torch.equal(layer(x.T), layer(x.T.contiguous()))

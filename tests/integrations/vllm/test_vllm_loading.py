@@ -305,7 +305,7 @@ def test_one_layout_takes_every_number_of_vectors() -> None:
 def test_planes_that_are_gone_are_not_decoded() -> None:
     made, _parts = gpu_weight(sample(16).spec, parts := sample(16).to_torch()), parts
     assert made is not None
-    made._gemm["F32"] = None
+    made._gemm["F32"] = "as if it were not multiplied"
     assert not made.let_go({"bits", "dequantize"}, "F32")
     assert made.let_go({"gemm", "dequantize"}, "F16")
     with pytest.raises(BcqError, match=r"BCQ-E305.*freed"):
@@ -314,7 +314,7 @@ def test_planes_that_are_gone_are_not_decoded() -> None:
 
 def test_the_table_of_an_embedding_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_op, "_on_gpu", lambda *given: SimpleNamespace(let_go=lambda *given: True))
-    monkeypatch.setattr(linear_op.matmul, "path_of", lambda *given: "gemm")
+    monkeypatch.setattr(linear_op.matmul, "path_of", lambda *given: linear_op.matmul.Path("gemm"))
     table, linear = BcqEmbedding.from_weight(sample(16)), BcqLinear.from_weight(sample(16))
     for layer in (table, linear):
         layer.release(torch.float16, [1])

@@ -13,9 +13,11 @@ import torch
 
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels import lut, matmul
+from bcqfmt.kernels.gemm import gemm_operand
 from bcqfmt.kernels.operands import Operand, OperandSegment, operand
 from bcqfmt.kernels.operands.device import to_device
 from bcqfmt.kernels.runtime import checks, device
+from bcqfmt.weight.weight import BcqWeight
 from products import kernel_samples as ks
 from products import product_reference as reference
 from products.pretended_gpu import pretend_products
@@ -264,6 +266,12 @@ def _as_tensor(array: Any, target: Any) -> torch.Tensor:
     return torch.from_numpy(plain.view(np.int32) if plain.dtype == np.uint32 else plain)
 
 
+def kernel_of(weight: matmul.MatmulWeight, vectors: int, dtype: str = "F16") -> str:
+    path = matmul.path_of(weight, vectors, dtype)
+    assert (path.kernel == "gemm") == (path.why == "")
+    return path.kernel
+
+
 def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "upload", lambda array, target: array)
     monkeypatch.setattr(device, "tensor", _as_tensor)
@@ -272,51 +280,89 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         for planes in range(1, 9):
             weight = matmul.MatmulWeight(operand(ks.weight("bcq", planes, 2, 64, 32)))
-            assert matmul.path_of(weight, 1) == ("bits" if capability == (9, 0) else "gemm")
-            assert [matmul.path_of(weight, n) for n in (9, 256, 257, 4096)] == ["gemm"] * 2 + ["dequantize"] * 2
+            assert kernel_of(weight, 1) == ("bits" if capability == (9, 0) else "gemm")
+            assert [kernel_of(weight, n) for n in (9, 256, 257, 4096)] == ["gemm"] * 2 + ["dequantize"] * 2
             quick = "bits" if capability == (9, 0) else "look-up"
-            assert [matmul.path_of(weight, n, "F32") for n in (1, 4096)] == [quick, "dequantize"]
+            assert [kernel_of(weight, n, "F32") for n in (1, 4096)] == [quick, "dequantize"]
     with monkeypatch.context() as patch:  # on a GPU of capability 9.0
         patch.setattr(device, "gpu_of", lambda array: 0)
         weight = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 64, 32)))
-        assert [matmul.path_of(weight, n) for n in (9, 257, 100_000)] == ["gemm"] * 3
+        assert [kernel_of(weight, n) for n in (9, 257, 100_000)] == ["gemm"] * 3
     odd = matmul.MatmulWeight(operand(ks.weight("bcq", 2, 2, 60, 12)))
-    assert [matmul.path_of(odd, n, kind) for n in (1, 2) for kind in ("F16", "F32")] == ["look-up"] * 2 + [
-        "dequantize"
-    ] * 2
+    assert [kernel_of(odd, n, kind) for n in (1, 2) for kind in ("F16", "F32")] == ["look-up"] * 2 + ["dequantize"] * 2
     short = [matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g))) for g in (8, 16, 32)]
     assert [[weight.at_once(kind) for weight in short] for kind in ("F16", "F32")] == [[2, 4, 8], [1, 2, 4]]
-    assert [[matmul.path_of(weight, n) for weight in short] for n in (2, 3, 6, 7)] == [
+    assert [[kernel_of(weight, n) for weight in short] for n in (2, 3, 6, 7)] == [
         *[["bits", "gemm", "gemm"]] * 3, ["dequantize", "gemm", "gemm"],
     ]  # fmt: skip
-    assert [[matmul.path_of(weight, n, "F32") for weight in short] for n in (3, 6, 28)] == [
+    assert [[kernel_of(weight, n, "F32") for weight in short] for n in (3, 6, 28)] == [
         ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"]
     ]  # fmt: skip
     permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
-    assert [matmul.path_of(permuted, n) for n in (4, 5)] == ["bits", "gemm"]
+    assert [kernel_of(permuted, n) for n in (4, 5)] == ["bits", "gemm"]
     for g in (32, 128):
         usual = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, g)))
-        assert [matmul.path_of(usual, n) for n in (1, 2)] == ["gemm", "gemm"]
+        assert [kernel_of(usual, n) for n in (1, 2)] == ["gemm", "gemm"]
         assert "bits" not in usual.__dict__  # one layout
     eight = matmul.MatmulWeight(operand(ks.weight("affine", 8, 2, 256, 32)))  # bfloat16 has no room for such codes
-    assert [matmul.path_of(eight, n, "BF16") for n in (24, 25)] == ["bits", "dequantize"]
+    assert [kernel_of(eight, n, "BF16") for n in (24, 25)] == ["bits", "dequantize"]
     for columns, g, most in ((49160, 8, 3), (100, 32, 24), (100, 16, 12)):
         slow = matmul.MatmulWeight(operand(ks.weight("affine", 1, 2, columns, g, perm=True)))
-        assert [matmul.path_of(slow, n) for n in (most, most + 1)] == ["bits", "dequantize"]
+        assert [kernel_of(slow, n) for n in (most, most + 1)] == ["bits", "dequantize"]
     monkeypatch.setattr(device, "capability", lambda index: (8, 0))
     slow = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 49160, 8, perm=True)))
-    assert [matmul.path_of(slow, n) for n in (3, 4)] == ["look-up", "dequantize"]
+    assert [kernel_of(slow, n) for n in (3, 4)] == ["look-up", "dequantize"]
     monkeypatch.setattr(device, "capability", lambda index: (9, 0))
     several = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 192, 96)))
-    assert [matmul.path_of(several, n) for n in (3, 4)] == ["look-up", "dequantize"]
+    assert [kernel_of(several, n) for n in (3, 4)] == ["look-up", "dequantize"]
     wide, without = (ks.weight("affine", 1, 2, 65536, 128, outliers=mode, share=0.001) for mode in ("add", ""))
-    assert matmul.path_of(matmul.MatmulWeight(operand(without)), 1) == "bits"
-    assert matmul.path_of(matmul.MatmulWeight(operand(wide)), 1) == "bits"  # and outliers by themselves
+    assert kernel_of(matmul.MatmulWeight(operand(without)), 1) == "bits"
+    assert kernel_of(matmul.MatmulWeight(operand(wide)), 1) == "bits"  # and outliers by themselves
     for least, found in ((2, "small"), (3, "affine"), (5, "bcq")):
         monkeypatch.setattr("bcqfmt.kernels.matmul_weight.SMALL", 512 if found == "small" else 511)
         for encoding in ("affine", "bcq") if found == "small" else (found,):
             sized = matmul.MatmulWeight(operand(ks.weight(encoding, 3, 2, 256, 32)))
-            assert [matmul.path_of(sized, n) for n in (least - 1, least)] == ["bits", "gemm"]
+            assert [kernel_of(sized, n) for n in (least - 1, least)] == ["bits", "gemm"]
+
+
+def test_a_path_says_why_it_is_not_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "upload", lambda array, target: array)
+    monkeypatch.setattr(device, "tensor", _as_tensor)
+    monkeypatch.setattr(device, "settle", lambda array: None)
+    monkeypatch.setattr(device, "capability", lambda index: (9, 0))
+    usual, short, eight = (
+        matmul.MatmulWeight(operand(ks.weight("affine", q, 2, 256, g))) for q, g in ((4, 64), (4, 8), (8, 32))
+    )
+    far = BcqWeight.from_bcq(
+        np.zeros((1, 2, 64), np.uint8), np.full((1, 2, 1), 2.0**-24, np.float16), np.full((2, 1), 6e4, np.float16),
+        group_size=64,
+    )  # fmt: skip
+    numbers = BcqWeight.from_table(
+        np.zeros((2, 64), int), np.ones((2, 1), np.float16), [3**i for i in range(16)], group_size=64
+    )
+    wide, table = (matmul.MatmulWeight(operand(weight)) for weight in (far, numbers))
+    bcq = matmul.MatmulWeight(operand(ks.weight("bcq", 3, 2, 256, 64)))
+    odd = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 60, 60)))
+    told = {
+        (usual, 9, "F16"): ("gemm", ""),
+        (usual, 257, "F16"): ("dequantize", "more than 256 vectors on a GPU that is not sm_90"),  # there is no GPU
+        (usual, 1, "F32"): ("bits", "x is F32: `gemm` multiplies F16 and BF16"),
+        (short, 1, "F16"): ("bits", "segment 0 has groups of 8 columns: neither 16, 32, 64 n nor whole rows"),
+        (short, 99, "F16"): ("dequantize", "segment 0 has groups of 8 columns: neither 16, 32, 64 n nor whole rows"),
+        (eight, 30, "BF16"): ("dequantize", "segment 0 has codes of 8 bits: BF16 holds 7"),
+        (wide, 9, "F16"): ("bits", "numbers that are not finite in F16"),
+        (table, 1, "F16"): ("dequantize", "segment 0 has a table with 2187: no number that F16 holds, up to 16384"),
+        (bcq, 1, "F16"): ("bits", "fewer than 2 vectors: `bits` is faster"),
+        (odd, 9, "F16"): ("bits", "60 columns, segments from [0]: not multiples of 8"),
+    }
+    for (weight, vectors, dtype), wanted in told.items():
+        assert matmul.path_of(weight, vectors, dtype) == wanted
+    assert "F16" not in bcq._gemm  # it was not made only to be asked
+    with pytest.raises(BcqError, match=r"BCQ-E553.*groups of 8 columns"):
+        gemm_operand(short.operand, "F16")
+    monkeypatch.setattr("bcqfmt.kernels.gemm.LIMIT", 15)
+    large = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 64)))
+    assert large.obstacle("F16") == "2048 words, expected at most 15"
 
 
 def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,12 +374,12 @@ def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPat
     for chosen in ("both", "one"):
         monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", chosen)
         placed = matmul.MatmulWeight(weight)
-        paths = [matmul.path_of(placed, n) for n in (1, 2, 16, 256, 257)]
+        paths = [kernel_of(placed, n) for n in (1, 2, 16, 256, 257)]
         assert paths == ["bits" if chosen == "both" else "gemm", "gemm", "gemm", "gemm", "dequantize"]
         assert ("bits" in placed.__dict__) == (chosen == "both")
         assert placed.gemm("F16") is not None
-        assert matmul.path_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it
-        assert matmul.path_of(placed, 1, "F32") == "bits"
+        assert kernel_of(matmul.MatmulWeight(short), 1) == "bits"  # gemm does not take it
+        assert kernel_of(placed, 1, "F32") == "bits"
     monkeypatch.setenv("BCQFMT_GPU_LAYOUTS", "two")
     with pytest.raises(BcqError, match=r"BCQ-E302.*BCQFMT_GPU_LAYOUTS=two.*one or both"):
         matmul.MatmulWeight(weight)
@@ -347,8 +393,8 @@ def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")
         placed = matmul.MatmulWeight(operand(weight), None, weight)
-        assert [matmul.path_of(placed, n) for n in (1, 19, 20, 257)] == [way, way, "gemm", "dequantize"]
-        assert matmul.path_of(matmul.MatmulWeight(operand(weight)), 1) == other  # no weight to look at
-    assert [matmul.path_of(placed, n, "F32") for n in (35, 36)] == ["mixed", "dequantize"]
+        assert [kernel_of(placed, n) for n in (1, 19, 20, 257)] == [way, way, "gemm", "dequantize"]
+        assert kernel_of(matmul.MatmulWeight(operand(weight)), 1) == other  # no weight to look at
+    assert [kernel_of(placed, n, "F32") for n in (35, 36)] == ["mixed", "dequantize"]
     plain = ks.weight("second-order", 2, 40, 64, 8)
-    assert matmul.path_of(matmul.MatmulWeight(operand(plain), None, plain), 1) == "bits"
+    assert kernel_of(matmul.MatmulWeight(operand(plain), None, plain), 1) == "bits"

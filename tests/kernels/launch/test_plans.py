@@ -148,8 +148,9 @@ def test_a_gpu_below_9_0_has_another_way(recorder: Recorder, monkeypatch: pytest
     """A weight is prepared for the GPU that it is on, whatever the current one can do."""
     monkeypatch.setattr(device, "_asked", lambda index: ((8, 0) if index else (9, 0), 100))
     for target in ("cuda:1", torch.device("cuda", 1), 1):
-        assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1, "F32") == "look-up"
-    assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), torch.device("cpu")), 1) == "bits"  # the current one's
+        assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1, "F32").kernel == "look-up"
+    current = matmul.MatmulWeight(operand(WEIGHT), torch.device("cpu"))
+    assert matmul.path_of(current, 1).kernel == "bits"
     fast = bits.bit_operand(operand(WEIGHT), "cpu")
     monkeypatch.setattr(device, "place_of", lambda array: 1)
     with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.0"):

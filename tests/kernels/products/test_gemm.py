@@ -11,7 +11,7 @@ import torch
 
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.container.dtypes import float64_of, round_to
-from bcqfmt.kernels.gemm import gemm_operand, layouts_of
+from bcqfmt.kernels.gemm import gemm_operand, obstacle
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.pack import pack_codes
 from bcqfmt.kernels.gemm.shape import blocks_for, gemm_shape, whole_for
@@ -136,24 +136,24 @@ def test_where_every_selector_lies(formula: str, q: int) -> None:
 
 
 def test_what_has_no_layout() -> None:
-    table = {"affine": (4, 8), "bcq": (2, 24)}
-    for encoding, (q, g) in table.items():
-        assert layouts_of(operand(ks.weight(encoding, q, 8, 96, g)), "F16") is None
+    for encoding, q, g in (("affine", 4, 8), ("bcq", 2, 24)):
+        assert f"groups of {g} columns" in obstacle(operand(ks.weight(encoding, q, 8, 96, g)), "F16")
     long = BcqWeight.from_table(
         np.zeros((8, 64), int), np.ones((8, 1), np.float16), [3**i for i in range(16)], group_size=64
     )
-    assert layouts_of(operand(long), "F16") is None  # numbers that float16 does not hold
+    assert "a table with 2187" in obstacle(operand(long), "F16")
     eight = operand(ks.weight("affine", 8, 8, 64, 64))
-    assert layouts_of(eight, "BF16") is None
-    assert layouts_of(eight, "F32") is None
-    assert layouts_of(operand(ks.weight("affine", 4, 8, 60, 60)), "F16") is None  # 16-byte pieces of x
-    with pytest.raises(BcqError, match=r"BCQ-E553.*8 bits, affine"):
+    assert "BF16 holds 7" in obstacle(eight, "BF16")
+    assert "x is F32" in obstacle(eight, "F32")
+    assert not obstacle(eight, "F16")
+    assert "60 columns" in obstacle(operand(ks.weight("affine", 4, 8, 60, 60)), "F16")  # 16-byte pieces of x
+    with pytest.raises(BcqError, match=r"BCQ-E553.*codes of 8 bits"):
         gemm_operand(eight, "BF16", "cpu")
     far = BcqWeight.from_bcq(
         np.zeros((1, 2, 64), np.uint8), np.full((1, 2, 1), 2.0**-24, np.float16), np.full((2, 1), 6e4, np.float16),
         group_size=64,
     )  # fmt: skip
-    with pytest.raises(BcqError, match=r"BCQ-E553.*beyond the range"):
+    with pytest.raises(BcqError, match=r"BCQ-E553.*not finite in F16"):
         gemm_operand(operand(far), "F16", "cpu")
 
 
@@ -181,11 +181,22 @@ def test_the_tiles_chosen_are_nearly_the_fastest_that_were_measured() -> None:
     for row in figures["rows"]:
         layout = GemmLayout(4, row["columns"], 128, "affine", "F16")
         shape = gemm_shape(layout, row["vectors"], row["rows"], 1, 1, "wgmma")
-        if shape.vectors > 64:
-            shares.append(min(row["tiles"].values()) / row["tiles"][f"{shape.rows} x {shape.vectors}"])
-    assert len(shares) == 40
-    assert sum(shares) / len(shares) > 0.98
+        if (tile := f"{shape.rows} x {shape.vectors}") in row["tiles"]:
+            shares.append(min(row["tiles"].values()) / row["tiles"][tile])
+    assert len(shares) == 55
+    assert sum(shares) / len(shares) > 0.99
     assert min(shares) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "tile"),
+    [(4096, 65, (128, 80)), (28672, 80, (128, 80)), (28672, 81, (128, 96)), (4096, 128, (128, 64)),
+     (4096, 160, (128, 80)), (4096, 192, (128, 96)), (4096, 257, (128, 80)), (11008, 97, (192, 64)),
+     (11008, 128, (192, 64)), (28672, 128, (128, 128)), (5120, 128, (192, 64)), (11008, 129, (192, 96))],
+)  # fmt: skip
+def test_small_tiles_where_all_processors_have_one(rows: int, count: int, tile: tuple[int, int]) -> None:
+    shape = gemm_shape(GemmLayout(4, 4096, 128, "affine", "F16"), count, rows, 1, 1, "wgmma")
+    assert (shape.rows, shape.vectors) == tile
 
 
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])

@@ -124,7 +124,7 @@ def _usual(weight: Weight, x: Tensor, count: int, measure_energy: bool) -> _Time
     """What `matmul` does with a bcq weight that has no fast product; the kernel is named after its path."""
     kept = [weight, *(replace(weight, planes=weight.planes.clone()) for _ in range(count - 1))]
     placed = [one.placed() for one in kept]
-    path = matmul.path_of(placed[0], len(x))
+    path = matmul.path_of(placed[0], len(x)).kernel
     results = [matmul.matmul(one, x) for one in placed]  # of all: the first product of a weight prepares it
 
     def product(i: int) -> None:

@@ -133,4 +133,4 @@ def one_by_one(weight: BcqWeight, x: Any) -> tuple[str, Any]:
         mock.patch.object(matmul_weight, "SMALL", 0),
     ):
         placed = matmul.MatmulWeight(operand(weight), None, weight)
-        return matmul.path_of(placed, len(x)), matmul.matmul(placed, x)
+        return matmul.path_of(placed, len(x)).kernel, matmul.matmul(placed, x)
