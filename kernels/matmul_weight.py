@@ -39,7 +39,10 @@ MOST = GEMM_MOST["mma"] + 1  # from here on the path is the same
 
 
 class Path(NamedTuple):
-    """``kernel``: "mixed", "bits", "gemm", "look-up" or "dequantize"; ``why``: why not `gemm`, empty where it is."""
+    """How vectors are multiplied, and ``why`` not in the usual way, by "gemm" or on a processor "planes"; else empty.
+
+    ``kernel``: "mixed", "bits", "gemm", "look-up" or "dequantize"; on a processor "planes" or "values".
+    """
 
     kernel: str
     why: str = ""
@@ -195,7 +198,7 @@ class MatmulWeight:
 
 
 def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> Path:
-    """How :func:`matmul` multiplies that many vectors, and why not by `gemm`."""
+    """How :func:`matmul` multiplies that many vectors, and why not by `gemm`. Prepares the weight as it does."""
     return weight.path(vectors, dtype)
 
 

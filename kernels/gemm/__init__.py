@@ -67,12 +67,12 @@ class GemmOperand:
 def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOperand:
     """The operand on a device in the layout for x of type ``number``; arrays of numpy or tensors on the device.
 
-    BCQ-E553 where it has an :func:`obstacle`, or numbers that are not finite in this type.
+    BCQ-E553 where it has an :func:`obstacle`, or a bias or zero that is too large beside the scales of its row.
     """
-    from .pack import pack_codes, pack_numbers
-
     if unfit := obstacle(operand, number):
         raise error("BCQ-E553", tensor=operand.name, found=unfit)
+    from .pack import pack_codes, pack_numbers
+
     segments = []
     for segment in operand.segments:
         layout = layout_of(segment, number)
@@ -81,7 +81,11 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
         )
         numbers, row_scale = pack_numbers(layout, first, second, offset=segment.formula == "offset")
         if not bool(row_scale.isfinite().all()):
-            raise error("BCQ-E553", tensor=operand.name, found=f"numbers that are not finite in {number}")
+            raise error(
+                "BCQ-E553",
+                tensor=operand.name,
+                found=f"a row with a bias or a zero that is too large beside its scales, for {number}",
+            )
         codes = pack_codes(layout, planes)
         if codes.numel() > LIMIT:
             raise error("BCQ-E554", tensor=operand.name, found=f"{codes.numel()} words", expected=f"at most {LIMIT}")

@@ -137,18 +137,20 @@ def obstacle(operand: Operand, number: str) -> str:
     if number not in ("F16", "BF16"):
         return f"x is {number}: `gemm` multiplies F16 and BF16"
     if operand.shape[1] % 8 or any(segment.start % 8 for segment in operand.segments):
-        return f"{operand.shape[1]} columns, segments from {[s.start for s in operand.segments]}: not multiples of 8"
+        return "columns of the matrix, or of a segment, that are not a multiple of 8"
     for k, segment in enumerate(operand.segments):
         if group_for(segment.width, segment.group_size) is None:
-            return f"segment {k} has groups of {segment.group_size} columns: neither 16, 32, 64 n nor whole rows"
+            return f"segment {k} has groups of {segment.group_size} columns: not 16, 32, a multiple of 64 or whole rows"
         if segment.formula == "table" and segment.bits != 4:
             return f"segment {k} has a table of {1 << segment.bits} numbers: not of 16"
-        if segment.formula == "table":
-            unfit = [value for value in map(float, segment.second) if not _holds(number, value)]
-            if unfit:
-                return f"segment {k} has a table with {unfit[0]:g}: no number that {number} holds, up to {_LARGEST:g}"
-        elif segment.formula != "bcq" and number == "BF16" and segment.bits > _BASE_BITS:
+        for value in map(float, segment.second) if segment.formula == "table" else ():
+            if abs(value) > _LARGEST or _rounded(value, number) != value:
+                return f"segment {k} has a table with {value:.7g}: {number} numbers up to {_LARGEST:g} are looked up"
+        if segment.formula not in ("bcq", "table") and number == "BF16" and segment.bits > _BASE_BITS:
             return f"segment {k} has codes of {segment.bits} bits: BF16 holds {_BASE_BITS}"
+    replaced = operand.outliers is not None and operand.outliers.mode == "replace" and operand.outliers.count
+    if replaced and any(segment.formula == "table" for segment in operand.segments):
+        return "outliers that replace values of a table"
     return ""
 
 
@@ -164,6 +166,6 @@ def layout_of(segment: OperandSegment, number: str) -> GemmLayout:
     return GemmLayout(segment.bits, segment.width, g, formula, number, rest)
 
 
-def _holds(number: str, value: float) -> bool:
-    """Whether float16 or bfloat16 holds a value of a table exactly, and its products with scales."""
-    return abs(value) <= _LARGEST and float(float64_of(round_to(np.array([value]), number))[0]) == value
+def _rounded(value: float, number: str) -> float:
+    """To float16 or bfloat16."""
+    return float(float64_of(round_to(np.array([value]), number))[0])

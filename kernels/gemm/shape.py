@@ -36,8 +36,8 @@ WIDTH_STEP = 16  # vectors: tiles for many of them have multiples
 _WIDE_TILES = tuple(  # groups and vectors
     (groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDTH_STEP)
 )
-_SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # the first of them that keeps enough processors busy
-_NARROW = 80, 96  # vectors that one tile of the same width takes
+_SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # taken if they keep enough processors busy, the first that does
+_NARROW = 96  # up to so many vectors, one tile of their width
 # Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, beside its products; of
 # partial sums that blocks share, for 64 rows and a vector; of zeros in the place of a missing vector.
 _STEP, _SUMS, _ZEROS = 32, 44, 4
@@ -198,13 +198,13 @@ def _evenly(tiles: int, most: int) -> int:
 def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
     """Groups and vectors of the tiles for more than 64 vectors: small ones, or by a model the fastest large ones.
 
-    Both follow docs/benchmarks/gemm_tiles.json.
+    Both follow docs/benchmarks/gemm_tiles.json, of matrices with 4096 rows and more. ``count``: a multiple of 16.
     """
-    if count <= _NARROW[1]:
-        return 2, max(_NARROW[0], count)
+    if count <= _NARROW:
+        return 2, count
     for groups, vectors in _SMALL_TILES:
         tiles = -(-rows // (SIDE * groups)) * -(-count // vectors)
-        if PROCESSORS // tiles * tiles >= _WHOLE * PROCESSORS:
+        if tiles <= PROCESSORS and (tiles >= _WHOLE * PROCESSORS or _evenly(tiles, PROCESSORS)):
             return groups, vectors
     if -(-rows // 128) * -(-count // 64) <= PROCESSORS:
         return 3, 64

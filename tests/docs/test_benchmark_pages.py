@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,9 @@ from programs.verbs import ROOT
 PAGES = ROOT / "docs" / "benchmarks"
 SCRIPTS = ROOT / "tests" / "benchmarks"
 WORDS = 1300  # of a page, tables included
+
+
+_IMPORT = "import runpy, sys; [runpy.run_path(name, run_name='imported') for name in sys.argv[1:]]"
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -55,3 +60,14 @@ def test_a_page_is_short_and_names_scripts_that_exist(page: Path) -> None:
     assert len(text.split()) <= WORDS
     named = [word.strip("`(),;:.") for word in text.split() if "tests/" in word and ".py" in word]
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_every_script_finds_what_it_imports() -> None:
+    """They are run by hand: a name that moved would not be missed before the next figures are wanted."""
+    names = sorted(map(str, SCRIPTS.rglob("*.py")))
+    folders = [ROOT / "tests" / "support", *sorted({Path(name).parent for name in names})]
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT, *names], env=known, capture_output=True, text=True, check=False
+    )
+    assert (len(names) > 40, done.returncode) == (True, 0), done.stderr[-2000:]

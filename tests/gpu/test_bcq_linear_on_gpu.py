@@ -69,5 +69,8 @@ def test_one_graph_and_a_gradient() -> None:
 def test_a_layer_says_its_kernel_and_why() -> None:
     layer = BcqLinear.from_weight(ks.weight("affine", 4, 96, 512, 8)).cuda()
     kernel, why = layer.path(9, torch.float16)
-    assert (kernel, why) == ("dequantize", "segment 0 has groups of 8 columns: neither 16, 32, 64 n nor whole rows")
+    assert (kernel, why) == (
+        "dequantize",
+        "segment 0 has groups of 8 columns: not 16, 32, a multiple of 64 or whole rows",
+    )
     assert BcqLinear.from_weight(WEIGHTS["plain"]).cuda().path(5000, torch.bfloat16) == ("gemm", "")

@@ -101,7 +101,7 @@ class BcqModule(nn.Module):
     def path(self, vectors: int, dtype: torch.dtype, index: int = 0) -> matmul.Path:
         """The kernel that multiplies so many vectors of ``dtype`` where the buffers are, and why not the usual one.
 
-        Usual is "gemm" on a GPU, "planes" on the CPU.
+        Usual is "gemm" on a GPU, "planes" on the CPU. The weight is prepared as the product does it.
         """
         if self.exact:
             return matmul.Path("dequantize", "exact=True: the matrix is decoded and multiplied by torch")
@@ -269,6 +269,10 @@ class TrainableBcqLinear(BcqLinear):
                 self.register_buffer(name, torch.empty(0, dtype=torch.int64), persistent=False)
             self._used += ["outlier_rows", "outlier_columns", prefix + "outlier_values"]
             self._place_outliers()
+
+    def path(self, vectors: int, dtype: torch.dtype, index: int = 0) -> matmul.Path:
+        """The same for any number of vectors."""
+        return matmul.Path("dequantize", "trainable scales: the matrix is decoded and multiplied by torch")
 
     def _place_outliers(self) -> None:
         """Row and stored column of every outlier."""

@@ -26,6 +26,7 @@ from torch.multiprocessing import reductions
 from bcqfmt.container.dtypes import logical_name
 from bcqfmt.errors import error
 from bcqfmt.kernels import cpu, matmul
+from bcqfmt.kernels.runtime.limits import KINDS
 
 from .parts import TORCH_DTYPES, borrowed, named_parts, spec_of, weight_of
 from .processor import dense_products, multiplies
@@ -111,12 +112,12 @@ def gpu_operand(parts: Sequence[Tensor], spec: str, planes: int, index: int = 0)
 def path_of(
     parts: Sequence[Tensor], spec: str, planes: int, index: int, vectors: int, dtype: torch.dtype
 ) -> matmul.Path:
-    """How so many vectors of ``dtype`` are multiplied where the parts are, and why not in the usual way.
-
-    On the CPU the kernel is "planes" or "values".
-    """
-    if parts[0].is_cuda:
-        return matmul.path_of(gpu_operand(parts, spec, planes, index), vectors, logical_name(dtype))
+    """How so many vectors of ``dtype`` are multiplied where the parts are. They are prepared as for the product."""
+    place, kind = parts[0].device.type, logical_name(dtype)
+    if place not in ("cpu", "cuda") or kind not in KINDS:
+        raise error("BCQ-E552", found=f"{kind} on {place}", expected=f"{', '.join(KINDS)} on cpu or cuda")
+    if place == "cuda":
+        return matmul.path_of(gpu_operand(parts, spec, planes, index), vectors, kind)
     matrix: cpu.CpuMatrix = _cached(parts, _on_cpu, spec, planes, index)
     kernel = matrix.path(vectors)
     return matmul.Path(kernel, matrix.obstacle or ("" if kernel == "planes" else "many vectors: decoding is faster"))

@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,13 +92,12 @@ Jobs = dict[GemmShape | tuple[Any, ...], None]
 def measured(
     formula: str, q: int, rows: int, columns: int, g: int, counts: tuple[int, ...], *, peers: dict[str, float],
     old: bool = False, steady: float = 0.0,
-) -> list[Figures]:  # fmt: skip
+) -> Iterator[Figures]:  # fmt: skip
     """A row for every number of vectors; ``peers``: what :func:`peer_times` found."""
     size = rows * columns * q // 8
     weights = [made(formula, q, rows, columns, g) for _ in range(max(2, min(8, int(ROTATED / size) + 1)))]
     first, ready = weights[0][0], [placed for _, placed in weights]
-    several, found = len(weights), list[Figures]()
-    plain = (formula, q) == ("affine", 4)
+    several, plain = len(weights), (formula, q) == ("affine", 4)
     dense = [weight.dense(random_vectors(1, columns))[0] for weight, _ in weights[:3] if plain]
     for count in counts:
         x = random_vectors(count, columns)
@@ -124,9 +123,8 @@ def measured(
         for name in PEERS:
             if (key := _key(name, formula, q, rows, count)) in peers:
                 row[name] = peers[key]
-        found.append(row)
         print({k: round(v, 2) if isinstance(v, float) and k != "error" else v for k, v in row.items()}, flush=True)
-    return found
+        yield row
 
 
 def looked_up(rows: int, columns: int) -> list[Figures]:
@@ -163,6 +161,7 @@ def peer_times(marlin_library: str | None, lut_gemm_library: str | None, place: 
     for rows, columns in SHAPES:
         weight = random_weight("affine", 4, rows, columns, 128)
         found[_key("tinygemm", "affine", 4, rows, 1)] = tinygemm(weight, random_vectors(1, columns)).microseconds
+        place.write_text(json.dumps(found))
     rows, columns = SHAPES[-1]
     for formula, q, g in OTHERS if lut_gemm_library else ():
         if formula == "bcq":
@@ -270,8 +269,9 @@ def main() -> None:
     parts += [partial(measured, "affine", 4, *shape, 128, MANY, steady=STEADY[0]) for shape in SHAPES]
     figures |= {"rows": [], "look_ups": [row for shape in SHAPES for row in looked_up(*shape)]}
     for part in parts:
-        figures["rows"] += part(peers=peers)
-        options.out.write_text(json.dumps(figures, indent=1) + "\n")
+        for row in part(peers=peers):
+            figures["rows"].append(row)
+            options.out.write_text(json.dumps(figures, indent=1) + "\n")  # what is timed is kept if the run is cut
         print(f"{time.perf_counter() - begin:.0f} s", flush=True)
 
 

@@ -62,6 +62,11 @@ def test_a_layer_says_its_kernel_and_why() -> None:
     assert layer.path(500, torch.float16) == ("values", "many vectors: decoding is faster")
     assert odd.path(1, torch.float32).kernel == "values"
     assert "groups of 12 columns" in odd.path(1, torch.float32).why
+    for kind, place in ((torch.float64, "cpu"), (torch.float16, "meta")):
+        with pytest.raises(BcqError, match=r"BCQ-E552.*expected F32, F16, BF16 on cpu or cuda"):
+            BcqLinear(plain().spec, device=place).path(1, kind)
+    tuned = BcqLinear.from_weight(plain(), trainable_scales=True).path(1, torch.float16)
+    assert tuned == ("dequantize", "trainable scales: the matrix is decoded and multiplied by torch")
     exact = BcqLinear.from_weight(plain(), exact=True).path(1, torch.float16)
     assert exact == ("dequantize", "exact=True: the matrix is decoded and multiplied by torch")
 

@@ -343,17 +343,27 @@ def test_a_path_says_why_it_is_not_gemm(monkeypatch: pytest.MonkeyPatch) -> None
     wide, table = (matmul.MatmulWeight(operand(weight)) for weight in (far, numbers))
     bcq = matmul.MatmulWeight(operand(ks.weight("bcq", 3, 2, 256, 64)))
     odd = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 60, 60)))
+    few = matmul.MatmulWeight(
+        operand(BcqWeight.from_table(np.zeros((2, 64), int), np.ones((2, 1), np.float16), [0, 1], group_size=64))
+    )
+    second = BcqWeight.from_segments([ks.weight("affine", 4, 2, 64, g) for g in (64, 8)])
+    groups = "segment 0 has groups of 8 columns: not 16, 32, a multiple of 64 or whole rows"
     told = {
+        (few, 1, "F16"): ("dequantize", "segment 0 has a table of 2 numbers: not of 16"),
+        (matmul.MatmulWeight(operand(second)), 1, "F16"): ("bits", groups.replace("0", "1")),
         (usual, 9, "F16"): ("gemm", ""),
         (usual, 257, "F16"): ("dequantize", "more than 256 vectors on a GPU that is not sm_90"),  # there is no GPU
         (usual, 1, "F32"): ("bits", "x is F32: `gemm` multiplies F16 and BF16"),
-        (short, 1, "F16"): ("bits", "segment 0 has groups of 8 columns: neither 16, 32, 64 n nor whole rows"),
-        (short, 99, "F16"): ("dequantize", "segment 0 has groups of 8 columns: neither 16, 32, 64 n nor whole rows"),
+        (short, 1, "F16"): ("bits", groups),
+        (short, 99, "F16"): ("dequantize", groups),
         (eight, 30, "BF16"): ("dequantize", "segment 0 has codes of 8 bits: BF16 holds 7"),
-        (wide, 9, "F16"): ("bits", "numbers that are not finite in F16"),
-        (table, 1, "F16"): ("dequantize", "segment 0 has a table with 2187: no number that F16 holds, up to 16384"),
+        (wide, 9, "F16"): ("bits", "a row with a bias or a zero that is too large beside its scales, for F16"),
+        (table, 1, "F16"): (
+            "dequantize",
+            "segment 0 has a table with 2187: F16 numbers up to 16384 are looked up",
+        ),
         (bcq, 1, "F16"): ("bits", "fewer than 2 vectors: `bits` is faster"),
-        (odd, 9, "F16"): ("bits", "60 columns, segments from [0]: not multiples of 8"),
+        (odd, 9, "F16"): ("bits", "columns of the matrix, or of a segment, that are not a multiple of 8"),
     }
     for (weight, vectors, dtype), wanted in told.items():
         assert matmul.path_of(weight, vectors, dtype) == wanted
