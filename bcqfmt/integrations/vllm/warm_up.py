@@ -9,6 +9,7 @@ several workers that start at the same time one compiles, and the others read wh
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -24,6 +25,7 @@ from bcqfmt.system import lock_file
 
 _EACH = 64  # up to this many vectors, every number may have a kernel of its own
 _MOST = 2 * PART - 1  # more vectors are multiplied in parts of at most this many
+_log = logging.getLogger(__name__)
 _seen: set[tuple[object, ...]] = set()  # what was compiled in this process
 
 
@@ -46,9 +48,18 @@ def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Te
         x = torch.zeros(counts[-1], piece.spec.columns, dtype=dtype, device=device)
         for count in counts:
             piece.product(x[:count], bias)
+        if key not in _seen:
+            _tell_if_slow(piece, dtype, min(counts[-1], _EACH if device.type == "cuda" else 1))
         if device.type == "cuda":
             piece.release(dtype, counts)
     _seen.add(key)
+
+
+def _tell_if_slow(piece: BcqModule, dtype: torch.dtype, count: int) -> None:
+    """A warning if the matrix is decoded anew for every product, although the vectors are few."""
+    path = piece.path(count, dtype)
+    if path.kernel in ("dequantize", "values"):
+        _log.warning("%s is decoded anew for every product, which is slow: %s", piece, path.why)
 
 
 def warm_up_rows(piece: BcqEmbedding, device: torch.device) -> None:

@@ -224,6 +224,19 @@ def test_every_product_has_run_before_the_first_request(
     assert ran == [1, 2, 4, 128]  # a layer of the same kind: layouts only
 
 
+def test_a_layer_without_a_fast_kernel_is_told_once(
+    config: Any, world: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    for weight in (ks.weight("bcq", 3, 8, 128, 12), ks.weight("bcq", 3, 8, 128, 32)):
+        config.specs = {"up": weight.spec}
+        for _ in range(2):
+            fill(Rank(world.modules).column(config, "up", 8, 128), [weight.to_torch()])
+    (told,) = caplog.messages
+    assert told.startswith("BcqLinear(in_features=128, out_features=8, bcq q=3 g=12")
+    assert "is decoded anew for every product, which is slow: segment 0" in told
+    assert "groups of 12 columns" in told
+
+
 def test_numbers_of_vectors_stand_for_all_of_them(world: SimpleNamespace) -> None:
     counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts
     assert counts(1) == [1]
