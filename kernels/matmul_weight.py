@@ -39,9 +39,10 @@ MOST = GEMM_MOST["mma"] + 1  # from here on the path is the same
 
 
 class Path(NamedTuple):
-    """How vectors are multiplied, and ``why`` not in the usual way, by "gemm" or on a processor "planes"; else empty.
+    """How vectors are multiplied.
 
-    ``kernel``: "mixed", "bits", "gemm", "look-up" or "dequantize"; on a processor "planes" or "values".
+    ``kernel``: on a GPU "gemm", which is usual, "mixed", "bits", "look-up" or "dequantize"; on a CPU "planes", which is
+    usual, or "values". ``why``: the reason for another than the usual one; empty for that.
     """
 
     kernel: str
@@ -51,10 +52,10 @@ class Path(NamedTuple):
 class Product(NamedTuple):
     """How a number of vectors of one dtype is multiplied.
 
-    ``path``: the kernel of a `Path`; ``array``: a tensor of the weight in its layout, on
-    GPU number ``place``. ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out). ``start(x, y, addend)``:
-    for all vectors, in any dimensions, where that needs no loop here. ``dense()``: the matrix (out, in) that
-    "dequantize" multiplies with; then there is neither of them.
+    ``path``: the kernel of a `Path`; ``array``: a tensor of the weight in its layout, on GPU number ``place``.
+    ``multiply(x, y, addend)``: for x (1..step, in) and y (1..step, out). ``start(x, y, addend)``: for all vectors, in
+    any dimensions, where that needs no loop here. ``dense()``: the matrix (out, in) that "dequantize" multiplies with;
+    then there is neither of them.
     """
 
     path: str
@@ -208,14 +209,14 @@ def _path(weight: MatmulWeight, vectors: int, dtype: str) -> Path:
         return _many(only, vectors, "dequantize")
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS[0] + 1 if found == "mixed" else _gemm_least(weight)
-    if vectors < least and not gemm_of.obstacle(weight.operand, dtype):  # of which `gemm` would make a layout
+    if vectors < least and not gemm_of.obstacle(weight.operand, dtype):  # not weight.gemm, which makes a layout
         return Path(found, f"fewer than {least} vectors: `{found}` is faster")
     many = weight.gemm(dtype)
     return Path(found, weight.obstacle(dtype)) if many is None else _many(many, vectors, found)
 
 
 def _many(many: gemm_of.GemmOperand, vectors: int, instead: str) -> Path:
-    """The path where `gemm` takes the weight, and nothing is faster for so few vectors."""
+    """The path where `gemm` takes the weight, and no other kernel is faster for this number of vectors."""
     most = _gemm_most(many)
     return Path("gemm") if vectors <= most else Path(instead, f"more than {most} vectors on a GPU that is not sm_90")
 

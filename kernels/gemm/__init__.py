@@ -67,7 +67,7 @@ class GemmOperand:
 def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOperand:
     """The operand on a device in the layout for x of type ``number``; arrays of numpy or tensors on the device.
 
-    BCQ-E553 where it has an :func:`obstacle`, or a bias or zero that is too large beside the scales of its row.
+    BCQ-E553 where it has an :func:`obstacle`, or a bias or zero that is too large for its row's scales.
     """
     if unfit := obstacle(operand, number):
         raise error("BCQ-E553", tensor=operand.name, found=unfit)
@@ -84,7 +84,7 @@ def gemm_operand(operand: Operand, number: str, target: Any = None) -> GemmOpera
             raise error(
                 "BCQ-E553",
                 tensor=operand.name,
-                found=f"a row with a bias or a zero that is too large beside its scales, for {number}",
+                found=f"a row whose bias or zero, relative to its scales, is too large for {number}",
             )
         codes = pack_codes(layout, planes)
         if codes.numel() > LIMIT:

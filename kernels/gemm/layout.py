@@ -43,7 +43,7 @@ from bcqfmt.kernels.operands import Operand, OperandSegment
 __all__ = ["BASE", "SIDE", "GemmLayout", "group_for", "layout_of", "obstacle"]
 
 SIDE = 64  # rows and columns of a block
-BASE, _BASE_BITS = 128, 7  # a bfloat16 whose last bits, so many, can hold a code
+BASE, _BASE_BITS = 128, 7  # a bfloat16, and how many of its last bits can hold a code
 _LARGEST = 2.0**14  # of a table whose values, times a scale below 1, float16 holds
 _FIELDS = {1: (1,), 2: (2,), 3: (3,), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 

@@ -23,8 +23,8 @@ __all__ = [
     "whole_for",
 ]
 
-_TILES = {"wgmma": (16, 32, 64, 128), "mma": (16, 32, 64)}  # vectors of a tile
-FEW = (8, 16)  # the same of the engine few
+_TILES = (16, 32, 64)  # vectors of a tile; with wgmma, more of them have tiles of their own
+FEW = (8, 16)  # vectors of a tile of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
 _SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
@@ -37,9 +37,9 @@ _WIDE_TILES = tuple(  # groups and vectors
     (groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDTH_STEP)
 )
 _SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # taken if they keep enough processors busy, the first that does
-_NARROW = 96  # up to so many vectors, one tile of their width
-# Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, beside its products; of
-# partial sums that blocks share, for 64 rows and a vector; of zeros in the place of a missing vector.
+_ONE_TILE = 96, 128  # vectors that one tile takes: always, and where small tiles do not keep enough processors busy
+# Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, in addition to its products;
+# of partial sums that blocks share, for 64 rows and a vector; of zeros in the place of a missing vector.
 _STEP, _SUMS, _ZEROS = 32, 44, 4
 
 
@@ -195,26 +195,29 @@ def _evenly(tiles: int, most: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _wide_tile(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
-    """Groups and vectors of the tiles for more than 64 vectors: small ones, or by a model the fastest large ones.
+def _tile_of_many(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
+    """Groups and vectors of a tile for more than 64 vectors: one for all, a small one, or the fastest by a model.
 
-    Both follow docs/benchmarks/gemm_tiles.json, of matrices with 4096 rows and more. ``count``: a multiple of 16.
+    After docs/benchmarks/gemm_tiles.json, of matrices with 4096 rows and more. ``count``: a multiple of 16.
     """
-    if count <= _NARROW:
+
+    def tiles_of(groups: int, vectors: int) -> int:
+        return -(-rows // (SIDE * groups)) * -(-count // vectors)
+
+    if count <= _ONE_TILE[0]:
         return 2, count
-    for groups, vectors in _SMALL_TILES:
-        tiles = -(-rows // (SIDE * groups)) * -(-count // vectors)
+    for tile in _SMALL_TILES:
+        tiles = tiles_of(*tile)
         if tiles <= PROCESSORS and (tiles >= _WHOLE * PROCESSORS or _evenly(tiles, PROCESSORS)):
-            return groups, vectors
-    if -(-rows // 128) * -(-count // 64) <= PROCESSORS:
+            return tile
+    if tiles_of(2, 64) <= PROCESSORS:
         return 3, 64
-    if count <= _TILES["wgmma"][-1]:
+    if count <= _ONE_TILE[1]:
         return 2, count
 
     def time(tile: tuple[int, int]) -> float:
         groups, vectors = tile
-        across, size = -(-count // vectors), groups * vectors
-        tiles = -(-rows // (SIDE * groups)) * across
+        across, size, tiles = -(-count // vectors), groups * vectors, tiles_of(*tile)
         last = max(size, _ZEROS * (across * vectors - count))
         step = ((across - 1) * size + last) / across + _STEP  # on average
         if whole_for(tiles, PROCESSORS):
@@ -273,16 +276,15 @@ def gemm_shape(
     few = _few_shape(layout, count, rows, kind, out, engine, added)
     if few is not None:
         return few
-    sizes, large, low_tiles = _TILES[engine], rows * layout.width >= _LARGE, -(-rows // 128)
-    vectors = next((size for size in sizes if size >= count), sizes[-1])
+    vectors = next((size for size in _TILES if size >= count), _TILES[-1])
     if engine == "wgmma":
-        if vectors == 128:
+        if count > _TILES[-1]:
             rounded = -(-count // WIDTH_STEP) * WIDTH_STEP  # few kernels to compile ahead for all numbers of vectors
-            groups, vectors = _wide_tile(layout, rows, rounded)
+            groups, vectors = _tile_of_many(layout, rows, rounded)
         else:
-            groups = 2 if _evenly(low_tiles, PROCESSORS) else 3 if vectors == 64 else 4
+            groups = 2 if _evenly(-(-rows // 128), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
-        long = layout.blocks % 4 == 0 and (vectors in (64, 80) or (vectors < 64 and large))
+        long = layout.blocks % 4 == 0 and (vectors in (64, 80) or (vectors < 64 and rows * layout.width >= _LARGE))
         depths, limit, producers, ways = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, [(1, 1)]
     else:
         # tall tiles load and copy less of x

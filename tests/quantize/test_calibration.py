@@ -7,7 +7,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -308,18 +309,25 @@ def test_the_source_is_never_written_to(model: Path, text: Path, bcqfmt: Callabl
     assert not (model / "stats.safetensors").exists()
 
 
+@contextmanager
+def stopped_at(monkeypatch: pytest.MonkeyPatch, step: str) -> Iterator[None]:
+    """A run is interrupted in this method of its `Runner`."""
+
+    def stop(self: Any, stage: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration.Runner, step, stop)
+        yield
+
+
 def test_an_unfinished_run_of_other_options_is_not_mixed_up(
     model: Path, text: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "stats.safetensors"
 
-    def stop(self: Any, stage: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(calibration.Runner, "head", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(monkeypatch, "head"), pytest.raises(KeyboardInterrupt):
         run(model, text, out, seed=5)
-    monkeypatch.undo()
     refused("BCQ-E401", lambda: run(model, text, out))
     folder = out.with_name("stats.safetensors.partial")
     for path in folder.iterdir():  # as if nothing had been done yet
@@ -336,13 +344,8 @@ def test_damaged_statistics_of_a_layer_are_made_anew(
 ) -> None:
     out = tmp_path / "stats.safetensors"
 
-    def stop(self: Any, stage: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(calibration.Runner, "head", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_at(monkeypatch, "head"), pytest.raises(KeyboardInterrupt):
         run(model, text, out)
-    monkeypatch.undo()
     with (out.with_name("stats.safetensors.partial") / "layer-00000.safetensors").open("ab") as layer:
         layer.write(b"x")
     fault = refused("BCQ-E401", lambda: run(model, text, out))
@@ -358,18 +361,13 @@ def test_the_program_says_how_an_interrupted_run_goes_on(
     out = tmp_path / "my stats"
     words = ["calibrate", str(model), "--text", str(text), "-n", "2", "--context", "8", "--out", str(out)]
 
-    def stop(self: Any, stage: int) -> None:
-        raise KeyboardInterrupt
-
     for options in ([], ["--overwrite"]):  # the second time it is there
-        with monkeypatch.context() as patch:
-            patch.setattr(calibration.Runner, "head", stop)
+        with stopped_at(monkeypatch, "head"):
             stopped = bcqfmt(*words, *options)
         assert (stopped.exit_code, "what is done is in my stats.partial" in stopped.stderr) == (130, True)
         again = shlex.split(stopped.stderr.partition("hint: go on with: bcqfmt ")[2])
         assert again == [*words, *options, "--resume"]
-        with monkeypatch.context() as patch:
-            patch.setattr(calibration.Runner, "layer", stop)  # these are done
+        with stopped_at(monkeypatch, "layer"):  # these are done
             assert bcqfmt(*again).exit_code == 0
 
 

@@ -99,9 +99,9 @@ class BcqModule(nn.Module):
         return linear_op.linear(x, self.parts(), self.text, self.planes or 0, index, bias)
 
     def path(self, vectors: int, dtype: torch.dtype, index: int = 0) -> matmul.Path:
-        """The kernel that multiplies so many vectors of ``dtype`` where the buffers are, and why not the usual one.
+        """The kernel that multiplies this many vectors of ``dtype`` on the buffers' device, and why not the usual one.
 
-        Usual is "gemm" on a GPU, "planes" on the CPU. The weight is prepared as the product does it.
+        The weight is prepared as the product does it.
         """
         if self.exact:
             return matmul.Path("dequantize", "exact=True: the matrix is decoded and multiplied by torch")

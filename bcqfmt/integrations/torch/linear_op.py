@@ -112,7 +112,7 @@ def gpu_operand(parts: Sequence[Tensor], spec: str, planes: int, index: int = 0)
 def path_of(
     parts: Sequence[Tensor], spec: str, planes: int, index: int, vectors: int, dtype: torch.dtype
 ) -> matmul.Path:
-    """How so many vectors of ``dtype`` are multiplied where the parts are. They are prepared as for the product."""
+    """How this many vectors of ``dtype`` are multiplied on the parts' device; prepares them as the product does."""
     place, kind = parts[0].device.type, logical_name(dtype)
     if place not in ("cpu", "cuda") or kind not in KINDS:
         raise error("BCQ-E552", found=f"{kind} on {place}", expected=f"{', '.join(KINDS)} on cpu or cuda")

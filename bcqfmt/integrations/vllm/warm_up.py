@@ -49,17 +49,17 @@ def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Te
         for count in counts:
             piece.product(x[:count], bias)
         if key not in _seen:
-            _tell_if_slow(piece, dtype, min(counts[-1], _EACH if device.type == "cuda" else 1))
+            _warn_if_slow(piece, dtype, min(counts[-1], _EACH if device.type == "cuda" else 1))
         if device.type == "cuda":
             piece.release(dtype, counts)
     _seen.add(key)
 
 
-def _tell_if_slow(piece: BcqModule, dtype: torch.dtype, count: int) -> None:
-    """A warning if the matrix is decoded anew for every product, although the vectors are few."""
+def _warn_if_slow(piece: BcqModule, dtype: torch.dtype, count: int) -> None:
+    """A warning if products of ``count`` vectors decode the whole matrix; most weights have a fast kernel for them."""
     path = piece.path(count, dtype)
     if path.kernel in ("dequantize", "values"):
-        _log.warning("%s is decoded anew for every product, which is slow: %s", piece, path.why)
+        _log.warning("%s: products of %d vectors decode the whole matrix, which is slow: %s", piece, count, path.why)
 
 
 def warm_up_rows(piece: BcqEmbedding, device: torch.device) -> None:

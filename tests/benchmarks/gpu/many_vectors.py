@@ -1,10 +1,10 @@
-"""Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, beside cuBLAS and others.
+"""Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, compared with cuBLAS and others.
 
     python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json [--marlin libmarlin.so]
         [--lut-gemm liblutgemm.so]
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
-run. "sm_80" is the engine that every GPU since Ampere has, timed on this GPU. docs/benchmarks/gemm.md tells how the
+run. "sm_80" is the kernel for GPUs that are not sm_90, compiled for this GPU. docs/benchmarks/gemm.md tells how the
 libraries are built.
 """
 

@@ -233,7 +233,7 @@ def test_a_layer_without_a_fast_kernel_is_told_once(
             fill(Rank(world.modules).column(config, "up", 8, 128), [weight.to_torch()])
     (told,) = caplog.messages
     assert told.startswith("BcqLinear(in_features=128, out_features=8, bcq q=3 g=12")
-    assert "is decoded anew for every product, which is slow: segment 0" in told
+    assert "products of 1 vectors decode the whole matrix, which is slow: segment 0" in told
     assert "groups of 12 columns" in told
 
 

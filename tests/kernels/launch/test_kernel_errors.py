@@ -266,16 +266,22 @@ def _as_tensor(array: Any, target: Any) -> torch.Tensor:
     return torch.from_numpy(plain.view(np.int32) if plain.dtype == np.uint32 else plain)
 
 
+@pytest.fixture
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would go to a GPU stays where it is."""
+    monkeypatch.setattr(device, "upload", lambda array, target: array)
+    monkeypatch.setattr(device, "tensor", _as_tensor)
+    monkeypatch.setattr(device, "settle", lambda array: None)
+
+
 def kernel_of(weight: matmul.MatmulWeight, vectors: int, dtype: str = "F16") -> str:
     path = matmul.path_of(weight, vectors, dtype)
     assert (path.kernel == "gemm") == (path.why == "")
     return path.kernel
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "upload", lambda array, target: array)
-    monkeypatch.setattr(device, "tensor", _as_tensor)
-    monkeypatch.setattr(device, "settle", lambda array: None)
     for capability in ((8, 0), (9, 0)):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         for planes in range(1, 9):
@@ -325,10 +331,8 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
             assert [kernel_of(sized, n) for n in (least - 1, least)] == ["bits", "gemm"]
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_a_path_says_why_it_is_not_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "upload", lambda array, target: array)
-    monkeypatch.setattr(device, "tensor", _as_tensor)
-    monkeypatch.setattr(device, "settle", lambda array: None)
     monkeypatch.setattr(device, "capability", lambda index: (9, 0))
     usual, short, eight = (
         matmul.MatmulWeight(operand(ks.weight("affine", q, 2, 256, g))) for q, g in ((4, 64), (4, 8), (8, 32))
@@ -357,7 +361,7 @@ def test_a_path_says_why_it_is_not_gemm(monkeypatch: pytest.MonkeyPatch) -> None
         (short, 1, "F16"): ("bits", groups),
         (short, 99, "F16"): ("dequantize", groups),
         (eight, 30, "BF16"): ("dequantize", "segment 0 has codes of 8 bits: BF16 holds 7"),
-        (wide, 9, "F16"): ("bits", "a row with a bias or a zero that is too large beside its scales, for F16"),
+        (wide, 9, "F16"): ("bits", "a row whose bias or zero, relative to its scales, is too large for F16"),
         (table, 1, "F16"): (
             "dequantize",
             "segment 0 has a table with 2187: F16 numbers up to 16384 are looked up",
@@ -375,10 +379,8 @@ def test_a_path_says_why_it_is_not_gemm(monkeypatch: pytest.MonkeyPatch) -> None
     assert large.obstacle("F16") == "2048 words, expected at most 15"
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "upload", lambda array, target: array)
-    monkeypatch.setattr(device, "tensor", _as_tensor)
-    monkeypatch.setattr(device, "settle", lambda array: None)
     monkeypatch.setattr(device, "capability", lambda index: (9, 0))
     weight, short = operand(ks.weight("affine", 3, 640, 512, 64)), operand(ks.weight("affine", 4, 2, 64, 8))
     for chosen in ("both", "one"):
@@ -395,10 +397,8 @@ def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPat
         matmul.MatmulWeight(weight)
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "upload", lambda array, target: array)
-    monkeypatch.setattr(device, "tensor", _as_tensor)
-    monkeypatch.setattr(device, "settle", lambda array: None)
     for capability, way, other in (((8, 0), "gemm", "gemm"), ((9, 0), "mixed", "bits")):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")

@@ -154,7 +154,7 @@ def test_what_has_no_layout() -> None:
         np.zeros((1, 2, 64), np.uint8), np.full((1, 2, 1), 2.0**-24, np.float16), np.full((2, 1), 6e4, np.float16),
         group_size=64,
     )  # fmt: skip
-    with pytest.raises(BcqError, match=r"BCQ-E553.*too large beside its scales"):
+    with pytest.raises(BcqError, match=r"BCQ-E553.*relative to its scales, is too large for F16"):
         gemm_operand(operand(far), "F16", "cpu")
 
 

@@ -43,7 +43,7 @@ def product(
 
 
 def in_parts(weight: BcqWeight, x: Any, kind: str, part: int, *, addend: Any = None) -> Guarded:
-    """The same by the shapes that are chosen, in several launches for so many vectors and more each."""
+    """The same with the shapes that `gemm` chooses, in launches of at least ``part`` vectors."""
     placed, held = gemm_operand(operand(weight), kind), np.ascontiguousarray(x)
 
     def run(out: Any) -> None:
