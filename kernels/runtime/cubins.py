@@ -3,6 +3,7 @@
 Numba compiles a kernel to PTX in seconds, too long to do at every start of a program. What comes out of the linker is
 cached under ``BCQFMT_CACHE`` (by default ``~/.cache/bcqfmt``), under a digest of all sources of the kernels, the
 kernel's variant, the compute capability and the compiler's version; if the folder cannot be written, nothing is cached.
+With ``BCQFMT_CAPABILITY`` (`device`) the PTX is cached and loaded, and the driver compiles it.
 Launching through the driver takes a few microseconds and never synchronises.
 
 A kernel that is launched *early* may begin while the previous one in the stream still runs. It copies its weight in the
@@ -29,6 +30,7 @@ from typing import Any
 
 from bcqfmt.errors import error
 
+from .limits import SHARED_LIMIT, SHARED_LIMITS
 from .tensor_map import MAP_BYTES
 
 _SHARED = 48 * 1024
@@ -53,9 +55,13 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "bcqfmt"
 
 
-def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
-    """The name of the entry and the machine code of a kernel, from the cache or compiled; needs no GPU."""
-    place = None if kernel.variant is None else cache_folder() / "kernels" / f"{_digest(kernel, capability)}.cubin"
+def code_of(kernel: Any, capability: tuple[int, int], *, ptx: bool = False) -> tuple[str, bytes]:
+    """The name of the entry and the machine code of a kernel, from the cache or compiled; needs no GPU.
+
+    ``ptx``: the text that it is compiled from, in its place.
+    """
+    kind = "ptx" if ptx else "cubin"
+    place = None if kernel.variant is None else cache_folder() / "kernels" / f"{_digest(kernel, capability)}.{kind}"
     if place is not None:
         with contextlib.suppress(OSError, ValueError):
             name, code = place.read_bytes().split(b"\n", 1)
@@ -65,7 +71,7 @@ def code_of(kernel: Any, capability: tuple[int, int]) -> tuple[str, bytes]:
     text = kernel.compile(capability)
     found = re.search(r"\.entry\s+([^\s(]+)", text)
     assert found is not None
-    code = _linked(text, kernel.target(capability))
+    code = text.encode() + b"\0" if ptx else _linked(text, kernel.target(capability))
     if place is not None:
         _keep(place, found[1].encode("ascii") + b"\n" + code)
     return found[1], code
@@ -126,7 +132,8 @@ class _ArgumentBuffer(threading.local):
 class Loaded:
     """A kernel in the current context."""
 
-    def __init__(self, kernel: Any, capability: tuple[int, int]) -> None:
+    def __init__(self, kernel: Any, capability: tuple[int, int], *, ptx: bool = False) -> None:
+        """``ptx``: the driver compiles it, as :func:`code_of` has it then."""
         self._driver: Any = importlib.import_module("cuda.bindings.driver")
         kinds = ["*" if kind.endswith("*") else kind for kind, _ in kernel.arguments]
         fields = [_FIELDS[kind] for kind in kinds]
@@ -135,7 +142,8 @@ class Loaded:
         self._arguments = _ArgumentBuffer(fields)
         self._name = kernel.name
         self._context: Any = None
-        entry, code = code_of(kernel, capability)
+        self._most = SHARED_LIMITS.get(capability, SHARED_LIMIT)
+        entry, code = code_of(kernel, capability, ptx=ptx)
         self._module = self._ask(self._driver.cuModuleLoadData, code)
         self._function = self._ask(self._driver.cuModuleGetFunction, self._module, entry.encode("ascii"))
         self._context = self._ask(self._driver.cuCtxGetCurrent)
@@ -148,7 +156,8 @@ class Loaded:
         """Raise the kernel's limit of dynamic shared memory, 48 KB by default, to ``size`` bytes."""
         if size > self._shared:
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            if int(self._answer(self._driver.cuFuncSetAttribute, self._function, attribute, size)[0]):
+            granted = size <= self._most
+            if not granted or int(self._answer(self._driver.cuFuncSetAttribute, self._function, attribute, size)[0]):
                 raise error("BCQ-E554", found=f"{self._name} needs {size} bytes of shared memory")
             self._shared = size
 

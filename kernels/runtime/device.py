@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ _NAMES = {
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8",
     "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32", "int64": "I64",
 }  # fmt: skip
+_CAPABILITY = "BCQFMT_CAPABILITY"
 _named: dict[Any, str] = {}  # torch.dtype -> name
 
 
@@ -86,9 +89,18 @@ def _trouble() -> tuple[str, str, str | None] | None:
 
 
 def capability(index: int | None = None) -> tuple[int, int]:
-    """Compute capability of a GPU by its number, by default of the current one; (8, 0) in the simulator."""
+    """Compute capability of a GPU by its number, by default of the current one; (8, 0) in the simulator.
+
+    With ``BCQFMT_CAPABILITY`` (such as 8.0) that one, which is less: kernels are chosen and compiled for it.
+    """
     require_cuda()
-    return (8, 0) if simulated() else _asked(_current() if index is None else index)[0]
+    return (8, 0) if simulated() else _asked(_current() if index is None else index).capability
+
+
+def compiled_by_driver(index: int | None = None) -> bool:
+    """Whether kernels are loaded as PTX: ``BCQFMT_CAPABILITY`` is less than the GPU's, which has other machine code."""
+    found = _asked(_current() if index is None else index)
+    return found.capability != found.own
 
 
 def require_capability(major: int, minor: int, index: int | None = None) -> None:
@@ -102,7 +114,7 @@ def require_capability(major: int, minor: int, index: int | None = None) -> None
 def processors(index: int | None = None) -> int:
     """Multiprocessors of a GPU by its number, by default of the current one; 2 in the simulator."""
     require_cuda()
-    return 2 if simulated() else _asked(_current() if index is None else index)[1]
+    return 2 if simulated() else _asked(_current() if index is None else index).processors
 
 
 def _current() -> int:
@@ -112,14 +124,36 @@ def _current() -> int:
     return int(cuda.get_current_device().id)
 
 
+class Gpu(NamedTuple):
+    """What kernels are compiled for, its number of multiprocessors, and its ``own`` compute capability."""
+
+    capability: tuple[int, int]
+    processors: int
+    own: tuple[int, int]
+
+
 @functools.cache
-def _asked(index: int) -> tuple[tuple[int, int], int]:
-    """Compute capability and multiprocessors of a GPU, cached; the GPUs of a machine may differ."""
+def _asked(index: int) -> Gpu:
+    """Cached; the GPUs of a machine may differ."""
     from .numba_cuda import cuda
 
     found = cuda.gpus[index]
     major, minor = found.compute_capability
-    return (int(major), int(minor)), int(found.MULTIPROCESSOR_COUNT)
+    own = int(major), int(minor)
+    return Gpu(_chosen(own), int(found.MULTIPROCESSOR_COUNT), own)
+
+
+def _chosen(own: tuple[int, int]) -> tuple[int, int]:
+    """The capability in the environment, or the GPU's own."""
+    text = os.environ.get(_CAPABILITY)
+    if not text:
+        return own
+    if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text):
+        major, _, minor = text.partition(".")
+        if (8, 0) <= (int(major), int(minor)) <= own:
+            return int(major), int(minor)
+    expected = f"8.0 to {own[0]}.{own[1]}, that of the GPU"
+    raise error("BCQ-E551", found=f"{_CAPABILITY}={text}", expected=expected, hint=f"unset {_CAPABILITY}")
 
 
 def describe(array: Any) -> Described:

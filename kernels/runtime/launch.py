@@ -113,7 +113,7 @@ class Kernel:
         index = array.device.index or 0
         found = self._ready.get(index)
         if found is None:
-            found = self._ready[index] = Loaded(self, device.capability())
+            found = self._ready[index] = Loaded(self, device.capability(), ptx=device.compiled_by_driver())
         found.allow_shared(shared)
         return found
 

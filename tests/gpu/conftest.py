@@ -1,7 +1,8 @@
 """Tests that need a GPU: run by ``make test-gpu`` (pytest tests/gpu), skipped over by every other run.
 
-``make test-gpu-sanitizer`` runs some of them under the four tools of compute-sanitizer: every operator once, and wrong
-indices.
+On any GPU since sm_80: marked tests need sm_90. With ``BCQFMT_CAPABILITY=8.0`` the others run as on a GPU of that
+capability, from PTX that the driver compiles. ``make test-gpu-sanitizer`` runs some under the four tools of
+compute-sanitizer: every operator once, and wrong indices.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +24,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gpu() -> Any:
-    """Fails, never skips: who asks for these tests wants them run."""
+def gpu() -> tuple[int, int]:
+    """What kernels are compiled for. Fails, never skips: who asks for these tests wants them run."""
     if not hasattr(np, "row_stack"):
         setattr(np, "row_stack", np.vstack)  # noqa: B010 - numba-cuda 0.30 asks for the old name
     from bcqfmt.kernels.runtime import device
 
     device.require_cuda()
     return device.capability()
+
+
+@pytest.fixture(autouse=True)
+def _only_where_it_runs(request: pytest.FixtureRequest, gpu: tuple[int, int]) -> None:
+    if gpu < (9, 0) and request.node.get_closest_marker("sm_90"):
+        pytest.skip(f"needs sm_90; this is sm_{gpu[0]}{gpu[1]}")
 
 
 @pytest.fixture

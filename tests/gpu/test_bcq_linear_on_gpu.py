@@ -66,11 +66,12 @@ def test_one_graph_and_a_gradient() -> None:
     assert reference.relative_error(x.grad.cpu().numpy(), expected.numpy()) < 2e-3
 
 
-def test_a_layer_says_its_kernel_and_why() -> None:
+def test_a_layer_says_its_kernel_and_why(gpu: tuple[int, int]) -> None:
     layer = BcqLinear.from_weight(ks.weight("affine", 4, 96, 512, 8)).cuda()
     kernel, why = layer.path(9, torch.float16)
     assert (kernel, why) == (
         "dequantize",
         "segment 0 has groups of 8 columns: not 16, 32, a multiple of 64 or whole rows",
     )
-    assert BcqLinear.from_weight(WEIGHTS["plain"]).cuda().path(5000, torch.bfloat16) == ("gemm", "")
+    many = ("gemm", "") if gpu == (9, 0) else ("dequantize", "more than 256 vectors on a GPU that is not sm_90")
+    assert BcqLinear.from_weight(WEIGHTS["plain"]).cuda().path(5000, torch.bfloat16) == many

@@ -16,6 +16,7 @@ from products import product_reference as reference
 from products.gpu_arrays import to_gpu, twice
 from simulated import sim_mixed
 
+pytestmark = pytest.mark.sm_90
 # encoding, q, rows, columns, group size, vectors, dtype of x
 CASES = [
     ("bcq", 2, 4096, 4096, 128, 1, "F16"), ("bcq", 4, 1000, 8192, 128, 1, "BF16"),

@@ -22,6 +22,7 @@ def vectors(batch: int, columns: int, dtype: str) -> Any:
     return np.random.default_rng(columns).normal(size=(batch, columns)).astype(numpy_dtype(dtype))
 
 
+@pytest.mark.sm_90
 @pytest.mark.parametrize(
     ("rows", "low", "high", "batch", "dtype", "outliers", "share"),
     [
@@ -46,6 +47,7 @@ def test_products(rows: int, low: int, high: int, batch: int, dtype: str, outlie
     assert reference.relative_error(found.cpu().numpy(), expected) < 1e-3
 
 
+@pytest.mark.sm_90
 def test_shares_of_the_work() -> None:
     weight = sim_mixed.weight(999, 3072, 1024, outliers="add", share=0.002)
     x = vectors(1, 4096, "F16")
@@ -58,6 +60,7 @@ def test_shares_of_the_work() -> None:
         assert reference.relative_error(found.cpu().numpy(), expected) < 2e-5
 
 
+@pytest.mark.sm_90
 def test_in_a_graph() -> None:
     weight: BcqWeight = sim_mixed.weight(256, 3072, 1024, outliers="add", share=0.002)
     placed, x = mixed.mixed_operand(weight), to_gpu(vectors(1, 4096, "F16"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,14 @@ from products.op_samples import Results
 Forbidden = Callable[[], AbstractContextManager[None]]
 
 
+def _marked(name: str, *more: str) -> Any:
+    needing = name.startswith(("bit_gemv", "mixed_gemv"))
+    return pytest.param(name, *more, marks=[pytest.mark.sm_90] if needing else [])
+
+
+EACH = pytest.mark.parametrize("name", [_marked(name) for name in op_samples.ALL])
+
+
 def same_bits(found: Results, expected: Results) -> bool:
     return len(found) == len(expected) and all(
         (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
@@ -21,7 +30,7 @@ def same_bits(found: Results, expected: Results) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", op_samples.ALL)
+@EACH
 def test_operator_and_direct_call(name: str) -> None:
     """`make test-gpu-sanitizer` runs this under compute-sanitizer too."""
     sample = op_samples.ALL[name]("cuda", True)
@@ -31,7 +40,7 @@ def test_operator_and_direct_call(name: str) -> None:
     assert same_bits(sample.operator(sample.x), expected)
 
 
-@pytest.mark.parametrize("name", op_samples.ALL)
+@EACH
 def test_torch_finds_nothing_to_complain_about(name: str) -> None:
     function, arguments = op_samples.called(op_samples.ALL[name]("cuda", True))
     said = torch.library.opcheck(function, (), arguments)
@@ -39,7 +48,7 @@ def test_torch_finds_nothing_to_complain_about(name: str) -> None:
     assert len(said) >= 4
 
 
-@pytest.mark.parametrize("name", op_samples.ALL)
+@EACH
 def test_in_a_cuda_graph_without_waiting(name: str, without_waiting: Forbidden) -> None:
     sample = op_samples.ALL[name]("cuda", True)
     x, silence = sample.x.clone(), torch.zeros_like(sample.x)
@@ -65,7 +74,7 @@ def test_in_a_cuda_graph_without_waiting(name: str, without_waiting: Forbidden) 
     assert not same_bits(expected, of_silence)
 
 
-@pytest.mark.parametrize("name", op_samples.ALL)
+@EACH
 def test_on_the_current_stream(name: str) -> None:
     sample = op_samples.ALL[name]("cuda", True)
     expected = sample.operator(sample.x)
@@ -81,7 +90,7 @@ def test_on_the_current_stream(name: str) -> None:
     assert same_bits(found, expected)
 
 
-@pytest.mark.parametrize(("name", "which"), op_samples.PLACES)
+@pytest.mark.parametrize(("name", "which"), [_marked(*place) for place in op_samples.PLACES])
 def test_wrong_indices_are_never_followed(name: str, which: str) -> None:
     """`make test-gpu-sanitizer` runs this under compute-sanitizer too."""
     function, arguments = op_samples.called(op_samples.ALL[name]("cuda", True))

@@ -118,8 +118,10 @@ def test_dense_matrices_of_random_patterns() -> None:
             assert found.tobytes() == weight.dequantize(dtype).tobytes()
 
 
-def test_matmul_by_every_way() -> None:
-    weight = ks.weight("affine", 4, 1000, 2048, 128)
+@pytest.mark.parametrize("encoding", ks.ENCODINGS)
+@pytest.mark.parametrize("q", [3, 4])
+def test_matmul_by_every_way(q: int, encoding: str) -> None:
+    weight = ks.weight(encoding, q, 1000, 2048, 128)
     placed = matmul.MatmulWeight(operand(weight))
     for count in (1, 7, 9, 40):
         x = ks.vectors(count, 2048, "F16")

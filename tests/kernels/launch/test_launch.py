@@ -133,7 +133,7 @@ class Driver(SimpleNamespace):
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, found: Driver) -> cubins.Loaded:
-    monkeypatch.setattr(cubins, "code_of", lambda kernel, capability: ("scale", b"code"))
+    monkeypatch.setattr(cubins, "code_of", lambda kernel, capability, ptx: ("scale", b"code"))
     monkeypatch.setattr(cubins.importlib, "import_module", lambda name: found)
     return cubins.Loaded(launch.kernel("u8* x, u32 n, f32 a, i32 k, f64 b", threads=32)(scale), (9, 0))
 
@@ -166,7 +166,7 @@ def test_a_tensor_map_is_128_bytes_of_the_arguments(monkeypatch: pytest.MonkeyPa
             seen.append([ctypes.string_at(place, size) for place, size in zip(places, (8, 128, 4), strict=True)])
             return ()
 
-    monkeypatch.setattr(cubins, "code_of", lambda kernel, capability: ("scale", b"code"))
+    monkeypatch.setattr(cubins, "code_of", lambda kernel, capability, ptx: ("scale", b"code"))
     monkeypatch.setattr(cubins.importlib, "import_module", lambda name: Reading())
     made = cubins.Loaded(launch.kernel("u8* y, map x, u32 n", threads=32)(scale), (9, 0))
     made.launch((1,), 32, 0, 0, [5, bytes(range(128)), 7])
@@ -375,3 +375,51 @@ def test_the_collector_is_set_back_after_a_compilation(threshold: int, monkeypat
         assert seen == [max(threshold, 50_000) if threshold else 0]  # switched off stays off
     finally:
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("", (9, 0)), ("8.0", (8, 0)), ("8.9", (8, 9)), ("9.0", (9, 0))]
+)  # fmt: skip
+def test_kernels_for_an_older_gpu_than_this_one(
+    text: str, found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver compiles them if they are not for this very GPU."""
+    monkeypatch.setenv("BCQFMT_CAPABILITY", text)
+    assert device._chosen((9, 0)) == found
+    one = device.Gpu(found, 132, (9, 0))
+    monkeypatch.setattr(device, "_asked", lambda index: one)
+    assert device.compiled_by_driver(0) == (found != (9, 0))
+
+
+@pytest.mark.parametrize("text", ["10.0", "9.1", "7.5", "8", "8.0a", "sm_80", "٨.0"])
+def test_a_capability_that_the_gpu_does_not_have(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BCQFMT_CAPABILITY", text)
+    with pytest.raises(BcqError, match=r"BCQ-E551.*8\.0 to 9\.0") as refusal:
+        device._chosen((9, 0))
+    assert "unset BCQFMT_CAPABILITY" in str(refusal.value)
+
+
+def test_code_for_the_driver_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kept apart from machine code, and ended by a zero, as the driver wants it."""
+    monkeypatch.setenv("BCQFMT_CACHE", str(tmp_path))
+    monkeypatch.setattr(cubins, "_linked", lambda text, capability: b"code")
+    made = launch.kernel("u32* x", threads=32, variant="some")(scale)
+    monkeypatch.setattr(made, "compile", lambda capability: ".entry scale(")
+    for _ in range(2):
+        assert cubins.code_of(made, (8, 0), ptx=True) == ("scale", b".entry scale(\0")
+        assert cubins.code_of(made, (8, 0)) == ("scale", b"code")
+    assert sorted(path.suffix for path in (tmp_path / "kernels").iterdir()) == [".cubin", ".ptx"]
+
+
+@pytest.mark.parametrize(("capability", "most"), [((8, 0), 163), ((8, 6), 99), ((8, 9), 99), ((9, 0), 227)])
+def test_no_more_shared_memory_than_such_a_gpu_has(
+    capability: tuple[int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Also where this GPU has more."""
+    found = Driver()
+    monkeypatch.setattr(cubins, "code_of", lambda kernel, capability, ptx: ("scale", b"code"))
+    monkeypatch.setattr(cubins.importlib, "import_module", lambda name: found)
+    made = cubins.Loaded(launch.kernel("u8* x", threads=32)(scale), capability)
+    made.allow_shared(most * 1024)
+    with pytest.raises(BcqError, match="BCQ-E554"):
+        made.allow_shared(most * 1024 + 16)

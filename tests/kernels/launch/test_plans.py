@@ -146,7 +146,7 @@ def test_x_at_an_odd_address_is_copied(weight: BcqWeight, recorder: Recorder) ->
 
 def test_a_gpu_below_9_0_has_another_way(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight is prepared for the GPU that it is on, whatever the current one can do."""
-    monkeypatch.setattr(device, "_asked", lambda index: ((8, 0) if index else (9, 0), 100))
+    monkeypatch.setattr(device, "_asked", lambda index: device.Gpu((8, 0) if index else (9, 0), 100, (9, 0)))
     for target in ("cuda:1", torch.device("cuda", 1), 1):
         assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1, "F32").kernel == "look-up"
     current = matmul.MatmulWeight(operand(WEIGHT), torch.device("cpu"))

@@ -31,7 +31,8 @@ class Recorder:
         self.shared: list[int] = []
         self.launched: list[Launched] = []
 
-    def __call__(self, kernel: launch.Kernel, capability: tuple[int, int]) -> Recorder:
+    def __call__(self, kernel: launch.Kernel, capability: tuple[int, int], *, ptx: bool) -> Recorder:
+        assert not ptx
         self.loaded.append((kernel.name, capability))
         return self
 
@@ -52,7 +53,7 @@ def pretend(patch: pytest.MonkeyPatch) -> Recorder:
     patch.setattr(launch, "_on", lambda array: contextlib.nullcontext())
     patch.setattr(device, "require_cuda", lambda: None)
     patch.setattr(device, "_current", lambda: 0)
-    patch.setattr(device, "_asked", lambda index: ((9, 0), 132))
+    patch.setattr(device, "_asked", lambda index: device.Gpu((9, 0), 132, (9, 0)))
     patch.setattr(device, "simulated", lambda: False)
     patch.setattr(device, "stream_of", lambda array: next(streams))
     patch.setattr(device, "place_of", lambda array: 0)
