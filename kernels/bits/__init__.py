@@ -20,7 +20,7 @@ from bcqfmt.kernels.runtime.launch import Kernel, Plans, Step
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT
 
 from .layout import BitLayout, layout_of, pack_numbers, pack_planes
-from .shape import BATCH, AnyShape, BitShape, ByteShape, ShortShape, Wanted, at_once, product_shape
+from .shape import BATCH, AnyShape, BitShape, ByteShape, Chip, ShortShape, Wanted, at_once, product_shape
 
 __all__ = [
     "BATCH", "FUSED", "USUAL", "BitOperand", "BitSegment", "batch_limit", "bit_gemv", "bit_operand",
@@ -99,15 +99,15 @@ def bit_operand(operand: Operand, target: Any = None) -> BitOperand:
 
 
 def bit_gemv(operand: BitOperand, x: Any, *, out: Any = None, addend: Any = None, shapes: Any = None) -> Any:
-    """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32, on a GPU of capability 9.0.
+    """``x W^T`` for x (batch, in) with batch 1..8, float16, bfloat16 or float32.
 
     One launch a segment for up to 8 vectors: 4 of float32 or in groups of 16 columns, 2 in groups of 8 (of float32 2
     and 1), and as many as fit into shared memory. ``out``: (batch, out) in any of these types, by default new and of
     x's; float32 as above. ``addend``: (batch, out) float32, added to the product before it is rounded. Outliers of more
-    vectors than four are added to the rounded product, by a launch of their own. ``shapes``: how each segment is
-    carried out, by default what was measured to be best. Same bits at every call.
+    vectors than four, and all before sm_90, are added to the rounded product, by a launch of their own. ``shapes``: how
+    each segment is carried out, by default what was measured to be best. Same bits at every call.
     """
-    device.require_capability(9, 0, operand.gpu)
+    device.require_cuda()
     batch, dtype, y, result = check_product(operand.shape, x, out, BATCH)
     if addend is not None:
         check_array("addend", addend, ("F32",), (batch, operand.shape[0]))
@@ -167,12 +167,19 @@ def _limits(operand: BitOperand, dtype: str, result: str) -> tuple[int, int]:
     found: tuple[int, int] | None = operand.plans.get((dtype, result))
     if found is None:
         layouts, reordered = tuple(segment.layout for segment in operand.segments), operand.perm is not None
+        chip = _chip(operand.gpu)
         alone, fused = (
-            at_once(layouts, KINDS[dtype], KINDS[result], reordered=reordered, needs=needs)
+            at_once(layouts, KINDS[dtype], KINDS[result], reordered=reordered, needs=needs, chip=chip)
             for needs in (NO_OUTLIERS, operand.needs(len(layouts) - 1))
         )
-        found = operand.plans[dtype, result] = alone, fused if operand.outliers is None else min(FUSED, fused)
+        most = FUSED if chip.bulk else 0
+        found = operand.plans[dtype, result] = alone, fused if operand.outliers is None else min(most, fused)
     return found
+
+
+def _chip(gpu: int | None) -> Chip:
+    """What the GPU of this number offers."""
+    return Chip(device.has_capability(9, 0, gpu), device.shared_limit(gpu))
 
 
 def _bare(operand: BitOperand) -> BitOperand:
@@ -186,17 +193,19 @@ def _bare(operand: BitOperand) -> BitOperand:
 def plan_of(operand: BitOperand, batch: int, dtype: str, result: str, *, added: bool = False) -> tuple[Step, ...]:
     """A step for every segment, computed once; ``dtype`` of x, ``result`` of y, ``added``: with an addend.
 
-    BCQ-E553 where x does not fit, BCQ-E551 where the weight's GPU is not of capability 9.0.
+    BCQ-E553 where x does not fit.
     """
     key = (batch, dtype, result, added)
     if key not in operand.plans:
-        device.require_capability(9, 0, operand.gpu)
+        chip = _chip(operand.gpu)
         precise, last = "F32" in (dtype, result), len(operand.segments) - 1
         reordered, shapes = operand.perm is not None, []
         for k, segment in enumerate(operand.segments):
             kinds = KINDS[dtype], KINDS[result] if k == last else 0
-            wanted = Wanted(segment.layout, batch, *kinds, reordered, added or k > 0, precise, operand.needs(k))
-            shapes.append(product_shape(wanted))
+            needs = operand.needs(k)
+            shapes.append(
+                product_shape(Wanted(segment.layout, batch, *kinds, reordered, added or k > 0, precise, needs, chip))
+            )
         if None in shapes:
             found = f"{operand.shape[1]} columns, {batch} vectors"
             raise error("BCQ-E553", found=found, expected="vectors that fit into shared memory")
@@ -216,7 +225,7 @@ def _steps(operand: BitOperand, shapes: Sequence[AnyShape]) -> tuple[Step, ...]:
             found = f"a shape for outliers of {shape.outliers} bytes"
             raise error("BCQ-E552", found=found, expected=f"{needs.size} bytes")
         shared = shape.shared_bytes + needs.shared_bytes(shape.batch, shape.kind, shape.tiles)
-        steps.append(Step(kernel_of(shape), grid, shape.ring.threads, shared, needs.room))
+        steps.append(Step(kernel_of(shape), grid, shape.ring.threads, shared, needs.room, shape.bulk))
     return tuple(steps)
 
 
@@ -248,6 +257,6 @@ def launch(operand: BitOperand, plan: tuple[Step, ...], batch: int, x: Any, y: A
             step.grid, step.threads,
             segment.planes, segment.numbers, x, segment.planes if operand.perm is None else operand.perm,
             target if total is None else total, target, indptr, entries, rows, tiles, columns, segment.start, _ROTATION,
-            count, step.room, shared=step.shared, early=operand.settled,
+            count, step.room, shared=step.shared, early=operand.settled and step.early,
         )  # fmt: skip
         total = target

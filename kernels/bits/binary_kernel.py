@@ -33,7 +33,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .layout import STEP_MASKS
 from .outliers import outlier_warp
 from .prepare import bit_vectors
-from .ring import epilogue, producer_warp, stage_release, warp_roles
+from .ring import epilogue, producer_warp, stage_release, waiter, warp_roles
 from .shape import BitShape
 
 
@@ -47,6 +47,7 @@ def declared(kind: int, out: int) -> str:
 @functools.cache
 def bit_gemv_kernel(shape: BitShape) -> Kernel:
     """The kernel for one layout, batch and choice of types."""
+    bulk, wait = shape.bulk, waiter(shape.bulk)
     layout, batch, ring = shape.layout, shape.batch, shape.ring
     q, chunks, wide, sharing = layout.bits, layout.chunks, layout.wide, layout.sharing
     passes, places, set_bytes = layout.passes, layout.places, layout.set_bytes
@@ -81,8 +82,9 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
         if warp >= consumers:
             produce(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        ptx.wait_previous_kernel()
-        ptx.launch_next_kernel()
+        if bulk:
+            ptx.wait_previous_kernel()
+            ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         sign = -1 if t % sharers == sharers - 1 else 1
@@ -109,7 +111,7 @@ def bit_gemv_kernel(shape: BitShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything in this loop
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                ptx.mbarrier_wait(bar, parity)
+                wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, tc = ptx.u32(xlane + c * (2 * stride)), ptx.u32(tlane + c * (halves * passes * 64))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)

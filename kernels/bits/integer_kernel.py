@@ -26,7 +26,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .binary_kernel import declared
 from .outliers import outlier_warp
 from .prepare import byte_vectors
-from .ring import epilogue, producer_warp, stage_release, warp_roles
+from .ring import epilogue, producer_warp, stage_release, waiter, warp_roles
 from .shape import ByteShape
 
 _ONE = np.float32(1 / 64)  # a bit counts 64
@@ -38,6 +38,7 @@ _MASKS = (0x40404040, 0x80808080)
 @functools.cache
 def byte_gemv_kernel(shape: ByteShape) -> Kernel:
     """The kernel for one layout, batch and choice of types."""
+    bulk, wait = shape.bulk, waiter(shape.bulk)
     layout, batch, ring, sets = shape.layout, shape.batch, shape.ring, shape.sets
     q, chunks, sharing, places, set_bytes = layout.bits, layout.chunks, layout.sharing, layout.places, layout.set_bytes
     slices, stages, blocks = shape.slices, shape.stages, ring.blocks
@@ -70,8 +71,9 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
         if warp >= consumers:
             produce(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        ptx.wait_previous_kernel()
-        ptx.launch_next_kernel()
+        if bulk:
+            ptx.wait_previous_kernel()
+            ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # addresses, passed through a shuffle: the compiler would otherwise recompute them for every chunk
@@ -94,7 +96,7 @@ def byte_gemv_kernel(shape: ByteShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything in this loop
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                ptx.mbarrier_wait(bar, parity)
+                wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * (2 * stride)), ptx.u32(ilane + c * (2 * sets * 32))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)

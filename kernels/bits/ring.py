@@ -25,6 +25,11 @@ from .shape import Ring
 _ALL = 0xFFFFFFFF  # copies: more than there can be
 
 
+def waiter(bulk: bool) -> Any:
+    """The function that waits for a barrier; the faster one needs sm_90, as bulk copies do."""
+    return ptx.mbarrier_wait if bulk else ptx.mbarrier_poll
+
+
 def warp_roles(ring: Ring, begin: int) -> Any:
     """A device function: what a thread works on; buffers begin ``begin`` bytes after ``base``.
 
@@ -76,8 +81,8 @@ def producer_warp(ring: Ring) -> Any:
     Every tile is begun at block ``turn``. Buffers are at ``place``, the tile's barriers, which it initialises, at
     ``bars``. The first ``stages`` copies wait for no barrier; then all threads of the block synchronise.
     """
-    stages, blocks = ring.stages, ring.blocks
-    init_barriers, copy_stages = _barrier_initialiser(ring), _stage_copier(ring)
+    stages, blocks, bulk = ring.stages, ring.blocks, ring.bulk
+    init_barriers, copy_stages = _barrier_initialiser(ring), _stage_copier(ring) if bulk else _lane_copier(ring)
 
     def produce(
         planes: Any, numbers: Any, tile: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, lane: Any
@@ -85,12 +90,17 @@ def producer_warp(ring: Ring) -> Any:
         block, left, spot, parity = turn, ptx.u32(blocks), ptx.u32(0), ptx.u32(1)
         if lane == 0:
             init_barriers(bars)
+        if not bulk:
+            ptx.syncwarp()
+        if not bulk or lane == 0:
             tile, block, left, spot, parity = copy_stages(
-                planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity
+                planes, numbers, tiles, step, turn, place, bars, ptx.u32(stages), tile, block, left, spot, parity, lane
             )
         ptx.sync_block()
-        if lane == 0:
-            copy_stages(planes, numbers, tiles, step, turn, place, bars, ptx.u32(_ALL), tile, block, left, spot, parity)
+        if not bulk or lane == 0:
+            copy_stages(
+                planes, numbers, tiles, step, turn, place, bars, ptx.u32(_ALL), tile, block, left, spot, parity, lane
+            )
 
     return inlined(produce)
 
@@ -98,14 +108,16 @@ def producer_warp(ring: Ring) -> Any:
 def _barrier_initialiser(ring: Ring) -> Any:
     """A device function for one lane: initialise the barriers of a tile at ``bars``."""
     stages, slices, finished, arrivals = ring.stages, ring.slices, ring.finished, ring.arrivals
+    bulk, copying = ring.bulk, 1 if ring.bulk else 32
 
     def init_barriers(bars: Any) -> None:
         for i in static(stages):
-            ptx.mbarrier_init(ptx.u32(bars + i * 8))
+            ptx.mbarrier_init_arrivals(ptx.u32(bars + i * 8), ptx.u32(copying))
             ptx.mbarrier_init_arrivals(ptx.u32(bars + (stages + i) * 8), ptx.u32(slices))
         for i in static(finished):
             ptx.mbarrier_init_arrivals(ptx.u32(bars + (2 * stages + i) * 8), ptx.u32(arrivals))
-        ptx.mbarrier_fence()
+        if bulk:
+            ptx.mbarrier_fence()
 
     return inlined(unrolled(init_barriers))
 
@@ -123,7 +135,7 @@ def _stage_copier(ring: Ring) -> Any:
 
     def copy_stages(
         planes: Any, numbers: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, count: Any,
-        tile: Any, block: Any, left: Any, spot: Any, parity: Any,
+        tile: Any, block: Any, left: Any, spot: Any, parity: Any, lane: Any,
     ) -> Any:  # fmt: skip
         while tile < tiles and count > 0:
             first = ptx.u32(block * slices)
@@ -144,6 +156,43 @@ def _stage_copier(ring: Ring) -> Any:
     return inlined(copy_stages)
 
 
+def _lane_copier(ring: Ring) -> Any:
+    """The same for a whole warp of a GPU without bulk copies: every lane copies 16 bytes at a time."""
+    layout, stages, slices, blocks = ring.layout, ring.stages, ring.slices, ring.blocks
+    run = 1 if layout.chunks % slices else slices  # chunks of a loop; some blocks have fewer than others
+    advance, copy_run = next_stage(stages), ptx.cp_async_run(run * layout.bits, 512)
+    q, chunks, sharing, sets = layout.bits, layout.chunks, layout.sharing, layout.sets
+    halves, set_pieces, slot_bytes = 256 // layout.span, layout.set_bytes // 16, ring.slot_bytes
+    plane_bytes = ring.plane_bytes
+
+    def copy_stages(
+        planes: Any, numbers: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, count: Any,
+        tile: Any, block: Any, left: Any, spot: Any, parity: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        while tile < tiles and count > 0:
+            first = ptx.u32(block * slices)
+            end = min(ptx.u32(first + slices), ptx.u32(chunks))
+            first_set = ptx.u32(ptx.u32(first * halves) // sharing)
+            several = ptx.u32(ptx.u32(end * halves - 1) // sharing - first_set + 1)
+            filled, slot = ptx.u32(bars + spot * 8), ptx.u32(place + spot * slot_bytes)
+            ptx.mbarrier_poll(ptx.u32(filled + stages * 8), parity)
+            index, to = ptx.u32((tile * chunks + first) * (q * 32) + lane), ptx.u32(slot + lane * 16)
+            while first < end:
+                copy_run(planes, index, to)
+                first, index, to = ptx.u32(first + run), ptx.u32(index + run * q * 32), ptx.u32(to + run * q * 512)
+            piece = lane
+            while piece < several * set_pieces:
+                from_set = ptx.u32((tile * sets + first_set) * set_pieces + piece)
+                ptx.cp_async16(numbers, from_set, ptx.u32(slot + plane_bytes + piece * 16), ptx.u32(16))
+                piece = ptx.u32(piece + 32)
+            ptx.cp_async_arrive(filled)
+            tile, block, left, spot, parity = advance(tile, block, left, spot, parity, step, turn, ptx.u32(blocks))
+            count = ptx.u32(count - 1)
+        return tile, block, left, spot, parity
+
+    return inlined(copy_stages)
+
+
 def epilogue(ring: Ring, out: int, added: bool) -> Any:
     """A device function for every consumer warp of a tile, when its sums lie in buffer ``buffer`` at ``held``.
 
@@ -152,7 +201,7 @@ def epilogue(ring: Ring, out: int, added: bool) -> Any:
     next buffer and the parity of its barrier.
     """
     slices, batch, held_bytes, finished, terms = ring.slices, ring.batch, ring.held_bytes, ring.finished, ring.terms
-    narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
+    narrow, wait = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16, waiter(ring.bulk)
 
     def finish(
         addend: Any, y: Any, rows: Any, tile: Any, held: Any, bars: Any, mine: Any, lane: Any, stored: Any,
@@ -162,7 +211,7 @@ def epilogue(ring: Ring, out: int, added: bool) -> Any:
         if stored:
             ptx.mbarrier_arrive(bar)
         if adding == mine:
-            ptx.mbarrier_wait(bar, parity)
+            wait(bar, parity)
             from_here = ptx.u32(held + buffer * held_bytes)
             e = lane
             while e < batch * 16:

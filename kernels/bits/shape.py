@@ -27,10 +27,21 @@ _SHORT_CHOICES = (
 )  # fmt: skip
 
 
+class Chip(NamedTuple):
+    """What a GPU offers: ``bulk`` copies (since sm_90; before, lanes copy 16 bytes each), shared memory of a block."""
+
+    bulk: bool = True
+    shared: int = SHARED_LIMIT
+
+
+SM_90 = Chip()
+
+
 class Wanted(NamedTuple):
     """A product of one segment: ``batch`` vectors of ``kind``, a result of ``out`` (0 float32, 1 float16, 2 bfloat16).
 
-    ``added``: to an addend. ``precise``: as exact as float32, possible only with bits. ``needs``: of the outliers.
+    ``added``: to an addend. ``precise``: as exact as float32, possible only with bits. ``needs``: of the outliers,
+    which take bulk copies.
     """
 
     layout: BitLayout
@@ -41,13 +52,14 @@ class Wanted(NamedTuple):
     added: bool = False
     precise: bool = False
     needs: OutlierNeeds = NO_OUTLIERS
+    chip: Chip = SM_90
 
 
 class Ring(NamedTuple):
     """Buffers of a product (`ring`): ``slices`` warps and ``stages`` buffers for each of ``sides`` tiles.
 
     ``extra``: 1 where a further warp of each tile adds up outliers, else 0. ``storing``: lanes of a warp that
-    store sums at the end of a tile.
+    store sums at the end of a tile. ``bulk``: see `Chip`.
     """
 
     layout: BitLayout
@@ -57,6 +69,7 @@ class Ring(NamedTuple):
     batch: int
     extra: int = 0
     storing: int = 8
+    bulk: bool = True
 
     @property
     def threads(self) -> int:
@@ -143,11 +156,13 @@ class BitShape(NamedTuple):
     tiles: int = 2
     stages: int = 4
     outliers: int = 0  # bytes of an entry, 0 without outliers
+    bulk: bool = True  # copies: see `Chip`
 
     @property
     def ring(self) -> Ring:
         """Its buffers."""
-        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, int(self.outliers > 0))
+        extra = int(self.outliers > 0)
+        return Ring(self.layout, self.slices, self.tiles, self.stages, self.batch, extra, bulk=self.bulk)
 
     @property
     def sharers(self) -> int:
@@ -196,7 +211,7 @@ def bit_shape_for(wanted: Wanted) -> BitShape | None:
     None as well for more than two vectors in groups of 16 columns, or one in groups of 8: each takes two or four passes
     there, all unrolled, which is too much for the compiler. Precise products take three parts of x instead of two.
     """
-    layout, batch, kind, out, reordered, added, precise, needs = wanted
+    layout, batch, kind, out, reordered, added, precise, needs, chip = wanted
     parts = 3 if precise else 2
     if batch * layout.passes > 4:
         return None
@@ -205,12 +220,14 @@ def bit_shape_for(wanted: Wanted) -> BitShape | None:
     slices = min(8, layout.chunks)
     few = layout.chunks <= 2 * slices  # then most thread blocks have all their weights in flight at once
     for tiles, stages in ((2, 2),) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
-        shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, needs.size)
+        shape = BitShape(
+            layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, needs.size, chip.bulk
+        )  # fmt: skip
         whole = shape.shared_bytes + needs.shared_bytes(batch, kind, tiles)
-        if shape.ring.bytes <= _IN_FLIGHT and whole <= SHARED_LIMIT:
+        if shape.ring.bytes <= _IN_FLIGHT and whole <= chip.shared:
             return shape
-    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2, needs.size)
-    return shape if shape.shared_bytes + needs.shared_bytes(batch, kind, 1) <= SHARED_LIMIT else None
+    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2, needs.size, chip.bulk)
+    return shape if shape.shared_bytes + needs.shared_bytes(batch, kind, 1) <= chip.shared else None
 
 
 class ByteShape(NamedTuple):
@@ -226,6 +243,7 @@ class ByteShape(NamedTuple):
     tiles: int = 2
     stages: int = 3
     outliers: int = 0  # bytes of an entry, 0 without outliers
+    bulk: bool = True  # copies: see `Chip`
 
     @property
     def ring(self) -> Ring:
@@ -238,6 +256,7 @@ class ByteShape(NamedTuple):
             self.batch,
             int(self.outliers > 0),
             32 // self.layout.places,
+            self.bulk,
         )
 
     @property
@@ -284,11 +303,11 @@ def _first_that_fits(
     kind: type[Shape], wanted: Wanted, choices: Sequence[tuple[int, int, int]]
 ) -> Shape | None:  # fmt: skip
     """The first of these slices, tiles and stages with which all fits into shared memory."""
-    shape, needs = kind(*wanted[:6]), wanted.needs
+    shape, needs = kind(*wanted[:6], bulk=wanted.chip.bulk), wanted.needs
     for slices, tiles, stages in choices:
         warps = min(slices, shape.layout.chunks)
         found = shape._replace(slices=warps, tiles=tiles, stages=stages, outliers=needs.size)
-        if found.shared_bytes + needs.shared_bytes(shape.batch, shape.kind, tiles) <= SHARED_LIMIT:
+        if found.shared_bytes + needs.shared_bytes(shape.batch, shape.kind, tiles) <= wanted.chip.shared:
             return found
     return None
 
@@ -362,7 +381,8 @@ def product_shape(wanted: Wanted) -> AnyShape | None:
 
 @functools.cache
 def at_once(
-    layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, needs: OutlierNeeds = NO_OUTLIERS
+    layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, needs: OutlierNeeds = NO_OUTLIERS,
+    chip: Chip = SM_90,
 ) -> int:  # fmt: skip
     """How many vectors of a type one launch takes for every one of these segments; 0 where not one fits.
 
@@ -371,8 +391,8 @@ def at_once(
     precise = 0 in (kind, out)
     *others, last = layouts
     for batch in (8, 4, 2, 1):
-        wanted = [Wanted(layout, batch, kind, out, reordered, True, precise) for layout in others]
-        wanted.append(Wanted(last, batch, kind, out, reordered, True, precise, needs))
+        wanted = [Wanted(layout, batch, kind, out, reordered, True, precise, chip=chip) for layout in others]
+        wanted.append(Wanted(last, batch, kind, out, reordered, True, precise, needs, chip))
         if None not in map(product_shape, wanted):
             return batch
     return 0

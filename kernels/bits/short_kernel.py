@@ -32,7 +32,7 @@ from bcqfmt.kernels.runtime.unroll import static, unrolled
 from .binary_kernel import declared
 from .outliers import outlier_warp
 from .prepare import short_vectors
-from .ring import epilogue, producer_warp, stage_release, warp_roles
+from .ring import epilogue, producer_warp, stage_release, waiter, warp_roles
 from .shape import ShortShape
 
 _HALF = np.float32(0.5)
@@ -43,6 +43,7 @@ _MASK = 0x02020202
 @functools.cache
 def short_gemv_kernel(shape: ShortShape) -> Kernel:
     """The kernel for one layout, batch and choice of types."""
+    bulk, wait = shape.bulk, waiter(shape.bulk)
     layout, batch, ring = shape.layout, shape.batch, shape.ring
     q, chunks, passes, set_bytes = layout.bits, layout.chunks, layout.passes, layout.set_bytes
     slices, stages, blocks = shape.slices, shape.stages, ring.blocks
@@ -76,8 +77,9 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
         if warp >= consumers:
             produce(planes, numbers, tile, tiles, step, turn, place, bars, lane)
             return
-        ptx.wait_previous_kernel()
-        ptx.launch_next_kernel()
+        if bulk:
+            ptx.wait_previous_kernel()
+            ptx.launch_next_kernel()
         prepare(x, perm, base, thread, columns, start)
         t, r8, mine = ptx.u32(lane & 3), ptx.u32(lane >> 2), ptx.u32(warp % slices)
         # addresses, passed through a shuffle: the compiler would otherwise recompute them for every chunk
@@ -104,7 +106,7 @@ def short_gemv_kernel(shape: ShortShape) -> Kernel:
             while left > 0:  # counted in 32 bits, as everything in this loop
                 left = ptx.u32(left - 1)
                 c = ptx.u32(block * slices)
-                ptx.mbarrier_wait(bar, parity)
+                wait(bar, parity)
                 if chunks % slices == 0 or c + mine < chunks:
                     xc, ic = ptx.u32(xlane + c * 2 * on), ptx.u32(ilane + c * (2 * sums_bytes))
                     wc, nc = ptx.u32(slot + wlane), ptx.u32(slot + nlane)

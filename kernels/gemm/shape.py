@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from bcqfmt.kernels.runtime.limits import PROCESSOR_SHARED, PROCESSORS, SHARED_LIMIT
+from bcqfmt.kernels.runtime.limits import PROCESSOR_SHARED, PROCESSORS, SHARED_LIMIT, SMALL_SHARED
 
 from .layout import SIDE, GemmLayout
 
@@ -26,7 +26,6 @@ __all__ = [
 _TILES = (16, 32, 64)  # vectors of a tile; with wgmma, more of them have tiles of their own
 FEW = (8, 16)  # vectors of a tile of the engine few
 REGISTERS, COPYING = 65536, 32  # of a processor; of a thread that copies
-_SMALL = 99 * 1024  # bytes of shared memory that every GPU since sm_80 has
 _LARGE = 1 << 27  # elements of a matrix
 _SHORT = 64  # blocks of a row: few turns for every warp
 _EVEN = 0.9  # of the blocks that fit, if they share tiles evenly
@@ -266,7 +265,9 @@ def _few_shape(
 
 def _fits(shape: FewShape, older: bool) -> bool:
     """Whether a GPU since sm_80 has the shared memory for a block, or one of sm_90 for all."""
-    return shape.shared_bytes <= _SMALL if older else shape.blocks * (shape.shared_bytes + 1024) <= PROCESSOR_SHARED
+    return (
+        shape.shared_bytes <= SMALL_SHARED if older else shape.blocks * (shape.shared_bytes + 1024) <= PROCESSOR_SHARED
+    )
 
 
 def gemm_shape(
@@ -288,7 +289,7 @@ def gemm_shape(
         depths, limit, producers, ways = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, [(1, 1)]
     else:
         # tall tiles load and copy less of x
-        groups, depths, limit, producers, ways = 2, (2, 1), _SMALL, 4 if vectors == 64 else 2, [(2, 1), (1, 1)]
+        groups, depths, limit, producers, ways = 2, (2, 1), SMALL_SHARED, 4 if vectors == 64 else 2, [(2, 1), (1, 1)]
     for (height, blocks), depth, stages in itertools.product(ways, depths, range(8, 2, -1)):
         made = GemmShape(
             layout, vectors, kind, out, engine, groups, depth, stages, blocks, added, rows % 2 == 0, height, producers

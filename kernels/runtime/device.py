@@ -21,6 +21,7 @@ from bcqfmt.errors import BcqError, error
 from bcqfmt.version import pip_install
 
 from . import simulation
+from .limits import SHARED_LIMIT, SHARED_LIMITS
 
 _TORCH = {
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
@@ -106,9 +107,24 @@ def compiled_by_driver(index: int | None = None) -> bool:
 def require_capability(major: int, minor: int, index: int | None = None) -> None:
     """BCQ-E551 unless the GPU of this number, by default the current one, has it or more; the simulator has any."""
     require_cuda()
-    if not simulated() and capability(index) < (major, minor):
+    if not simulated() and not has_capability(major, minor, index):
         found = "{}.{}".format(*capability(index))
         raise error("BCQ-E551", found=f"a GPU of compute capability {found}", expected=f"{major}.{minor}")
+
+
+def has_capability(major: int, minor: int, index: int | None = None) -> bool:
+    """Whether the GPU of this number, by default the current one, has it or more; the simulator has 8.0."""
+    return capability(index) >= (major, minor)
+
+
+def shared_limit(index: int | None = None) -> int:
+    """Bytes of shared memory that a block may have, on a GPU by its number, by default the current one."""
+    return SHARED_LIMITS.get(capability(index), SHARED_LIMIT)
+
+
+def large(index: int | None = None) -> bool:
+    """Whether a GPU has bulk copies and as much shared memory as sm_90; sm_120 has less."""
+    return has_capability(9, 0, index) and shared_limit(index) >= SHARED_LIMIT
 
 
 def processors(index: int | None = None) -> int:

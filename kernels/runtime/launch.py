@@ -154,6 +154,7 @@ class Step(NamedTuple):
     threads: int
     shared: int
     room: int = 0  # bytes for the outliers of a tile, if the kernel adds them
+    early: bool = True  # it waits for the previous kernel itself
 
 
 class Plans(dict[tuple[Any, ...], Any]):

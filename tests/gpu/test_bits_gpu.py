@@ -8,7 +8,7 @@ import torch
 
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul, matmul_weight
-from bcqfmt.kernels.bits import bit_gemv, bit_operand
+from bcqfmt.kernels.bits import BitOperand, batch_limit, bit_gemv, bit_operand
 from bcqfmt.kernels.bits.shape import BitShape, Wanted, product_shape
 from bcqfmt.kernels.operands import operand
 from products import kernel_samples as ks
@@ -16,7 +16,6 @@ from products import product_reference as reference
 from products.gpu_arrays import to_gpu, twice
 from simulated import sim_mixed
 
-pytestmark = pytest.mark.sm_90
 # encoding, q, rows, columns, group size, vectors, dtype of x
 CASES = [
     ("bcq", 2, 4096, 4096, 128, 1, "F16"), ("bcq", 4, 1000, 8192, 128, 1, "BF16"),
@@ -40,11 +39,21 @@ CASES = [
 LIMITS = {"F16": 7e-4, "BF16": 4e-3, "F32": 3e-6}
 
 
+def fitting(weight: BcqWeight, kind: str, gpu: tuple[int, int], planes: int | None = None) -> BitOperand:
+    """The weight on the device; GPUs before sm_90 may not have the shared memory for one of its vectors."""
+    placed = bit_operand(operand(weight, planes=planes))
+    if gpu < (9, 0) and not batch_limit(placed, kind, kind):
+        pytest.skip(f"a vector of {weight.spec.columns} columns does not fit into the shared memory of this GPU")
+    return placed
+
+
 @pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "batch", "kind"), CASES)
-def test_products(encoding: str, q: int, rows: int, columns: int, g: int, batch: int, kind: str) -> None:
+def test_products(
+    encoding: str, q: int, rows: int, columns: int, g: int, batch: int, kind: str, gpu: tuple[int, int]
+) -> None:
     weight = ks.weight(encoding, q, rows, columns, g, seed=q)
     x = ks.vectors(batch, columns, kind)
-    placed, on_gpu = bit_operand(operand(weight)), to_gpu(x)
+    placed, on_gpu = fitting(weight, kind, gpu), to_gpu(x)
     found = twice((batch, rows), on_gpu.dtype, lambda out: bit_gemv(placed, on_gpu, out=out)).float().cpu().numpy()
     assert reference.relative_error(found, reference.product(weight, x)) < LIMITS[kind]
 
@@ -62,11 +71,13 @@ FIRST_PLANES = [
 
 
 @pytest.mark.parametrize(("encoding", "g", "batch", "kind", "planes"), FIRST_PLANES)
-def test_the_first_planes(encoding: str, g: int, batch: int, kind: str, planes: int) -> None:
+def test_the_first_planes(
+    encoding: str, g: int, batch: int, kind: str, planes: int, gpu: tuple[int, int]
+) -> None:  # fmt: skip
     """Every kind of fast product: `make test-gpu-sanitizer` runs those with two planes."""
     weight = ks.weight(encoding, 5, 1000, 2048, g, perm=True, outliers="add", share=0.002)
     x = ks.vectors(batch, 2048, kind)
-    placed, on_gpu = bit_operand(operand(weight, planes=planes)), to_gpu(x)
+    placed, on_gpu = fitting(weight, kind, gpu, planes), to_gpu(x)
     found = twice((batch, 1000), on_gpu.dtype, lambda out: bit_gemv(placed, on_gpu, out=out)).float().cpu().numpy()
     assert reference.relative_error(found, reference.product(weight, x, planes=planes)) < LIMITS[kind]
 
@@ -95,6 +106,7 @@ def test_a_rule_for_outliers_and_none_of_them(encoding: str, g: int, batch: int,
         assert torch.equal(paths[0], found)  # as if there was no rule
 
 
+@pytest.mark.sm_90
 def test_a_mixed_weight_with_a_rule_for_outliers_and_none_of_them() -> None:
     plain = sim_mixed.weight(1000, 1536, 512)
     weight = without_outliers(plain, "add")
@@ -128,12 +140,13 @@ OUTLIERS = [
 
 @pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "batch", "kind", "share", "mode"), OUTLIERS)
 def test_outliers(
-    encoding: str, q: int, rows: int, columns: int, g: int, batch: int, kind: str, share: float, mode: str
-) -> None:
+    encoding: str, q: int, rows: int, columns: int, g: int, batch: int, kind: str, share: float, mode: str,
+    gpu: tuple[int, int],
+) -> None:  # fmt: skip
     """In one launch where all vectors fit into shared memory a second time, else in several."""
     weight = ks.weight(encoding, q, rows, columns, g, seed=q, perm=True, outliers=mode, share=share)
     x = ks.vectors(batch, columns, kind)
-    placed, on_gpu = bit_operand(operand(weight)), to_gpu(x)
+    placed, on_gpu = fitting(weight, kind, gpu), to_gpu(x)
     found = twice((batch, rows), on_gpu.dtype, lambda out: bit_gemv(placed, on_gpu, out=out)).float().cpu().numpy()
     assert reference.relative_error(found, reference.product(weight, x)) < LIMITS[kind]
 
@@ -145,6 +158,7 @@ def test_outliers_of_a_reordered_weight_in_two_segments() -> None:
     assert reference.relative_error(found, reference.product(weight, x)) < 7e-4
 
 
+@pytest.mark.sm_90
 @pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
 @pytest.mark.parametrize("path", ["mixed", "bits"])
 def test_an_odd_number_of_rows_one_vector_at_a_time(path: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +177,7 @@ def test_an_odd_number_of_rows_one_vector_at_a_time(path: str, kind: str, monkey
     assert reference.relative_error(first.float().cpu().numpy(), reference.product(weight, x)) < limit
 
 
+@pytest.mark.sm_90
 def test_both_ways_agree_and_matmul_takes_any_number() -> None:
     weight = ks.weight("bcq", 4, 512, 4096, 128)
     placed, x = bit_operand(operand(weight)), ks.vectors(19, 4096, "F16")

@@ -47,9 +47,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Product, int]] = {
     "few, bcq": (lambda: gemm_operand(operand(ks.weight("bcq", 4, SIZE, SIZE, 128)), "BF16"), gemm, 4),
     "many": (lambda: gemm_operand(operand(ks.weight("affine", 4, SIZE, SIZE, 128)), "BF16"), gemm, 40),
 }  # fmt: skip
-NEEDING = ("bits", "bytes", "two segments", "bits, outliers", "bytes, outliers", "mixed")
 EACH = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.sm_90] if kind in NEEDING else []) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=[pytest.mark.sm_90] if kind == "mixed" else []) for kind in KINDS]
 )
 
 

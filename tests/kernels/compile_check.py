@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 # not factories of kernels of their own: they pass on what a factory makes, or declare any kernel
 OTHERS = ("bits.kernel_of", "gemm.few.few_kernel", "gemm.portable.portable_kernel", "gemm.roles.roles_kernel")
-# kernels that need more than sm_80: bulk copies
+# kernels that need more than sm_80: bulk copies, if their shape does not say otherwise
 LEAST = dict.fromkeys(
     ("bits.binary_kernel", "bits.integer_kernel", "bits.short_kernel", "mixed.kernel", "atom.held_kernel"), 90
 )
@@ -107,13 +107,15 @@ def _atom() -> dict[str, list[tuple[Any, ...]]]:
 def _bits() -> dict[str, list[tuple[Any, ...]]]:
     """Both formulas, one and several vectors, all group sizes, reordered columns, outliers, most warps."""
     from bcqfmt.kernels.bits.layout import BitLayout
-    from bcqfmt.kernels.bits.shape import BitShape, ByteShape, Wanted, product_shape, short_shape_for
+    from bcqfmt.kernels.bits.shape import SM_90, BitShape, ByteShape, Chip, Wanted, product_shape, short_shape_for
     from bcqfmt.kernels.mixed.shape import MixedShape
     from bcqfmt.kernels.operands.outliers import NO_OUTLIERS, OutlierNeeds
+    from bcqfmt.kernels.runtime.limits import SMALL_SHARED
 
     bits = [
         BitShape(BitLayout(4, 4096, 128, "affine", "F16"), 1, 1, 1, 2, outliers=4),
         BitShape(BitLayout(3, 4096, 64, "bcq", "F16"), 2, 2, 2, 2, reordered=True, added=True, tiles=1),
+        BitShape(BitLayout(4, 8192, 128, "bcq", "F16"), 1, 1, 1, 2, bulk=False),
     ]
     integers = [
         ByteShape(BitLayout(4, 8192, 128, "bcq", "F16"), 4, 1, 1),
@@ -121,13 +123,15 @@ def _bits() -> dict[str, list[tuple[Any, ...]]]:
         ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
         ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
         product_shape(Wanted(BitLayout(4, 2048, 32, "bcq", "F16"), 4, 1, 1)),
+        ByteShape(BitLayout(4, 4096, 128, "bcq", "F16"), 4, 2, 2, added=True, bulk=False),
     ]
     short = [
-        short_shape_for(Wanted(BitLayout(3, columns, g, formula, "F16"), batch, 1, 1, more, more, needs=needs))
-        for columns, g, formula, batch, more, needs in (
-            (4096, 8, "bcq", 1, False, NO_OUTLIERS),
-            (4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512)),
-            (8192, 16, "affine", 4, True, NO_OUTLIERS),
+        short_shape_for(Wanted(BitLayout(3, columns, g, formula, "F16"), batch, 1, 1, more, more, False, needs, chip))
+        for columns, g, formula, batch, more, needs, chip in (
+            (4096, 8, "bcq", 1, False, NO_OUTLIERS, SM_90),
+            (4352, 8, "affine", 2, True, OutlierNeeds(4, 4352, 512), SM_90),
+            (8192, 16, "affine", 4, True, NO_OUTLIERS, SM_90),
+            (4096, 16, "bcq", 2, False, NO_OUTLIERS, Chip(bulk=False, shared=SMALL_SHARED)),
         )
     ]
     mixed = [
@@ -244,6 +248,11 @@ def assembled(text: str, arch: int | str) -> Outcome:
     return outcome
 
 
+def least(name: str, variant: tuple[Any, ...]) -> int:
+    """The first architecture that a variant is for."""
+    return LEAST.get(name.rpartition(".")[0], 80) if getattr(variant[0], "bulk", True) else 80
+
+
 def main() -> int:
     """Compile everything, print a line each, 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -259,7 +268,7 @@ def main() -> int:
         for name, variants in cases().items()
         if name.startswith(options.only)
         for variant in range(len(variants))
-        if (fitting := tuple(arch for arch in archs if arch >= LEAST.get(name.rpartition(".")[0], 80)))
+        if (fitting := tuple(arch for arch in archs if arch >= least(name, variants[variant])))
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
         for (name, variant, fitting), outcomes in zip(jobs, pool.map(compiled, jobs), strict=True):

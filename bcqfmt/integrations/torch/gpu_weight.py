@@ -156,7 +156,7 @@ class GpuWeight(matmul.MatmulWeight):
     def bits(self) -> BitOperand | None:
         """For the fast product."""
         layouts = [layout_of(piece) for piece in self._pieces]
-        if not self.linear or device.capability(self._place) < (9, 0) or None in layouts:
+        if not self.linear or None in layouts:
             return None
         segments = tuple(
             BitSegment(

@@ -101,7 +101,7 @@ def compile_all(capability: str) -> None:
         for shape in SHAPES[::-1]
         for formula, q, counts in WEIGHTS[::-1]
         for count in counts
-        if capability == "9.0" or count not in (1, 2, 128, 256)  # elsewhere the kernel of 4 or of 64
+        if capability == "9.0" or count not in (2, 8, 128, 256)  # elsewhere the kernel of 4 or of 64
     ]
     context, workers = multiprocessing.get_context("spawn"), max(1, (os.cpu_count() or 2) - 1)
     with context.Pool(workers, choose, (capability,)) as pool:

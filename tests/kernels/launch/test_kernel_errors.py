@@ -286,10 +286,12 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         for planes in range(1, 9):
             weight = matmul.MatmulWeight(operand(ks.weight("bcq", planes, 2, 64, 32)))
-            assert kernel_of(weight, 1) == ("bits" if capability == (9, 0) else "gemm")
-            assert [kernel_of(weight, n) for n in (9, 256, 257, 4096)] == ["gemm"] * 2 + ["dequantize"] * 2
-            quick = "bits" if capability == (9, 0) else "look-up"
-            assert [kernel_of(weight, n, "F32") for n in (1, 4096)] == [quick, "dequantize"]
+            assert [kernel_of(weight, n) for n in (1, 9, 256, 257, 4096)] == [
+                "bits",
+                *["gemm"] * 2,
+                *["dequantize"] * 2,
+            ]
+            assert [kernel_of(weight, n, "F32") for n in (1, 4096)] == ["bits", "dequantize"]
     with monkeypatch.context() as patch:  # on a GPU of capability 9.0
         patch.setattr(device, "gpu_of", lambda array: 0)
         weight = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 64, 32)))
@@ -399,12 +401,12 @@ def test_one_layout_is_enough_where_memory_matters(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("on_the_host")
 def test_two_and_four_bit_weights_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, way, other in (((8, 0), "gemm", "gemm"), ((9, 0), "mixed", "bits")):
+    for capability, ways in (((8, 0), ["bits", "gemm"]), ((9, 0), ["mixed", "mixed"])):
         monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
         weight = sim_mixed.weight(20, 256, 128, outliers="add")
         placed = matmul.MatmulWeight(operand(weight), None, weight)
-        assert [kernel_of(placed, n) for n in (1, 19, 20, 257)] == [way, way, "gemm", "dequantize"]
-        assert kernel_of(matmul.MatmulWeight(operand(weight)), 1) == other  # no weight to look at
+        assert [kernel_of(placed, n) for n in (1, 19, 20, 257)] == [*ways, "gemm", "dequantize"]
+        assert kernel_of(matmul.MatmulWeight(operand(weight)), 1) == "bits"  # no weight to look at
     assert [kernel_of(placed, n, "F32") for n in (35, 36)] == ["mixed", "dequantize"]
     plain = ks.weight("second-order", 2, 40, 64, 8)
     assert kernel_of(matmul.MatmulWeight(operand(plain), None, plain), 1) == "bits"

@@ -396,7 +396,7 @@ def test_a_capability_that_the_gpu_does_not_have(text: str, monkeypatch: pytest.
     monkeypatch.setenv("BCQFMT_CAPABILITY", text)
     with pytest.raises(BcqError, match=r"BCQ-E551.*8\.0 to 9\.0") as refusal:
         device._chosen((9, 0))
-    assert "unset BCQFMT_CAPABILITY" in str(refusal.value)
+    assert "unset BCQFMT_CAPABILITY" in repr(refusal.value)
 
 
 def test_code_for_the_driver_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

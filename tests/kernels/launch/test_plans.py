@@ -15,7 +15,7 @@ from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels import bits, gemm, matmul, matmul_weight, mixed
 from bcqfmt.kernels.operands import operand
-from bcqfmt.kernels.runtime import device
+from bcqfmt.kernels.runtime import device, launch
 from products import kernel_samples as ks
 from products import product_reference as reference
 from products.pretended_gpu import Recorder, pretend_products
@@ -145,17 +145,27 @@ def test_x_at_an_odd_address_is_copied(weight: BcqWeight, recorder: Recorder) ->
 
 
 def test_a_gpu_below_9_0_has_another_way(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight is prepared for the GPU that it is on, whatever the current one can do."""
-    monkeypatch.setattr(device, "_asked", lambda index: device.Gpu((8, 0) if index else (9, 0), 100, (9, 0)))
+    """What counts is the GPU that a weight is on: kernels without bulk copies, after the previous one has ended."""
+    monkeypatch.setattr(device, "_asked", lambda index: device.Gpu((8, 6) if index else (9, 0), 100, (9, 0)))
     for target in ("cuda:1", torch.device("cuda", 1), 1):
-        assert matmul.path_of(matmul.MatmulWeight(operand(WEIGHT), target), 1, "F32").kernel == "look-up"
-    current = matmul.MatmulWeight(operand(WEIGHT), torch.device("cpu"))
-    assert matmul.path_of(current, 1).kernel == "bits"
-    fast = bits.bit_operand(operand(WEIGHT), "cpu")
-    monkeypatch.setattr(device, "place_of", lambda array: 1)
-    with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.0"):
+        assert matmul.MatmulWeight(operand(MIXED), target, MIXED).mixed is None
+    outliers = ks.weight("bcq", 2, 33, 256, 128, outliers="add", share=0.1)
+    for index, kernels in ((0, ["bit_gemv"]), (1, ["bit_gemv", "csr_outliers"])):
+        monkeypatch.setattr(device, "place_of", lambda array, index=index: index)
+        names: list[str] = []
+        monkeypatch.setattr(
+            launch.Kernel,
+            "_compiled",
+            lambda kernel, array, shared, names=names: (names.append(kernel.name), recorder)[1],
+        )
+        recorder.launched.clear()
+        fast = bits.bit_operand(operand(outliers), "cpu")
         bits.bit_gemv(fast, vectors(1))
-    with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.0"):
+        assert names == kernels
+        assert recorder.launched[0].early == (index == 0)
+        (plan,) = [plan for key, plan in (fast if index == 0 else bits._bare(fast)).plans.items() if len(key) == 4]
+        assert plan[0].shared <= (227 if index == 0 else 99) * 1024
+    with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.6"):
         mixed.mixed_gemv(mixed.mixed_operand(MIXED, "cpu"), vectors(1))
 
 

@@ -38,6 +38,18 @@ def test_every_encoding(encoding: str, q: int, rows: int, columns: int, g: int, 
     assert reference.relative_error(found.value, reference.product(weight, x)) < _limit(2)
 
 
+@pytest.mark.parametrize(("encoding", "q", "rows", "columns", "g", "kind"), CASES[::2])
+def test_copies_of_16_bytes_give_the_same_bits(
+    encoding: str, q: int, rows: int, columns: int, g: int, kind: str
+) -> None:
+    """As on GPUs before sm_90; more columns than the stages hold at once."""
+    weight = ks.weight(encoding, q, rows, 5 * columns, g if g < columns else 5 * columns, seed=q)
+    x = ks.vectors(1, 5 * columns, kind)
+    found = simulate(sim_bits.bits, weight, x, kind, tiles=2, bulk=False)
+    assert (found.same, found.intact) == (True, True)
+    assert (found.value == simulate(sim_bits.bits, weight, x, kind, tiles=2).value).all()
+
+
 @pytest.mark.parametrize("g", [8, 32, 64, 128, 512])
 def test_three_parts_are_as_good_as_float32(g: int) -> None:
     weight = ks.weight("bcq", 2, 16, 512, g)

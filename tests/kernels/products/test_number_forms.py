@@ -84,7 +84,7 @@ def test_products_on_the_simulated_device(form: str) -> None:
         assert found.value.tobytes() == weight.dequantize(dtype).tobytes(), dtype
     x = ks.vectors(1, weight.spec.columns)
     found = simulate(sim_kernels.product, weight, x)
-    assert reference.relative_error(found, reference.product(weight, x)) < 2e-6
+    assert reference.relative_error(found, reference.product(weight, x)) < 3e-6
     assert gpu_weight(weight.spec, weight.to_torch()) is None  # parts that are not what the device reads
 
 

@@ -16,7 +16,7 @@ from simulated.sim_kernels import Guarded, guarded
 
 def bits(
     weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", parts: int = 2, slices: int = 2, tiles: int = 1,
-    stages: int = 2, planes: int | None = None, addend: Any = None,
+    stages: int = 2, planes: int | None = None, addend: Any = None, bulk: bool = True,
 ) -> Guarded:  # fmt: skip
     """``x W^T`` with small blocks: ``slices`` x ``tiles`` warps."""
     placed = bit_operand(operand(weight, planes=planes))
@@ -25,7 +25,7 @@ def bits(
         BitShape(
             s.layout, x.shape[0], KINDS[kind], KINDS[result] if k == last else 0, parts, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
-            entry if k == last else 0,
+            entry if k == last else 0, bulk,
         )
         for k, s in enumerate(placed.segments)
     ]  # fmt: skip
@@ -34,7 +34,7 @@ def bits(
 
 def whole_bytes(
     weight: BcqWeight, x: Any, kind: str, *, result: str = "F32", slices: int = 2, tiles: int = 1, stages: int = 2,
-    addend: Any = None,
+    addend: Any = None, bulk: bool = True,
 ) -> Guarded:  # fmt: skip
     """The same with bytes of x, in groups of 8 and 16 columns as well."""
     placed = bit_operand(operand(weight))
@@ -43,7 +43,7 @@ def whole_bytes(
         (ByteShape if s.layout.passes == 1 else ShortShape)(
             s.layout, x.shape[0], KINDS[kind], KINDS[result] if k == last else 0, placed.perm is not None,
             k > 0 or addend is not None, min(slices, s.layout.chunks), tiles, stages,
-            entry if k == last else 0,
+            entry if k == last else 0, bulk,
         )
         for k, s in enumerate(placed.segments)
     ]  # fmt: skip
