@@ -250,7 +250,8 @@ def assembled(text: str, arch: int | str) -> Outcome:
 
 def least(name: str, variant: tuple[Any, ...]) -> int:
     """The first architecture that a variant is for."""
-    return LEAST.get(name.rpartition(".")[0], 80) if getattr(variant[0], "bulk", True) else 80
+    portable = variant and not getattr(variant[0], "bulk", True)
+    return 80 if portable else LEAST.get(name.rpartition(".")[0], 80)
 
 
 def main() -> int:
