@@ -1,4 +1,4 @@
-"""y = W x on binary tensor cores: bits against bits, the fast product for one to four vectors (sm_90).
+"""y = W x on binary tensor cores: bits against bits, the fast product for one to four vectors.
 
 x becomes a block-fixed-point number: in every 128 columns (256 for wide groups) a power of two 2^e and signed integers
 of 8 ``parts`` bits, so x is 8 ``parts`` bit planes itself. The product of a weight plane and a plane of x is a popcount

@@ -1,4 +1,4 @@
-"""Y = X W^T for bit planes and bytes of x on integer tensor cores: several vectors, or short groups (sm_90).
+"""Y = X W^T for bit planes and bytes of x on integer tensor cores: several vectors, or short groups.
 
 Operands are those of `binary_kernel`, in the same order. There every vector costs its own counting of bits; here one
 ``mma.m16n8k32`` takes 16 rows and 32 columns of one plane and eight columns of bytes, high and low of four vectors (or

@@ -1,4 +1,4 @@
-"""Y = X W^T for groups of 8 and 16 columns: bit planes and bytes of x on integer tensor cores (sm_90).
+"""Y = X W^T for groups of 8 and 16 columns: bit planes and bytes of x on integer tensor cores.
 
 Operands are those of `binary_kernel`, in the same order. As in `integer_kernel` one ``mma.m16n8k32`` takes 16 rows and
 32 columns of a plane, and its eight columns of bytes are high and low of four groups. There a step takes every fourth

@@ -103,7 +103,7 @@ def attention() -> str:
 
 
 def many_vectors() -> str:
-    """Many vectors with 4 bits: us of the chosen kernel, of the one for sm_80, of Marlin and of cuBLAS."""
+    """Many vectors with 4 bits: us of the chosen kernel, of Marlin and of cuBLAS."""
     lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
     found = {
         (row["rows"], row["vectors"]): row
@@ -114,9 +114,43 @@ def many_vectors() -> str:
         cells = []
         for rows, _ in _MANY:
             row = found.get((rows, count))
-            cells.append(" / ".join(_us(row, name) for name in ("microseconds", "sm_80", "marlin", "cublas")))
+            cells.append(" / ".join(_us(row, name) for name in ("microseconds", "marlin", "cublas")))
         lines.append(_line(count, *cells))
     return "\n".join(lines)
+
+
+def older_gpus() -> str:
+    """Builds for older GPUs with 4-bit affine weights: us for compute_80, compute_89 and sm_90, of Marlin."""
+    lines = _head("vectors", *(f"{rows} x {columns}" for rows, columns in _MANY))
+    found = {
+        (row["rows"], row["vectors"]): row
+        for row in rows_of("older_gpus")
+        if (row["formula"], row["bits"]) == ("affine", 4)
+    }
+    for count in sorted({count for _, count in found}):
+        cells = []
+        for rows, _ in _MANY:
+            row = found[rows, count]
+            cells.append(" / ".join([*_builds(row), _us(row, "marlin")]))
+        lines.append(_line(count, *cells))
+    return "\n".join(lines)
+
+
+def older_gpus_others() -> str:
+    """One vector of other weights: us of the three builds, share of the floor of compute_80, and LUT-GEMM."""
+    lines = _head("weight", "bits", "rows x columns", "compute_80", "compute_89", "sm_90", "of floor", "LUT-GEMM", "")
+    for row in rows_of("older_gpus"):
+        if row["vectors"] == 1:
+            taken, peer = row["compute_80"]["microseconds"], row.get("lut_gemm")
+            share = f"{row['floor'] / taken:.0%}".replace("%", " %")
+            faster = f"{peer / taken:.2f}x" if peer else "-"
+            cells = [row["formula"], row["bits"], _shape(row), *_builds(row), share, _us(row, "lut_gemm"), faster]
+            lines.append(_line(*cells))
+    return "\n".join(lines)
+
+
+def _builds(row: Row) -> list[str]:
+    return [f"{row[build]['microseconds']:.1f}" for build in ("compute_80", "compute_89", "sm_90")]
 
 
 def between() -> str:
@@ -166,6 +200,7 @@ _MANY = ((4096, 4096), (11008, 4096), (28672, 8192))
 TABLES: dict[str, list[Callable[[], str]]] = {
     "gemm": [many_vectors, other_weights],
     "gemm_tiles": [between],
+    "older_gpus": [older_gpus, older_gpus_others],
     "kernels": [products],
     "kernels_sweep": [sweep],
     "kernels_outliers": [outliers, outliers_of_several, mixed],

@@ -36,8 +36,7 @@ _NUMBERS = ("F16", "BF16", "F32")
 def bit_gemv(x: Tensor, weight: BitOperand, addend: Tensor | None = None) -> Tensor:
     """``x W^T`` (batch, out) in the dtype of x, for x (batch, in), batch 1..8, float16, bfloat16 or float32.
 
-    Outliers included. ``addend`` (batch, out) float32 is added before the sum is rounded. Needs a GPU of capability
-    9.0.
+    Outliers included. ``addend`` (batch, out) float32 is added before the sum is rounded.
     """
     layouts = [segment.layout for segment in weight.segments]
     result: Tensor = torch.ops.bcqfmt.bit_gemv(
