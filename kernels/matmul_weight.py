@@ -32,8 +32,8 @@ LOOK_UP = 3, 7
 PAIRS = 19, 35  # vectors of 2/4-bit weights; of float32 an estimate
 # From this many vectors on `gemm` is faster than the fast product, and up to GEMM_MOST as fast as dequantize + matmul,
 # with wgmma for any number; measured on an H200 (docs/benchmarks/gemm.md): where it needs no other layout; matrices of
-# up to SMALL elements, and all on GPUs before sm_90 (older_gpus.md); larger ones; bcq weights, and reordered columns,
-# for one launch more.
+# up to SMALL elements, and all on GPUs before sm_90 or with less shared memory (older_gpus.md); larger ones; bcq
+# weights, and reordered columns, for one launch more.
 GEMM_LEAST, SMALL = (1, 2, 3, 5), 1 << 24
 GEMM_MOST = {"wgmma": LIMIT, "mma": 256}
 MOST = GEMM_MOST["mma"] + 1  # from here on the path is the same
@@ -108,7 +108,7 @@ class MatmulWeight:
     def mixed(self) -> mixed_of.MixedOperand | None:
         """For :func:`mixed_gemv`; None unless the weight (2/4 bits, second-order scales) and the GPU are supported."""
         second = any(isinstance(s.scale, SecondOrder) for s in self._weight.scheme.segments) if self._weight else False
-        if self._weight is None or not second or not self.linear or not device.large(self._place):
+        if self._weight is None or not second or not self.linear or not device.like_sm_90(self._place):
             return None
         try:
             return mixed_of.mixed_operand(self._weight, self._target)
@@ -119,8 +119,10 @@ class MatmulWeight:
 
     @cached_property
     def bits(self) -> bits_of.BitOperand | None:
-        """For :func:`bit_gemv`; None where a group size is not supported."""
-        if not self.linear or any(layout_of(segment) is None for segment in self.operand.segments):
+        """For :func:`bit_gemv`; None for tables and other group sizes, and where not one vector fits on the GPU."""
+        layouts = [layout_of(segment) for segment in self.operand.segments] if self.linear else []
+        reordered = self.operand.perm is not None
+        if not self.linear or not bits_of.fits(layouts, reordered=reordered, gpu=self._place):
             return None
         return bits_of.bit_operand(self.operand, self._target)
 
@@ -228,17 +230,19 @@ def _gemm_most(many: gemm_of.GemmOperand) -> int:
 
 def _gemm_alone(weight: MatmulWeight) -> bool:
     """Whether `gemm` is as fast as the fast product with one vector too."""
-    operand = weight.operand
-    return operand.perm is None and operand.outliers is None and all(map(few_alone, operand.segments))
+    return _plain(weight.operand) and all(map(few_alone, weight.operand.segments))
+
+
+def _plain(operand: Operand) -> bool:
+    return operand.perm is None and operand.outliers is None
 
 
 def _gemm_least(weight: MatmulWeight) -> int:
     """From how many vectors on `gemm` is faster than the fast product."""
     operand, (rows, columns) = weight.operand, weight.operand.shape
-    plain = operand.perm is None and operand.outliers is None
     if _gemm_alone(weight):
         return GEMM_LEAST[0]
-    if (plain and rows * columns <= SMALL) or not device.has_capability(9, 0, weight._place):
+    if (_plain(operand) and rows * columns <= SMALL) or not device.like_sm_90(weight._place):
         return GEMM_LEAST[1]
     longer = operand.perm is not None or any(segment.formula == "bcq" for segment in operand.segments)
     return GEMM_LEAST[3 if longer else 2]

@@ -159,7 +159,7 @@ def w4a4(x: Activations, weight: AtomDevice, *, dtype: str = "F16", out: Any = N
     y = device.empty_like(x.scale, (x.tokens, weight.out), kind) if out is None else out
     check_array("out", y, (kind,), (x.tokens, weight.out), 16)
     check_same_device(codes=x.codes, scale=x.scale, words=weight.words, out=y)
-    held = device.large(device.gpu_of(weight.words))
+    held = device.like_sm_90(device.gpu_of(weight.words))
     shape, slices = plan_for(x.tokens, weight.out, groups, held=held) if plan is None else plan
     if isinstance(shape, Held):
         _launch_held(shape, slices, x, weight, y, kind)

@@ -24,7 +24,7 @@ from .shape import BATCH, AnyShape, BitShape, ByteShape, Chip, ShortShape, Wante
 
 __all__ = [
     "BATCH", "FUSED", "USUAL", "BitOperand", "BitSegment", "batch_limit", "bit_gemv", "bit_operand",
-    "fused_limit", "kernel_of", "launch", "multiply", "multiply_padded", "plan_of",
+    "fits", "fused_limit", "kernel_of", "launch", "multiply", "multiply_padded", "plan_of",
 ]  # fmt: skip
 
 _ROTATION = 3  # blocks start at different places of their rows
@@ -177,6 +177,13 @@ def _limits(operand: BitOperand, dtype: str, result: str) -> tuple[int, int]:
     return found
 
 
+def fits(layouts: Sequence[BitLayout | None], *, reordered: bool, gpu: int | None) -> bool:
+    """Whether there is a layout for every segment, and a GPU has the shared memory for one 16-bit vector."""
+    known = tuple(layout for layout in layouts if layout is not None)
+    kind = KINDS["F16"]
+    return len(known) == len(layouts) and at_once(known, kind, kind, reordered=reordered, chip=_chip(gpu)) > 0
+
+
 def _chip(gpu: int | None) -> Chip:
     """What the GPU of this number offers."""
     return Chip(device.has_capability(9, 0, gpu), device.shared_limit(gpu))
@@ -221,9 +228,9 @@ def _steps(operand: BitOperand, shapes: Sequence[AnyShape]) -> tuple[Step, ...]:
         needs, chunks = operand.needs(k), segment.layout.chunks
         if shape.slices > chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {chunks}")
-        if shape.outliers != needs.size:
+        if shape.outliers != needs.size or (shape.outliers and not shape.bulk):
             found = f"a shape for outliers of {shape.outliers} bytes"
-            raise error("BCQ-E552", found=found, expected=f"{needs.size} bytes")
+            raise error("BCQ-E552", found=found, expected=f"{needs.size} bytes, and bulk copies")
         shared = shape.shared_bytes + needs.shared_bytes(shape.batch, shape.kind, shape.tiles)
         steps.append(Step(kernel_of(shape), grid, shape.ring.threads, shared, needs.room, shape.bulk))
     return tuple(steps)

@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     """A product of one segment: ``batch`` vectors of ``kind``, a result of ``out`` (0 float32, 1 float16, 2 bfloat16).
 
     ``added``: to an addend. ``precise``: as exact as float32, possible only with bits. ``needs``: of the outliers,
-    which take bulk copies.
+    only with bulk copies.
     """
 
     layout: BitLayout

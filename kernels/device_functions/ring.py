@@ -1,4 +1,4 @@
-"""A ring of buffers in shared memory that a producer warp fills with bulk copies: what its kernels have in common."""
+"""A ring of buffers in shared memory that a producer warp fills: what its kernels have in common."""
 
 from __future__ import annotations
 

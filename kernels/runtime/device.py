@@ -10,7 +10,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import re
 import sys
 from typing import Any, NamedTuple
 
@@ -92,7 +91,7 @@ def _trouble() -> tuple[str, str, str | None] | None:
 def capability(index: int | None = None) -> tuple[int, int]:
     """Compute capability of a GPU by its number, by default of the current one; (8, 0) in the simulator.
 
-    With ``BCQFMT_CAPABILITY`` (such as 8.0) that one, which is less: kernels are chosen and compiled for it.
+    With ``BCQFMT_CAPABILITY`` (such as 8.0) that one: kernels are chosen and compiled for it.
     """
     require_cuda()
     return (8, 0) if simulated() else _asked(_current() if index is None else index).capability
@@ -105,7 +104,7 @@ def compiled_by_driver(index: int | None = None) -> bool:
 
 
 def require_capability(major: int, minor: int, index: int | None = None) -> None:
-    """BCQ-E551 unless the GPU of this number, by default the current one, has it or more; the simulator has any."""
+    """BCQ-E551 unless the GPU of this number, by default the current one, has it or more; the simulator does any."""
     require_cuda()
     if not simulated() and not has_capability(major, minor, index):
         found = "{}.{}".format(*capability(index))
@@ -122,7 +121,7 @@ def shared_limit(index: int | None = None) -> int:
     return SHARED_LIMITS.get(capability(index), SHARED_LIMIT)
 
 
-def large(index: int | None = None) -> bool:
+def like_sm_90(index: int | None = None) -> bool:
     """Whether a GPU has bulk copies and as much shared memory as sm_90; sm_120 has less."""
     return has_capability(9, 0, index) and shared_limit(index) >= SHARED_LIMIT
 
@@ -164,11 +163,13 @@ def _chosen(own: tuple[int, int]) -> tuple[int, int]:
     text = os.environ.get(_CAPABILITY)
     if not text:
         return own
-    if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text):
-        major, _, minor = text.partition(".")
-        if (8, 0) <= (int(major), int(minor)) <= own:
-            return int(major), int(minor)
-    expected = f"8.0 to {own[0]}.{own[1]}, that of the GPU"
+    most = SHARED_LIMITS.get(own, SHARED_LIMIT)
+    # what the GPU has the shared memory for; later PTX is for one kind of GPU alone
+    known = [version for version, shared in SHARED_LIMITS.items() if version < min(own, (9, 0)) and shared <= most]
+    named = {f"{major}.{minor}": (major, minor) for major, minor in (*known, own)}
+    if text in named:
+        return named[text]
+    expected = f"{', '.join(named)}, which is that of the GPU"
     raise error("BCQ-E551", found=f"{_CAPABILITY}={text}", expected=expected, hint=f"unset {_CAPABILITY}")
 
 

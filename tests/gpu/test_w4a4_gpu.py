@@ -15,6 +15,7 @@ from bcqfmt.kernels.atom import attention as kv
 from bcqfmt.kernels.atom import operands as ao
 from bcqfmt.kernels.atom import w4a4 as w4
 from bcqfmt.kernels.atom.shape import LARGE
+from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime import tickets as ticket_counts
 from products import atom_reference
 from products.gpu_arrays import to_gpu, twice
@@ -58,7 +59,7 @@ def test_activations(kind: str, tokens: int, groups: int) -> None:
     (1, 4096, 32, "F16"), (16, 4096, 32, "F16"), (30, 4096, 32, "BF16"), (64, 4096, 32, "F16"),
     (17, 1001, 9, "F32"), (64, 1024, 86, "BF16"), (100, 515, 5, "F16"), (512, 1024, 32, "F16"), (333, 2050, 12, "F32"),
 ])  # fmt: skip
-def test_products(tokens: int, out: int, groups: int, kind: str, gpu: tuple[int, int]) -> None:
+def test_products(tokens: int, out: int, groups: int, kind: str) -> None:
     weight = sim_atom.atom_weight(out, groups, bits=3 if out % 2 else 4)
     placed = w4.atom_to_device(ao.pack_w4(weight))
     x = sim_atom.activations(tokens, groups, "F16")
@@ -66,7 +67,7 @@ def test_products(tokens: int, out: int, groups: int, kind: str, gpu: tuple[int,
     codes, scale, perm = ao.atom_codes(weight)
     plan = w4.plan_for(tokens, out, groups)
     plans = {w4.Plan(plan.tile, slices) for slices in (1, plan.slices, min(3, groups))}
-    plans |= {w4.Plan(LARGE, 1), w4.plan_for(tokens, out, groups, held=gpu >= (9, 0))}
+    plans |= {w4.Plan(LARGE, 1), w4.plan_for(tokens, out, groups, held=device.like_sm_90())}
     for chosen in plans:
         wanted = atom_reference.group_gemm(*quantized(x, perm), codes, scale, chosen.slices).astype(numpy_dtype(kind))
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.errors import error
 from bcqfmt.kernels import matmul
-from bcqfmt.kernels.bits import BitOperand, BitSegment
+from bcqfmt.kernels.bits import BitOperand, BitSegment, fits
 from bcqfmt.kernels.bits.layout import BitLayout, group_for, pack_numbers, pack_planes
 from bcqfmt.kernels.gemm.dense import dense_of
 from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment, check_operand, in_tiles
@@ -156,7 +156,7 @@ class GpuWeight(matmul.MatmulWeight):
     def bits(self) -> BitOperand | None:
         """For the fast product."""
         layouts = [layout_of(piece) for piece in self._pieces]
-        if not self.linear or None in layouts:
+        if not self.linear or not fits(layouts, reordered=False, gpu=self._place):
             return None
         segments = tuple(
             BitSegment(

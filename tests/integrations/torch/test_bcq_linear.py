@@ -251,7 +251,11 @@ def test_the_way_over_a_gpu_in_the_simulator(weight: BcqWeight, batch: int) -> N
 
 
 @pytest.mark.parametrize(("batch", "capability"), [(1, (8, 0)), (2, (9, 0)), (300, (9, 0))])
-@pytest.mark.parametrize("weight", [plain(40), ks.weight("bcq", 3, 40, 70, 32)], ids=["affine", "bcq"])
+@pytest.mark.parametrize(
+    "weight",
+    [plain(40), ks.weight("bcq", 3, 40, 70, 32), ks.weight("bcq", 3, 40, 192, 96)],
+    ids=["affine", "bcq", "look-up"],
+)
 def test_a_bias_on_a_gpu_in_the_simulator(weight: BcqWeight, batch: int, capability: tuple[int, int]) -> None:
     x, bias, y, same = simulate(sim_bcq_linear.with_bias, weight, batch, capability)
     assert (y.shape, y.dtype) == ((batch, weight.spec.out), np.float16)

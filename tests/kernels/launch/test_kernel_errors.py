@@ -331,6 +331,14 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
         for encoding in ("affine", "bcq") if found == "small" else (found,):
             sized = matmul.MatmulWeight(operand(ks.weight(encoding, 3, 2, 256, 32)))
             assert [kernel_of(sized, n) for n in (least - 1, least)] == ["bits", "gemm"]
+    for capability in ((8, 0), (8, 6), (12, 0)):  # where no matrix is small
+        monkeypatch.setattr(device, "capability", lambda index, found=capability: found)
+        for encoding in ("affine", "bcq"):
+            sized = matmul.MatmulWeight(operand(ks.weight(encoding, 3, 2, 256, 32)))
+            assert [kernel_of(sized, n) for n in (1, 2)] == ["bits", "gemm"]
+        long = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 28672, 128)))
+        assert kernel_of(long, 1) == ("bits" if capability == (8, 0) else "gemm")
+        assert (long.bits is None) == (capability != (8, 0))  # nothing is made that does not fit
 
 
 @pytest.mark.usefixtures("on_the_host")

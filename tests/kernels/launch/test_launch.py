@@ -289,6 +289,7 @@ def test_a_gpu_that_is_not_the_current_one(recorder: Recorder, monkeypatch: pyte
 def test_gpus_of_several_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of one is never taken for another; each is asked once."""
     asked: list[int] = []
+    monkeypatch.delenv("BCQFMT_CAPABILITY", raising=False)
 
     class Gpu(SimpleNamespace):
         @property
@@ -387,14 +388,36 @@ def test_kernels_for_an_older_gpu_than_this_one(
     monkeypatch.setenv("BCQFMT_CAPABILITY", text)
     assert device._chosen((9, 0)) == found
     one = device.Gpu(found, 132, (9, 0))
+    monkeypatch.setattr(device, "require_cuda", lambda: None)
     monkeypatch.setattr(device, "_asked", lambda index: one)
     assert device.compiled_by_driver(0) == (found != (9, 0))
+    assert device.shared_limit(0) // 1024 == {(8, 0): 163, (8, 9): 99, (9, 0): 227}[found]
 
 
-@pytest.mark.parametrize("text", ["10.0", "9.1", "7.5", "8", "8.0a", "sm_80", "٨.0"])
+def test_no_ptx_of_one_gpu_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for 9.0 are for that alone; those for 8.0 may take more shared memory than an RTX 50 has."""
+    for text, fine in (("9.0", False), ("8.0", False), ("8.9", True), ("12.0", True)):
+        monkeypatch.setenv("BCQFMT_CAPABILITY", text)
+        if fine:
+            assert device._chosen((12, 0)) == tuple(map(int, text.split(".")))
+        else:
+            with pytest.raises(BcqError, match="BCQ-E551"):
+                device._chosen((12, 0))
+
+
+@pytest.mark.parametrize("own", [(8, 0), (9, 0)])
+def test_what_the_driver_has_to_compile_is_loaded_as_text(
+    own: tuple[int, int], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_asked", lambda index: device.Gpu((8, 0), 132, own))
+    launch.kernel("u32* x", threads=32)(scale).launch((1,), 32, Tensor(0, 0))
+    assert (recorder.loaded, recorder.texts) == ([("scale", (8, 0))], [own != (8, 0)])
+
+
+@pytest.mark.parametrize("text", ["10.0", "9.1", "7.5", "8", "8.1", "8.0a", "sm_80", "٨.0"])
 def test_a_capability_that_the_gpu_does_not_have(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BCQFMT_CAPABILITY", text)
-    with pytest.raises(BcqError, match=r"BCQ-E551.*8\.0 to 9\.0") as refusal:
+    with pytest.raises(BcqError, match=r"BCQ-E551.*8\.0, 8\.6, 8\.7, 8\.9, 9\.0, which is") as refusal:
         device._chosen((9, 0))
     assert "unset BCQFMT_CAPABILITY" in repr(refusal.value)
 

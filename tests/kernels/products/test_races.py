@@ -57,7 +57,7 @@ def test_what_a_kernel_has_forgotten_is_found(case: str, forgotten: str, found: 
         (sim_bits.bits, ("affine", 4, 40, 600, 64, "F32", 1), {"parts": 3}),
         (sim_bits.whole_bytes, ("affine", 4, 70, 600, 32, "BF16", 4), {"slices": 2, "tiles": 2, "stages": 3}),
         (sim_bits.whole_bytes, ("affine", 4, 40, 264, 16, "F16", 2), {"slices": 2}),
-        (sim_bits.bits, ("bcq", 3, 70, 1100, 128, "F16", 1), {"slices": 3, "tiles": 2, "bulk": False}),
+        (sim_bits.bits, ("bcq", 3, 70, 1500, 128, "F16", 1), {"slices": 3, "tiles": 2, "bulk": False}),
         (sim_bits.whole_bytes, ("bcq", 4, 70, 1100, 32, "BF16", 4), {"slices": 2, "stages": 3, "bulk": False}),
     ],
 )
