@@ -9,7 +9,7 @@ import torch
 from bcqfmt import BcqWeight
 from bcqfmt.kernels import matmul, matmul_weight
 from bcqfmt.kernels.bits import BitOperand, batch_limit, bit_gemv, bit_operand
-from bcqfmt.kernels.bits.shape import BitShape, Chip, Wanted, product_shape
+from bcqfmt.kernels.bits.shape import Chip, Wanted, bit_shape_for, product_shape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device
 from products import kernel_samples as ks
@@ -182,9 +182,9 @@ def test_both_ways_agree_and_matmul_takes_any_number(gpu: tuple[int, int]) -> No
     weight = ks.weight("bcq", 4, 512, 4096, 128)
     placed, x = bit_operand(operand(weight)), ks.vectors(19, 4096, "F16")
     layout = placed.segments[0].layout
-    chip = Chip(gpu >= (9, 0), device.shared_limit())
-    bits = BitShape(layout, 3, 1, 0, 2, stages=2, bulk=chip.bulk)
-    with_bytes = product_shape(Wanted(layout, 3, 1, 0, chip=chip))
+    wanted = Wanted(layout, 3, 1, 0, chip=Chip(gpu >= (9, 0), device.shared_limit()))
+    bits, with_bytes = bit_shape_for(wanted), product_shape(wanted)
+    assert type(bits) is not type(with_bytes)
     first, second = (
         bit_gemv(placed, to_gpu(x[:3]), out=torch.empty(3, 512, device="cuda"), shapes=(shape,)).cpu().numpy()
         for shape in (bits, with_bytes)
