@@ -253,8 +253,9 @@ def _few(weight: MatmulWeight, vectors: int, dtype: str) -> str:
     wide = dtype == "F32"
     if weight.mixed is not None and mixed_of.batch_limit(weight.mixed, dtype):
         return "mixed" if vectors <= PAIRS[wide] else "dequantize"
-    if at_once := weight.at_once(dtype):
-        return "bits" if vectors <= LAUNCHES[wide and at_once == 4] * at_once else "dequantize"
+    at_once = weight.at_once(dtype)
+    if vectors <= LAUNCHES[wide and at_once == 4] * at_once:
+        return "bits"
     whole_bytes = all(s.group_size % 8 == 0 or s.group_size >= s.width for s in weight.operand.segments)
     return "look-up" if vectors <= (LOOK_UP[wide] if whole_bytes else 1) else "dequantize"
 

@@ -226,6 +226,8 @@ def _steps(operand: BitOperand, shapes: Sequence[AnyShape]) -> tuple[Step, ...]:
     steps = []
     for k, (segment, shape) in enumerate(zip(operand.segments, shapes, strict=True)):
         needs, chunks = operand.needs(k), segment.layout.chunks
+        if shape.bulk:
+            device.require_capability(9, 0, operand.gpu)
         if shape.slices > chunks:
             raise error("BCQ-E552", found=f"{shape.slices} slices", expected=f"at most {chunks}")
         if shape.outliers != needs.size or (shape.outliers and not shape.bulk):

@@ -169,8 +169,8 @@ def _chosen(own: tuple[int, int]) -> tuple[int, int]:
     named = {f"{major}.{minor}": (major, minor) for major, minor in (*known, own)}
     if text in named:
         return named[text]
-    expected = f"{', '.join(named)}, which is that of the GPU"
-    raise error("BCQ-E551", found=f"{_CAPABILITY}={text}", expected=expected, hint=f"unset {_CAPABILITY}")
+    expected = f"one of {', '.join(named)} on this GPU"
+    raise error("BCQ-E302", found=f"{_CAPABILITY}={text}", expected=expected, hint=f"unset {_CAPABILITY}")
 
 
 def describe(array: Any) -> Described:

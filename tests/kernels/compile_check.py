@@ -123,7 +123,7 @@ def _bits() -> dict[str, list[tuple[Any, ...]]]:
         ByteShape(BitLayout(3, 4096, 256, "affine", "F16"), 8, 1, 0),
         ByteShape(BitLayout(4, 4096, 128, "affine", "F16"), 4, 1, 1, outliers=4),
         product_shape(Wanted(BitLayout(4, 2048, 32, "bcq", "F16"), 4, 1, 1)),
-        ByteShape(BitLayout(4, 4096, 128, "bcq", "F16"), 4, 2, 2, added=True, bulk=False),
+        ByteShape(BitLayout(4, 4352, 128, "bcq", "F16"), 4, 2, 2, added=True, bulk=False),
     ]
     short = [
         short_shape_for(Wanted(BitLayout(3, columns, g, formula, "F16"), batch, 1, 1, more, more, False, needs, chip))

@@ -271,7 +271,7 @@ def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, 
     ("weight", "capability", "batches", "all_freed"),
     [
         (ks.weight("affine", 4, 17, 320, 64), (9, 0), [1, 300], True),  # decoded from the codes of gemm
-        (ks.weight("bcq", 3, 5, 72, 32), (8, 0), [300], True),
+        (ks.weight("bcq", 3, 5, 72, 32), (8, 0), [1, 300], True),
         (ks.weight("affine", 4, 5, 64, 8), (9, 0), [300], False),  # gemm does not take short groups
         (ks.weight("affine", 4, 5, 64, 32, perm=True), (8, 0), [300], True),  # prepared on the host, with its copies
     ],

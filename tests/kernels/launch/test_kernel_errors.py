@@ -303,8 +303,8 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
     assert [[kernel_of(weight, n) for weight in short] for n in (2, 3, 6, 7)] == [
         *[["bits", "gemm", "gemm"]] * 3, ["dequantize", "gemm", "gemm"],
     ]  # fmt: skip
-    assert [[kernel_of(weight, n, "F32") for weight in short] for n in (3, 6, 28)] == [
-        ["bits"] * 3, ["dequantize", "bits", "bits"], ["dequantize", "dequantize", "bits"]
+    assert [[kernel_of(weight, n, "F32") for weight in short] for n in (3, 6, 7, 8, 28)] == [
+        ["bits"] * 3, ["look-up", "bits", "bits"], ["look-up", "look-up", "bits"], *[["dequantize"] * 2 + ["bits"]] * 2
     ]  # fmt: skip
     permuted = matmul.MatmulWeight(operand(ks.weight("affine", 4, 2, 256, 32, perm=True)))
     assert [kernel_of(permuted, n) for n in (4, 5)] == ["bits", "gemm"]
@@ -338,6 +338,7 @@ def test_the_way_of_a_product_follows_the_table(monkeypatch: pytest.MonkeyPatch)
             assert [kernel_of(sized, n) for n in (1, 2)] == ["bits", "gemm"]
         long = matmul.MatmulWeight(operand(ks.weight("bcq", 4, 2, 28672, 128)))
         assert kernel_of(long, 1) == ("bits" if capability == (8, 0) else "gemm")
+        assert kernel_of(long, 7, "F32") == "look-up"  # at most one of these vectors fits
         assert (long.bits is None) == (capability != (8, 0))  # nothing is made that does not fit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from bcqfmt import BcqWeight
 from bcqfmt.errors import BcqError
 from bcqfmt.kernels import bits, gemm, matmul, matmul_weight, mixed
+from bcqfmt.kernels.bits.shape import BitShape
 from bcqfmt.kernels.operands import operand
 from bcqfmt.kernels.runtime import device, launch
 from products import kernel_samples as ks
@@ -167,6 +169,11 @@ def test_a_gpu_below_9_0_has_another_way(recorder: Recorder, monkeypatch: pytest
         assert plan[0].shared <= (227 if index == 0 else 99) * 1024
     with pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.6"):
         mixed.mixed_gemv(mixed.mixed_operand(MIXED, "cpu"), vectors(1))
+    plain = bits.bit_operand(operand(WEIGHT), "cpu")
+    for bulk, fine in ((False, True), (True, False)):
+        shapes = [BitShape(segment.layout, 1, 1, 1, 2, slices=1, bulk=bulk) for segment in plain.segments]
+        with nullcontext() if fine else pytest.raises(BcqError, match=r"BCQ-E551.*capability 8\.6"):
+            bits.bit_gemv(plain, vectors(1), shapes=shapes)
 
 
 def test_the_stream_without_an_object_around_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,12 @@ def _bytes(results: Results) -> list[bytes]:
     return [part.contiguous().view(torch.uint8).numpy().tobytes() for part in results]
 
 
-def same(name: str) -> tuple[list[bytes], list[bytes]]:
-    """What the operator gives, and what the kernel gives when it is called directly."""
+def same(name: str, capability: tuple[int, int] = (8, 0)) -> tuple[list[bytes], list[bytes]]:
+    """What the operator gives on a GPU of that capability, and what the kernel gives when it is called directly."""
     sample = op_samples.ALL[name]("cpu", False)
     before = _bytes((sample.x,))
-    found = sample.operator(sample.x), sample.direct(sample.x)
+    with mock.patch.object(device, "capability", return_value=capability):
+        found = sample.operator(sample.x), sample.direct(sample.x)
     assert [(part.dtype, part.shape) for part in found[0]] == [(part.dtype, part.shape) for part in found[1]]
     assert all(bool(part.any()) for part in found[0])
     assert _bytes((sample.x,)) == before
