@@ -5,17 +5,17 @@
     >>> values = matrix.dequantize("float16")    # bit for bit what the normative decoder gives
 
 A product takes one of two paths. *planes*: straight from the planes, for small batches and every weight but those that
-`CpuMatrix.obstacle` names; by look-up tables where the processor has AVX2 (`lut`), by dot products of bytes elsewhere
-(`dot_loops`), on ARM with small tables too. It works with the linear reading of `layout`: alpha and z in float32,
-float-zero without the rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a
-time, and multiplied with BLAS. Sums are float32. Results do not depend on the number of threads.
+`CpuMatrix.obstacle` names; by dot products of bytes (`dot_loops`), on x86-64 and ARM also of codes that stand for the
+numbers of a small table; where the processor has AVX2 and every plane has its own scale, or there are few planes, by
+look-up tables (`lut`). It works with the linear reading of `layout`: alpha and z in float32, float-zero without the
+rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a time, and multiplied with
+BLAS. Sums are float32. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,10 @@ Float = npt.NDArray[np.float32]
 
 
 def target() -> str:
-    """Instructions that products on this machine use: "avx512", "avx2", "neon" or "portable" (those every one has)."""
-    from . import lookup
+    """Instructions that are used here: "avx512", "avx2", "ssse3", "neon" or "portable" (those every processor has)."""
+    from . import machine
 
-    return lookup.target()
+    return machine.target()
 
 
 def prepare(weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> CpuMatrix:
@@ -62,11 +62,9 @@ class CpuMatrix:
         self._weight, self._planes, self._index = weight, planes, index
         operand = operands.operand(weight, planes=planes, index=index)
         self.shape, self.dtype = operand.shape, operand.dtype
-        self.obstacle = obstacle(operand, looks_up=target() == "neon")
-        self._tables = target().startswith("avx")
-        self._loops: Any = import_module(".lut" if self._tables else ".dot_loops", __name__)  # numba is imported late
+        self.obstacle = obstacle(operand)
         kept = () if self.obstacle else operand.segments
-        self._segments = [plane_segment(segment, operand.rows, self._tables) for segment in kept]
+        self._segments = [plane_segment(segment, operand.rows) for segment in kept]
         self._bits = sum(segment.bits * segment.width for segment in operand.segments) / operand.columns
         self._perm = operand.perm
         self._sparse: tuple[Array, Array, Float] | None = None
@@ -118,10 +116,10 @@ class CpuMatrix:
 
     def _by_planes(self, x: Float, threads: int) -> Float:
         batch, out = x.shape[0], self.shape[0]
-        y = np.empty((batch, -(-out // LANES) * LANES if self._tables else out), np.float32)
+        y = np.empty((batch, -(-out // LANES) * LANES), np.float32)  # the table kernel writes whole tiles
         run = max(1, min(_RUN, out // LANES // (4 * max(1, threads))))
         for k, segment in enumerate(self._segments):
-            product = self._table_product if self._tables else self._dot_product
+            product = self._dot_product if segment.per else self._table_product
             together(product(x, segment, y, run, more=k > 0), threads)
         if self._sparse is not None:
             from . import sparse
@@ -133,7 +131,8 @@ class CpuMatrix:
 
     def _table_product(self, x: Float, s: PlaneSegment, y: Float, run: int, more: bool) -> Callable[[int], None]:
         """What each thread does for a product by look-up tables; ``run``: tiles that it takes at a time."""
-        lut = self._loops
+        from . import lut
+
         batch = x.shape[0]
         tables = scratch("tables", (batch, s.words * lut.WORD_TABLES), np.float32)
         sums = scratch("sums", (batch, s.groups), np.float32)
@@ -149,17 +148,18 @@ class CpuMatrix:
 
     def _dot_product(self, x: Float, s: PlaneSegment, y: Float, run: int, more: bool) -> Callable[[int], None]:
         """What each thread does for a product by dot products."""
-        dot_loops = self._loops
-        batch, chunks = x.shape[0], -(-s.words // WORDS)
-        looked = bool(s.table.size)
-        centre = 0 if s.by_plane or s.bits in (1, 8) or looked else 1 << (s.bits - 1)  # 8 bits: done when they are read
+        from . import dot_loops, dots
+
+        batch, chunks, looked = x.shape[0], -(-s.words // WORDS), bool(s.table.size)
+        centre = dots.centre(s.bits, s.by_plane, looked)
         digits = dot_loops.digits(self._inputs(x, s, chunks * WORDS), s.pieces, centre)
         kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, s.words % WORDS == 0, looked)
         counter, span = np.zeros(1, np.uint64), max(1, s.span // WORDS) if s.groups > 1 else chunks
         given = (counter, run * LANES, s.planes, self.shape[0], s.words, span, *digits, s.numbers, y, more)
+        held, sums = int(dot_loops.TILE) * 8 * WORDS, batch * int(dot_loops.SUMS)
 
         def work(_: int) -> None:
-            own = scratch("chunk", (64,), np.uint32), scratch("row sums", (batch * 8,), np.float32)
+            own = scratch("chunk", (held,), np.uint32), scratch("row sums", (sums,), np.float32)
             kernel(*given, *own, s.table)
 
         return work

@@ -16,7 +16,7 @@ from bcqfmt.compiled import intrinsics, rounding
 from bcqfmt.compiled.loops import compiled, inner, stamp_of
 from bcqfmt.compiled.rounding import pattern, pattern64, rounded
 
-from . import lanes, lookup
+from . import lanes, lookup, machine
 from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
 
 FORMULAS = {"affine": 0, "float-zero": 1, "offset": 2, "bcq": 3, "table": 4}
@@ -140,7 +140,7 @@ def decode_kernel(kind: str, twice: bool = False) -> Any:
     (indptr, indices, stored column of every column: int32; values float64); codes uint8 (words * 32), exact
     float64 and final (`row_table_size` of each) of the thread's own.
     """
-    stamp = stamp_of(intrinsics, lanes, lookup, rounding)
+    stamp = stamp_of(intrinsics, lanes, machine, lookup, rounding)
     which, double = list(PATTERNS).index(kind), kind == "F64"
 
     def loop(

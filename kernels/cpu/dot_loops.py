@@ -1,9 +1,9 @@
 """y = W x by dot products (`dots`): x as bytes, then the loop over rows.
 
 A row depends on no other, so the result does not depend on which thread computes it. Numbers lie as the loop reads
-them, float32 ``[row][slot][scale, z][per]``, or with a scale for every plane. ``per`` 4 or 2: a slot is a chunk of 128
-columns (or the part of it that one of several groups in a word has), with the number of every word or of every two. 1:
-a slot is a group.
+them, float32 ``[vector of rows][slot][scale, z][row][per]``, or with a scale for every plane. ``per`` 4 or 2: a slot is
+a chunk of 128 columns (or the part of it that one of several groups in a word has), with the number of every word or of
+every two. 1: a slot is a group.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from bcqfmt.compiled import intrinsics
 from bcqfmt.compiled.loops import compiled, stamp_of
 from bcqfmt.compiled.threads import scratch
 
-from . import dots, lanes
+from . import dots, lanes, machine
 from .dots import CHUNK, DIGITS, WORDS, codes, load_sums, multiply, store_sums, with_bias
 from .lanes import claim, prefetch, types
+from .machine import dot
 
 _0, _1, _2, _3, _4, _8 = (np.uint64(i) for i in (0, 1, 2, 3, 4, 8))
+_ROWS, _VECTORS, TILE = (np.uint64(n) for n in (dot().rows, dot().vectors, dot().tile))
+SUMS = TILE * _4  # numbers that add up to those of a tile
+_NEAR = 3 if dot().rows == 1 else 2  # the cache that lines are asked into: tiles of many rows leave none in the first
 _N = types.uint64
 _FLOATS = types.float32[::1]
 _READ = {kind: types.Array(kind, 1, "C", readonly=True) for kind in (types.float32, types.uint32)}
@@ -103,29 +107,30 @@ def row_kernel(
 
     ``pieces``: groups in a word, 1 (or less than one), 2 or 4; ``by_plane``: a scale for every plane; ``per``: see
     above; ``single``: the batch is 1; ``whole``: rows end with a whole chunk; ``looked``: codes stand for the bytes of
-    a table. Arguments: counter uint64[1]; run, the rows that a thread takes at a time, even; planes uint32 (bits * rows
-    * words); rows, words, span (chunks of a group) uint64; the three arrays of `digits`; numbers float32; y (batch,
-    rows) float32; more: add to y; held uint32 (2 * 8 * 4) and totals float32 (batch * 8) of the thread's own; table
-    int8 (16, or none).
+    a table. Arguments: counter uint64[1]; run, the rows that a thread takes at a time, whole tiles; planes uint32 (bits
+    * rows * words); rows, words, span (chunks of a group) uint64; the three arrays of `digits`; numbers float32, of
+    whole tiles; y (batch, rows) float32; more: add to y; held uint32 (TILE * 8 * 4) and totals float32 (batch * SUMS)
+    of the thread's own; table int8 (16, or none).
     """
-    stamp = stamp_of(intrinsics, lanes, dots)
+    stamp = stamp_of(intrinsics, lanes, machine, dots)
     by_table, wide = int(looked), 8 if looked else (1 if by_plane else bits)
     sets, each = (bits, 1) if by_plane else (1, bits)
     sets_, each_, pieces_, per_ = (np.uint64(n) for n in (sets, each, pieces, per))
-    kinds = np.uint64((sets + 1) * per)
+    per_ = per_ * _ROWS
+    kinds = (sets_ + _1) * per_
 
     def loop(
         counter: Any, run: Any, planes: Any, rows: Any, words: Any, span: Any, x: Any, starts: Any,
         factors: Any, numbers: Any, y: Any, more: Any, held: Any, totals: Any, table: Any,
     ) -> None:  # fmt: skip
         batch, chunks, plane = _1 if single else np.uint64(y.shape[0]), (words + _3) // _4, rows * words
-        gap = np.uint64(numbers.size) // rows
+        gap = np.uint64(numbers.size) // ((rows + TILE - _1) // TILE * _VECTORS)
         while stamp:
             top = claim(counter) * run
             if top >= rows:
                 break
-            for r in range(top, min(top + run, rows), _2):
-                one = _1 if r + _1 < rows else _0  # to the second row, if there is one
+            for r in range(top, min(top + run, rows), TILE):
+                count = min(TILE, rows - r)
                 totals[:] = np.float32(0)
                 sums = load_sums(totals, _0)
                 group, left = _0, span
@@ -134,44 +139,42 @@ def row_kernel(
                     for i in range(sets_):
                         at = (i * rows + r) * words + c * _4
                         if short:  # nothing is read beyond the last word
-                            for k in range(each_):
-                                for w in range(_4):
-                                    there, place = c * _4 + w < words, at + k * plane + w
-                                    held[k * _4 + w] = planes[place] if there else np.uint32(0)
-                                    place += one * words
-                                    held[(_8 + k) * _4 + w] = planes[place] if there else np.uint32(0)
+                            for t in range(TILE):
+                                for k in range(each_):
+                                    for w in range(_4):
+                                        place = at + min(t, count - _1) * words + k * plane + w
+                                        there = c * _4 + w < words
+                                        held[(t * each_ + k) * _4 + w] = planes[place] if there else np.uint32(0)
                         if c % _4 == _0:
                             for k in range(each_):  # the line that these rows' successors begin at
-                                prefetch(planes, at + k * plane + _2 * words, 3)
-                                prefetch(planes, at + k * plane + _3 * words, 3)
-                        first = codes(planes, at, plane, held, _0, short, each, table, by_table)
-                        second = codes(planes, at + one * words, plane, held, _8 * _4, short, each, table, by_table)
+                                for t in range(TILE, TILE + TILE):
+                                    prefetch(planes, at + k * plane + t * words, _NEAR)
+                        found = codes(planes, at, plane, words, count, held, short, each, table, by_table)
                         for b in range(batch):
                             if not single:
-                                sums = load_sums(totals, b * _8)
+                                sums = load_sums(totals, b * SUMS)
                             for n in range(pieces_):
                                 slot = group if per == 1 else c * pieces_ + n
                                 piece = (c * batch + b) * pieces_ + n
-                                number = r * gap + slot * kinds
+                                number = r // _ROWS * gap + slot * kinds
                                 if i == _0:
                                     bias = number + sets_ * per_
-                                    sums = with_bias(sums, factors, piece, numbers, bias, gap * one, per)
+                                    sums = with_bias(sums, factors, piece, numbers, bias, gap, per)
                                 number += i * per_
                                 sums = multiply(
-                                    sums, first, second, x, starts, factors, piece, numbers, number, gap * one,
-                                    wide, per,
+                                    sums, found, x, starts, factors, piece, numbers, number, gap, wide, per,
                                 )  # fmt: skip
                             if not single:
-                                store_sums(totals, b * _8, sums)
+                                store_sums(totals, b * SUMS, sums)
                     left -= _1
                     if left == _0:
                         group, left = group + _1, span
                 if single:  # they were in registers until now
                     store_sums(totals, _0, sums)
                 for b in range(batch):
-                    for k in range(one + _1):
-                        t = b * _8 + k * _4
-                        total = (totals[t] + totals[t + _1]) + (totals[t + _2] + totals[t + _3])
+                    for k in range(count):
+                        at = b * SUMS + k * _4
+                        total = (totals[at] + totals[at + _1]) + (totals[at + _2] + totals[at + _3])
                         y[b, r + k] = y[b, r + k] + total if more else total
 
     return compiled(

@@ -19,9 +19,9 @@ from bcqfmt.compiled import intrinsics
 from bcqfmt.compiled.loops import compiled, stamp_of
 from bcqfmt.kernels.operands import OperandSegment
 
-from . import lanes, lookup
+from . import lanes, machine
 from .lanes import LANES, LaneEmit, claim, intrinsic, ir, types
-from .lookup import target
+from .machine import target
 
 WORDS = 4  # of a plane at once
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -137,7 +137,7 @@ def float_kernel(bits: int, offset: bool) -> Any:
     float32, out float32, all flat; codes uint8 (words * 32) and some words of each plane uint32 (bits * ``HELD``), of
     the thread's own.
     """
-    stamp, added = stamp_of(intrinsics, lanes, lookup), int(offset)
+    stamp, added = stamp_of(intrinsics, lanes, machine), int(offset)
     copied = bits > 4  # planes are often a power of two apart, and no cache holds lines of more than four of them
 
     def loop(counter: Any, plan: Any, planes: Any, scale: Any, zero: Any, out: Any, codes: Any, held: Any) -> None:

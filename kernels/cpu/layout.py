@@ -17,8 +17,11 @@ from bcqfmt.errors import BcqError
 from bcqfmt.kernels.operands import Operand, OperandSegment
 from bcqfmt.weight.packing import words_for
 
+from .machine import dot, target
+
 LANES = 16  # rows of a tile of the table kernel
 WORDS = 4  # words of a plane that the dot kernel takes at a time
+_FEW = 2  # planes up to which look-up tables are faster than dot products
 Array = npt.NDArray[Any]
 
 
@@ -28,8 +31,8 @@ class PlaneSegment:
 
     ``planes`` (bits * rows * words) uint32, not copied; ``start`` and ``width`` in stored columns; ``pieces`` groups in
     a word, ``span`` words in a group (one of the two is 1); ``numbers`` float32, flat, in the order of `lut` or of
-    `dot_loops`, which has ``per`` of a kind side by side. ``groups`` includes those that only have padding. ``table``:
-    (16) what the codes stand for, (0) if they are numbers themselves.
+    `dot_loops`, which has ``per`` of a kind side by side (0: for `lut`). ``groups`` includes those that only have
+    padding. ``table``: (16) what the codes stand for, (0) if they are numbers themselves.
     """
 
     planes: npt.NDArray[np.uint32]
@@ -46,14 +49,11 @@ class PlaneSegment:
     table: npt.NDArray[np.int8]
 
 
-def obstacle(operand: Operand, looks_up: bool) -> str:
-    """Why no product can be made from the planes of a weight; empty when one can.
-
-    ``looks_up``: the dot kernel can look codes up, sixteen bytes at a time.
-    """
+def obstacle(operand: Operand) -> str:
+    """Why no product can be made from the planes of a weight; empty when one can."""
     for k, segment in enumerate(operand.segments):
         g = segment.group_size
-        if segment.formula == "table" and not (looks_up and _table(segment)[0].size):
+        if segment.formula == "table" and not (dot().looks_up and _table(segment)[0].size):
             return f"segment {k} has a table: its values are no sums over planes"
         if segment.groups > 1 and g % 32 and g not in (8, 16):
             return f"segment {k} has groups of {g} columns: neither 8, 16, whole words nor whole rows"
@@ -68,8 +68,11 @@ def obstacle(operand: Operand, looks_up: bool) -> str:
     return ""
 
 
-def plane_segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegment:
-    """A segment of a weight that has no :func:`obstacle`, for the table kernel or the dot kernel."""
+def plane_segment(segment: OperandSegment, rows: int) -> PlaneSegment:
+    """A segment of a weight that has no :func:`obstacle`, for the table kernel or the dot kernel.
+
+    A look-up takes one plane, a dot product all of them if they have one scale, but only one group.
+    """
     words = words_for(segment.width, 1)
     pieces = span = 1
     if segment.groups == 1:
@@ -81,17 +84,18 @@ def plane_segment(segment: OperandSegment, rows: int, tables: bool) -> PlaneSegm
         span, groups = segment.group_size // 32, segment.groups
     scale, z = _linear(segment)
     by_plane, per = scale.ndim == 3, 0
-    if tables:
+    few = by_plane or segment.bits <= _FEW or pieces > 1
+    if target().startswith("avx") and few and segment.formula != "table":
         numbers = _stacked(scale, z)
         padded = np.zeros((-(-rows // LANES) * LANES, groups, numbers.shape[2]), np.float32)
         padded[:rows, : segment.groups] = numbers
         ordered = padded.reshape(-1, LANES, groups, numbers.shape[2]).transpose(0, 2, 3, 1)
     else:
-        places = _places(words, pieces, span, groups)
-        numbers = _stacked(*_around_middle(segment))
-        padded = np.zeros((rows, int(places.max()) + 1, numbers.shape[2]), np.float32)
-        padded[:, : segment.groups] = numbers
-        ordered, per = padded[:, places].transpose(0, 1, 3, 2), places.shape[1]
+        places, tile = _places(words, pieces, span, groups), dot().tile
+        numbers, per = _stacked(*_around_middle(segment)), places.shape[1]
+        padded = np.zeros((-(-rows // tile) * tile, int(places.max()) + 1, numbers.shape[2]), np.float32)
+        padded[:rows, : segment.groups] = numbers
+        ordered = padded[:, places].reshape(-1, dot().rows, len(places), per, numbers.shape[2]).transpose(0, 2, 4, 1, 3)
     laid = aligned(ordered.size, np.float32)
     laid.reshape(ordered.shape)[...] = ordered
     return PlaneSegment(
@@ -151,10 +155,10 @@ def _linear(segment: OperandSegment) -> tuple[Array, Array]:
 
 
 def _around_middle(segment: OperandSegment) -> tuple[Array, Array]:
-    """The same numbers for codes as the dot kernel has them: minus 2^(bits - 1), single bits as 0 and -1."""
+    """The same numbers for codes as `dots` has them: minus 2^(bits - 1), single bits as 0 and -1, or 1 without sign."""
     scale, z = _linear(segment)
     if segment.formula == "table":
         return scale, z
     if scale.ndim == 3 or segment.bits == 1:
-        return -2 * scale, z - (scale.sum(0) if scale.ndim == 3 else scale)
+        return (2 if dot().unsigned else -2) * scale, z - (scale.sum(0) if scale.ndim == 3 else scale)
     return 2 * scale, z + scale

@@ -7,22 +7,12 @@ look-up is the only operation here that depends on the machine.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from bcqfmt.compiled.intrinsics import features, ir
+from bcqfmt.compiled.intrinsics import ir
 
 from .lanes import LANES, LaneEmit, intrinsic
-
-
-@functools.cache
-def target() -> str:
-    """Instructions that are used: "avx512", "avx2", "neon" or "portable"; `features` says of which processor."""
-    known = features()
-    for name, flag in (("avx512", "+avx512f"), ("avx2", "+avx2"), ("neon", "+neon")):
-        if flag in known:
-            return name
-    return "portable"
+from .machine import target
 
 
 def lookup(emit: LaneEmit, entries: Any, pointer: Any, index: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from bcqfmt.compiled import intrinsics
 from bcqfmt.compiled.loops import compiled, stamp_of
 
-from . import lanes, lookup
+from . import lanes, lookup, machine
 from .lanes import LANES, claim, loads, prefetch, stores, transpose, types, zeros
 from .lookup import flush, flush_planes, lookups, table
 
@@ -36,7 +36,7 @@ def table_kernel() -> Any:
     """``(x, tables, sums, size)``: tables (batch, words * 128) of x (batch, words * 32), and the sums (batch, groups)
     of every ``size`` columns; all float32.
     """
-    stamp = stamp_of(intrinsics, lanes, lookup)
+    stamp = stamp_of(intrinsics, lanes, machine, lookup)
 
     def fill(x: Any, tables: Any, sums: Any, size: Any) -> None:
         columns, groups = np.uint64(x.shape[1]), np.uint64(sums.shape[1])
@@ -67,7 +67,7 @@ def tile_kernel(bits: int, pieces: int, by_plane: bool, vectors: int) -> Any:
     numbers, y (batch, tiles * 16), all float32; more: add to y;
     held uint32 (bits * 256) and totals float32 (batch * (bits + 1) * 16) of the thread's own.
     """
-    stamp = stamp_of(intrinsics, lanes, lookup)
+    stamp = stamp_of(intrinsics, lanes, machine, lookup)
     inner = bits * vectors  # vectors of sums within a group, one per plane and input
     nibbles = 8 // pieces
     planes_, pieces_, each = np.uint64(bits), np.uint64(pieces), np.uint64(vectors)

@@ -39,15 +39,19 @@ SHAPES = ((4096, 4096), (11008, 4096))
 GROUP = 128
 SPREAD = 256 << 20  # bytes of copies
 GOAL = 2.0  # times as fast as fp32 mv
+LEVELS = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]  # of GGUF's IQ4_NL
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
 
 
-def weight_of(rows: int, columns: int, bits: int, rng: np.random.Generator, *, bcq: bool = False) -> BcqWeight:
-    """Random codes, scales as quantizers make them."""
+def weight_of(rows: int, columns: int, bits: int, rng: np.random.Generator, kind: str = "affine") -> BcqWeight:
+    """Random codes, scales as quantizers make them; ``kind``: affine, bcq or table."""
     scale = (rng.random((rows, columns // GROUP)) * 0.01 + 0.001).astype(np.float16)
-    if bcq:
+    if kind == "table":
+        codes = rng.integers(0, 16, (rows, columns), np.uint8)
+        return BcqWeight.from_table(codes, scale, LEVELS, group_size=GROUP)
+    if kind == "bcq":
         signs = rng.integers(0, 2, (bits, rows, columns), np.uint8)
         alpha = np.stack([scale * np.float16(2.0**-i) for i in range(bits)])
         return BcqWeight.from_bcq(signs, alpha, scale, group_size=GROUP)
@@ -102,12 +106,13 @@ def contenders(rows: int, columns: int, batch: int, threads: int, spread_: int) 
             lambda w: torch.ops.aten._weight_int4pack_mm_for_cpu(short, w, GROUP, numbers),
         )  # fmt: skip
     vectors = x.numpy()
-    for bits, bcq in ((2, False), (4, False), (4, True)):
-        weight = weight_of(rows, columns, bits, rng, bcq=bcq)
+    kinds = [(2, "affine"), (4, "affine"), (4, "bcq")]
+    for bits, kind in kinds if spread_ or (rows, columns) != SHAPES[0] else [*kinds, (4, "table")]:
+        weight = weight_of(rows, columns, bits, rng, kind)
         error = reference.relative_error(cpu.prepare(weight).matmul(vectors), reference.product(weight, vectors))
         assert error < 1e-5, error
         add(
-            f"BCQ {'bcq ' if bcq else ''}{bits} bit", weight.nbytes, lambda n, w=weight: copies(w, n),
+            f"BCQ {'' if kind == 'affine' else kind + ' '}{bits} bit", weight.nbytes, lambda n, w=weight: copies(w, n),
             lambda m: m.matmul(vectors, threads=threads),
         )  # fmt: skip
     return found
@@ -185,7 +190,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     threads, clock = (1, time.thread_time) if options.cpu_time else (options.threads, time.perf_counter)
-    print(f"look-ups: {cpu.target()}, threads: {threads}, {clock.__name__}, torch {torch.__version__}")
+    print(f"instructions: {cpu.target()}, threads: {threads}, {clock.__name__}, torch {torch.__version__}")
     results = []
     for bench in [bench for bench in (products, batches) if options.only in (None, bench.__name__)]:
         for result in bench(options.quick, threads, clock):

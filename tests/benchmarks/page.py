@@ -100,7 +100,8 @@ rows of its own.
 _CPU = """\
 y = W x with W of 4096 x 4096 and 11008 x 4096 random codes, groups of 128, as many threads as the machine has cores,
 for torch as for BCQ. Weights are affine (F16 scales, packed zero points; 2.16 and 4.16 bits per weight) unless the row
-says bcq. Every result is compared with the float64 product first (relative error below 1e-5).
+says bcq, or table: codes that stand for the numbers of IQ4_NL. Every result is compared with the float64 product first
+(relative error below 1e-5).
 
 The products take turns, eight calls each; the fastest call of a turn counts, and ratios are taken turn by turn. The
 figure is the median of the turns, with the lowest and the highest in brackets. *copies in turn*: every call
@@ -110,21 +111,23 @@ torch's products are `torch.mv` in fp32 and bf16, `linear` in bf16, and its int4
 (`_weight_int4pack_mm_for_cpu`, bf16 in and out, groups of 128). BCQ takes and returns fp32. The goals are twice the
 speed of fp32 `mv` and at least that of bf16 `mv` and int4.
 
-When other processes run, torch's two threads wait for each other through whole time slices of the scheduler and its
-times grow tenfold; those of BCQ do not. So the figures were taken with real-time priority: `chrt -r 20 make bench`.
+When other processes run, torch's threads wait for each other through whole time slices, and its times grow tenfold; so
+the figures were taken with real-time priority: `chrt -r 20 make bench`.
 
-Look-up tables have four columns: 16 sums fit into a register, and one instruction looks up 16 rows. Tables of eight
-columns (256 sums, in memory) need half as many look-ups; the best such product found takes 4 to 11 times as long
-(`python tests/benchmarks/models/tables_of_eight.py`, both in turn, 2 and 4 bits, both shapes).
+Which products are dot products and which are look-ups: [decision
+24](../decisions/0024-dot-products-on-processors.md).
+
+With AVX2 alone, for torch too (`NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,... ATEN_CPU_CAPABILITY=avx2
+MKL_ENABLE_INSTRUCTIONS=AVX2`, `--quick`; {download}`cpu_kernels_avx2.json`), one weight again and again: one vector
+1.87x torch fp32 at 2 bits, 1.59x at 4 (other runs: 2.10x, 2.75x), 1.02x for bcq; 8 vectors 1.38x, 1.25x and 0.85x.
+SSSE3 alone: one vector 1.20x, 1.12x and 0.49x.
 
 On an ARM processor (Neoverse-N1, 2 cores, `chrt -r 20 python tests/benchmarks/cpu_kernels.py --quick`; all samples in
-{download}`cpu_kernels_arm.json`), 4096 x 4096, one weight again and again: one vector 2.66x torch fp32 at 2 bits, 2.13x
-at 4 bits, 0.65x for bcq with 4 planes; 8 vectors 3.26x, 3.13x and 0.93x. The ratio varies from run to run: at 4 bits
-three of four runs had 2.13x to 2.24x, one was below 2x.
+{download}`cpu_kernels_arm.json`): one vector 2.66x torch fp32 at 2 bits, 2.13x at 4 bits (one of four runs below 2x),
+0.65x for bcq with 4 planes; 8 vectors 3.26x, 3.13x and 0.93x.
 In plain instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 1.21x,
-1.14x and 0.30x, where the goal is 1x. At 4 bits the loop takes 68 cycles for two rows of 128 columns; 48 dot products
-and 80 other vector operations, two per cycle, are 64. bcq takes a dot product per plane: its levels are no integers.
-torch has no fast bf16 there.
+1.14x and 0.30x, where the goal is 1x. bcq takes a dot product per plane: its levels are no integers. torch has no fast
+bf16 there.
 """
 
 _FORMAT = f"""\

@@ -12,67 +12,114 @@ import numpy as np
 import pytest
 
 from bcqfmt.compiled import threads
+from bcqfmt.compiled.intrinsics import features, has_dot_products
 from bcqfmt.compiled.threads import together
 from bcqfmt.kernels import cpu
 from products import kernel_samples as ks
 from products import product_reference as reference
 
 SUPPORT = Path(__file__).resolve().parents[2] / "support"
-TARGETS = {  # and those whose instructions such a processor has
-    "portable": ("portable",),
-    "neon": ("portable", "neon"),
-    "avx2": ("portable", "avx2"),
-    "avx512": ("portable", "avx2", "avx512"),
-}
-_HASWELL = "+avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"
+_SSSE3 = "+sse,+sse2,+sse3,+ssse3"
+_AVX2 = _SSSE3 + ",+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt"
+_AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq"
+# features, target, how bytes are multiplied, rows of a vector, vectors
 PROCESSORS = {
-    "portable": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
-    "avx2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": _HASWELL},
-    "neon": {},
-    "avx512": {},
+    "portable": ("", "portable", "plain", 1, 2),
+    "neon": ("+neon", "neon", "plain", 1, 2),
+    "neon, dot": ("+neon,+dotprod", "neon", "sdot", 1, 2),
+    "ssse3": (_SSSE3, "ssse3", "pmaddubsw", 1, 1),
+    "avx2": (_AVX2, "avx2", "pmaddubsw", 2, 1),
+    "avx2, vnni": (_AVX2 + ",+avxvnni", "avx2", "vpdpbusd", 2, 1),
+    "avx512": (_AVX512, "avx512", "pmaddubsw", 4, 2),
+    "avx512, vnni": (_AVX512 + ",+avx512vnni", "avx512", "vpdpbusd", 4, 2),
 }
 
 # The instructions of single processors, in terms that every processor has; everything around them is the same.
 _SIMULATED = """
+from bcqfmt.compiled import intrinsics
 from bcqfmt.compiled.intrinsics import Emit, ir
-from bcqfmt.kernels.cpu import dots, lookup
 
-plain_call, used = Emit.call, set()
+intrinsics.features, intrinsics.has_dot_products = lambda: set({features!r}.split(",")), lambda: {dot}
+plain_call, used, i32 = Emit.call, set(), ir.IntType(32)
+
+def number(kind, value):
+    return ir.Constant(kind, [value] * kind.count)
+
+def wide(emit, vector, signed):
+    kind = ir.VectorType(i32, vector.type.count)
+    return emit.builder.sext(vector, kind) if signed else emit.builder.zext(vector, kind)
+
+def neighbours(emit, vector, count):
+    "Sums of so many that lie next to each other."
+    while count > 1:
+        halves = [emit.shuffle(vector, vector, list(range(i, vector.type.count, 2))) for i in (0, 1)]
+        vector, count = emit.builder.add(*halves), count // 2
+    return vector
+
+def bytes_of(emit, vector):
+    count = vector.type.count * vector.type.element.width // 8
+    return emit.builder.bitcast(vector, ir.VectorType(ir.IntType(8), count))
 
 def call(emit, name, result, arguments):
-    if name == "llvm.aarch64.neon.sdot.v4i32.v16i8":
-        used.add(name)
-        sums, a, b = arguments
-        for lane in range(16):
-            pair = [emit.builder.extract_element(vector, emit.i32(lane)) for vector in (a, b)]
-            product = emit.builder.mul(*(emit.builder.sext(one, emit.i32) for one in pair))
-            before = emit.builder.extract_element(sums, emit.i32(lane // 4))
-            sums = emit.builder.insert_element(sums, emit.builder.add(before, product), emit.i32(lane // 4))
-        return sums
-    if name not in ("llvm.x86.avx2.permps", "llvm.x86.avx512.permvar.sf.512"):
+    build = emit.builder
+    if not name.startswith(("llvm.x86", "llvm.aarch64")):
         return plain_call(emit, name, result, arguments)
     used.add(name)
+    if "sdot" in name or "vpdpbusd" in name:
+        a, b = (bytes_of(emit, vector) for vector in arguments[1:])
+        products = build.mul(wide(emit, a, "sdot" in name), wide(emit, b, True))
+        return build.add(arguments[0], neighbours(emit, products, 4))
+    if "pmadd.wd" in name or "pmaddw.d" in name:
+        return neighbours(emit, build.mul(*(wide(emit, vector, True) for vector in arguments)), 2)
+    if "pmadd" in name:  # of bytes, with saturation
+        pairs = neighbours(emit, build.mul(wide(emit, arguments[0], False), wide(emit, arguments[1], True)), 2)
+        for compare, limit in (("<", 32767), (">", -32768)):
+            limit = number(pairs.type, limit)
+            pairs = build.select(build.icmp_signed(compare, pairs, limit), pairs, limit)
+        return build.trunc(pairs, result)
+    if "pshuf" in name or "tbl1" in name:  # all indices are below 16
+        table, index = arguments
+        found = number(result, 0)
+        for entry in range(16):
+            lanes = [lane // 16 * 16 + entry for lane in range(result.count)]
+            same = build.icmp_unsigned("==", index, number(result, entry))
+            found = build.select(same, emit.shuffle(table, table, lanes), found)
+        return found
     entries, index = arguments
     found = ir.Constant(result, ir.Undefined)
     for lane in range(result.count):
-        place = emit.builder.extract_element(index, emit.i32(lane))
-        entry = emit.builder.extract_element(entries, emit.builder.and_(place, emit.i32(result.count - 1)))
-        found = emit.builder.insert_element(found, entry, emit.i32(lane))
+        place = build.extract_element(index, emit.i32(lane))
+        entry = build.extract_element(entries, build.and_(place, emit.i32(result.count - 1)))
+        found = build.insert_element(found, entry, emit.i32(lane))
     return found
 
-Emit.call, lookup.target, dots.has_dot_products = call, lambda: {target!r}, lambda: True
+Emit.call = call
 """
 _PRODUCTS = """
 import sys
 sys.path.insert(0, {support!r})
+import numpy as np
 from products import kernel_samples as ks
 from products import product_reference as reference
+from bcqfmt import BcqWeight
 from bcqfmt.kernels import cpu
-assert cpu.target() == {target!r}, cpu.target()
-for weight in (ks.weight("affine", 3, 19, 600, 128), ks.weight("bcq", 2, 19, 600, 16)):
-    matrix, x = cpu.prepare(weight), ks.vectors(1, 600)
+from bcqfmt.kernels.cpu import machine
+assert (cpu.target(), *machine.dot()) == {expected!r}, (cpu.target(), machine.dot())
+rng, scale = np.random.default_rng(0), np.full((19, 10), 0.5, np.float16)
+weights = [ks.weight("affine", 3, 19, 600, 128), ks.weight("bcq", 2, 19, 600, 16)]
+for q in {largest}:
+    weights.append(BcqWeight.from_affine(np.full((19, 320), 2**q - 1), scale, 0, group_size=32, bits=q))
+if machine.dot().looks_up:
+    levels = [-127, -126, -90, -60, -30, -10, -3, 0, 1, 2, 5, 20, 40, 80, 126, 127]
+    weights.append(BcqWeight.from_table(rng.integers(0, 16, (19, 320)), scale, levels, group_size=32))
+for weight in weights:
+    matrix, columns = cpu.prepare(weight), weight.spec.columns
     assert matrix.path() == "planes"
-    assert reference.relative_error(matrix.matmul(x), reference.product(weight, x)) < 2e-6
+    # bytes of 127, -128 and -128: with the largest codes the largest sums
+    for x in (ks.vectors(1, columns), np.full((1, columns), 0x7E7F80 / 2**22, np.float32)):
+        terms = np.abs(x).astype(np.float64) @ np.abs(weight.dequantize("float64")).T
+        error = matrix.matmul(x) - reference.product(weight, x)
+        assert np.linalg.norm(error) < 1e-6 * np.linalg.norm(terms), weight.scheme
     assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 """
 _GUARDED = """
@@ -126,15 +173,23 @@ def run(source: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_instructions_of_every_processor(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_instructions_of_every_processor(name: str, tmp_path: Path) -> None:
     """With the instructions of this processor where it has them; where it lacks one, that one is simulated."""
-    code = _PRODUCTS.format(support=str(SUPPORT), target=target)
-    if target in TARGETS[cpu.target()]:
-        run(code, **PROCESSORS[target])
-    else:  # with a cache of its own: numba does not see that these kernels are others
-        settings = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}  # the same arithmetic, compiled sooner
-        run(_SIMULATED.format(target=target) + code + "assert used", **settings)
+    known, own = features(), has_dot_products()
+    wanted, *expected = PROCESSORS[name]
+    x86, plain = "ssse3" in wanted, not wanted
+    here = known.issuperset(wanted.split(",")) if x86 else (plain or ("+neon" in known and own == ("dot" in name)))
+    code = _PRODUCTS.format(support=str(SUPPORT), expected=tuple(expected), largest=(4, 7, 8) if here else (7,))
+    # with a cache of its own: numba does not see that simulated kernels are others
+    settings = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}  # the same arithmetic, compiled sooner
+    if not here:
+        run(_SIMULATED.format(features=wanted, dot="dot" in name) + code + "assert used", **settings)
+    elif x86 or plain:
+        processor = {"NUMBA_CPU_NAME": "x86-64" if x86 else "generic", "NUMBA_CPU_FEATURES": wanted}
+        run(code, **settings, **processor)
+    else:
+        run(code)
 
 
 def test_nothing_is_read_beyond_the_planes_and_the_input() -> None:
