@@ -6,10 +6,10 @@
 
 A product takes one of two paths. *planes*: straight from the planes, for small batches and every weight but those that
 `CpuMatrix.obstacle` names; by dot products of bytes (`dot_loops`), on x86-64 and ARM also of codes that stand for the
-numbers of a small table; where the processor has AVX2 and every plane has its own scale, or there are few planes, by
-look-up tables (`lut`). It works with the linear reading of `layout`: alpha and z in float32, float-zero without the
-rounding inside it. *values*: the elements are decoded to float32 (`decode`), some rows at a time, and multiplied with
-BLAS. Sums are float32. Results do not depend on the number of threads.
+numbers of a small table, or by look-up tables where these are faster (`lut`, `layout.plane_segment`). It works with the
+linear reading of `layout`: alpha and z in float32, float-zero without the rounding inside it. *values*: the elements
+are decoded to float32 (`decode`), some rows at a time, and multiplied with BLAS. Sums are float32. Results do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from bcqfmt.system import cores
 from bcqfmt.weight.weight import BcqWeight
 
 from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segment
+from .machine import dot
 
 PLANE_WORK = 192  # vectors times planes up to which products from planes are faster than decoding
 _BATCH = 8  # vectors that are multiplied together
@@ -156,7 +157,7 @@ class CpuMatrix:
         kernel = dot_loops.row_kernel(s.bits, s.pieces, s.by_plane, s.per, batch == 1, s.words % WORDS == 0, looked)
         counter, span = np.zeros(1, np.uint64), max(1, s.span // WORDS) if s.groups > 1 else chunks
         given = (counter, run * LANES, s.planes, self.shape[0], s.words, span, *digits, s.numbers, y, more)
-        held, sums = int(dot_loops.TILE) * 8 * WORDS, batch * int(dot_loops.SUMS)
+        held, sums = dot().tile * 8 * WORDS, batch * dot().tile * WORDS
 
         def work(_: int) -> None:
             own = scratch("chunk", (held,), np.uint32), scratch("row sums", (sums,), np.float32)

@@ -23,8 +23,8 @@ from .lanes import claim, prefetch, types
 from .machine import dot
 
 _0, _1, _2, _3, _4, _8 = (np.uint64(i) for i in (0, 1, 2, 3, 4, 8))
-_ROWS, _VECTORS, TILE = (np.uint64(n) for n in (dot().rows, dot().vectors, dot().tile))
-SUMS = TILE * _4  # numbers that add up to those of a tile
+_ROWS, _VECTORS, _TILE = (np.uint64(n) for n in (dot().rows, dot().vectors, dot().tile))
+_SUMS = _TILE * _4  # numbers that add up to those of a tile
 _NEAR = 3 if dot().rows == 1 else 2  # the cache that lines are asked into: tiles of many rows leave none in the first
 _N = types.uint64
 _FLOATS = types.float32[::1]
@@ -109,8 +109,8 @@ def row_kernel(
     above; ``single``: the batch is 1; ``whole``: rows end with a whole chunk; ``looked``: codes stand for the bytes of
     a table. Arguments: counter uint64[1]; run, the rows that a thread takes at a time, whole tiles; planes uint32 (bits
     * rows * words); rows, words, span (chunks of a group) uint64; the three arrays of `digits`; numbers float32, of
-    whole tiles; y (batch, rows) float32; more: add to y; held uint32 (TILE * 8 * 4) and totals float32 (batch * SUMS)
-    of the thread's own; table int8 (16, or none).
+    whole tiles; y (batch, rows or more) float32; more: add to y; held uint32 (rows of a tile * 8 * 4) and totals
+    float32 (batch * rows of a tile * 4) of the thread's own; table int8 (16, or none).
     """
     stamp = stamp_of(intrinsics, lanes, machine, dots)
     by_table, wide = int(looked), 8 if looked else (1 if by_plane else bits)
@@ -124,13 +124,13 @@ def row_kernel(
         factors: Any, numbers: Any, y: Any, more: Any, held: Any, totals: Any, table: Any,
     ) -> None:  # fmt: skip
         batch, chunks, plane = _1 if single else np.uint64(y.shape[0]), (words + _3) // _4, rows * words
-        gap = np.uint64(numbers.size) // ((rows + TILE - _1) // TILE * _VECTORS)
+        gap = np.uint64(numbers.size) // ((rows + _TILE - _1) // _TILE * _VECTORS)
         while stamp:
             top = claim(counter) * run
             if top >= rows:
                 break
-            for r in range(top, min(top + run, rows), TILE):
-                count = min(TILE, rows - r)
+            for r in range(top, min(top + run, rows), _TILE):
+                count = min(_TILE, rows - r)
                 totals[:] = np.float32(0)
                 sums = load_sums(totals, _0)
                 group, left = _0, span
@@ -139,7 +139,7 @@ def row_kernel(
                     for i in range(sets_):
                         at = (i * rows + r) * words + c * _4
                         if short:  # nothing is read beyond the last word
-                            for t in range(TILE):
+                            for t in range(_TILE):
                                 for k in range(each_):
                                     for w in range(_4):
                                         place = at + min(t, count - _1) * words + k * plane + w
@@ -147,12 +147,12 @@ def row_kernel(
                                         held[(t * each_ + k) * _4 + w] = planes[place] if there else np.uint32(0)
                         if c % _4 == _0:
                             for k in range(each_):  # the line that these rows' successors begin at
-                                for t in range(TILE, TILE + TILE):
+                                for t in range(_TILE, _TILE + _TILE):
                                     prefetch(planes, at + k * plane + t * words, _NEAR)
                         found = codes(planes, at, plane, words, count, held, short, each, table, by_table)
                         for b in range(batch):
                             if not single:
-                                sums = load_sums(totals, b * SUMS)
+                                sums = load_sums(totals, b * _SUMS)
                             for n in range(pieces_):
                                 slot = group if per == 1 else c * pieces_ + n
                                 piece = (c * batch + b) * pieces_ + n
@@ -165,7 +165,7 @@ def row_kernel(
                                     sums, found, x, starts, factors, piece, numbers, number, gap, wide, per,
                                 )  # fmt: skip
                             if not single:
-                                store_sums(totals, b * SUMS, sums)
+                                store_sums(totals, b * _SUMS, sums)
                     left -= _1
                     if left == _0:
                         group, left = group + _1, span
@@ -173,7 +173,7 @@ def row_kernel(
                     store_sums(totals, _0, sums)
                 for b in range(batch):
                     for k in range(count):
-                        at = b * SUMS + k * _4
+                        at = b * _SUMS + k * _4
                         total = (totals[at] + totals[at + _1]) + (totals[at + _2] + totals[at + _3])
                         y[b, r + k] = y[b, r + k] + total if more else total
 

@@ -5,8 +5,8 @@ the 32. Each is split into three signed bytes. Sixteen bytes of every plane, 128
 sixteen codes in each of eight vectors; vector k has the columns 8j + k. A dot product adds four neighbouring bytes, so
 lane w of its result belongs to word w of the four, and after eight vectors it is the exact sum of the word's 32
 columns. The numbers of the groups then weigh these sums in float32. Where registers are longer, a vector has sixteen
-bytes of several rows side by side. Only dot products, and with them the sign of codes, depend on the machine
-(`machine.Dot`).
+bytes of several rows side by side. How many, how bytes are multiplied and looked up, and with that the sign of codes,
+depends on the machine (`machine.Dot`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _codes(
     From 16 bytes at ``planes[at]``, ``planes[at + stride]``, ... (``bits``), of the next row ``words`` later. If
     ``short``, from ``held``, four words of every plane of every row. Without sign they are as they are. As signed
     bytes codes of 8 bits are lowered by 128, and those of one bit are 0 and -1. If ``looked``, what ``table`` (sixteen
-    bytes) has for them, without sign raised by 128.
+    bytes) has for them, without sign raised by 128. Of two `_parts` each vector is two, one after the other.
     """
     q, by_table = bits.literal_value, bool(looked.literal_value)
     parts = _parts(q, by_table)

@@ -17,11 +17,10 @@ from bcqfmt.errors import BcqError
 from bcqfmt.kernels.operands import Operand, OperandSegment
 from bcqfmt.weight.packing import words_for
 
-from .machine import dot, target
+from .machine import dot
 
 LANES = 16  # rows of a tile of the table kernel
 WORDS = 4  # words of a plane that the dot kernel takes at a time
-_FEW = 2  # planes up to which look-up tables are faster than dot products
 Array = npt.NDArray[Any]
 
 
@@ -84,8 +83,8 @@ def plane_segment(segment: OperandSegment, rows: int) -> PlaneSegment:
         span, groups = segment.group_size // 32, segment.groups
     scale, z = _linear(segment)
     by_plane, per = scale.ndim == 3, 0
-    few = by_plane or segment.bits <= _FEW or pieces > 1
-    if target().startswith("avx") and few and segment.formula != "table":
+    few = by_plane or segment.bits <= dot().few or pieces > 1
+    if dot().few and few and segment.formula != "table":
         numbers = _stacked(scale, z)
         padded = np.zeros((-(-rows // LANES) * LANES, groups, numbers.shape[2]), np.float32)
         padded[:rows, : segment.groups] = numbers

@@ -25,12 +25,14 @@ class Dot(NamedTuple):
 
     ``kind``: "sdot" (ARM) or "vpdpbusd" (x86), which add four products to 32 bits; "pmaddubsw" (x86), two to 16;
     "plain": multiplications of 16 bits. ``rows``: of a vector, which has 16 bytes of each. ``vectors``: that are
-    multiplied together, as the registers allow.
+    multiplied together, as the registers allow. ``few``: up to so many planes look-ups (`lut`) are faster, as measured;
+    0: there are none.
     """
 
     kind: str
     rows: int
     vectors: int
+    few: int = 0
 
     @property
     def tile(self) -> int:
@@ -55,9 +57,9 @@ def dot() -> Dot:
 
     known, name = features(), target()
     if name == "avx512":
-        return Dot("vpdpbusd" if "+avx512vnni" in known else "pmaddubsw", 4, 2)
+        return Dot("vpdpbusd", 4, 2, few=2) if "+avx512vnni" in known else Dot("pmaddubsw", 4, 2, few=4)
     if name == "avx2":
-        return Dot("vpdpbusd" if "+avxvnni" in known else "pmaddubsw", 2, 1)
+        return Dot("vpdpbusd" if "+avxvnni" in known else "pmaddubsw", 2, 1, few=2)
     if name == "ssse3":
         return Dot("pmaddubsw", 1, 1)
     return Dot("sdot" if has_dot_products() else "plain", 1, 2)

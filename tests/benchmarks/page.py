@@ -117,17 +117,15 @@ the figures were taken with real-time priority: `chrt -r 20 make bench`.
 Which products are dot products and which are look-ups: [decision
 24](../decisions/0024-dot-products-on-processors.md).
 
-With AVX2 alone, for torch too (`NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,... ATEN_CPU_CAPABILITY=avx2
-MKL_ENABLE_INSTRUCTIONS=AVX2`, `--quick`; {download}`cpu_kernels_avx2.json`), one weight again and again: one vector
-1.87x torch fp32 at 2 bits, 1.59x at 4 (other runs: 2.10x, 2.75x), 1.02x for bcq; 8 vectors 1.38x, 1.25x and 0.85x.
-SSSE3 alone: one vector 1.20x, 1.12x and 0.49x.
+4096 x 4096 with AVX2 alone, for torch too (`NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+ssse3
+ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2`, `--quick`; {download}`cpu_kernels_avx2.json`), one weight again
+and again: one vector 2.33x torch fp32 at 2 bits, 2.07x at 4, 1.28x for bcq, 1.40x for a table; 8 vectors 1.70x, 1.65x,
+0.88x and 1.03x.
 
-On an ARM processor (Neoverse-N1, 2 cores, `chrt -r 20 python tests/benchmarks/cpu_kernels.py --quick`; all samples in
-{download}`cpu_kernels_arm.json`): one vector 2.66x torch fp32 at 2 bits, 2.13x at 4 bits (one of four runs below 2x),
-0.65x for bcq with 4 planes; 8 vectors 3.26x, 3.13x and 0.93x.
-In plain instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 1.21x,
-1.14x and 0.30x, where the goal is 1x. bcq takes a dot product per plane: its levels are no integers. torch has no fast
-bf16 there.
+The same on an ARM processor (Neoverse-N1, 2 cores; {download}`cpu_kernels_arm.json`): one vector 2.66x torch fp32 at 2
+bits, 2.13x at 4 bits (one of four runs below 2x), 0.65x for bcq with 4 planes; 8 vectors 3.26x, 3.13x and 0.93x. In
+plain instructions (`NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=`) one vector 1.21x, 1.14x and 0.30x, where the goal is
+1x. bcq takes a dot product per plane: its levels are no integers. torch has no fast bf16 there.
 """
 
 _FORMAT = f"""\
