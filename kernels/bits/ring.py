@@ -129,22 +129,18 @@ def _stage_copier(ring: Ring) -> Any:
     Tiles ``tile``, ``tile + step`` ...; each from block ``turn`` on. Given and returned is where it stands: the tile,
     the block, how many blocks the tile still has, the buffer, the parity of its barrier (at first 1: it is free).
     """
-    layout, stages, slices, blocks = ring.layout, ring.stages, ring.slices, ring.blocks
-    advance = next_stage(stages)
-    q, chunks, sharing, sets = layout.bits, layout.chunks, layout.sharing, layout.sets
-    halves, set_bytes, slot_bytes, plane_bytes = 256 // layout.span, layout.set_bytes, ring.slot_bytes, ring.plane_bytes
+    layout, stages, blocks = ring.layout, ring.stages, ring.blocks
+    advance, part = next_stage(stages), _part_of_block(ring)
+    q, chunks, sets = layout.bits, layout.chunks, layout.sets
+    set_bytes, plane_bytes = layout.set_bytes, ring.plane_bytes
 
     def copy_stages(
         planes: Any, numbers: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, count: Any,
         tile: Any, block: Any, left: Any, spot: Any, parity: Any, lane: Any,
     ) -> Any:  # fmt: skip
         while tile < tiles and count > 0:
-            first = ptx.u32(block * slices)
-            end = min(ptx.u32(first + slices), ptx.u32(chunks))
-            first_set = ptx.u32(ptx.u32(first * halves) // sharing)
-            several = ptx.u32(ptx.u32(end * halves - 1) // sharing - first_set + 1)
+            first, end, first_set, several, filled, slot = part(block, spot, place, bars)
             size, more = ptx.u32((end - first) * (q * 512)), ptx.u32(several * set_bytes)
-            filled, slot = ptx.u32(bars + spot * 8), ptx.u32(place + spot * slot_bytes)
             ptx.mbarrier_wait(ptx.u32(filled + stages * 8), parity)
             ptx.mbarrier_expect(filled, ptx.u32(size + more))
             ptx.bulk_copy(planes, ptx.u32((tile * chunks + first) * (q * 32)), slot, size, filled)
@@ -159,23 +155,18 @@ def _stage_copier(ring: Ring) -> Any:
 
 def _lane_copier(ring: Ring) -> Any:
     """The same for a whole warp of a GPU without bulk copies: every lane copies 16 bytes at a time."""
-    layout, stages, slices, blocks = ring.layout, ring.stages, ring.slices, ring.blocks
-    run = 1 if layout.chunks % slices else slices  # chunks of a loop; some blocks have fewer than others
-    advance, copy_run = next_stage(stages), ptx.cp_async_run(run * layout.bits, 512)
-    q, chunks, sharing, sets = layout.bits, layout.chunks, layout.sharing, layout.sets
-    halves, set_pieces, slot_bytes = 256 // layout.span, layout.set_bytes // 16, ring.slot_bytes
-    plane_bytes = ring.plane_bytes
+    layout, stages, blocks = ring.layout, ring.stages, ring.blocks
+    run = 1 if layout.chunks % ring.slices else ring.slices  # chunks of a loop; some blocks have fewer than others
+    advance, part, copy_run = next_stage(stages), _part_of_block(ring), ptx.cp_async_run(run * layout.bits, 512)
+    q, chunks, sets = layout.bits, layout.chunks, layout.sets
+    set_pieces, plane_bytes = layout.set_bytes // 16, ring.plane_bytes
 
     def copy_stages(
         planes: Any, numbers: Any, tiles: Any, step: Any, turn: Any, place: Any, bars: Any, count: Any,
         tile: Any, block: Any, left: Any, spot: Any, parity: Any, lane: Any,
     ) -> Any:  # fmt: skip
         while tile < tiles and count > 0:
-            first = ptx.u32(block * slices)
-            end = min(ptx.u32(first + slices), ptx.u32(chunks))
-            first_set = ptx.u32(ptx.u32(first * halves) // sharing)
-            several = ptx.u32(ptx.u32(end * halves - 1) // sharing - first_set + 1)
-            filled, slot = ptx.u32(bars + spot * 8), ptx.u32(place + spot * slot_bytes)
+            first, end, first_set, several, filled, slot = part(block, spot, place, bars)
             ptx.mbarrier_poll(ptx.u32(filled + stages * 8), parity)
             index, to = ptx.u32((tile * chunks + first) * (q * 32) + lane), ptx.u32(slot + lane * 16)
             while first < end:
@@ -192,6 +183,25 @@ def _lane_copier(ring: Ring) -> Any:
         return tile, block, left, spot, parity
 
     return inlined(copy_stages)
+
+
+def _part_of_block(ring: Ring) -> Any:
+    """A device function: what is copied for a block of a tile, and where to.
+
+    Its first chunk and the one after its last, its first set of numbers and how many sets; the barrier that tells that
+    buffer ``spot`` is filled, and the buffer.
+    """
+    slices, chunks, sharing, slot_bytes = ring.slices, ring.layout.chunks, ring.layout.sharing, ring.slot_bytes
+    halves = 256 // ring.layout.span
+
+    def part(block: Any, spot: Any, place: Any, bars: Any) -> Any:
+        first = ptx.u32(block * slices)
+        end = min(ptx.u32(first + slices), ptx.u32(chunks))
+        first_set = ptx.u32(ptx.u32(first * halves) // sharing)
+        several = ptx.u32(ptx.u32(end * halves - 1) // sharing - first_set + 1)
+        return first, end, first_set, several, ptx.u32(bars + spot * 8), ptx.u32(place + spot * slot_bytes)
+
+    return inlined(part)
 
 
 def epilogue(ring: Ring, out: int, added: bool) -> Any:

@@ -52,7 +52,7 @@ def obstacle(operand: Operand) -> str:
     """Why no product can be made from the planes of a weight; empty when one can."""
     for k, segment in enumerate(operand.segments):
         g = segment.group_size
-        if segment.formula == "table" and not (dot().looks_up and _table(segment)[0].size):
+        if segment.formula == "table" and not (dot().looks_up_bytes and _table(segment)[0].size):
             return f"segment {k} has a table: its values are no sums over planes"
         if segment.groups > 1 and g % 32 and g not in (8, 16):
             return f"segment {k} has groups of {g} columns: neither 8, 16, whole words nor whole rows"
@@ -83,8 +83,9 @@ def plane_segment(segment: OperandSegment, rows: int) -> PlaneSegment:
         span, groups = segment.group_size // 32, segment.groups
     scale, z = _linear(segment)
     by_plane, per = scale.ndim == 3, 0
-    few = by_plane or segment.bits <= dot().few or pieces > 1
-    if dot().few and few and segment.formula != "table":
+    most = dot().lookup_planes
+    faster = by_plane or pieces > 1 or segment.bits <= most  # look-ups than dot products
+    if most and faster and segment.formula != "table":
         numbers = _stacked(scale, z)
         padded = np.zeros((-(-rows // LANES) * LANES, groups, numbers.shape[2]), np.float32)
         padded[:rows, : segment.groups] = numbers

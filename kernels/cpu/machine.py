@@ -25,14 +25,14 @@ class Dot(NamedTuple):
 
     ``kind``: "sdot" (ARM) or "vpdpbusd" (x86), which add four products to 32 bits; "pmaddubsw" (x86), two to 16;
     "plain": multiplications of 16 bits. ``rows``: of a vector, which has 16 bytes of each. ``vectors``: that are
-    multiplied together, as the registers allow. ``few``: up to so many planes look-ups (`lut`) are faster, as measured;
-    0: there are none.
+    multiplied together, as the registers allow. ``lookup_planes``: a weight of at most so many planes is multiplied by
+    look-ups (`lut`) instead, which are faster there, as measured; 0: this processor has none.
     """
 
     kind: str
     rows: int
     vectors: int
-    few: int = 0
+    lookup_planes: int = 0
 
     @property
     def tile(self) -> int:
@@ -45,7 +45,7 @@ class Dot(NamedTuple):
         return self.kind in ("vpdpbusd", "pmaddubsw")
 
     @property
-    def looks_up(self) -> bool:
+    def looks_up_bytes(self) -> bool:
         """Whether sixteen bytes can be looked up at a time."""
         return self.unsigned or target() == "neon"
 
@@ -57,9 +57,10 @@ def dot() -> Dot:
 
     known, name = features(), target()
     if name == "avx512":
-        return Dot("vpdpbusd", 4, 2, few=2) if "+avx512vnni" in known else Dot("pmaddubsw", 4, 2, few=4)
+        kind, planes = ("vpdpbusd", 2) if "+avx512vnni" in known else ("pmaddubsw", 4)
+        return Dot(kind, 4, 2, lookup_planes=planes)
     if name == "avx2":
-        return Dot("vpdpbusd" if "+avxvnni" in known else "pmaddubsw", 2, 1, few=2)
+        return Dot("vpdpbusd" if "+avxvnni" in known else "pmaddubsw", 2, 1, lookup_planes=2)
     if name == "ssse3":
         return Dot("pmaddubsw", 1, 1)
     return Dot("sdot" if has_dot_products() else "plain", 1, 2)

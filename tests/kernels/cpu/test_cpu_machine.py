@@ -109,7 +109,7 @@ rng, scale = np.random.default_rng(0), np.full((19, 10), 0.5, np.float16)
 weights = [ks.weight("affine", 5, 19, 600, 128), ks.weight("bcq", 2, 19, 600, 16)]
 for q in {largest}:
     weights.append(BcqWeight.from_affine(np.full((19, 320), 2**q - 1), scale, 0, group_size=32, bits=q))
-if machine.dot().looks_up:
+if machine.dot().looks_up_bytes:
     levels = [-127, -126, -90, -60, -30, -10, -3, 0, 1, 2, 5, 20, 40, 80, 126, 127]
     weights.append(BcqWeight.from_table(rng.integers(0, 16, (19, 320)), scale, levels, group_size=32))
 for weight in weights:
