@@ -97,13 +97,14 @@ def test_in_16_bits_the_kernels_are_as_near_to_the_truth_as_the_dense_model(
 def test_in_16_bits_a_whole_passage_gets_the_dense_model_s_logits(
     rows: dict[tuple[Any, Any], dict[str, Any]], dtype: str
 ) -> None:
-    """Where torch multiplies in the dtype; in float32 (processors without instructions for it) they are nearer."""
+    """Where torch multiplies in the dtype. Elsewhere those of its values with sums in float32, rounded once."""
     row = rows[(f"kernels {dtype}", "whole"), (f"dense {dtype}", "whole")]
     if multiplies(getattr(torch, dtype)):
         assert (row["met"], row["kl"], row["largest"], row["differing"]) == (True, 0, 0, 0)
     else:
-        near, dense = (rows[(f"{name} {dtype}", "whole"), ("dense float32", "whole")] for name in ("kernels", "dense"))
-        assert near["kl"] <= dense["kl"]
+        wide = rows[(f"wide sums {dtype}", "whole"), (f"dense {dtype}", "whole")]
+        assert row["met"]
+        assert row["kl"] == pytest.approx(wide["kl"], rel=0.1, abs=1e-10)  # from the planes, here: 2e-8 and 2e-6
 
 
 def test_a_comparison_against_sums_by_hand() -> None:
