@@ -114,10 +114,10 @@ def _codes(
     """Codes of 128 columns of a tile of rows, of which there are ``count``: those of its first vectors, then of others.
 
     From 16 bytes at ``planes[at]``, ``planes[at + stride]``, ... (``bits``), of the next row ``words`` later. If
-    ``short``, from ``held``, four words of every plane of every row. Where bytes of codes have no sign (``_DOT``), the
-    codes themselves; elsewhere codes of 8 bits less 128, and for those of one bit 0 and -1. If ``looked``, what
-    ``table`` (sixteen bytes) has for them, plus 128 where they have no sign. Of two `_parts` each vector is two, one
-    after the other.
+    ``short``, from ``held``, four words of every plane of every row. Where bytes of codes have no sign
+    (``Dot.unsigned``), the codes themselves; elsewhere codes of 8 bits less 128, and for those of one bit 0 and -1. If
+    ``looked``, the entries of ``table`` (sixteen bytes) for these codes, plus 128 where bytes have no sign. Of two
+    `_parts` each vector is two, one after the other.
     """
     q, by_table = bits.literal_value, bool(looked.literal_value)
     parts = _parts(q, by_table)
@@ -214,7 +214,7 @@ def _sums_of_words(emit: _DotEmit, rows: list[list[Any]], x: Any, at: Any, start
     sums: list[Any] = [[ir.Constant(_INTS, None), *starts] for _ in rows]
     near: dict[tuple[int, int, int], Any] = {}
     parts = len(rows[0]) // 8
-    # So many products, or pairs of them (`pmaddubsw`), add up to no more than 16 bits hold.
+    # How many products, or pairs of them (`pmaddubsw`), can be added up in 16 bits.
     fitting = 8 if bits <= 4 or parts == 2 else 1 << max(7 - bits, 0)
     for k, digit in itertools.product(range(8), range(DIGITS)):
         bytes_ = emit.vector(x, at, (digit * 8 + k) * 16, _BYTES)

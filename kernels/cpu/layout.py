@@ -84,8 +84,8 @@ def plane_segment(segment: OperandSegment, rows: int) -> PlaneSegment:
     scale, z = _linear(segment)
     by_plane, per = scale.ndim == 3, 0
     most = dot().lookup_planes
-    faster = by_plane or pieces > 1 or segment.bits <= most  # look-ups than dot products
-    if most and faster and segment.formula != "table":
+    by_lookups = most and segment.formula != "table" and (by_plane or pieces > 1 or segment.bits <= most)
+    if by_lookups:
         numbers = _stacked(scale, z)
         padded = np.zeros((-(-rows // LANES) * LANES, groups, numbers.shape[2]), np.float32)
         padded[:rows, : segment.groups] = numbers

@@ -25,8 +25,9 @@ class Dot(NamedTuple):
 
     ``kind``: "sdot" (ARM) or "vpdpbusd" (x86), which add four products to 32 bits; "pmaddubsw" (x86), two to 16;
     "plain": multiplications of 16 bits. ``rows``: of a vector, which has 16 bytes of each. ``vectors``: that are
-    multiplied together, as the registers allow. ``lookup_planes``: a weight of at most so many planes is multiplied by
-    look-ups (`lut`) instead, which are faster there, as measured; 0: this processor has none.
+    multiplied together, as the registers allow. ``lookup_planes``: weights of up to this many planes, in
+    groups shorter than a word, or with a scale for every plane are multiplied by look-ups (`lut`) instead, which are
+    faster there, as measured; 0: none is.
     """
 
     kind: str
