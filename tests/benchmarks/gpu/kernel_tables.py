@@ -177,6 +177,32 @@ def other_weights() -> str:
     return "\n".join(lines)
 
 
+def one_sequence() -> str:
+    """A whole model, one token after the other."""
+    lines = _head("model", "weights", "bits per weight", "ms per token", "tokens/s", "against float16", "goal")
+    names = {"llama-2-7b": "Llama-2-7B shape", "smollm2-135m": "SmolLM2-135M shape"}
+    goals = {("llama-2-7b", "bcq 4"): 1.8, ("llama-2-7b", "affine 4"): 1.8, ("llama-2-7b", "bcq 3"): 2.2}
+    dense: Row = {}
+    for row in rows_of("tokens_per_second"):
+        model, weights, ratio = row["model"], row["weights"], row["speedup"]
+        if first := weights == "float16":
+            dense = row
+        bits = 16 * row["linear_bytes"] / dense["linear_bytes"]
+        goal = goals.get((model, weights))
+        lines.append(
+            _line(
+                names[model] if first else "",
+                weights if first else weights.replace(" ", ", ") + " planes",
+                16 if first else f"{bits:.2f}",
+                f"{row['milliseconds']:.2f}",
+                f"{row['tokens_per_second']:.0f}",
+                f"{ratio:.2f}x",
+                f"{goal}x: {'met' if ratio >= goal else 'not met'}" if goal else "",
+            )
+        )
+    return "\n".join(lines)
+
+
 def served() -> str:
     """A whole model: a prompt, and several sequences at once."""
     lines = _head("", "layers", "float16", "affine, 4 planes", "", "goal")
@@ -205,7 +231,7 @@ TABLES: dict[str, list[Callable[[], str]]] = {
     "kernels_sweep": [sweep],
     "kernels_outliers": [outliers, outliers_of_several, mixed],
     "kernels_atom": [atom, norms, attention],
-    "tokens_per_second": [served],
+    "tokens_per_second": [one_sequence, served],
 }
 
 
