@@ -121,8 +121,7 @@ class MatmulWeight:
     def bits(self) -> bits_of.BitOperand | None:
         """For :func:`bit_gemv`; None for tables and other group sizes, and where not one vector fits on the GPU."""
         layouts = [layout_of(segment) for segment in self.operand.segments] if self.linear else []
-        reordered = self.operand.perm is not None
-        if not self.linear or not bits_of.fits(layouts, reordered=reordered, gpu=self._place):
+        if not self.linear or not bits_of.fits(layouts, self._place):
             return None
         return bits_of.bit_operand(self.operand, self._target)
 
@@ -206,8 +205,7 @@ def path_of(weight: MatmulWeight, vectors: int, dtype: str = "F16") -> Path:
 
 
 def _path(weight: MatmulWeight, vectors: int, dtype: str) -> Path:
-    alone = weight.one or (_gemm_alone(weight) and weight.mixed is None)  # no other layout is made
-    if alone and (only := weight.gemm(dtype)) is not None:
+    if (weight.one or _gemm_alone(weight)) and (only := weight.gemm(dtype)) is not None:  # no other layout is made
         return _many(only, vectors, "dequantize")
     found = _few(weight, vectors, dtype) if weight.linear else "dequantize"
     least = 1 if found in ("look-up", "dequantize") else PAIRS[0] + 1 if found == "mixed" else _gemm_least(weight)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bcqfmt.errors import error
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.numbers import WIDEN
+from bcqfmt.kernels.device_functions.numbers import NARROW, WIDEN
 from bcqfmt.kernels.operands.outliers import Entries
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
@@ -32,7 +32,7 @@ def csr_outliers_kernel(kind: int, values_kind: int, out: int, packed: int = 0) 
     """
     widen_x, entry = WIDEN[kind] if kind else ptx.f32, _entry(values_kind, packed)
     widen_y = WIDEN[out] if out else ptx.f32
-    narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
+    narrow = NARROW[out] if out else ptx.f32
     declared = (
         f"u32* indptr, u32* indices, {'u32' if packed else _TYPES[values_kind]}* values, {_TYPES[kind]}* x, "
         f"{_TYPES[out]}* y, "
@@ -61,11 +61,7 @@ def csr_outliers_kernel(kind: int, values_kind: int, out: int, packed: int = 0) 
                     total = ptx.f32(total + ptx.shfl_xor_f32(total, ptx.u32(16 >> m)))
                 if lane == 0 and begin < end:
                     place = ptx.u32(b * rows + row)
-                    total = ptx.f32(widen_y(y[place]) + total)
-                    if out == 0:
-                        y[place] = total
-                    else:
-                        y[place] = narrow(total)
+                    y[place] = narrow(ptx.f32(widen_y(y[place]) + total))
 
     return csr_outliers
 

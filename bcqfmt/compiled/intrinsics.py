@@ -16,6 +16,7 @@ types: Any = importlib.import_module("numba.types")
 extending: Any = importlib.import_module("numba.extending")
 cgutils: Any = importlib.import_module("numba.core.cgutils")
 registry: Any = importlib.import_module("numba.core.registry")
+_FUSE = ("contract",)
 
 
 class Emit:
@@ -46,6 +47,10 @@ class Emit:
     def shuffle(self, a: Any, b: Any, lanes: list[int]) -> Any:
         """The lanes with these numbers; those of ``b`` are numbered after those of ``a``."""
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(self.i32, len(lanes)), lanes))
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c, fused where the machine can."""
+        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSE), c, flags=_FUSE)
 
     def call(self, name: str, result: Any, arguments: list[Any]) -> Any:
         """One of LLVM's own functions."""

@@ -12,7 +12,9 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import NARROW, WIDEN
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
+from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
 from .operands import NORM_THREADS
@@ -29,7 +31,9 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
     for tokens that are not there; grid (8 tiles, blocks that share the groups of a token). Else y ``[tokens, columns]``
     in the order of x; grid (tokens,). Channels outside of x, should perm have any, are read as the last one.
     """
-    WIDE, BF16 = kind == "F32", kind == "BF16"
+    WIDE, widen, narrow = kind == "F32", WIDEN[KINDS[kind]], NARROW[KINDS[kind]]
+    low, high = (ptx.lo_bf16, ptx.hi_bf16) if kind == "BF16" else (ptx.lo_f16, ptx.hi_f16)
+    pack = ptx.pack_bf16 if kind == "BF16" else ptx.pack_f16
     LOADS = 2 if WIDE else 1
     PER_LOAD = 8 // LOADS
 
@@ -55,10 +59,8 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
                     for i in range(4):
                         if WIDE:
                             v[i] = ptx.bits_f32(w[i])
-                        elif BF16:
-                            v[2 * i], v[2 * i + 1] = ptx.lo_bf16(w[i]), ptx.hi_bf16(w[i])
                         else:
-                            v[2 * i], v[2 * i + 1] = ptx.lo_f16(w[i]), ptx.hi_f16(w[i])
+                            v[2 * i], v[2 * i + 1] = low(w[i]), high(w[i])
                     for i in range(PER_LOAD):
                         square = ptx.fma_f32(v[i], v[i], square)
                 c = ptx.u32(c + NORM_THREADS)
@@ -88,29 +90,17 @@ def activation_kernel(kind: str, norm: bool, quantize: bool) -> Kernel:
                 raw[i] = ptx.u32(x[ptx.u32(row + c)])
                 raw[4 + i] = ptx.u32(gamma[c]) if norm else ptx.u32(0)
             for i in range(4):
-                if WIDE:
-                    v[i] = ptx.bits_f32(raw[i])
-                    if norm:
-                        v[i] = ptx.mul_f32(ptx.mul_f32(v[i], root), ptx.bits_f32(raw[4 + i]))
-                elif BF16:
-                    v[i] = ptx.bf16_to_f32(raw[i])
-                    if norm:
-                        n = ptx.bf16_to_f32(ptx.f32_to_bf16(ptx.mul_f32(v[i], root)))
-                        v[i] = ptx.bf16_to_f32(ptx.f32_to_bf16(ptx.mul_f32(n, ptx.bf16_to_f32(raw[4 + i]))))
-                else:
-                    v[i] = ptx.f16_to_f32(raw[i])
-                    if norm:
-                        n = ptx.f16_to_f32(ptx.f32_to_f16(ptx.mul_f32(v[i], root)))
-                        v[i] = ptx.f16_to_f32(ptx.f32_to_f16(ptx.mul_f32(n, ptx.f16_to_f32(raw[4 + i]))))
+                v[i] = widen(raw[i])
+                if norm:  # of float32 neither rounds
+                    n = widen(narrow(ptx.mul_f32(v[i], root)))
+                    v[i] = widen(narrow(ptx.mul_f32(n, widen(raw[4 + i]))))
             if not quantize:
                 at = ptx.u32(row + g * 128 + lane * 4)
                 if WIDE:
                     for i in range(4):
                         y[ptx.u32(at + i)] = ptx.f32_bits(v[i])
-                elif BF16:
-                    ptx.stg64(y, ptx.u32(at >> 2), ptx.pack_bf16(v[0], v[1]), ptx.pack_bf16(v[2], v[3]))
                 else:
-                    ptx.stg64(y, ptx.u32(at >> 2), ptx.pack_f16(v[0], v[1]), ptx.pack_f16(v[2], v[3]))
+                    ptx.stg64(y, ptx.u32(at >> 2), pack(v[0], v[1]), pack(v[2], v[3]))
             else:
                 largest = ptx.u32(0)
                 for i in range(4):

@@ -20,7 +20,9 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import NARROW
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
+from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
@@ -39,18 +41,18 @@ def shared_bytes(head_dim: int) -> int:
 
 
 @functools.cache
-def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
+def attention_kernel(head_dim: int, kind: str) -> Kernel:
     """q ``[B, H, D]`` of ``kind`` and the cache -> y ``[B, H, D]``, or with splits partial sums and their statistics.
 
     Grid: (splits, key-value heads x blocks of 8 query heads, B), 128 threads. ``keys`` and ``values``
     ``[B, H_kv, capacity, D / 8]`` words, their ``_parameters`` ``[B, H_kv, capacity]`` words (scale low, offset high);
     ``lengths [B]``; ``span``: tokens of a split, a multiple of 32; ``factor``: softmax scale / ln 2. partials
-    ``[B, H, splits, D]``, statistics ``[B, H, splits, 2]`` (maximum, denominator). ``blocks`` shall fit on a processor.
+    ``[B, H, splits, D]``, statistics ``[B, H, splits, 2]`` (maximum, denominator).
     """
     D, W, VW, QW = head_dim, head_dim // 32, head_dim // 64, head_dim // 8
     TILES_D, STEPS = head_dim // 16, head_dim // 16
     ACC, QUERY, KEY_WORDS, VALUE_WORDS = TILES_D * 4, STEPS * 2, 4 * W, 8 * VW
-    WIDE, BF16 = kind == "F32", kind == "BF16"
+    WIDE, BF16, narrow = kind == "F32", kind == "BF16", NARROW[KINDS[kind]]
     THREADS = 32 * ATTENTION_WARPS
     STATS = ATTENTION_WARPS * HEADS * head_dim * 4  # where the statistics lie in shared memory
 
@@ -252,13 +254,7 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
                             result = ptx.div_f32(total, denominator)
                         elif denominator != denominator:
                             result = denominator
-                        at = ptx.u32((head + h) * D + column)
-                        if WIDE:
-                            y[at] = ptx.f32_bits(result)
-                        elif BF16:
-                            y[at] = ptx.f32_to_bf16(result)
-                        else:
-                            y[at] = ptx.f32_to_f16(result)
+                        y[ptx.u32((head + h) * D + column)] = narrow(result)
                     else:
                         split = ptx.u32((head + h) * cuda.gridDim.x + cuda.blockIdx.x)
                         partials[ptx.u32(split * D + column)] = total
@@ -272,15 +268,14 @@ def attention_kernel(head_dim: int, kind: str, blocks: int = 3) -> Kernel:
         f"{element}* q, u32* keys, u32* key_parameters, u32* values, u32* value_parameters, i32* lengths, "
         f"{element}* y, f32* partials, f32* statistics, u32 heads, u32 kv_heads, u32 capacity, u32 span, f32 factor"
     )
-    function = attention if ptx.SIMULATED else unrolled(attention)
-    held = blocks if head_dim <= 128 else 2
-    return kernel(declared, threads=THREADS, blocks=held, variant=repr((head_dim, kind)))(function)
+    blocks = 3 if head_dim <= 128 else 2
+    return kernel(declared, threads=THREADS, blocks=blocks, variant=repr((head_dim, kind)))(unrolled(attention))
 
 
 @functools.cache
 def join_kernel(kind: str) -> Kernel:
     """Splits to y ``[B H, D]`` in order; grid (B H,), D threads."""
-    WIDE, BF16 = kind == "F32", kind == "BF16"
+    narrow = NARROW[KINDS[kind]]
 
     def join(y: Any, partials: Any, statistics: Any, splits: Any) -> None:
         head, column, D = ptx.u32(cuda.blockIdx.x), ptx.u32(cuda.threadIdx.x), ptx.u32(cuda.blockDim.x)
@@ -298,13 +293,7 @@ def join_kernel(kind: str) -> Kernel:
             result = ptx.div_f32(total, denominator)
         elif denominator != denominator:
             result = denominator
-        at = ptx.u32(head * D + column)
-        if WIDE:
-            y[at] = ptx.f32_bits(result)
-        elif BF16:
-            y[at] = ptx.f32_to_bf16(result)
-        else:
-            y[at] = ptx.f32_to_f16(result)
+        y[ptx.u32(head * D + column)] = narrow(result)
 
-    element = "u32" if WIDE else "u16"
+    element = "u32" if kind == "F32" else "u16"
     return kernel(f"{element}* y, f32* partials, f32* statistics, u32 splits", threads=256, variant=kind)(join)

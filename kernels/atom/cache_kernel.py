@@ -15,7 +15,9 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import WIDEN
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
+from bcqfmt.kernels.runtime.limits import KINDS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 
 CACHE_WARPS = 4
@@ -29,7 +31,7 @@ def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
     Grid: (B H_kv new / 4 rounded up, 2: keys, values), 128 threads. Tokens without a place in the cache are dropped.
     """
     EACH, LANES = head_dim // 32, 8 * 32 // head_dim  # numbers of a lane; lanes that make up a word
-    WIDE, BF16 = kind == "F32", kind == "BF16"
+    widen = WIDEN[KINDS[kind]]
 
     def quantize_kv(
         k: Any, v: Any, keys: Any, key_parameters: Any, values: Any, value_parameters: Any, starts: Any,
@@ -41,13 +43,7 @@ def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
         if vector < vectors:
             for i in range(EACH):
                 at = ptx.u32(vector * head_dim + lane * EACH + i)
-                raw = ptx.u32(k[at] if cuda.blockIdx.y == 0 else v[at])
-                if WIDE:
-                    number[i] = ptx.bits_f32(raw)
-                elif BF16:
-                    number[i] = ptx.bf16_to_f32(raw)
-                else:
-                    number[i] = ptx.f16_to_f32(raw)
+                number[i] = widen(ptx.u32(k[at] if cuda.blockIdx.y == 0 else v[at]))
             low = high = number[0]
             bad = ptx.u32(0)
             for i in range(EACH):
@@ -90,7 +86,7 @@ def quantize_kv_kernel(head_dim: int, kind: str) -> Kernel:
                     if lane == 0:
                         value_parameters[token] = parameters
 
-    element = "u32" if WIDE else "u16"
+    element = "u32" if kind == "F32" else "u16"
     declared = (
         f"{element}* k, {element}* v, u32* keys, u32* key_parameters, u32* values, u32* value_parameters, i32* starts, "
         "u32 heads, u32 new, u32 capacity, u32 vectors"

@@ -38,8 +38,8 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
     BM, BN, MT, NT = tile.block_rows, tile.block_tokens, tile.rows // 16, tile.tokens // 8
     AT_X, AT_WS, AT_XS = BM * 128, (BM + BN) * 128, (BM + BN) * 128 + BM * 4
     W_COPIES, X_COPIES, WS_COPIES, S_COPIES = BM * 4, BN * 8, BM // 4, (BM + BN) // 4
-    W_STEPS, X_STEPS = -(-W_COPIES // THREADS), -(-X_COPIES // THREADS)
-    W_EXACT, X_EXACT = W_COPIES % THREADS == 0, X_COPIES % THREADS == 0
+    W_STEPS, X_STEPS = W_COPIES // THREADS, X_COPIES // THREADS
+    assert (W_STEPS * THREADS, X_STEPS * THREADS) == (W_COPIES, X_COPIES), tile
     ACC, A_WORDS, SCALES, QUADS = MT * NT * 4, MT * 16, MT * 2, MT // 2
     AHEAD, WAIT = STAGES - 1, STAGES - 2
     PITCH, ROW_QUADS, PLACES = BM + 4, BM // 4, tile.rows * tile.tokens // 128  # of the finished tile
@@ -65,7 +65,7 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
         warp_m, warp_n = ptx.u32(warp % WM), ptx.u32(warp // WM)
         first_row, first_token = ptx.u32(cuda.blockIdx.y * BM), ptx.u32(cuda.blockIdx.x * BN)
         # rows are numbered so that a lane has four neighbours: of two tiles of 16, both halves
-        row_bytes = ptx.u32((warp_m >> 1) * 128 + (warp_m & 1) * 8) if MT == 1 else ptx.u32(warp_m * (MT * 64))
+        row_bytes = ptx.u32(warp_m * (MT * 64))
         slices = ptx.u32(cuda.gridDim.z)
         first = ptx.u32(ptx.u32(groups * cuda.blockIdx.z) // slices)
         count = ptx.u32(ptx.u32(ptx.u32(groups * (cuda.blockIdx.z + 1)) // slices) - first)
@@ -97,15 +97,13 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                 cuda.syncthreads()
             if step < count:  # the next group, into the buffer that was used last
                 for i in range(W_STEPS):
-                    if W_EXACT or ptx.u32(i * THREADS + thread) < W_COPIES:
-                        place = ptx.u32(filling + to_w + (i * THREADS // 64 * 2048 + i * THREADS % 64 * 16))
-                        ptx.cp_async16(words, from_w[i], place, 16)
-                        if step == int8_step:
-                            ptx.cp_async16(words, ptx.u32(from_w[i] + 64), ptx.u32(place + 1024), 16)
+                    place = ptx.u32(filling + to_w + (i * THREADS // 64 * 2048 + i * THREADS % 64 * 16))
+                    ptx.cp_async16(words, from_w[i], place, 16)
+                    if step == int8_step:
+                        ptx.cp_async16(words, ptx.u32(from_w[i] + 64), ptx.u32(place + 1024), 16)
                     from_w[i] = ptx.u32(from_w[i] + 64)
                 for i in range(X_STEPS):
-                    if X_EXACT or ptx.u32(i * THREADS + thread) < X_COPIES:
-                        ptx.cp_async16(codes, from_x[i], ptx.u32(filling + thread * 16 + (AT_X + i * THREADS * 16)), 16)
+                    ptx.cp_async16(codes, from_x[i], ptx.u32(filling + thread * 16 + (AT_X + i * THREADS * 16)), 16)
                     from_x[i] = ptx.u32(from_x[i] + 64)
                 if thread < WS_COPIES:
                     ptx.cp_async16(weight_scale, from_s, ptx.u32(filling + thread * 16 + AT_WS), 16)
@@ -140,10 +138,6 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
                                 to = m * 16 + h * 8 + (k // 2) * 4 + k % 2
                                 a[to] = ptx.u32(ptx.u32(w[k] << 4) & UPPER)
                                 a[to + 2] = ptx.u32(w[k] & UPPER)
-                if MT == 1:  # half of the rows of a quad
-                    pair = ptx.lds64_f32(at_ws, ptx.u32(0))
-                    for i in range(2):
-                        ws[i] = pair[i]
                 for k in range(QUADS):
                     quad = ptx.lds128_f32(at_ws, ptx.u32(k * 128))
                     for i in range(4):
@@ -156,9 +150,6 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
         at = ptx.u32(base + (warp_n * (NT * 8) + (lane & 3) * 2) * (PITCH * 4) + row_bytes + (lane >> 2) * 16)
         for n in static(NT):
             for k in range(2):
-                if MT == 1:
-                    e = n * 4 + k
-                    ptx.sts64_f32(at, ptx.u32((n * 8 + k) * PITCH * 4), acc[e], acc[e + 2])
                 for r in range(QUADS):
                     e = (2 * r * NT + n) * 4 + k
                     ptx.sts128_f32(
@@ -214,6 +205,4 @@ def w4a4_kernel(tile: Tile, out_type: str) -> Kernel:
 
     declared = _ARGUMENTS.format(y="f32" if out_type == "F32" else "u16")
     kept = repr((tile, out_type))
-    return kernel(declared, threads=THREADS, blocks=tile.blocks, variant=kept)(
-        w4a4 if ptx.SIMULATED else unrolled(w4a4)
-    )
+    return kernel(declared, threads=THREADS, blocks=tile.blocks, variant=kept)(unrolled(w4a4))

@@ -10,7 +10,7 @@ from bcqfmt.kernels.runtime.limits import PROCESSORS, SHARED_LIMIT
 class Tile(NamedTuple):
     """A block of ``warps_m`` x ``warps_n`` warps, each with ``rows`` x ``tokens``.
 
-    ``rows``: 32, 64, or 16 with an even ``warps_m``; ``tokens``: multiples of 8.
+    ``rows``: 32 or 64; ``tokens``: multiples of 8. Every thread copies as much of each operand (`kernel`).
     """
 
     rows: int

@@ -166,10 +166,9 @@ def _limits(operand: BitOperand, dtype: str, result: str) -> tuple[int, int]:
     """Both limits, computed once."""
     found: tuple[int, int] | None = operand.plans.get((dtype, result))
     if found is None:
-        layouts, reordered = tuple(segment.layout for segment in operand.segments), operand.perm is not None
-        chip = _chip(operand.gpu)
+        layouts, chip = tuple(segment.layout for segment in operand.segments), _chip(operand.gpu)
         alone, fused = (
-            at_once(layouts, KINDS[dtype], KINDS[result], reordered=reordered, needs=needs, chip=chip)
+            at_once(layouts, KINDS[dtype], KINDS[result], needs=needs, chip=chip)
             for needs in (NO_OUTLIERS, operand.needs(len(layouts) - 1))
         )
         most = FUSED if chip.bulk else 0
@@ -177,16 +176,16 @@ def _limits(operand: BitOperand, dtype: str, result: str) -> tuple[int, int]:
     return found
 
 
-def fits(layouts: Sequence[BitLayout | None], *, reordered: bool, gpu: int | None) -> bool:
+def fits(layouts: Sequence[BitLayout | None], gpu: int | None) -> bool:
     """Whether there is a layout for every segment, and a GPU has the shared memory for one 16-bit vector."""
     known = tuple(layout for layout in layouts if layout is not None)
     kind = KINDS["F16"]
-    return len(known) == len(layouts) and at_once(known, kind, kind, reordered=reordered, chip=_chip(gpu)) > 0
+    return len(known) == len(layouts) and at_once(known, kind, kind, chip=_chip(gpu)) > 0
 
 
 def _chip(gpu: int | None) -> Chip:
     """What the GPU of this number offers."""
-    return Chip(device.has_capability(9, 0, gpu), device.shared_limit(gpu))
+    return Chip(device.capability(gpu) >= (9, 0), device.shared_limit(gpu))
 
 
 def _bare(operand: BitOperand) -> BitOperand:

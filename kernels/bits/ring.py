@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import NARROW
 from bcqfmt.kernels.device_functions.ring import next_stage
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -212,7 +213,7 @@ def epilogue(ring: Ring, out: int, added: bool) -> Any:
     next buffer and the parity of its barrier.
     """
     slices, batch, held_bytes, finished, terms = ring.slices, ring.batch, ring.held_bytes, ring.finished, ring.terms
-    narrow, wait = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16, waiter(ring.bulk)
+    narrow, wait = NARROW[out] if out else ptx.f32, waiter(ring.bulk)
 
     def finish(
         addend: Any, y: Any, rows: Any, tile: Any, held: Any, bars: Any, mine: Any, lane: Any, stored: Any,
@@ -232,10 +233,7 @@ def epilogue(ring: Ring, out: int, added: bool) -> Any:
                     value = addend[place] if added else ptx.f32(0.0)
                     for k in static(terms):
                         value = ptx.f32(value + ptx.lds_f32(ptx.u32(from_here + e * 4), ptx.u32(k * (batch * 64))))
-                    if out == 0:
-                        y[place] = value
-                    else:
-                        y[place] = narrow(value)
+                    y[place] = narrow(value)
                 e = ptx.u32(e + 32)
         adding = ptx.u32(adding + 1)
         if adding == slices:

@@ -219,15 +219,14 @@ def bit_shape_for(wanted: Wanted) -> BitShape | None:
         return None
     slices = min(8, layout.chunks)
     few = layout.chunks <= 2 * slices  # then most thread blocks have all their weights in flight at once
-    for tiles, stages in ((2, 2),) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
+    for tiles, stages in ((2, 2), (1, 2)) if few else ((2, 4), (2, 3), (2, 2), (1, 3), (1, 2)):
         shape = BitShape(
             layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, needs.size, chip.bulk
         )  # fmt: skip
         whole = shape.shared_bytes + needs.shared_bytes(batch, kind, tiles)
-        if shape.ring.bytes <= _IN_FLIGHT and whole <= chip.shared:
+        if (shape.ring.bytes <= _IN_FLIGHT or (tiles, stages) == (1, 2)) and whole <= chip.shared:
             return shape
-    shape = BitShape(layout, batch, kind, out, parts, reordered, added, slices, 1, 2, needs.size, chip.bulk)
-    return shape if shape.shared_bytes + needs.shared_bytes(batch, kind, 1) <= chip.shared else None
+    return None
 
 
 class ByteShape(NamedTuple):
@@ -381,9 +380,8 @@ def product_shape(wanted: Wanted) -> AnyShape | None:
 
 @functools.cache
 def at_once(
-    layouts: tuple[BitLayout, ...], kind: int, out: int, *, reordered: bool, needs: OutlierNeeds = NO_OUTLIERS,
-    chip: Chip = SM_90,
-) -> int:  # fmt: skip
+    layouts: tuple[BitLayout, ...], kind: int, out: int, *, needs: OutlierNeeds = NO_OUTLIERS, chip: Chip = SM_90
+) -> int:
     """How many vectors of a type one launch takes for every one of these segments; 0 where not one fits.
 
     ``out``: the type of the result. Outliers go with the last segment.
@@ -391,8 +389,8 @@ def at_once(
     precise = 0 in (kind, out)
     *others, last = layouts
     for batch in (8, 4, 2, 1):
-        wanted = [Wanted(layout, batch, kind, out, reordered, True, precise, chip=chip) for layout in others]
-        wanted.append(Wanted(last, batch, kind, out, reordered, True, precise, needs, chip))
+        wanted = [Wanted(layout, batch, kind, out, False, True, precise, chip=chip) for layout in others]
+        wanted.append(Wanted(last, batch, kind, out, False, True, precise, needs, chip))
         if None not in map(product_shape, wanted):
             return batch
     return 0

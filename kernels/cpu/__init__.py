@@ -30,6 +30,7 @@ from bcqfmt.weight.weight import BcqWeight
 
 from .layout import LANES, WORDS, PlaneSegment, obstacle, plane_segment
 from .machine import dot
+from .machine import target as target
 
 PLANE_WORK = 192  # vectors times planes up to which products from planes are faster than decoding
 _BATCH = 8  # vectors that are multiplied together
@@ -39,13 +40,6 @@ _BLOCK = 1 << 20  # elements decoded at a time for a product
 
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float32]
-
-
-def target() -> str:
-    """Instructions that are used here: "avx512", "avx2", "ssse3", "neon" or "portable" (those every processor has)."""
-    from . import machine
-
-    return machine.target()
 
 
 def prepare(weight: BcqWeight, *, planes: int | None = None, index: int | None = None) -> CpuMatrix:

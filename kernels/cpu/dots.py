@@ -36,7 +36,6 @@ _BYTES, _SHORTS, _INTS, _FLOATS = (
 _LOOK_UP = {1: "ssse3.pshuf.b.128", 2: "avx2.pshuf.b", 4: "avx512.pshuf.b.512"}  # of x86, by the rows of a vector
 _PAIRS = {1: "ssse3.pmadd.ub.sw.128", 2: "avx2.pmadd.ub.sw", 4: "avx512.pmaddubs.w.512"}  # bytes to 16 bits
 _WIDEN = {1: "sse2.pmadd.wd", 2: "avx2.pmadd.wd", 4: "avx512.pmaddw.d.512"}  # 16 bits to 32
-_FUSE = ("contract",)
 _Codes, _Sums = vector_type("Codes", _BYTES), vector_type("Sums", _FLOATS)
 
 
@@ -78,10 +77,6 @@ class _DotEmit(Emit):
         """Every byte, shifted to the left; to the right for a negative number."""
         shift = self.builder.shl if left > 0 else self.builder.lshr
         return shift(vector, self.bytes_of(abs(left))) if left else vector
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """a * b + c, fused where the machine can."""
-        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSE), c, flags=_FUSE)
 
     def numbers(self, argument: int, index: Any, per: int) -> Any:
         """Four numbers of each row, one for each word, from ``per`` stored ones of each."""

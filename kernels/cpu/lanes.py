@@ -18,7 +18,6 @@ from .layout import LANES
 __all__ = ["LANES", "LaneEmit", "Lanes", "claim", "intrinsic", "ir", "loads", "prefetch", "stores", "transpose"]
 __all__ += ["types", "zeros"]
 
-_FUSE = ("contract",)
 _FOUR_WORDS = ir.VectorType(Emit.i32, 4)
 
 
@@ -40,10 +39,6 @@ class LaneEmit(Emit):
         empty = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
         first = self.builder.insert_element(empty, value, self.i32(0))
         return self.shuffle(first, first, [0] * LANES)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """a * b + c, fused where the machine can."""
-        return self.builder.fadd(self.builder.fmul(a, b, flags=_FUSE), c, flags=_FUSE)
 
 
 Lanes = vector_type("Lanes", LaneEmit.floats)

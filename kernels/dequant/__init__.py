@@ -35,29 +35,30 @@ def dequantize(operand: DeviceOperand, dtype: Any = None, *, out: Any = None, tw
     dense = device.empty_like(planes, operand.shape, name) if out is None else out
     check_array("out", dense, (name,), operand.shape, 16)
     check_same_device(out=dense, weight=planes)
-    block, twice = dense_rows.THREADS, twice and name != operand.dtype
+    twice = twice and name != operand.dtype
     quick, together = in_words(operand, name), dense_rows.rows_together(columns)
     fused = operand.perm is not None and quick == [True]  # reordered in the same launch
     for segment, fast in zip(operand.segments, quick, strict=True):
         if not fast:
-            _elements(operand, segment, dense, name, 0, block, twice)
+            _elements(operand, segment, dense, name, 0, twice)
             continue
         decoding = decoding_of(segment, KINDS[operand.dtype], KINDS[name], twice, fused)
-        warps = block // 32
+        warps = dense_rows.THREADS // 32
         grid = (-(-rows // together),) if fused else (-(-rows // warps), -(-segment.words // 32))
         rows_kernel(decoding).launch(
-            grid, block, segment.planes, segment.first, segment.second, dense, operand.stored if fused else dense, rows,
+            grid, dense_rows.THREADS,
+            segment.planes, segment.first, segment.second, dense, operand.stored if fused else dense, rows,
             columns, segment.start, segment.width, segment.words, segment.groups, segment.group_size // decoding.unit,
             together, shared=dense_rows.shared_bytes(columns, together) if fused else dense_rows.PIECE * warps,
         )  # fmt: skip
     if operand.perm is not None and all(quick) and not fused:
         dense_rows.reorder_columns().launch(
-            (-(-rows // together),), block, dense, operand.stored, rows, columns, together,
+            (-(-rows // together),), dense_rows.THREADS, dense, operand.stored, rows, columns, together,
             shared=2 * columns * together,
         )  # fmt: skip
     if operand.count:
         for segment in operand.segments:
-            _elements(operand, segment, dense, name, PATCHES[operand.mode], block, twice)
+            _elements(operand, segment, dense, name, PATCHES[operand.mode], twice)
     return dense
 
 
@@ -79,20 +80,21 @@ def _in_eights(segment: Any, columns: int) -> bool:
 
 
 def _elements(
-    operand: DeviceOperand, segment: DeviceSegment, dense: Any, name: str, patch: int, block: int, twice: bool
+    operand: DeviceOperand, segment: DeviceSegment, dense: Any, name: str, patch: int, twice: bool
 ) -> None:  # fmt: skip
     from .elements import Elements, elements
+    from .rows import THREADS
     from .values import FORMULAS
 
     formula, numbers = FORMULAS[segment.formula], "f64" if segment.numbers == "F64" else "f32"
     reordered = operand.perm is not None
     order = operand.stored if reordered else segment.planes
     csr = (operand.indptr, operand.indices, operand.values) if patch else (segment.planes,) * 3
-    wide = 1 if patch else -(-(operand.columns if reordered else segment.width) // block)
+    wide = 1 if patch else -(-(operand.columns if reordered else segment.width) // THREADS)
     tall = 65535 if patch else max(1, 32 * PROCESSORS // wide)  # several rows a thread share what it computes
     kinds = KINDS[operand.dtype], KINDS[name]
     elements(Elements(segment.bits, formula, numbers, *kinds, reordered, patch, twice)).launch(
-        (wide, min(operand.rows, tall)), 32 if patch else block,
+        (wide, min(operand.rows, tall)), 32 if patch else THREADS,
         segment.planes, segment.first, segment.second, order, *csr, dense, operand.rows, operand.columns,
         segment.start, segment.width, segment.group_size, operand.count if patch else 0,
     )  # fmt: skip

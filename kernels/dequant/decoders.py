@@ -23,6 +23,7 @@ def table_decoder(q: int, formula: int, logical: int, result: int, finite: bool,
     """A device function that decodes as `to_rows` wants it. ``finite``: no value can be a NaN."""
     codes, put, value_of = 2**q, eight_putter(), code_value(formula, logical)
     rounded = rounding(logical if twice else None)
+    narrow, nan = (ptx.f64_to_f16, 0x7E00) if result == 1 else (ptx.f64_to_bf16, 0x7FC0)
     ones = 0x11111111
 
     def decode(
@@ -61,12 +62,9 @@ def table_decoder(q: int, formula: int, logical: int, result: int, finite: bool,
             else:
                 exact = value_of(ptx.f64(first[at]), ptx.f64(second[at]), code)
             exact = rounded(exact)
-            if result == 1:
-                bits = ptx.f64_to_f16(exact)
-            else:
-                bits = ptx.f64_to_bf16(exact)
+            bits = narrow(exact)
             if not finite and exact != exact:
-                bits = ptx.u32(0x7E00 if result == 1 else 0x7FC0)
+                bits = ptx.u32(nan)
             packed[code >> 1] = ptx.u32(packed[code >> 1] | bits << (16 * (code & 1)))
         for i in range(4):  # bytes apart: low[i] has the low bytes of the values of codes 4 i .. 4 i + 3
             low[i] = ptx.prmt(packed[2 * i], packed[2 * i + 1], 0x6420)

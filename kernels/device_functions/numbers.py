@@ -13,7 +13,9 @@ MAGIC = np.float32(12582912.0)  # 1.5 * 2^23: its last 22 bits can hold a signed
 PATTERN = 0x4B400000
 PRECISION = 14  # bits of an integer after the leading one of the largest of its 16 neighbours
 ONES = 0xFFFFFFFF
+# between float32 and a word with a number of a kind: 0 float32, 1 float16, 2 bfloat16
 WIDEN = {0: ptx.bits_f32, 1: ptx.f16_to_f32, 2: ptx.bf16_to_f32}
+NARROW = {0: ptx.f32_bits, 1: ptx.f32_to_f16, 2: ptx.f32_to_bf16}
 
 
 def number_pairs(number: str) -> Any:
@@ -34,13 +36,10 @@ def number_pairs(number: str) -> Any:
 def sums_as_floats(converted: bool) -> Any:
     """A device function: an integer sum as float32."""
 
-    def convert(count: Any) -> Any:
-        return ptx.f32(count)
-
     def read(count: Any) -> Any:
         return ptx.f32(ptx.bits_f32(ptx.u32(count)) - MAGIC)
 
-    return inlined(convert if converted else read)
+    return ptx.f32 if converted else inlined(read)
 
 
 def bit_turner() -> Any:

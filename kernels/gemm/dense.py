@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.numbers import rounding
+from bcqfmt.kernels.device_functions.numbers import NARROW, WIDEN, rounding
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
@@ -27,7 +27,7 @@ from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
 
 from . import GemmOperand
-from .layout import SIDE, GemmLayout
+from .layout import SIDE
 
 _THREADS = 256
 _PITCH = 2 * SIDE + 16  # bytes of a row in shared memory: neighbouring rows in other banks
@@ -45,16 +45,11 @@ class Decoding(NamedTuple):
     bits: int
     bcq: bool
     looked_up: bool
+    fields: tuple[int, ...]
     places: int
     numbers: str
     logical: int | None
     result: int
-
-    @property
-    def fields(self) -> tuple[int, ...]:
-        """Widths of the fields of a code, as in `layout`."""
-        own = SIDE if self.looked_up else 16
-        return GemmLayout(self.bits, SIDE, own, "bcq" if self.bcq else "affine", "F16").fields
 
 
 def dense_of(
@@ -82,7 +77,9 @@ def dense_of(
         check_array("zero points", second, (kind,), (rows, groups))
         check_same_device(codes=segment.codes, scales=first, zeros=second)
         first_kind = KINDS[logical] if twice and logical != result else None
-        decoding = Decoding(layout.bits, bcq, layout.looked_up, layout.places, kind, first_kind, KINDS[result])
+        decoding = Decoding(
+            layout.bits, bcq, layout.looked_up, layout.fields, layout.places, kind, first_kind, KINDS[result]
+        )
         grid = layout.blocks // 2, -(-rows // SIDE)
         scalars = rows, columns, segment.start, layout.width, layout.blocks, groups, layout.sharing
         launches.append((dense_kernel(decoding), grid, (segment.codes, first, second), scalars))
@@ -156,16 +153,12 @@ def _group(places: int) -> Any:
 def _number(kind: str) -> Any:
     """A device function: a number of an array as float32."""
 
-    def single(array: Any, at: Any) -> Any:
-        return array[at]
+    widen = ptx.f32 if kind == "F32" else WIDEN[KINDS[kind]]
 
-    def half(array: Any, at: Any) -> Any:
-        return ptx.lo_f16(ptx.u32(array[at]))
+    def number(array: Any, at: Any) -> Any:
+        return widen(array[at])
 
-    def brain(array: Any, at: Any) -> Any:
-        return ptx.lo_bf16(ptx.u32(array[at]))
-
-    return inlined({"F32": single, "F16": half, "BF16": brain}[kind])
+    return inlined(number)
 
 
 def _wide(decoding: Decoding) -> tuple[Any, Any]:
@@ -201,7 +194,9 @@ def _wide(decoding: Decoding) -> tuple[Any, Any]:
 
 def _single(decoding: Decoding) -> tuple[Any, Any]:
     """The same in binary32, scales of 16 bits and integers, for rows 2 r and 2 r + 1: ``upper`` is 0 or 1."""
-    number, result, logical = _number(decoding.numbers), decoding.result, decoding.logical
+    number, pack = _number(decoding.numbers), ptx.pack_f16 if decoding.result == 1 else ptx.pack_bf16
+    logical = decoding.logical or 0
+    twice, widen, narrow = logical > 0, WIDEN[logical], NARROW[logical]
 
     def load(held: Any, upper: Any, first: Any, second: Any, row: Any, rows: Any, groups: Any, group: Any) -> None:
         at = ptx.u32(row * groups + group)
@@ -210,18 +205,12 @@ def _single(decoding: Decoding) -> tuple[Any, Any]:
 
     def value(held: Any, upper: Any, code: Any) -> Any:
         found = ptx.mul_f32(held[2 * upper], ptx.sub_f32(ptx.bits_f32(ptx.u32(code | 0x4B000000)), held[2 * upper + 1]))
-        if logical == 1:
-            found = ptx.lo_f16(ptx.f32_to_f16(found))
-        if logical == 2:
-            found = ptx.lo_bf16(ptx.f32_to_bf16(found))
-        return found
+        return widen(narrow(found)) if twice else found
 
     one = inlined(value)
 
     def pair(held: Any, upper: Any, low: Any, high: Any) -> Any:
-        if result == 1:
-            return ptx.pack_f16(one(held, upper, low), one(held, upper, high))
-        return ptx.pack_bf16(one(held, upper, low), one(held, upper, high))
+        return pack(one(held, upper, low), one(held, upper, high))
 
     return inlined(load), inlined(pair)
 
@@ -302,12 +291,3 @@ def dense_kernel(decoding: Decoding) -> Kernel:
                 ptx.stg128(dense, place >> ptx.u64(3), a, b, c, d)
 
     return decode_codes
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """What `tests/kernels/compile_check.py` compiles."""
-    cases = [
-        Decoding(3, False, False, 2, "BF16", 2, 1), Decoding(8, False, False, 4, "F32", None, 2),
-        Decoding(3, True, True, 1, "F16", 1, 2), Decoding(1, True, False, 1, "F16", None, 1),
-    ]  # fmt: skip
-    return {"dense_kernel": [(case,) for case in cases]}

@@ -18,17 +18,13 @@ sums, and the last one to finish adds up all parts in their order (`tile_end`): 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from bcqfmt.kernels.runtime.launch import Kernel
 
 from .few import few_kernel
-from .layout import GemmLayout
 from .portable import portable_kernel
 from .roles import roles_kernel
-from .shape import FewShape, GemmShape, gemm_shape
-
-__all__ = ["compile_cases", "gemm_kernel"]
+from .shape import FewShape, GemmShape
 
 
 @functools.cache
@@ -49,29 +45,3 @@ def gemm_kernel(shape: GemmShape) -> Kernel:
     if isinstance(shape, FewShape):
         return few_kernel(shape, declared)
     return (roles_kernel if shape.engine == "wgmma" else portable_kernel)(shape, declared)
-
-
-def compile_cases() -> dict[str, list[tuple[Any, ...]]]:
-    """Both engines, formulas and types: what has to compile without spilling."""
-    four, three = GemmLayout(4, 4096, 128, "affine", "F16"), GemmLayout(3, 4096, 64, "affine", "BF16", True)
-    table = GemmLayout(4, 4096, 32, "table", "F16", table=tuple(float(i * i - 100) for i in range(16)))
-    shapes = [
-        gemm_shape(four, 16, 28672, 1, 1, "wgmma"),
-        gemm_shape(four, 16, 4096, 1, 1, "wgmma"),
-        gemm_shape(four, 16, 11008, 1, 1, "mma"),
-        gemm_shape(four, 128, 28672, 1, 1, "wgmma"),
-        gemm_shape(four, 1200, 11008, 1, 1, "wgmma"),
-        gemm_shape(GemmLayout(4, 8192, 128, "affine", "F16"), 1024, 28672, 1, 1, "wgmma"),
-        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 64, 28672, 1, 0, "wgmma"),
-        gemm_shape(GemmLayout(5, 4096, 128, "bcq", "F16"), 32, 28672, 1, 0, "wgmma"),
-        gemm_shape(table, 32, 28672, 1, 1, "mma"),
-        gemm_shape(four, 8, 4096, 1, 1, "mma"),
-        gemm_shape(four, 4, 4096, 1, 1, "wgmma"),
-        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 16, 11008, 1, 1, "wgmma"),
-        gemm_shape(table, 8, 4096, 1, 1, "wgmma"),
-        gemm_shape(four, 64, 28672, 1, 1, "mma"),
-        gemm_shape(three, 16, 28672, 2, 2, "mma", added=True),
-        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 8, 4096, 1, 1, "mma"),
-        gemm_shape(three, 1, 4096, 2, 0, "mma", added=True),
-    ]
-    return {"gemm_kernel": [(shape,) for shape in shapes]}

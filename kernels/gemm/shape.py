@@ -278,6 +278,7 @@ def gemm_shape(
     if few is not None:
         return few
     vectors = next((size for size in _TILES if size >= count), _TILES[-1])
+    heights: tuple[int, ...]
     if engine == "wgmma":
         if count > _TILES[-1]:
             rounded = -(-count // WIDTH_STEP) * WIDTH_STEP  # few kernels to compile ahead for all numbers of vectors
@@ -286,14 +287,15 @@ def gemm_shape(
             groups = 2 if _evenly(-(-rows // 128), PROCESSORS) else 3 if vectors == 64 else 4
         # long stages wait less often; with small matrices and little to multiply, too few of them are on the way
         long = layout.blocks % 4 == 0 and (vectors in (64, 80) or (vectors < 64 and rows * layout.width >= _LARGE))
-        depths, limit, producers, ways = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, [(1, 1)]
+        depths, limit, producers, heights = (4, 2, 1) if long else (2, 1), SHARED_LIMIT, 4, (1,)
     else:
         # tall tiles load and copy less of x
-        groups, depths, limit, producers, ways = 2, (2, 1), SMALL_SHARED, 4 if vectors == 64 else 2, [(2, 1), (1, 1)]
-    for (height, blocks), depth, stages in itertools.product(ways, depths, range(8, 2, -1)):
+        groups, depths, limit, producers, heights = 2, (2, 1), SMALL_SHARED, 4 if vectors == 64 else 2, (2, 1)
+    for height, depth, stages in itertools.product(heights, depths, range(8, 2, -1)):
         made = GemmShape(
-            layout, vectors, kind, out, engine, groups, depth, stages, blocks, added, rows % 2 == 0, height, producers
-        )
-        if blocks * made.shared_bytes <= limit:
+            layout, vectors, kind, out, engine, groups, depth, stages, added=added, paired=rows % 2 == 0,
+            height=height, producers=producers,
+        )  # fmt: skip
+        if made.shared_bytes <= limit:
             break
     return made

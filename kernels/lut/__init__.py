@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from bcqfmt.errors import error
-from bcqfmt.kernels.operands.device import DeviceOperand, DeviceSegment
+from bcqfmt.kernels.operands.device import DeviceOperand
 from bcqfmt.kernels.runtime import device
-from bcqfmt.kernels.runtime.checks import check_array, check_same_device
+from bcqfmt.kernels.runtime.checks import check_product, check_same_device
 from bcqfmt.kernels.runtime.limits import KINDS, LIMIT, PROCESSORS
 
 BATCH_LIMIT = 8  # vectors of one launch
-
-
-class _Tiles(NamedTuple):
-    """How a segment is cut into tables: `kernel.gemv`."""
-
-    span: int
-    per_group: int
-    tiles: int
-
-    @classmethod
-    def of(cls, segment: DeviceSegment) -> _Tiles:
-        """For a segment."""
-        from .kernel import CHUNK, span_of
-
-        span, chunks = span_of(segment.width, segment.group_size), -(-min(segment.group_size, segment.width) // CHUNK)
-        return cls(span, -(-chunks // span), segment.tiles)
 
 
 def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:
@@ -36,17 +20,11 @@ def lut_gemv(operand: DeviceOperand, x: Any, *, out: Any = None) -> Any:
     Same bits at every call.
     """
     device.require_cuda()
-    rows, columns = operand.shape
     if operand.layout != "lut-gemm":
         raise error("BCQ-E552", found=f"an operand in layout {operand.layout}", expected="lut-gemm")
     flat = len(device.describe(x).shape) == 1
-    x = x.reshape(1, -1) if flat else x
-    seen = check_array("x", x, tuple(KINDS), (None, columns), 2)
-    batch = seen.shape[0]
-    if not 1 <= batch <= BATCH_LIMIT:
-        raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{BATCH_LIMIT}; matmul takes any number")
-    y = device.empty_like(x, (batch, rows), seen.dtype) if out is None else out.reshape(1, -1) if flat else out
-    check_array("out", y, tuple(KINDS), (batch, rows), 2)
+    x, y = (a.reshape(1, -1) if flat and a is not None else a for a in (x, out))
+    _, _, y, _ = check_product(operand.shape, x, y, BATCH_LIMIT, align=2)
     check_same_device(x=x, out=y, weight=operand.segments[0].planes)
     multiply(operand, x, y)
     return y.reshape(-1) if flat and out is None else y if out is None else out
@@ -60,22 +38,23 @@ def multiply(operand: DeviceOperand, x: Any, y: Any, addend: None = None) -> Non
     kind, result = KINDS[device.describe(x).dtype], KINDS[device.describe(y).dtype]
     reordered = operand.perm is not None
     early = device.capability(device.gpu_of(operand.segments[0].planes)) >= (9, 0)
-    steps = [_Tiles.of(segment) for segment in operand.segments]
-    tiles = sum(step.tiles for step in steps)
+    tiles = sum(segment.tiles for segment in operand.segments)
     if tiles * batch * rows > LIMIT:
         raise error("BCQ-E554", found=f"{tiles * batch * rows} partial sums", expected=f"at most {LIMIT}")
     partial, first = device.empty_like(x, (tiles, batch, rows), "F32"), 0
-    for segment, step in zip(operand.segments, steps, strict=True):
+    for segment in operand.segments:
+        span = kernel.span_of(segment.width, segment.group_size)
+        per_group = -(-min(segment.group_size, segment.width) // (kernel.CHUNK * span))
         # blocks with the same table share the rows: as many as the processors hold at once
-        most = kernel.blocks_of(segment.bits, step.span) * PROCESSORS // (step.tiles * batch)
+        most = kernel.blocks_of(segment.bits, span) * PROCESSORS // (segment.tiles * batch)
         sharing = max(1, min(-(-rows // threads), most, 65535))
-        kernel.gemv(segment.bits, step.span, kind, reordered, segment.numbers == "F16", early).launch(
-            (step.tiles, sharing, batch), threads,
+        kernel.gemv(segment.bits, span, kind, reordered, segment.numbers == "F16", early).launch(
+            (segment.tiles, sharing, batch), threads,
             segment.planes, segment.first, segment.second, x, operand.perm if reordered else segment.planes, partial,
-            rows, columns, segment.start, segment.width, segment.group_size, segment.groups, step.per_group, first,
+            rows, columns, segment.start, segment.width, segment.group_size, segment.groups, per_group, first,
             shared=kernel.SHARED,
         )  # fmt: skip
-        first += step.tiles
+        first += segment.tiles
     outliers = operand.indptr is not None
     csr = (operand.indptr, operand.indices, operand.added) if outliers else (partial, partial, partial)
     wide = -(-rows * kernel.sharers_of(outliers) // threads)

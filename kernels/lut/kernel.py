@@ -25,6 +25,7 @@ import functools
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import NARROW, WIDEN
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -133,7 +134,7 @@ def _table(kind: int) -> Any:
 
     A warp has the entries with the same three upper bits.
     """
-    number = (ptx.bits_f32, ptx.lo_f16, ptx.lo_bf16)[kind]
+    number = WIDEN[kind]
 
     def both_signs(a: Any, b: Any) -> Any:
         total, difference = ptx.add_f32(a, b), ptx.sub_f32(a, b)
@@ -211,7 +212,7 @@ def reduce(batch: int, kind: int, result: int, outliers: bool, early: bool = Fal
     The lanes of a warp that have a row (:func:`sharers_of`) take its sums and outliers in turn.
     """
     sharers = sharers_of(outliers)
-    each, halvings = 32 // sharers, sharers.bit_length() - 1
+    each, halvings, widen, narrow = 32 // sharers, sharers.bit_length() - 1, WIDEN[kind], NARROW[result]
 
     @kernel(
         f"f32* partial, {_WORD[result]} y, {_WORD[kind]} x, i32* indptr, i32* indices, f32* added, "
@@ -239,23 +240,12 @@ def reduce(batch: int, kind: int, result: int, outliers: bool, early: bool = Fal
             for e in range(begin + share, end, sharers):
                 column = ptx.u32(indices[e])
                 if column < columns:
-                    place = b * columns + column
-                    if kind == 0:
-                        value = ptx.bits_f32(x[place])
-                    elif kind == 1:
-                        value = ptx.lo_f16(x[place])
-                    else:
-                        value = ptx.lo_bf16(x[place])
+                    value = widen(x[b * columns + column])
                     total = ptx.fma_f32(added[e], value, total)
         ptx.syncwarp()
         for m in range(halvings):
             total = ptx.add_f32(total, ptx.shfl_xor_f32(total, ptx.u32(16 >> m)))
         if share == 0 and row < rows:
-            if result == 0:
-                y[b * rows + row] = ptx.f32_bits(total)
-            elif result == 1:
-                y[b * rows + row] = ptx.f32_to_f16(total)
-            else:
-                y[b * rows + row] = ptx.f32_to_bf16(total)
+            y[b * rows + row] = narrow(total)
 
     return lut_reduce

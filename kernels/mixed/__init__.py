@@ -52,16 +52,16 @@ class MixedOperand:
         return device.gpu_of(self.units)
 
 
-def mixed_operand(weight: BcqWeight, target: Any = None, *, index: int | None = None) -> MixedOperand:
+def mixed_operand(weight: BcqWeight, target: Any = None) -> MixedOperand:
     """A weight of a 2-bit segment with second-order scales, a 4-bit segment, or both, on a device.
 
     Groups of 16 columns with scale codes of at most 4 bits, second-order numbers for 16 rows (or multiples); 4-bit
     groups are multiples of 128 or the whole segment, with F16 scales; both layouts, with or without perm and outliers.
-    Everything else is refused with BCQ-E553. ``index``: which matrix of a stack. Reads and checks the whole weight.
+    Everything else is refused with BCQ-E553. Reads and checks the whole weight.
     """
     plain = weight.to_canonical()
-    whole = operand(plain, index=index)
-    two, four = segments_of(plain, index or 0)
+    whole = operand(plain)
+    two, four = segments_of(plain)
     rows, columns = whole.shape
     if columns > _COLUMNS:
         raise error("BCQ-E553", tensor=weight.name, found=f"{columns} columns", expected=f"at most {_COLUMNS}")

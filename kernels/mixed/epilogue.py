@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
+from bcqfmt.kernels.device_functions.numbers import NARROW
 from bcqfmt.kernels.device_functions.outliers import outlier_tiles
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
@@ -26,7 +27,7 @@ def epilogue_warp(shape: MixedShape) -> Any:
     batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
     held_bytes = shape.held_bytes
     usual_of, bounds, prefetch, add_up = outlier_tiles(batch, shape.kind, size or 4)
-    narrow = ptx.f32_to_bf16 if out == 2 else ptx.f32_to_f16
+    narrow = NARROW[out] if out else ptx.f32
 
     def finish(
         indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,
@@ -76,11 +77,7 @@ def epilogue_warp(shape: MixedShape) -> Any:
                     for b in static(1, batch):
                         extra = values[b] if lane >= b * 16 else extra
                     value = ptx.f32(value + extra)
-                place = ptx.u32((lane >> 4) * rows + row)
-                if out == 0:
-                    y[place] = value
-                else:
-                    y[place] = narrow(value)
+                y[ptx.u32((lane >> 4) * rows + row)] = narrow(value)
             ptx.mbarrier_arrive(ptx.u32(left + (2 + turned_over) * 8))
             turned_over = ptx.u32(turned_over ^ 1)
             if turned_over == 0:

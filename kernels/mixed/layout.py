@@ -59,13 +59,13 @@ class FourBit(NamedTuple):
     zeros: Array
 
 
-def segments_of(weight: BcqWeight, index: int) -> tuple[TwoBit | None, FourBit | None]:
+def segments_of(weight: BcqWeight) -> tuple[TwoBit | None, FourBit | None]:
     """The 2-bit and the 4-bit segment of a canonical weight; BCQ-E553 unless the kernel can take them."""
     kinds = [segment.bits for segment in weight.scheme.segments]
     if kinds not in ([2], [4], [2, 4]) or any(segment.encoding != "affine" for segment in weight.scheme.segments):
         shown = " + ".join(f"{segment.encoding} of {segment.bits} bits" for segment in weight.scheme.segments)
         raise _refused(weight, shown, "affine of 2 bits, of 4 bits, or both in this order")
-    numbers = decode.load_rows(weight.spec, weight.parts(), index, (0, weight.spec.out))
+    numbers = decode.load_rows(weight.spec, weight.parts(), 0, (0, weight.spec.out))
     two = _two_bit(weight, numbers) if kinds[0] == 2 else None
     four = _four_bit(weight, numbers, len(kinds) - 1) if kinds[-1] == 4 else None
     return two, four
@@ -132,7 +132,9 @@ def _small(weight: BcqWeight, found: Any, shape: tuple[int, ...], most: int, wha
 
 def pack_units(two: TwoBit | None, four: FourBit | None) -> npt.NDArray[np.uint32]:
     """Both segments (either may be missing) as [tile][unit], flat words."""
-    rows = (two or four or _nothing()).codes.shape[0]
+    first = two or four
+    assert first is not None
+    rows = first.codes.shape[0]
     tiles = -(-rows // ROWS)
     twos = -(-two.codes.shape[1] // TWO_COLUMNS) if two else 0
     fours = -(-four.codes.shape[1] // FOUR_COLUMNS) if four else 0
@@ -148,10 +150,6 @@ def pack_units(two: TwoBit | None, four: FourBit | None) -> npt.NDArray[np.uint3
             _four_units(four, start, stop, part)
             made[start:stop, twos * TWO_BYTES :] = part.reshape(stop - start, -1)
     return made.reshape(-1).view(np.uint32)
-
-
-def _nothing() -> Any:
-    raise ValueError("a weight of no segment")
 
 
 def _two_units(two: TwoBit, start: int, stop: int, out: Bytes) -> None:

@@ -57,13 +57,13 @@ def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
     return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
 
 
-def check_product(shape: tuple[int, int], x: Any, out: Any, most: int) -> tuple[int, str, Any, str]:
+def check_product(shape: tuple[int, int], x: Any, out: Any, most: int, align: int = 16) -> tuple[int, str, Any, str]:
     """The vectors of a product and its result, new and of x's dtype where ``out`` is None: (batch, dtype of x, y, its).
 
     ``shape``: of the matrix. BCQ-E552 unless x is (1..most, in) and y (batch, out), of any type of activations each.
     """
     rows, columns = shape
-    seen = check_array("x", x, tuple(KINDS), (None, columns), align=16)
+    seen = check_array("x", x, tuple(KINDS), (None, columns), align)
     batch = seen.shape[0]
     if not 1 <= batch <= most:
         raise error("BCQ-E552", found=f"{batch} vectors", expected=f"1..{most}; matmul takes any number")

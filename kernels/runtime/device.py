@@ -106,14 +106,9 @@ def compiled_by_driver(index: int | None = None) -> bool:
 def require_capability(major: int, minor: int, index: int | None = None) -> None:
     """BCQ-E551 unless the GPU of this number, by default the current one, has it or more; the simulator does any."""
     require_cuda()
-    if not simulated() and not has_capability(major, minor, index):
+    if not simulated() and capability(index) < (major, minor):
         found = "{}.{}".format(*capability(index))
         raise error("BCQ-E551", found=f"a GPU of compute capability {found}", expected=f"{major}.{minor}")
-
-
-def has_capability(major: int, minor: int, index: int | None = None) -> bool:
-    """Whether the GPU of this number, by default the current one, has it or more; the simulator has 8.0."""
-    return capability(index) >= (major, minor)
 
 
 def shared_limit(index: int | None = None) -> int:
@@ -123,7 +118,7 @@ def shared_limit(index: int | None = None) -> int:
 
 def like_sm_90(index: int | None = None) -> bool:
     """Whether a GPU has bulk copies and as much shared memory as sm_90; sm_120 has less."""
-    return has_capability(9, 0, index) and shared_limit(index) >= SHARED_LIMIT
+    return capability(index) >= (9, 0) and shared_limit(index) >= SHARED_LIMIT
 
 
 def processors(index: int | None = None) -> int:

@@ -54,7 +54,6 @@ class Kernel:
         self._pointers = [kind.endswith("*") for kind, _ in self.arguments]
         self.options = options
         self._ready: dict[int, Loaded] = {}
-        self.__doc__ = function.__doc__
 
     def signature(self) -> Any:
         """The Numba signature."""

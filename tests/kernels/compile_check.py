@@ -173,12 +173,42 @@ def _dequant() -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _gemm() -> dict[str, list[tuple[Any, ...]]]:
-    from bcqfmt.kernels.gemm import dense, kernel
+    """All engines, formulas and types; codes decoded to a dense matrix."""
+    from bcqfmt.kernels.gemm.dense import Decoding
+    from bcqfmt.kernels.gemm.layout import GemmLayout
+    from bcqfmt.kernels.gemm.shape import gemm_shape
 
+    four, three = GemmLayout(4, 4096, 128, "affine", "F16"), GemmLayout(3, 4096, 64, "affine", "BF16", True)
+    table = GemmLayout(4, 4096, 32, "table", "F16", table=tuple(float(i * i - 100) for i in range(16)))
+    shapes = [
+        gemm_shape(four, 16, 28672, 1, 1, "wgmma"),
+        gemm_shape(four, 16, 4096, 1, 1, "wgmma"),
+        gemm_shape(four, 16, 11008, 1, 1, "mma"),
+        gemm_shape(four, 128, 28672, 1, 1, "wgmma"),
+        gemm_shape(four, 1200, 11008, 1, 1, "wgmma"),
+        gemm_shape(GemmLayout(4, 8192, 128, "affine", "F16"), 1024, 28672, 1, 1, "wgmma"),
+        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 64, 28672, 1, 0, "wgmma"),
+        gemm_shape(GemmLayout(5, 4096, 128, "bcq", "F16"), 32, 28672, 1, 0, "wgmma"),
+        gemm_shape(table, 32, 28672, 1, 1, "mma"),
+        gemm_shape(four, 8, 4096, 1, 1, "mma"),
+        gemm_shape(four, 4, 4096, 1, 1, "wgmma"),
+        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 16, 11008, 1, 1, "wgmma"),
+        gemm_shape(table, 8, 4096, 1, 1, "wgmma"),
+        gemm_shape(four, 64, 28672, 1, 1, "mma"),
+        gemm_shape(three, 16, 28672, 2, 2, "mma", added=True),
+        gemm_shape(GemmLayout(4, 4096, 128, "bcq", "F16"), 8, 4096, 1, 1, "mma"),
+        gemm_shape(three, 1, 4096, 2, 0, "mma", added=True),
+    ]
+    dense = [
+        Decoding(bits, bcq, looked_up, GemmLayout(bits, 64, 64, "bcq" if bcq else "affine", "F16").fields, *more)
+        for bits, bcq, looked_up, *more in (
+            (3, False, False, 2, "BF16", 2, 1), (8, False, False, 4, "F32", None, 2),
+            (3, True, True, 1, "F16", 1, 2), (1, True, False, 1, "F16", None, 1),
+        )
+    ]  # fmt: skip
     return {
-        f"gemm.{module.__name__.rpartition('.')[2]}.{factory}": arguments
-        for module in (dense, kernel)
-        for factory, arguments in module.compile_cases().items()
+        "gemm.dense.dense_kernel": [(case,) for case in dense],
+        "gemm.kernel.gemm_kernel": [(shape,) for shape in shapes],
     }
 
 

@@ -156,7 +156,7 @@ class GpuWeight(matmul.MatmulWeight):
     def bits(self) -> BitOperand | None:
         """For the fast product."""
         layouts = [layout_of(piece) for piece in self._pieces]
-        if not self.linear or not fits(layouts, reordered=False, gpu=self._place):
+        if not self.linear or not fits(layouts, self._place):
             return None
         segments = tuple(
             BitSegment(

@@ -105,12 +105,12 @@ def test_which_way_is_taken() -> None:
     assert way(16, 8) is None
     assert way(128, 8, width=16384) is None
     wide, narrow = (BitLayout(4, width, 128, "bcq", "F16") for width in (16384, 4096))
-    assert at_once((narrow,), 1, 1, reordered=False) == 8
-    assert at_once((narrow, wide), 1, 1, reordered=False) == 4
-    assert at_once((narrow,), 0, 0, reordered=False) == 4
+    assert at_once((narrow,), 1, 1) == 8
+    assert at_once((narrow, wide), 1, 1) == 4
+    assert at_once((narrow,), 0, 0) == 4
     assert byte_shape_for(Wanted(narrow, 9, 1, 1)) is None
     # outliers need the vectors a second time
     needs = OutlierNeeds(4, 8192, 4000)
     eight = BitLayout(4, 8192, 128, "bcq", "F16")
-    assert [at_once((eight,), 1, 1, reordered=False, needs=b) for b in (NO_OUTLIERS, needs)] == [8, 4]
-    assert at_once((eight, narrow), 1, 1, reordered=False, needs=needs) == 8
+    assert [at_once((eight,), 1, 1, needs=b) for b in (NO_OUTLIERS, needs)] == [8, 4]
+    assert at_once((eight, narrow), 1, 1, needs=needs) == 8

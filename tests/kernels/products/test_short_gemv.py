@@ -104,5 +104,5 @@ def test_which_way_is_taken() -> None:
     assert [way(8, 1, 0), way(16, 2, 0)] == [BitShape] * 2
     assert [way(8, 3), way(16, 8), way(8, 2, 0)] == [None] * 3
     short, long = BitLayout(4, 4096, 16, "bcq", "F16"), BitLayout(4, 4096, 128, "bcq", "F16")
-    assert [at_once((layout,), 1, 1, reordered=False) for layout in (short, long)] == [4, 8]
+    assert [at_once((layout,), 1, 1) for layout in (short, long)] == [4, 8]
     assert short_shape_for(Wanted(long, 1, 1, 1)) is None
