@@ -97,6 +97,14 @@ def require_locks() -> None:
         raise error("BCQ-E307", found=f"no file locks on {sys.platform}", expected=expected)
 
 
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """The path made absolute, links as they are named. ``..`` leads where the file system says, behind a link too."""
+    if os.pardir not in Path(path).parts:
+        return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+    parent, name = os.path.split(os.fspath(path).rstrip(os.sep))
+    return real_path(path) if name in (os.pardir, os.curdir) else real_path(parent) / name
+
+
 def real_path(path: str | os.PathLike[str]) -> Path:
     """The path without links; unlike ``Path.resolve`` it takes links that run in a circle."""
     return Path(os.path.realpath(path))

@@ -44,6 +44,26 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_w
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+class FilePath(click.Path):
+    """A path as `Path`. An empty one, of a variable that is not set, is refused: it would be the working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_not_empty(self, value, param, ctx), param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number in a range, never NaN, which no comparison refuses."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if found != found:
+            self.fail(f"{value} is not a number.", param, ctx)
+        return found
+
+
 def verb_module(name: str) -> Any:
     """The module of a verb, loaded now."""
     return importlib.import_module(f"bcqfmt.cli.{'machine' if name in _MACHINE else 'verbs'}.{name}")
@@ -58,10 +78,19 @@ class Terminated(BaseException):
 
 
 class _PathOrHubId(click.types.StringParamType):
-    """An argument that may be a path or a hub id: text that a shell completes like a path."""
+    """An argument that may be a path or a hub id: text, not empty, that a shell completes like a path."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_not_empty(self, value, param, ctx), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
+
+
+def _not_empty(kind: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    if value == "":
+        kind.fail("it is empty; expected a path.", param, ctx)
+    return value
 
 
 def verb(name: str, cls: type[click.Command] = click.Command) -> Callable[[Callable[..., Any]], click.Command]:
@@ -90,7 +119,7 @@ def json_option(command: _F) -> _F:
 
 def html_option(command: _F) -> _F:
     """``--html``, of the verbs that can write a report."""
-    kind = click.Path(path_type=Path)
+    kind = FilePath()
     help_text = "Write a report as a web page, and its numbers to FILE.json."
     return click.option("--html", type=kind, metavar="FILE.html", help=help_text)(command)
 

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from bcqfmt.codes import CODES
 from bcqfmt.errors import BcqError, error
+from bcqfmt.system import absolute_path
 
 from .command import command_line, command_words
 
@@ -76,7 +79,7 @@ def expected_bcq(path: str | Path, *, file: bool = False) -> contextlib.Abstract
 
 def another_folder(path: str | Path) -> str:
     """A name next to ``path`` for what is made of it: ``model-bcq`` for ``model``, ``model.gguf``, ``model-gptq/``."""
-    place = Path(os.path.abspath(path))  # noqa: PTH100 - as named, wherever a link leads
+    place = absolute_path(path)
     plain = place.name.removesuffix(".gguf").removesuffix(".safetensors")
     for ending in ("-gptq", "-awq", "-GPTQ", "-AWQ", "-GGUF", "-gguf"):
         plain = plain.removesuffix(ending)
@@ -144,9 +147,10 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
 
 def _target(words: tuple[str, ...], path: str | Path) -> str:
     """Where the result would go: as on the command line, or next to the source."""
-    given = [word for word in words[1:] if not word.startswith("-")]
-    if words[:1] in (("convert",), ("quantize",)) and len(given) > 1 and given[0] == str(path):
-        return given[1]
+    context = click.get_current_context(silent=True)
+    given = {} if context is None else context.params
+    if words[:1] in (("convert",), ("quantize",)) and "dst" in given and str(given.get("src")) == str(path):
+        return str(given["dst"])
     return another_folder(path)
 
 

@@ -51,6 +51,15 @@ def emit_json(value: Any) -> None:
     _put(sys.stdout, text + "\n")
 
 
+def finite(value: Any) -> Any:
+    """The same with null for numbers that JSON has not: infinity, NaN."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def show(as_json: bool, data: Any, lines: str | Iterable[str]) -> None:
     """The result of a verb: as JSON, or as text."""
     emit_json(data) if as_json else echo(lines)

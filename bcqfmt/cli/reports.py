@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bcqfmt.container.durable import OutputFile, reported, write_file
 from bcqfmt.errors import OutputError, error, escape
-from bcqfmt.system import real_path
+from bcqfmt.system import absolute_path, real_path
 
 from . import render
 from .command import command_line, usage_error
@@ -23,7 +23,7 @@ def check_report_path(path: Path, bcq: Path, overwrite: bool, source: str = "") 
     """Before any work: a page that can be written, and not into a model's folder."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise usage_error(f"'{path}' should end in .html.")
-    place = Path(os.path.abspath(bcq))  # noqa: PTH100 - as named, wherever a link leads
+    place = absolute_path(bcq)
     for file in (path, path.with_suffix(".json")):
         check_output(file, overwrite, place, place.with_name(f"{place.name}.partial"), *filter(None, [source]))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bcqfmt.container.durable import check_name, output_path, refuse_existing, refuse_overlap
 from bcqfmt.errors import BcqError, error, escape
+from bcqfmt.system import absolute_path
 
 from . import render
 from .command import usage_error
@@ -40,14 +41,17 @@ def find_source(
     ``gguf``: whether the caller takes GGUF files and quantized models, else dense ones.
     """
     from bcqfmt.converters.source.checkpoint import open_source
+    from bcqfmt.inspect.kinds import look
 
-    folder = Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow a link and lose the model's name
+    folder = absolute_path(text)  # resolve() would follow a link and lose the model's name
     if os.path.lexists(text):
         if revision is not None:
             raise usage_error("--revision is for models on the hub; SRC is a folder.")
         wanted = ("quantized", "gguf") if gguf else ("dense",)
         with expected(text, *wanted):
             found = open_source(folder)
+            if not found.is_gguf and (there := look(folder)).kind == "unfinished":
+                raise error("BCQ-V601", text, found=there.words)
         if found.is_gguf and not gguf:
             expect(text, *wanted)
         return Source(found, found.name) if found.lone else Source(found, *_called(folder))

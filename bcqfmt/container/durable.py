@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import BINARY, real_path, reserve, sync_data, sync_file, sync_folder
+from bcqfmt.system import BINARY, absolute_path, real_path, reserve, sync_data, sync_file, sync_folder
 
 if TYPE_CHECKING:
     import hashlib
@@ -169,7 +169,11 @@ def _remove(folder: Path) -> None:
 
 def output_path(path: str | Path) -> Path:
     """An output path made absolute; the root and the working folder are refused, as they cannot be replaced."""
-    place = Path(os.path.abspath(path))
+    place = absolute_path(path)
+    if os.pardir in Path(path).parts and not Path(path).parent.is_dir():
+        hint = "name the new folder without '..', or make the folders before it"
+        found, expected = "no such folder before '..'", "folders that are there"
+        raise error("BCQ-E402", str(path), found=found, expected=expected, hint=hint)
     if not str(path) or not place.name or place == Path.cwd():
         found, hint = "a folder that cannot be replaced", "choose the name of a new folder"
         raise error("BCQ-E402", str(path), found=found, expected="the path of a new one", hint=hint)

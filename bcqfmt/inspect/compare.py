@@ -168,6 +168,9 @@ def _spec_differences(left: WeightSpec, right: WeightSpec) -> list[str]:
     ):
         if one != other and not (what == "widths" and left.shape != right.shape):
             found.append(f"{what} {one} / {other}")
+    groups = [["row" if s.row else s.group_size for s in side.scheme.segments] for side in (left, right)]
+    if not found and groups[0] != groups[1]:
+        found.append(f"group sizes {groups[0]} / {groups[1]}")
     return found or ["outlier segments"]
 
 

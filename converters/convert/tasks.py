@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bcqfmt.errors import BcqError, error
-from bcqfmt.system import peak_memory
+from bcqfmt.system import absolute_path, peak_memory
 from bcqfmt.version import __version__
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def tasks_of(conversion: Conversion, target: Path) -> list[Task]:
     for index, shard in enumerate(plan.shards):
         largest = max((conversion.modules[name].nbytes for name in shard.weights), default=0)
         memory = memory_of(headers, largest)
-        folder = os.path.abspath(source.place)  # noqa: PTH100 - resolve() would follow a link
+        folder = str(absolute_path(source.place))  # resolve() would follow a link
         task = Task(
             folder, str(target), options, index, len(plan.shards), shard.file, shard.nbytes, memory, digest, umask
         )

@@ -441,3 +441,41 @@ def test_resuming_what_is_complete_says_so(run: Run, tmp_path: Path) -> None:
     other = run("convert", source, tmp_path / "bcq", "--resume", "--no-provenance")
     assert other.exit_code == 7
     assert "BCQ-E401" in other.stderr
+
+
+def test_two_points_behind_a_link_lead_where_the_system_says(run: Run, tmp_path: Path) -> None:
+    """``link/../model`` is beside what the link leads to, not beside the link."""
+    (tmp_path / "away" / "inner").mkdir(parents=True)
+    gptq = gptq_folder(tmp_path / "away" / "model")
+    (tmp_path / "link").symlink_to(Path("away") / "inner")
+    (tmp_path / "out").mkdir()  # what the name without its "link/.." means
+    (tmp_path / "model").mkdir()
+    result = run("convert", f"{tmp_path}/link/../model", f"{tmp_path}/link/../out")
+    assert result.exit_code == 0, result.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+    assert run("verify", tmp_path / "away" / "model", tmp_path / "away" / "out").exit_code == 0
+    missing = run("convert", gptq, f"{tmp_path}/nothing/../other")
+    assert (missing.exit_code, "BCQ-E402" in missing.stderr) == (7, True)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("words", [["convert", ""], ["validate", ""], ["restore", "", "out"], ["inspect", ""]])
+def test_an_empty_path_is_not_the_working_folder(run: Run, words: list[str]) -> None:
+    result = run(*words, *(["out"] if words[0] == "convert" else []))
+    assert (result.exit_code, "it is empty; expected a path" in result.stderr) == (2, True)
+
+
+def test_the_hint_takes_the_target_and_not_the_value_of_an_option(run: Run, tmp_path: Path) -> None:
+    source, made = gptq_folder(tmp_path / "source", layers=1), tmp_path / "made"
+    result = run("quantize", source, "--workers", "2", made, "--method", "rtn")
+    assert f"hint: convert it, without loss: bcqfmt convert {source} {made}\n" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["convert", "quantize"])
+def test_a_bcq_folder_without_its_manifest(run: Run, tmp_path: Path, verb: str) -> None:
+    assert run("convert", gptq_folder(tmp_path / "source", layers=1), tmp_path / "bcq").exit_code == 0
+    (tmp_path / "bcq" / "bcq_manifest.json").unlink()
+    options = ["--method", "rtn"] if verb == "quantize" else []
+    result = run(verb, tmp_path / "bcq", tmp_path / "out", *options)
+    assert (result.exit_code, "BCQ-V601" in result.stderr) == (4, True)
+    assert not (tmp_path / "out").exists()

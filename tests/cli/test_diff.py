@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bcqfmt
+from bcqfmt import BcqWeight
 from programs.verbs import DOWN, NORM, UP, Run, affine, binary, tensors
 
 
@@ -156,3 +157,16 @@ def test_not_bcq(run: Run, folder: Path, gptq: Path) -> None:
     assert run("diff", folder, gptq).exit_code == 5
     assert run("diff", folder, gptq / "model.safetensors").exit_code == 5
     assert run("diff", folder, folder / "nothing").exit_code == 3
+
+
+def test_a_group_of_all_columns_and_one_as_long(run: Run, tmp_path: Path) -> None:
+    one, other = (
+        BcqWeight.from_affine(
+            np.zeros((4, 64), np.uint8), np.ones((4, 1), np.float16), np.zeros((4, 1), np.uint8), bits=4, group_size=g
+        )
+        for g in (64, "row")
+    )
+    for name, weight in (("a", one), ("b", other)):
+        bcqfmt.save(tmp_path / name, {"w": weight})
+    result = run("diff", tmp_path / "a", tmp_path / "b")
+    assert "group sizes [64] / ['row']" in result.stdout

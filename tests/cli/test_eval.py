@@ -156,3 +156,27 @@ def test_bfloat16_says_nothing_but_the_figures(run: Run, model: Path, text: Path
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "perplexity" in result.stdout
+
+
+def test_figures_that_json_has_no_number_for(
+    run: Run, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = models.Figures(math.inf, 9, 1.0, [math.inf], 2.0, math.nan, math.nan, 0.5)
+    monkeypatch.setattr(models, "evaluate", lambda *_args, **_options: figures)
+    result = run("eval", model, "--text", text, "--context", "32", "--max-tokens", "10", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["perplexity"], found["losses"], found["reference_perplexity"]) == (None, [None], 2.0)
+    assert found["divergence"] is found["largest_divergence"] is None
+
+
+def test_the_largest_divergence_is_not_a_number_where_one_is_not(model: Path, text: Path) -> None:
+    fine, broken = (models.load(model, dtype="float32") for _ in range(2))
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(math.nan)
+    windows = models.windows_of(fine.opened, text.read_text(), 20, 50)
+    found = models.evaluate(fine, windows, broken)
+    assert found.divergence is not None
+    assert math.isnan(found.divergence)
+    assert found.largest_divergence is not None
+    assert math.isnan(found.largest_divergence)

@@ -132,3 +132,28 @@ def test_it_says_that_a_kernel_is_compiled(
     assert result.exit_code == 0, result.stderr
     assert f"compiling load for this GPU, once, up to a minute, to {tmp_path / 'kept'}" in result.stderr
     assert "compiling" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_beams": 4}, {"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}, {"return_dict_in_generate": True}],
+)
+def test_settings_of_the_model_change_nothing(run: Run, model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(model, other)
+    (other / "generation_config.json").write_text(json.dumps(settings))
+    options = ("--prompt", PROMPT, "--max-new-tokens", "24", "--dtype", "float32")
+    found, expected = run("generate", other, *options), run("generate", model, *options)
+    assert (found.exit_code, found.stdout) == (0, expected.stdout), found.stderr
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--system"])
+def test_bytes_that_are_no_text(run: Run, model: Path, option: str) -> None:
+    result = run("generate", model, "--prompt", PROMPT, "--chat", option, "caf\udce9")
+    assert (result.exit_code, f"{option} is not UTF-8" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--temperature", "--top-p"])
+def test_nan_is_no_number(run: Run, model: Path, option: str) -> None:
+    result = run("generate", model, "--prompt", PROMPT, option, "nan")
+    assert (result.exit_code, "nan is not a number" in result.stderr) == (2, True)

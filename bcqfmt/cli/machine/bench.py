@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, verb
+from bcqfmt.cli.command import FilePath, json_option, verb
 from bcqfmt.cli.progress import announce_kernels
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @verb("bench")
 @click.argument("what", type=click.Choice(["kernels"]))
 @click.option("--device", type=click.Choice(["cuda"]), default="cuda", show_default=True, help="Where to measure.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the figures to this JSON file.")
+@click.option("--out", type=FilePath(), help="Write the figures to this JSON file.")
 @json_option
 def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
     """Measure the kernels on this machine's GPU.

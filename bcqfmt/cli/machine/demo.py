@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 import bcqfmt
 from bcqfmt.cli import render
-from bcqfmt.cli.command import verb
+from bcqfmt.cli.command import FilePath, verb
 from bcqfmt.codes import CODES
-from bcqfmt.container.durable import folder_in_progress
+from bcqfmt.container.durable import folder_in_progress, reported
 from bcqfmt.errors import OutputError, error, escape
 from bcqfmt.inspect.summary import summarize
 
@@ -33,9 +33,7 @@ _MULTI = "layers.0.down_proj.weight"
 
 
 @verb("demo")
-@click.option(
-    "--keep", metavar="DIR", type=click.Path(path_type=Path), help="Keep in DIR what is used: gptq/ (sample) and bcq/."
-)
+@click.option("--keep", metavar="DIR", type=FilePath(), help="Keep in DIR what is used: gptq/ (sample) and bcq/.")
 def command(keep: Path | None) -> None:
     """Take a short tour: convert, prove, write, read, break.
 
@@ -59,7 +57,10 @@ def command(keep: Path | None) -> None:
                 fault.hint = "choose another folder"
                 raise
             with importlib.resources.as_file(_SAMPLE) as sample:
-                shutil.copytree(sample, folder / "gptq")
+                (folder / "gptq").mkdir()
+                for file in sample.iterdir():  # copytree would name every file that does not fit, and no reason
+                    with reported(folder / "gptq" / file.name):
+                        shutil.copyfile(file, folder / "gptq" / file.name)
         for line in itertools.chain(_convert(scratch), _tour(folder / "bcq", scratch)):
             render.echo(line)
     kept = "nothing is left behind"

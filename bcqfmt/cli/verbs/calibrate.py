@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import command_line, hub_options, json_option, stoppable, verb
+from bcqfmt.cli.command import FilePath, command_line, hub_options, json_option, stoppable, verb
 from bcqfmt.cli.options import Device, context_option, fitting_context
 from bcqfmt.cli.progress import waiting
 from bcqfmt.cli.sources import find_source, keep_apart
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 @verb("calibrate")
 @click.argument("model")
-@click.option("--text", required=True, type=click.Path(path_type=Path), help="A text file, UTF-8.")
+@click.option("--text", required=True, type=FilePath(), help="A text file, UTF-8.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of text to run.")
 @context_option("seq", "piece")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("stats.safetensors"), show_default=True, help="The new file."
-)
+@click.option("--out", type=FilePath(), default=Path("stats.safetensors"), show_default=True, help="The new file.")
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Which pieces are drawn.")
 @click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where it is run.")
 @click.option(

@@ -11,6 +11,8 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import (
+    FilePath,
+    Number,
     command_line,
     command_words,
     html_option,
@@ -43,7 +45,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 
 @verb("convert")
 @click.argument("src")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=FilePath())
 @click.option(
     "--from", "layout", default="auto", metavar="LAYOUT", help=f"Layout of the source: {', '.join(_LAYOUTS)}."
 )
@@ -54,7 +56,7 @@ _ZEROS = ("auto", "v2", "v1-nowrap", "v1-wrap", "v1-carry", "v1-gptqmodel-3bit")
 @click.option("--executor", type=click.Choice(_EXECUTORS), default="local", help="Where shards are done: here, on Ray.")
 @click.option("--ray-address", metavar="HOST:PORT", help="The Ray cluster, unless RAY_ADDRESS says it, or it is here.")
 @click.option("--memory-limit", type=SIZE, help="Use fewer workers rather than more memory than this.")
-@click.option("--min-coverage", type=click.FloatRange(0, 100), default=0.0, help="Refuse if less (%) is quantized.")
+@click.option("--min-coverage", type=Number(0, 100), default=0.0, help="Refuse if less (%) is quantized.")
 @click.option("--allow-nonfinite", is_flag=True, help="Keep infinities and NaNs among the scales.")
 @click.option("--no-provenance", is_flag=True, help="Leave out what restores the source byte for byte.")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished conversion.")

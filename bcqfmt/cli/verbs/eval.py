@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.command import FilePath, json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import check_model_options, context_option, fitting_context, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bcqfmt.integrations.transformers.run import Figures, Loaded
     from bcqfmt.integrations.transformers.tasks import Score, Tasks
 
-_FOLDER = click.Path(path_type=Path)
+_FOLDER = FilePath()
 
 
 @verb("eval")
@@ -118,7 +118,7 @@ def command(
             found["tasks"] = [score._asdict() for score in scores]
             lines += render.table(("task", "metric", "value", "standard error"), [_row(s) for s in scores], left=(0, 1))
     found["dtype"] = str(loaded.model.dtype).removeprefix("torch.")
-    render.show(as_json, found, lines)
+    render.show(as_json, render.finite(found), lines)
 
 
 def _tasks(names: str, folder: Path | None) -> Tasks:

@@ -10,7 +10,7 @@ import click
 
 from bcqfmt.checkpoint.reader import open as open_checkpoint
 from bcqfmt.cli import render
-from bcqfmt.cli.command import is_given, json_option, stoppable, usage_error, verb
+from bcqfmt.cli.command import FilePath, is_given, json_option, stoppable, usage_error, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import SIZE
@@ -21,8 +21,8 @@ _TARGETS = ("gptq", "awq", "compressed-tensors", "dense", "gguf")  # a test comp
 
 
 @verb("export")
-@click.argument("bcq", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("bcq", type=FilePath())
+@click.argument("out", type=FilePath())
 @click.option("--to", "layout", type=click.Choice(_TARGETS), required=True, help="The layout to write.")
 @click.option(
     "--dtype",
@@ -31,7 +31,7 @@ _TARGETS = ("gptq", "awq", "compressed-tensors", "dense", "gguf")  # a test comp
 )
 @click.option(
     "--like",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="DONOR.gguf",
     help="With --to gguf: take metadata and tokenizer from this file, a GGUF of the same model.",
 )

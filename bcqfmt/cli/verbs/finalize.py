@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import command_line, hub_options, json_option, verb
+from bcqfmt.cli.command import FilePath, command_line, hub_options, json_option, verb
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import error, escape
 
 
 @verb("finalize")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=FilePath())
 @click.argument("src")
 @click.option("--overwrite", is_flag=True, help="Replace DST if it is there.")
 @hub_options

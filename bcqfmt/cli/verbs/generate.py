@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.command import FilePath, Number, json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import check_model_options, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
@@ -18,19 +18,19 @@ from bcqfmt.integrations.model_folder import check_folder
 
 
 @verb("generate")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FilePath())
 @click.option("--prompt", required=True, help="The text to go on with; with --chat, what the user says.")
 @click.option("--max-new-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Stop there.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template, and show the answer only.")
 @click.option("--system", metavar="TEXT", help="With --chat: the system message.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     default=0.0,
     show_default=True,
     help="Draw tokens; at 0 the likeliest one is taken.",
 )
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw from the likeliest, this share in all.")
+@click.option("--top-p", type=Number(0, 1, min_open=True), help="Draw from the likeliest, this share in all.")
 @click.option("--top-k", type=click.IntRange(1), help="Draw from the K likeliest.")
 @click.option("--seed", type=click.IntRange(0, 2**53 - 1), default=0, show_default=True, help="Of drawing.")
 @model_options
@@ -56,6 +56,9 @@ def command(
         raise usage_error("--top-p and --top-k are about drawing: give a --temperature above 0.")
     if system is not None and not chat:
         raise usage_error("--system goes with --chat.")
+    for name, text in (("--prompt", prompt), ("--system", system or "")):
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of the command line that are no text
+            raise usage_error(f"{name} is not UTF-8.")
     dense = expect(model, "bcq", "dense").kind == "dense"
     check_model_options(dense, options)
     hint = "--max-new-tokens counts, and so does the prompt"

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import json_option, usage_error, verb
+from bcqfmt.cli.command import FilePath, json_option, usage_error, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.progress import folder_bar
 from bcqfmt.cli.publish import publish
@@ -17,7 +17,7 @@ from bcqfmt.errors import escape
 
 
 @verb("push")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=FilePath())
 @click.argument("repo", type=click.STRING)
 @click.option("--private", is_flag=True, help="Make the repository private; one that is public already is refused.")
 @click.option("--create-pr", is_flag=True, help="Upload as a pull request.")

@@ -11,6 +11,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import (
+    FilePath,
     command_line,
     html_option,
     hub_options,
@@ -54,13 +55,13 @@ _WORST = 10  # weights that the table on the screen shows
 
 @verb("quantize", WithSettings)
 @click.argument("src")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=FilePath())
 @click.option("--method", metavar="METHOD", help="rtn, bcq, multi, mixed24, atom or gptq.")
 @click.option("--preset", metavar="NAME", help="A method with settings, chosen by size: see below.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting of the method, by its name.")
-@click.option("--rules", type=click.Path(path_type=Path), metavar="FILE", help="Rule file (TOML): who gets what.")
-@click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
-@click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Calibrate on it, layer by layer.")
+@click.option("--rules", type=FilePath(), metavar="FILE", help="Rule file (TOML): who gets what.")
+@click.option("--stats", type=FilePath(), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
+@click.option("--text", type=FilePath(), metavar="FILE", help="Calibrate on it, layer by layer.")
 @click.option("-n", "--rows", type=click.IntRange(1), default=128, show_default=True, help="Pieces of --text to run.")
 @context_option("seq", "piece of --text")
 @click.option("--device", type=Device("auto"), default="auto", metavar="auto|cpu|cuda[:N]", help="Where --text is run.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import html_option, json_option, verb
+from bcqfmt.cli.command import FilePath, html_option, json_option, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.options import default_workers
 from bcqfmt.cli.progress import Progress
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @verb("report")
-@click.argument("bcq", type=click.Path(path_type=Path))
+@click.argument("bcq", type=FilePath())
 @html_option
 @click.option("--against", metavar="MODEL", help="Measure errors against this dense model, a folder or a hub id.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import command_line, json_option, stoppable, verb
+from bcqfmt.cli.command import FilePath, command_line, json_option, stoppable, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.progress import Progress
@@ -18,8 +18,8 @@ from bcqfmt.system import return_large_blocks
 
 
 @verb("restore")
-@click.argument("bcq", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("bcq", type=FilePath())
+@click.argument("out", type=FilePath())
 @click.option("--overwrite", is_flag=True, help="Replace OUT.")
 @json_option
 def command(bcq: Path, out: Path, overwrite: bool, as_json: bool) -> None:

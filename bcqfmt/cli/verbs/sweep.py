@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, usage_error, verb
+from bcqfmt.cli.command import FilePath, hub_options, json_option, usage_error, verb
 from bcqfmt.cli.options import Items, context_option, default_workers, fitting_context, given_settings
 from bcqfmt.cli.progress import bar
 from bcqfmt.cli.reports import check_output
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 )
 @click.option("--method", "methods", type=Items(r".+", "method"), default="rtn", show_default=True, help="One or more.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for the methods that have it.")
-@click.option("--stats", type=click.Path(path_type=Path), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
+@click.option("--stats", type=FilePath(), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
 @click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
-@click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Also measure perplexity on this text.")
+@click.option("--text", type=FilePath(), metavar="FILE", help="Also measure perplexity on this text.")
 @context_option("context", "window")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.json", help="Write all numbers.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw them, with the Pareto front.")
+@click.option("--out", type=FilePath(), metavar="FILE.json", help="Write all numbers.")
+@click.option("--plot", type=FilePath(), metavar="FILE.svg", help="Draw them, with the Pareto front.")
 @click.option("--overwrite", is_flag=True, help="Replace these files.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
 @hub_options

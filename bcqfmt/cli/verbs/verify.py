@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import hub_options, json_option, verb
+from bcqfmt.cli.command import FilePath, hub_options, json_option, verb
 from bcqfmt.cli.expect import expected_bcq
 from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.sources import find_source
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @verb("verify")
 @click.argument("src")
-@click.argument("bcq", type=click.Path(path_type=Path))
+@click.argument("bcq", type=FilePath())
 @click.option(
     "--values",
     type=click.Choice(["sample", "all"]),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
@@ -22,7 +23,7 @@ class Sampling(NamedTuple):
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
-        """What ``generate`` of transformers takes, whatever the model's own generation_config.json says."""
+        """What ``generate`` of transformers takes."""
         if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
@@ -94,14 +95,29 @@ def generate(
     known = (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
     padding = next((number for number in known if number is not None), 0)
     start = time.perf_counter()
-    with torch.inference_mode(), dense_products(loaded.model.dtype):
+    own_settings = _own_settings(loaded.model, {**sampling.options(), "pad_token_id": padding})
+    with torch.inference_mode(), dense_products(loaded.model.dtype), own_settings:
         found = loaded.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, pad_token_id=padding,
-            streamer=stream, **sampling.options(),
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=stream
         )  # fmt: skip
     seconds = time.perf_counter() - start
     new = found[0, len(tokens) :].tolist()
     return Generated(stream.finish(new), len(new), seconds)
+
+
+@contextlib.contextmanager
+def _own_settings(model: Any, options: dict[str, Any]) -> Iterator[None]:
+    """These settings of generation, whatever else the model's generation_config.json says than where a text ends."""
+    import transformers
+
+    config: Any = transformers.GenerationConfig
+    before = model.generation_config
+    ends = {name: getattr(before, name, None) for name in ("bos_token_id", "eos_token_id")}
+    model.generation_config = config(**ends, **options)
+    try:
+        yield
+    finally:
+        model.generation_config = before
 
 
 class _Stream:

@@ -206,7 +206,9 @@ def evaluate(
                 others.append(-float(wanted.gather(1, ids[0, 1:, None]).sum()))
                 apart = (wanted.exp() * (wanted - found)).sum(-1)
                 divergences.append(float(apart.sum()))
-                largest = max(largest, float(apart.max()))
+                furthest = float(apart.max())
+                if not furthest <= largest:  # NaN too
+                    largest = furthest
                 agreeing += int((wanted.argmax(-1) == found.argmax(-1)).sum())
             if tick is not None:
                 tick(len(window))
