@@ -10,7 +10,7 @@ from typing import Any
 
 from bcqfmt.errors import error
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.numbers import NARROW, WIDEN
+from bcqfmt.kernels.device_functions.numbers import FROM_ARRAY, TO_ARRAY
 from bcqfmt.kernels.operands.outliers import Entries
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
@@ -30,9 +30,8 @@ def csr_outliers_kernel(kind: int, values_kind: int, out: int, packed: int = 0) 
     ``packed``: bytes of an entry if columns and values are interleaved (`operands.outliers`), as one array that is both
     arguments; else 0.
     """
-    widen_x, entry = WIDEN[kind] if kind else ptx.f32, _entry(values_kind, packed)
-    widen_y = WIDEN[out] if out else ptx.f32
-    narrow = NARROW[out] if out else ptx.f32
+    widen_x, entry = FROM_ARRAY[kind], _entry(values_kind, packed)
+    widen_y, narrow = FROM_ARRAY[out], TO_ARRAY[out]
     declared = (
         f"u32* indptr, u32* indices, {'u32' if packed else _TYPES[values_kind]}* values, {_TYPES[kind]}* x, "
         f"{_TYPES[out]}* y, "
@@ -68,7 +67,7 @@ def csr_outliers_kernel(kind: int, values_kind: int, out: int, packed: int = 0) 
 
 def _entry(values_kind: int, packed: int) -> Any:
     """A device function: column and float32 value of entry ``k``."""
-    widen = WIDEN[values_kind] if values_kind else ptx.f32
+    widen = FROM_ARRAY[values_kind]
 
     def apart(indices: Any, values: Any, k: Any) -> Any:
         return ptx.u32(indices[k]), widen(values[k])

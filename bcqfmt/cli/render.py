@@ -51,12 +51,12 @@ def emit_json(value: Any) -> None:
     _put(sys.stdout, text + "\n")
 
 
-def finite(value: Any) -> Any:
-    """The same with null for numbers that JSON has not: infinity, NaN."""
+def json_numbers(value: Any) -> Any:
+    """The value with null in place of infinity and NaN, which JSON lacks."""
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: json_numbers(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [json_numbers(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -51,7 +51,8 @@ def find_source(
         with expected(text, *wanted):
             found = open_source(folder)
             if not found.is_gguf and (there := look(folder)).kind == "unfinished":
-                raise error("BCQ-V601", text, found=there.words)
+                hint = "finish or repeat the run or the download that makes it"
+                raise error("BCQ-V601", text, found=there.words, hint=hint)
         if found.is_gguf and not gguf:
             expect(text, *wanted)
         return Source(found, found.name) if found.lone else Source(found, *_called(folder))

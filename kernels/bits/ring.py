@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.numbers import NARROW
+from bcqfmt.kernels.device_functions.numbers import TO_ARRAY
 from bcqfmt.kernels.device_functions.ring import next_stage
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined
 from bcqfmt.kernels.runtime.unroll import static, unrolled
@@ -213,7 +213,7 @@ def epilogue(ring: Ring, out: int, added: bool) -> Any:
     next buffer and the parity of its barrier.
     """
     slices, batch, held_bytes, finished, terms = ring.slices, ring.batch, ring.held_bytes, ring.finished, ring.terms
-    narrow, wait = NARROW[out] if out else ptx.f32, waiter(ring.bulk)
+    narrow, wait = TO_ARRAY[out], waiter(ring.bulk)
 
     def finish(
         addend: Any, y: Any, rows: Any, tile: Any, held: Any, bars: Any, mine: Any, lane: Any, stored: Any,

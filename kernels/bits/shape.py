@@ -224,7 +224,8 @@ def bit_shape_for(wanted: Wanted) -> BitShape | None:
             layout, batch, kind, out, parts, reordered, added, slices, tiles, stages, needs.size, chip.bulk
         )  # fmt: skip
         whole = shape.shared_bytes + needs.shared_bytes(batch, kind, tiles)
-        if (shape.ring.bytes <= _IN_FLIGHT or (tiles, stages) == (1, 2)) and whole <= chip.shared:
+        least = (tiles, stages) == (1, 2)
+        if (shape.ring.bytes <= _IN_FLIGHT or least) and whole <= chip.shared:
             return shape
     return None
 

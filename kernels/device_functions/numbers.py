@@ -16,6 +16,8 @@ ONES = 0xFFFFFFFF
 # between float32 and a word with a number of a kind: 0 float32, 1 float16, 2 bfloat16
 WIDEN = {0: ptx.bits_f32, 1: ptx.f16_to_f32, 2: ptx.bf16_to_f32}
 NARROW = {0: ptx.f32_bits, 1: ptx.f32_to_f16, 2: ptx.f32_to_bf16}
+# the same for what arrays hold: words of 16 bits, and float32 as it is
+FROM_ARRAY, TO_ARRAY = {**WIDEN, 0: ptx.f32}, {**NARROW, 0: ptx.f32}
 
 
 def number_pairs(number: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import error
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.numbers import NARROW, WIDEN, rounding
+from bcqfmt.kernels.device_functions.numbers import FROM_ARRAY, NARROW, WIDEN, rounding
 from bcqfmt.kernels.runtime import device
 from bcqfmt.kernels.runtime.checks import check_array, check_same_device
 from bcqfmt.kernels.runtime.launch import Kernel, kernel
@@ -153,7 +153,7 @@ def _group(places: int) -> Any:
 def _number(kind: str) -> Any:
     """A device function: a number of an array as float32."""
 
-    widen = ptx.f32 if kind == "F32" else WIDEN[KINDS[kind]]
+    widen = FROM_ARRAY[KINDS[kind]]
 
     def number(array: Any, at: Any) -> Any:
         return widen(array[at])

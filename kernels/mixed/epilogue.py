@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bcqfmt.kernels import ptx
-from bcqfmt.kernels.device_functions.numbers import NARROW
+from bcqfmt.kernels.device_functions.numbers import TO_ARRAY
 from bcqfmt.kernels.device_functions.outliers import outlier_tiles
 from bcqfmt.kernels.runtime.limits import ROWS
 from bcqfmt.kernels.runtime.numba_cuda import cuda, inlined, types
@@ -27,7 +27,7 @@ def epilogue_warp(shape: MixedShape) -> Any:
     batch, slices, stages, size, out = shape.batch, shape.slices, shape.stages, shape.outliers, shape.out
     held_bytes = shape.held_bytes
     usual_of, bounds, prefetch, add_up = outlier_tiles(batch, shape.kind, size or 4)
-    narrow = NARROW[out] if out else ptx.f32
+    narrow = TO_ARRAY[out]
 
     def finish(
         indptr: Any, entries: Any, y: Any, rows: Any, tiles: Any, columns: Any, count: Any, room: Any,

@@ -68,9 +68,7 @@ from __future__ import annotations
 
 from bcqfmt.kernels.runtime.simulation import simulator
 
-SIMULATED = simulator is not None
-
-if SIMULATED:
+if simulator is not None:
     globals().update(simulator.INSTRUCTIONS)
 else:
     from .instructions import *  # noqa: F403

@@ -118,7 +118,7 @@ def command(
             found["tasks"] = [score._asdict() for score in scores]
             lines += render.table(("task", "metric", "value", "standard error"), [_row(s) for s in scores], left=(0, 1))
     found["dtype"] = str(loaded.model.dtype).removeprefix("torch.")
-    render.show(as_json, render.finite(found), lines)
+    render.show(as_json, render.json_numbers(found), lines)
 
 
 def _tasks(names: str, folder: Path | None) -> Tasks:

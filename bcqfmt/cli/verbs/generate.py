@@ -57,7 +57,7 @@ def command(
     if system is not None and not chat:
         raise usage_error("--system goes with --chat.")
     for name, text in (("--prompt", prompt), ("--system", system or "")):
-        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of the command line that are no text
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # how Python passes on bytes that are not UTF-8
             raise usage_error(f"{name} is not UTF-8.")
     dense = expect(model, "bcq", "dense").kind == "dense"
     check_model_options(dense, options)

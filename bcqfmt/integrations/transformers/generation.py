@@ -23,7 +23,7 @@ class Sampling(NamedTuple):
     seed: int = 0
 
     def options(self) -> dict[str, Any]:
-        """What ``generate`` of transformers takes."""
+        """Settings of transformers' ``generate``."""
         if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
@@ -95,19 +95,20 @@ def generate(
     known = (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id)
     padding = next((number for number in known if number is not None), 0)
     start = time.perf_counter()
-    own_settings = _own_settings(loaded.model, {**sampling.options(), "pad_token_id": padding})
-    with torch.inference_mode(), dense_products(loaded.model.dtype), own_settings:
-        found = loaded.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=stream
-        )  # fmt: skip
+    settings = _only_settings(loaded.model, {**sampling.options(), "pad_token_id": padding})
+    with torch.inference_mode(), dense_products(loaded.model.dtype), settings:
+        found = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=stream)
     seconds = time.perf_counter() - start
     new = found[0, len(tokens) :].tolist()
     return Generated(stream.finish(new), len(new), seconds)
 
 
 @contextlib.contextmanager
-def _own_settings(model: Any, options: dict[str, Any]) -> Iterator[None]:
-    """These settings of generation, whatever else the model's generation_config.json says than where a text ends."""
+def _only_settings(model: Any, options: dict[str, Any]) -> Iterator[None]:
+    """``generate`` follows ``options`` alone; of the model's generation_config.json only the bos and eos tokens count.
+
+    As an argument of ``generate`` they would be filled up with the model's own.
+    """
     import transformers
 
     config: Any = transformers.GenerationConfig
