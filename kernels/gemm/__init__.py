@@ -27,12 +27,13 @@ from .layout import GemmLayout, layout_of, obstacle
 from .shape import GemmShape, blocks_for, gemm_shape, whole_for
 
 __all__ = [
-    "PART", "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "multiply", "obstacle", "parts_of",
+    "GemmOperand", "GemmSegment", "engine_of", "gemm", "gemm_operand", "least_part", "multiply", "obstacle", "parts_of",
 ]  # fmt: skip
 
 # Vectors of one launch, at least and less than twice as many: x is read again for every few rows, and of more vectors
-# it does not stay in the cache. Each begins at a multiple of ROUNDED, so that y does at one of 8 bytes.
-PART, ROUNDED = 1024, 128
+# it does not stay in the cache; NARROW_PART where x and y together have at most NARROW numbers for each.
+# Each begins at a multiple of ROUNDED, so that y does at one of 8 bytes.
+PART, NARROW_PART, NARROW, ROUNDED = 1024, 1536, 8192, 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -106,9 +107,14 @@ def engine_of(gpu: int | None) -> str:
     return "wgmma" if device.capability(gpu) == (9, 0) else "mma"
 
 
-def parts_of(count: int) -> list[tuple[int, int]]:
-    """Where the vectors that are multiplied in one launch begin and end, for ``count`` vectors."""
-    parts = max(1, count // PART)
+def least_part(shape: tuple[int, int]) -> int:
+    """At least how many vectors each launch multiplies, where several do, for a matrix (out, in)."""
+    return NARROW_PART if sum(shape) <= NARROW else PART
+
+
+def parts_of(count: int, shape: tuple[int, int]) -> list[tuple[int, int]]:
+    """Where the vectors that are multiplied in one launch begin and end, for ``count`` and a matrix (out, in)."""
+    parts = max(1, count // least_part(shape))
     begins = [k * count // parts // ROUNDED * ROUNDED for k in range(parts)]
     return list(itertools.pairwise([*begins, count]))
 
@@ -152,7 +158,7 @@ def _in_parts(
     operand: GemmOperand, x: Any, y: Any, number: str, result: str, addend: Any, aligned: bool = True
 ) -> None:
     """A launch of every segment for each of :func:`parts_of`. ``aligned``: y starts at a multiple of 8 bytes."""
-    for begin, end in parts_of(count := x.shape[0]):
+    for begin, end in parts_of(count := x.shape[0], operand.shape):
         plan = _plan(operand, end - begin, number, result, addend is not None, aligned)
         part = (x, y) if end - begin == count else (x[begin:end], y[begin:end])  # slices of a tensor take time
         _launch(operand, plan, *part, addend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,8 @@ _WIDE_TILES = tuple(  # groups and vectors
 _SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # taken if they keep enough processors busy, the first that does
 _ONE_TILE = 96, 128  # vectors that one tile takes: always, and where small tiles do not keep enough processors busy
 # Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, in addition to its products;
-# of partial sums that blocks share, for 64 rows and a vector; of zeros in the place of a missing vector.
-_STEP, _SUMS, _ZEROS = 32, 44, 4
+# of partial sums that blocks share, for 64 rows and a vector.
+_STEP, _SUMS = 48, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +216,11 @@ def _tile_of_many(layout: GemmLayout, rows: int, count: int) -> tuple[int, int]:
         return 2, count
 
     def time(tile: tuple[int, int]) -> float:
-        groups, vectors = tile
-        across, size, tiles = -(-count // vectors), groups * vectors, tiles_of(*tile)
-        last = max(size, _ZEROS * (across * vectors - count))
-        step = ((across - 1) * size + last) / across + _STEP  # on average
+        size, tiles = math.prod(tile), tiles_of(*tile)
+        work = layout.blocks * (size + _STEP)
         if whole_for(tiles, PROCESSORS):
-            return -(-tiles // PROCESSORS) * layout.blocks * step
-        return tiles / blocks_for(tiles, layout.blocks, PROCESSORS) * layout.blocks * step + size * _SUMS
+            return -(-tiles // PROCESSORS) * work
+        return tiles / blocks_for(tiles, layout.blocks, PROCESSORS) * work + size * _SUMS
 
     return min(_WIDE_TILES, key=time)
 

@@ -18,20 +18,22 @@ from vllm.config.vllm import get_current_vllm_config_or_none
 
 from bcqfmt.integrations.torch.embedding import BcqEmbedding
 from bcqfmt.integrations.torch.layers import BcqModule
-from bcqfmt.kernels.gemm import PART
+from bcqfmt.kernels.gemm import least_part
 from bcqfmt.kernels.gemm.shape import WIDTH_STEP
 from bcqfmt.kernels.runtime.cubins import cache_folder
 from bcqfmt.system import lock_file
 
 _EACH = 64  # up to this many vectors, every number may have a kernel of its own
-_MOST = 2 * PART - 1  # more vectors are multiplied in parts of at most this many
 _log = logging.getLogger(__name__)
 _seen: set[tuple[object, ...]] = set()  # what was compiled in this process
 
 
-def vector_counts(largest: int) -> list[int]:
-    """Numbers of vectors that use every kernel of 1..largest: each up to 64, multiples of 16, the largest."""
-    most = min(largest, _MOST)
+def vector_counts(largest: int, shape: tuple[int, int]) -> list[int]:
+    """Numbers of vectors that use every kernel of 1..largest for a matrix (out, in).
+
+    Each up to 64, multiples of 16, the largest. More than twice the least part are multiplied in parts.
+    """
+    most = min(largest, 2 * least_part(shape) - 1)
     each, further = range(1, min(most, _EACH) + 1), range(_EACH + WIDTH_STEP, most, WIDTH_STEP)
     return [*each, *further, *([most] if most > _EACH else [])]
 
@@ -40,7 +42,8 @@ def warm_up(piece: BcqModule, dtype: torch.dtype, device: torch.device, bias: Te
     """Run the products of a layer with vectors of ``dtype``; of layers that are alike the first compiles for all."""
     known = get_current_vllm_config_or_none()
     largest = 1 if known is None else int(known.scheduler_config.max_num_batched_tokens)
-    counts = sorted({*vector_counts(largest), piece.spec.columns})  # MLA multiplies with the unit matrix
+    shape = piece.spec.out, piece.spec.columns
+    counts = sorted({*vector_counts(largest, shape), piece.spec.columns})  # MLA multiplies with the unit matrix
     key = (piece.text, dtype, str(device), bias is None, largest)
     if key in _seen:  # compiled already: a few numbers are enough to make every layout
         counts = [count for count in counts if count in (1, 2, 4, 8, 16, 32, 64, counts[-1])]

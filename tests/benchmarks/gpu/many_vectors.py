@@ -1,10 +1,11 @@
 """Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, compared with cuBLAS and others.
 
     python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json [--marlin libmarlin.so]
-        [--lut-gemm liblutgemm.so]
+        [--lut-gemm liblutgemm.so] [--wide]
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
-run. docs/benchmarks/gemm.md tells how the libraries are built.
+run. docs/benchmarks/gemm.md tells how the libraries are built. ``--wide``: only the numbers of vectors that no peer but
+cuBLAS has; the other rows of the file stay.
 """
 
 from __future__ import annotations
@@ -128,12 +129,18 @@ def compiled(job: GemmShape | tuple[Any, ...], capability: tuple[int, int]) -> N
     matmul(ready, random_vectors(count, columns))
 
 
-def kernels_of_all() -> Jobs:
-    """What all rows are compiled for."""
-    counts = {end - begin for count in (*MANY, *BETWEEN) for begin, end in parts_of(count)}
+def wide_kernels() -> Jobs:
+    """What rows of MANY and BETWEEN vectors are compiled for."""
     jobs: Jobs = {}
     for shape in SHAPES:
+        counts = {end - begin for count in (*MANY, *BETWEEN) for begin, end in parts_of(count, shape)}
         jobs |= shapes_of("affine", 4, *shape, 128, counts)
+    return jobs
+
+
+def kernels_of_all() -> Jobs:
+    """What all rows are compiled for."""
+    jobs = wide_kernels()
     for formula, q, g in OTHERS:
         jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW)
         jobs |= shapes_of(formula, q, *SHAPES[0], g, SMALL_FEW)
@@ -160,18 +167,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--marlin", help="library with the function marlin")
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
+    parser.add_argument("--wide", action="store_true", help="only 80 and more vectors, but 128")
     options, begin = parser.parse_args(), time.perf_counter()
-    compile_all(kernels_of_all())
+    compile_all(wide_kernels() if options.wide else kernels_of_all())
     print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
-    peers = peer_times(options.marlin, options.lut_gemm, COUNTS, options.out.with_suffix(".peers"))
-    print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
-    figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128}
-    parts = [partial(measured, "affine", 4, *shape, 128, COUNTS) for shape in SHAPES]
-    parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
-    parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
-    parts += [partial(measured, "affine", 4, *shape, 128, BETWEEN, steady=STEADY[1]) for shape in SHAPES]
+    parts = [partial(measured, "affine", 4, *shape, 128, BETWEEN, steady=STEADY[1]) for shape in SHAPES]
     parts += [partial(measured, "affine", 4, *shape, 128, MANY, steady=STEADY[0]) for shape in SHAPES]
-    figures |= {"rows": [], "look_ups": [row for shape in SHAPES for row in looked_up(*shape)]}
+    peers: dict[str, float] = {}
+    if options.wide:
+        figures: dict[str, Any] = json.loads(options.out.read_text())
+        figures["rows"] = [row for row in figures["rows"] if row["vectors"] not in (*MANY, *BETWEEN)]
+    else:
+        peers = peer_times(options.marlin, options.lut_gemm, COUNTS, options.out.with_suffix(".peers"))
+        print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
+        figures = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128, "rows": []}
+        figures["look_ups"] = [row for shape in SHAPES for row in looked_up(*shape)]
+        few = [partial(measured, "affine", 4, *shape, 128, COUNTS) for shape in SHAPES]
+        few += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
+        few += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
+        parts = few + parts
     for part in parts:
         for row in part(peers=peers):
             figures["rows"].append(row)

@@ -318,7 +318,7 @@ def compiled(job: tuple[str, int, int, int, int]) -> float:
     begin = time.perf_counter()
     if rows:
         layout = GemmLayout(bits, columns, group, formula, "F16")
-        kernel = gemm_kernel(gemm_shape(layout, parts_of(count)[0][1], rows, 1, 1, "wgmma"))
+        kernel = gemm_kernel(gemm_shape(layout, parts_of(count, (rows, columns))[0][1], rows, 1, 1, "wgmma"))
     else:
         kernel = kernel_of(product_shape(Wanted(BitLayout(bits, columns, group, formula, "F16"), 1, 1, 1)))
     code_of(kernel, (9, 0))

@@ -18,6 +18,7 @@ from bcqfmt import BcqError, BcqWeight
 from bcqfmt.integrations import vllm as plugin
 from bcqfmt.integrations.torch import BcqEmbedding, BcqLinear, linear_op
 from bcqfmt.integrations.torch.gpu_weight import gpu_weight
+from bcqfmt.kernels.gemm import parts_of
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.shape import gemm_shape
 from bcqfmt.system import lock_file
@@ -239,19 +240,22 @@ def test_a_layer_without_a_fast_kernel_is_told_once(
 
 def test_numbers_of_vectors_stand_for_all_of_them(world: SimpleNamespace) -> None:
     counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts
-    assert counts(1) == [1]
-    assert counts(64) == list(range(1, 65))
-    assert counts(100)[64:] == [80, 96, 100]
-    assert counts(8192) == [*range(1, 65), *range(80, 2047, 16), 2047]
+    large, small = (11008, 4096), (4096, 4096)
+    assert counts(1, large) == [1]
+    assert counts(64, large) == list(range(1, 65))
+    assert counts(100, large)[64:] == [80, 96, 100]
+    assert counts(8192, large) == [*range(1, 65), *range(80, 2047, 16), 2047]
+    assert counts(8192, small) == [*range(1, 65), *range(80, 3071, 16), 3071]
 
 
 def test_each_kernel_of_many_vectors_is_among_them(world: SimpleNamespace) -> None:
-    counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts(8192)
+    counts = __import__("bcqfmt.integrations.vllm.warm_up", fromlist=["x"]).vector_counts
     for rows in (604, 2048, 4096, 4864, 7168, 8960, 11008, 25547, 28672):
         for columns in (2048, 4096, 14336):
             shape = partial(gemm_shape, GemmLayout(4, columns, 128, "affine", "F16"), rows=rows, kind=1, out=1)
-            known = {shape(count, engine="wgmma") for count in counts}
-            assert known == {shape(count, engine="wgmma") for count in range(1, 2048)}
+            known = {shape(count, engine="wgmma") for count in counts(8192, (rows, columns))}
+            parts = {end - begin for count in range(1, 8192, 7) for begin, end in parts_of(count, (rows, columns))}
+            assert known == {shape(count, engine="wgmma") for count in {*range(1, 2048), *parts}}
 
 
 def test_one_process_at_a_time_compiles(world: SimpleNamespace, tmp_path: Path, monkeypatch: Any) -> None:

@@ -223,17 +223,17 @@ def test_only_usual_numbers_are_one_launch(recorder: Recorder, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("count", "parts"),
     [
-        (2047, [2047]),
-        (2048, [1024] * 2),
-        (2050, [1024, 1026]),
-        (5000, [1152, 1280, 1280, 1288]),
-        (9217, [*[1024] * 8, 1025]),
+        (3071, [3071]),
+        (3072, [1536] * 2),
+        (3074, [1536, 1538]),
+        (5000, [1664, 1664, 1672]),
+        (9217, [*[1536] * 5, 1537]),
     ],
 )
 def test_many_vectors_are_multiplied_in_parts(
     count: int, parts: list[int], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of at least 1024 vectors; one after the other in x and y."""
+    """Each of at least 1536 vectors of a small matrix; one after the other in x and y."""
     many, launched = placed(WEIGHT).gemm("F16"), list[tuple[int, int, int]]()
     assert many is not None
     x, y = vectors(count), torch.empty(count, 33, dtype=torch.float16)

@@ -12,7 +12,7 @@ import torch
 
 from bcqfmt import BcqError, BcqWeight
 from bcqfmt.container.dtypes import float64_of, round_to
-from bcqfmt.kernels.gemm import gemm_operand, obstacle
+from bcqfmt.kernels.gemm import gemm_operand, obstacle, parts_of
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.pack import pack_codes
 from bcqfmt.kernels.gemm.shape import blocks_for, gemm_shape, whole_for
@@ -79,6 +79,19 @@ def test_parts_of_many_vectors(count: int) -> None:
     found = simulate(sim_gemm.in_parts, weight, x, "F16", 8, addend=plus)
     assert (found.same, found.intact) == (True, True)
     assert reference.relative_error(found.value, reference.product(weight, x) + plus) < LIMITS["F16"]
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "parts"),
+    [(0, (4096, 4096), [0]), (3071, (4096, 4096), [3071]), (4096, (4096, 4096), [2048, 2048]),
+     (2047, (11008, 4096), [2047]), (3000, (4096, 11008), [1408, 1592]), (5000, (2048, 2048), [1664, 1664, 1672])],
+)  # fmt: skip
+def test_where_parts_begin(count: int, shape: tuple[int, int], parts: list[int]) -> None:
+    """At multiples of 128; parts of small matrices are larger."""
+    found = parts_of(count, shape)
+    assert [end - begin for begin, end in found] == parts
+    assert [begin for begin, _ in found] == [sum(parts[:k]) for k in range(len(parts))]
+    assert all(begin % 128 == 0 for begin, _ in found)
 
 
 @pytest.mark.parametrize("q", range(1, 9))

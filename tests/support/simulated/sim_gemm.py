@@ -47,7 +47,7 @@ def in_parts(weight: BcqWeight, x: Any, kind: str, part: int, *, addend: Any = N
     placed, held = gemm_operand(operand(weight), kind), np.ascontiguousarray(x)
 
     def run(out: Any) -> None:
-        with mock.patch.multiple("bcqfmt.kernels.gemm", PART=part, ROUNDED=8):
+        with mock.patch.multiple("bcqfmt.kernels.gemm", NARROW_PART=part, ROUNDED=8):
             gemm(placed, held, out=out, addend=addend)
 
     return guarded((x.shape[0], weight.spec.out), "F32", run, small=64)
