@@ -189,17 +189,23 @@ def test_blocks_have_whole_tiles_where_few_would_be_idle(tiles: int, most: int, 
     assert whole_for(tiles, most) == blocks
 
 
-def test_the_tiles_chosen_are_nearly_the_fastest_that_were_measured() -> None:
+@pytest.mark.parametrize(("measured", "count"), [("rows", 55), ("hot", 62)])
+def test_the_tiles_chosen_are_nearly_the_fastest_that_were_measured(measured: str, count: int) -> None:
+    """On a cool GPU; on a hot one, where it is told as well whether blocks share tiles."""
     figures = json.loads((DOCS / "benchmarks" / "gemm_tiles.json").read_text())
     shares = []
-    for row in figures["rows"]:
+    for row in figures[measured]:
         layout = GemmLayout(4, row["columns"], 128, "affine", "F16")
         shape = gemm_shape(layout, row["vectors"], row["rows"], 1, 1, "wgmma")
-        if (tile := f"{shape.rows} x {shape.vectors}") in row["tiles"]:
+        tile = f"{shape.rows} x {shape.vectors}"
+        if measured == "hot":
+            whole = whole_for(-(-row["rows"] // shape.rows) * -(-row["vectors"] // shape.vectors), 132)
+            tile += ", whole" if whole else ", shared"
+        if tile in row["tiles"]:
             shares.append(min(row["tiles"].values()) / row["tiles"][tile])
-    assert len(shares) == 55
-    assert sum(shares) / len(shares) > 0.99
-    assert min(shares) > 0.9
+    assert len(shares) == count
+    assert sum(shares) / len(shares) > 0.997
+    assert min(shares) > 0.93
 
 
 @pytest.mark.parametrize(
