@@ -179,6 +179,7 @@ _TABLE = [
     Code("BCQ-E629", "malformed calibration statistics", 4, "make them again: bcqfmt calibrate MODEL --text FILE"),
     Code("BCQ-E630", "calibration text too short", 2, "give a longer text, fewer rows (-n) or shorter ones (--context)"),
     Code("BCQ-E631", "model card that a hub cannot read", 4, "correct the lines between the two --- at the top of README.md"),
+    Code("BCQ-E632", "model gives NaN or infinity", 5, "try --dtype bfloat16 or float32, which hold larger numbers than float16; if that does not help, the model is damaged"),
     Code("BCQ-E651", "g_idx and desc_act disagree; the tensor counts", 0, "", "warning"),
     Code("BCQ-E652", "configuration holds calibration text, which is archived with it", 0, "--no-provenance leaves the archive out", "warning"),
     Code("BCQ-E653", "not everything in the source is carried", 0, "", "warning"),

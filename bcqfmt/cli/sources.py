@@ -60,6 +60,8 @@ def find_source(
 
     if not hub.looks_like_hub_id(text):
         raise error("BCQ-E101", text, found="no such folder, and no name of a model on the hub")
+    if not offline:
+        render.say(f"{text}: no such folder here; asking the hub")  # which takes a while without a connection
     repo = hub.resolve(text, revision, offline)
     if repo.file and not gguf:
         raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.checkpoint.reader import Checkpoint
-from bcqfmt.container.files import SourceFile, hash_file, inside
+from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.read_ahead import read_ahead
 from bcqfmt.converters.jobs.pool import WORKERS, Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
@@ -120,7 +120,7 @@ def _other_files(source: SourceCheckpoint, files: dict[str, Any]) -> BcqError:
 def _compare_file(source: SourceCheckpoint, rebuilder: SourceRebuilder, path: str, progress: Tick) -> str:
     """The SHA-256 of a source file whose bytes are the rebuilt ones; BCQ-E613 where they are not."""
     record = rebuilder.files()[path]
-    with closing(SourceFile(inside(source.folder, path), path)) as real:
+    with closing(SourceFile(source.path_of(path), path)) as real:
         if real.size != record["size"]:
             raise error(
                 "BCQ-E613", path, found=f"{real.size} bytes in the source", expected=f"{record['size']}", hint=_OTHER

@@ -201,5 +201,5 @@ def _fingerprint(source: SourceCheckpoint) -> dict[str, Any]:
 
 
 def _digest(source: SourceCheckpoint, path: str) -> str:
-    with closing(SourceFile(inside(source.folder, path), path)) as opened:
+    with closing(SourceFile(source.path_of(path), path)) as opened:
         return hash_file(opened)

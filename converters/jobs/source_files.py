@@ -10,7 +10,7 @@ from typing import Any
 
 from bcqfmt.checkpoint.manifest import FileRecord
 from bcqfmt.container.durable import OutputFile, make_folders
-from bcqfmt.container.files import SourceFile, file_state, hash_file, inside
+from bcqfmt.container.files import SourceFile, file_state, hash_file
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 from bcqfmt.errors import error
 
@@ -60,7 +60,7 @@ class SideFile:
     """
 
     def __init__(self, source: SourceCheckpoint, plan: Plan, path: str) -> None:
-        self._place, self._path = inside(source.folder, path), path
+        self._place, self._path = source.path_of(path), path
         with closing(self._opened()) as opened:
             self.record = FileRecord(opened.size, plan.source["sides"][path])
 

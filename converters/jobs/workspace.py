@@ -186,7 +186,8 @@ class Workspace:
             return
         ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
         if self.folder.is_symlink() or not self.folder.is_dir() or not (ours or not any(self.folder.iterdir())):
-            raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion")
+            hint = "move it away, or choose another name for the output"  # which --overwrite would not replace
+            raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion", hint=hint)
         if not allowed:
             with contextlib.suppress(FileNotFoundError):  # BCQ-E403 when it is being worked on right now
                 self._take_lock("lock", create=False)

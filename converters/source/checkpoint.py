@@ -82,6 +82,10 @@ class SourceCheckpoint:
         """What the model is called: the folder, or the file without its ending."""
         return self.place.stem if self.lone else self.folder.name
 
+    def path_of(self, name: str) -> Path:
+        """Where a file is; BCQ-V507 for a link that leaves the folder. A file that was named may be any link."""
+        return self.folder / name if self.lone else inside(self.folder, name)
+
     def made_files(self) -> dict[str, bytes]:
         """Files that the source has in another form: the tokenizer of a GGUF file, unless the folder has one."""
         header = next(iter(self.models.values())).gguf
@@ -196,7 +200,8 @@ def _open_gguf(path: Path) -> SourceCheckpoint:
     _check_name(path.name)
     names = split_names(path.name)
     there = [name for name in names if os.path.lexists(folder / name)]
-    return read_gguf_source(folder, there, names, lambda name: SourceFile(inside(folder, name), name), lone=path.name)
+    # who names a file means what it leads to
+    return read_gguf_source(folder, there, names, lambda name: SourceFile(folder / name, name), lone=path.name)
 
 
 def read_gguf_source(

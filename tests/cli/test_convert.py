@@ -231,6 +231,11 @@ def test_zero_points_of_other_layouts_have_one_reading(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_to_compare_with_that_is_not_needed_is_said_to_be_so(run: Run, tmp_path: Path) -> None:
+    result = run("convert", PEERS / "gptqmodel-gptq-4b-g32-asym" / "source", tmp_path / "bcq", "--against", "model")
+    assert (result.exit_code, "--against is not needed" in result.stderr) == (0, True)
+
+
 def test_sizes_and_parts() -> None:
     known = {"5GB": 5_000_000_000, "5GiB": 5 * 2**30, "1.5 MB": 1_500_000, "1500": 1500, "1k": 1000, "2tib": 2**41}
     assert {text: SIZE.convert(text, None, None) for text in known} == known
@@ -429,6 +434,22 @@ def test_hub_ids_that_are_not_there(hub: HubServer, run: Run, tmp_path: Path) ->
     assert run("convert", NAME, tmp_path / "bcq", "--revision", "nope").exit_code == 8
     assert run("convert", NAME, tmp_path / "bcq", "--offline").exit_code == 8
     assert not (tmp_path / "bcq").exists()
+
+
+def test_a_path_that_is_not_there_may_be_a_name_on_the_hub(hub: HubServer, run: Run, tmp_path: Path) -> None:
+    told = "models/llma: no such folder here; asking the hub"
+    assert told in run("convert", "models/llma", tmp_path / "bcq").stderr
+    assert told not in run("convert", "models/llma", tmp_path / "bcq", "--offline").stderr
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_another_folder_has_the_name_of_an_unfinished_one(run: Run, tmp_path: Path, overwrite: list[str]) -> None:
+    (tmp_path / "bcq.partial").mkdir()
+    (tmp_path / "bcq.partial" / "notes.txt").write_text("mine")
+    result = run("convert", gptq_folder(tmp_path / "source", layers=1), tmp_path / "bcq", *overwrite)
+    assert (result.exit_code, "something that is no unfinished conversion" in result.stderr) == (7, True)
+    assert "hint: move it away, or choose another name for the output\n" in result.stderr
+    assert (tmp_path / "bcq.partial" / "notes.txt").read_text() == "mine"
 
 
 def test_resuming_what_is_complete_says_so(run: Run, tmp_path: Path) -> None:

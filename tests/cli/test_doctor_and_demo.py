@@ -10,6 +10,7 @@ import pytest
 
 import bcqfmt
 from bcqfmt.cli.machine import doctor
+from bcqfmt.kernels.runtime import device
 from programs.verbs import ROOT, Run
 
 
@@ -79,3 +80,12 @@ def test_demo_keeps_what_it_made(run: Run, tmp_path: Path) -> None:
     assert again.exit_code == 7
     assert "BCQ-E401" in again.stderr
     assert "hint: choose another folder\n" in again.stderr
+
+
+def test_kernels_are_measured_on_a_gpu_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_trouble", lambda: ("BCQ-E551", "no GPU here", None))
+    none = run("bench", "kernels")
+    assert (none.exit_code, "BCQ-E551: no usable GPU: no GPU here" in none.stderr) == (5, True)
+    assert "hint: run it on a machine that has one; `bcqfmt doctor` shows what is missing here" in none.stderr
+    monkeypatch.setattr(device, "_trouble", lambda: ("BCQ-E551", "simulated", "unset IT"))
+    assert "hint: unset IT" in run("bench", "kernels").stderr

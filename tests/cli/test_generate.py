@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from bcqfmt.cli import options
 from bcqfmt.kernels.runtime import device
@@ -145,6 +146,20 @@ def test_settings_of_the_model_change_nothing(run: Run, model: Path, tmp_path: P
     options = ("--prompt", PROMPT, "--max-new-tokens", "24", "--dtype", "float32")
     found, expected = run("generate", other, *options), run("generate", model, *options)
     assert (found.exit_code, found.stdout) == (0, expected.stdout), found.stderr
+
+
+@pytest.mark.parametrize("drawn", [[], ["--temperature", "0.8"]])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_model_that_gives_no_numbers(run: Run, model: Path, tmp_path: Path, wrong: float, drawn: list[str]) -> None:
+    shutil.copytree(model.parent / "dense", tmp_path / "model")
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.norm.weight"][3] = wrong
+    save_file(tensors, file, {"format": "pt"})
+    result = run("generate", tmp_path / "model", "--prompt", PROMPT, *drawn)
+    assert result.exit_code == 5
+    assert "BCQ-E632 model: model gives NaN or infinity: " in result.stderr
+    assert "among the scores of token 1\nhint: try --dtype bfloat16 or float32" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--prompt", "--system"])

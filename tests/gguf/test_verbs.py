@@ -60,6 +60,29 @@ def test_a_renamed_source_is_not_taken_for_another(tmp_path: Path) -> None:
     assert "this is another source" in run("verify", other, tmp_path / "out").stderr
 
 
+@pytest.mark.parametrize("blob", ["model.gguf", "sha256-0f1e"])
+def test_a_file_that_is_a_link_out_of_its_folder(blob: str, tmp_path: Path) -> None:
+    """Whatever it leads to: who names it means that. Other programs call their files by digests."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "here").mkdir()
+    shutil.copy(DATA / "q4_0.gguf", tmp_path / "store" / blob)
+    source = tmp_path / "here" / "link.gguf"
+    source.symlink_to(tmp_path / "store" / blob)
+    assert run("convert", source, tmp_path / "out").exit_code == 0
+    assert run("verify", source, tmp_path / "out").exit_code == 0
+    assert run("restore", tmp_path / "out", tmp_path / "back").exit_code == 0
+    assert (tmp_path / "back" / "link.gguf").read_bytes() == (DATA / "q4_0.gguf").read_bytes()
+    folder = run("convert", tmp_path / "here", tmp_path / "other")  # a folder is as it was published
+    assert (folder.exit_code, "BCQ-V507 link.gguf" in folder.stderr) == (4, True)
+
+
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    for name, leads_to in (("none.gguf", "nothing"), ("loop.gguf", "loop.gguf")):
+        (tmp_path / name).symlink_to(leads_to)
+        assert run("convert", tmp_path / name, tmp_path / "out").exit_code == 3
+    assert not (tmp_path / "out").exists()
+
+
 def test_parts_and_resume(tmp_path: Path) -> None:
     source = DATA / "q4_0.gguf"
     for i in (1, 2):

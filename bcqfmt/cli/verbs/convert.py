@@ -186,6 +186,8 @@ def _check_zero_options(conversion: Conversion, against: str | None) -> None:
     """A usage error where options that are about zero points are given for a layout that has one reading of them."""
     found = conversion.modules.values()
     if any("zero_point" in module.settings for module in found):
+        if against is not None:
+            render.say("--against is not needed: it is clear how the zero points are read")
         return
     layouts = ", ".join(sorted({module.layout for module in found})) or "another layout"
     given = {"--zero-point": conversion.options.zero_point != "auto", "--against": against is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -82,7 +83,8 @@ def generate(
 ) -> Generated:
     """Continue ``prompt``, a text or its tokens.
 
-    ``show`` gets the text in pieces as it is made, ``tick`` the number of tokens since the last call.
+    ``show`` gets the text in pieces as it is made, ``tick`` the number of tokens since the last call. BCQ-E632 where
+    the model gives no numbers to choose a token by.
     """
     import torch
 
@@ -97,7 +99,10 @@ def generate(
     start = time.perf_counter()
     settings = _only_settings(loaded.model, {**sampling.options(), "pad_token_id": padding})
     with torch.inference_mode(), dense_products(loaded.model.dtype), settings:
-        found = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=stream)
+        found = loaded.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=stream,
+            logits_processor=[_Checked(loaded.opened.folder.name, len(tokens))],
+        )  # fmt: skip
     seconds = time.perf_counter() - start
     new = found[0, len(tokens) :].tolist()
     return Generated(stream.finish(new), len(new), seconds)
@@ -119,6 +124,21 @@ def _only_settings(model: Any, options: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         model.generation_config = before
+
+
+class _Checked:
+    """What ``generate`` calls a processor of logits: NaN would make the likeliest token any one, without a word."""
+
+    def __init__(self, name: str, prompt: int) -> None:
+        self.name, self.prompt = name, prompt
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        """``scores``, (1, vocabulary), as they are."""
+        highest = float(scores.max())
+        if not math.isfinite(highest):
+            found = f"{highest} among the scores of token {ids.shape[1] - self.prompt + 1}"
+            raise error("BCQ-E632", self.name, found=found)
+        return scores
 
 
 class _Stream:
