@@ -81,7 +81,8 @@ class _PathOrHubId(click.types.StringParamType):
     """An argument that may be a path or a hub id: text, not empty, that a shell completes like a path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_not_empty(self, value, param, ctx), param, ctx)
+        found = super().convert(_not_empty(self, value, param, ctx), param, ctx)
+        return f"./{found}" if found.startswith("-") else found  # for the commands that name it in messages
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
@@ -146,8 +147,8 @@ def command_words(ctx: click.Context | None = None) -> tuple[str, ...]:
 
 
 def command_line(*words: str | Path) -> str:
-    """A command to type, quoted for a shell."""
-    return shlex.join(str(word) for word in words)
+    """A command to type, quoted for a shell; a path that begins with a hyphen is no option."""
+    return shlex.join(f"./{word}" if isinstance(word, Path) and str(word)[0] == "-" else str(word) for word in words)
 
 
 def _again(*, resume: bool) -> str:

@@ -17,6 +17,7 @@ from .expect import another_folder, expect, expected
 
 if TYPE_CHECKING:
     from bcqfmt.converters.hub import RemoteHeaders
+    from bcqfmt.converters.hub.repo import HubRepo
     from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
 
@@ -60,9 +61,7 @@ def find_source(
 
     if not hub.looks_like_hub_id(text):
         raise error("BCQ-E101", text, found="no such folder, and no name of a model on the hub")
-    if not offline:
-        render.say(f"{text}: no such folder here; asking the hub")  # which takes a while without a connection
-    repo = hub.resolve(text, revision, offline)
+    repo = ask_hub(text, revision, offline)
     if repo.file and not gguf:
         raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint")
     render.say(f"{repo.repo_id}: revision {repo.revision} is commit {repo.commit}")
@@ -74,6 +73,20 @@ def find_source(
     downloaded = open_source(place / repo.file if repo.file else place)
     downloaded.left_out = {**repo.left_out(), **downloaded.left_out}
     return Source(downloaded, repo.repo_id, repo.commit)
+
+
+def ask_hub(text: str, revision: str | None, offline: bool) -> HubRepo:
+    """The model of this name on the hub, pinned to a commit."""
+    from bcqfmt.converters import hub
+
+    if not hub.stays_offline(offline):
+        render.say(f"{escape(text)}: nothing here has this name; asking the hub")  # without a connection it takes long
+    try:
+        return hub.resolve(text, revision, offline)
+    except BcqError as fault:
+        if fault.code == "BCQ-E704":
+            fault.hint = f"{fault.hint}; if a folder or file was meant, there is none of this name"
+        raise
 
 
 def refusal(path: Path) -> BcqError | None:

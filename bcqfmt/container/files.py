@@ -138,6 +138,9 @@ class SourceFile(ByteSource):
         try:
             descriptor = os.open(self.path, _FLAGS)
         except FileNotFoundError:
+            if self.path.is_symlink():
+                found, hint = f"a link to {escape(str(self.path.readlink()))}, which is not there", "put the file there"
+                raise error("BCQ-E101", self.shown, found=found, hint=hint) from None
             raise error("BCQ-E101", self.shown, found="the file does not exist") from None
         except OSError as fault:
             if fault.errno == errno.ENXIO:  # a socket, or a pipe without a reader

@@ -25,7 +25,7 @@ from bcqfmt.version import __version__
 from .errors import attempt, library, status_of
 from .publish import check_push, check_target, files_to_push, push
 from .remote import RemoteHeaders, remote_headers
-from .repo import KEEP, SKIP, HubFile, HubRepo, looks_like_hub_id, resolve, split_hub_id
+from .repo import KEEP, SKIP, HubFile, HubRepo, looks_like_hub_id, resolve, split_hub_id, stays_offline
 
 __all__ = [
     "RemoteHeaders",
@@ -38,6 +38,7 @@ __all__ = [
     "remote_headers",
     "resolve",
     "split_hub_id",
+    "stays_offline",
 ]
 
 _CHUNK = 1 << 22

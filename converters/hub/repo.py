@@ -85,6 +85,11 @@ def split_hub_id(text: str, *, file: bool = False, hint: str = _EXAMPLE) -> tupl
     return found
 
 
+def stays_offline(offline: bool) -> bool:
+    """Whether nothing is sent to the hub: as asked, or as ``HF_HUB_OFFLINE`` says."""
+    return offline or bool(library().constants.HF_HUB_OFFLINE)
+
+
 def resolve(repo_id: str, revision: str | None = None, offline: bool = False) -> HubRepo:
     """Pin a revision (default: main) to its commit and list the files of that commit, in one request.
 
@@ -96,8 +101,7 @@ def resolve(repo_id: str, revision: str | None = None, offline: bool = False) ->
     if not is_revision(wanted):
         found = f"revision '{escape(wanted)}'"
         raise error("BCQ-E302", repo_id, found=found, expected="a branch, a tag or a commit", hint=_EXAMPLE)
-    hub = library()
-    if offline or hub.constants.HF_HUB_OFFLINE:
+    if stays_offline(offline):
         return _chosen(_from_cache(repo_id, wanted), file)
     info = attempt(lambda: _listing(repo_id, wanted), repo_id)
     commit = str(info.sha)

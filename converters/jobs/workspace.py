@@ -193,7 +193,7 @@ class Workspace:
                 self._take_lock("lock", create=False)
                 self.release()
             expected = "--resume to go on with it, or --overwrite to start anew"
-            hint = f"bcqfmt convert ... {self.target.name} --resume"
+            hint = "repeat the command with one of them"
             raise error("BCQ-E401", str(self.folder), found="an unfinished conversion", expected=expected, hint=hint)
 
     def _take_lock(self, name: str, *, shared: bool = False, create: bool = True) -> None:

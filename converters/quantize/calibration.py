@@ -295,10 +295,12 @@ class Runner:
         return result
 
     def _logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """What the model gives for the result of its last layer."""
+        """What the model gives for the result of its last layer; BCQ-E622 where it is not finite."""
         self.recorders[-1].stops = False
         self.recorders[-1].result = hidden
         logits: Tensor = self.model.module(input_ids=tokens[None].to(self.device), use_cache=False).logits
+        if logits.isnan().any():
+            raise error("BCQ-E622", self.source.folder.name, found="the last layer gives NaN")
         return logits
 
     def _prepare(self) -> None:

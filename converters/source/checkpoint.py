@@ -6,7 +6,9 @@ unaligned, have any names and any number of metadata keys, and must come back by
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import closing
@@ -83,8 +85,13 @@ class SourceCheckpoint:
         return self.place.stem if self.lone else self.folder.name
 
     def path_of(self, name: str) -> Path:
-        """Where a file is; BCQ-V507 for a link that leaves the folder. A file that was named may be any link."""
+        """Where a file is; BCQ-V507 for a link that leaves the folder. The files of a model that was named may."""
         return self.folder / name if self.lone else inside(self.folder, name)
+
+    @property
+    def places(self) -> list[Path]:
+        """Where nothing may be written: the folder, or the files of a model that was named."""
+        return [self.folder / name for name in self.models] if self.lone else [self.folder]
 
     def made_files(self) -> dict[str, bytes]:
         """Files that the source has in another form: the tokenizer of a GGUF file, unless the folder has one."""
@@ -124,7 +131,7 @@ def open_source(folder: Path) -> SourceCheckpoint:
     if not folder.is_dir():
         lone = folder.exists()
         found = "a file" if lone else "no such folder"
-        hint = "name the folder that it is in" if lone else None
+        hint = None if not lone else _named_file(folder)
         raise error("BCQ-E101", str(folder), found=found, expected="a model folder, or a .gguf file", hint=hint)
     if os.path.lexists(folder / MANIFEST):
         raise error("BCQ-E612", folder.name, found=f"it has a {MANIFEST}", expected="a checkpoint of another format")
@@ -136,6 +143,16 @@ def open_source(folder: Path) -> SourceCheckpoint:
             folder, files, gguf, lambda name: SourceFile(inside(folder, name), name), left_out=left_out
         )
     return read_source(folder, files, lambda name: SourceFile(inside(folder, name), name), left_out=left_out)
+
+
+def _named_file(path: Path) -> str:
+    """What to do about a file that is no source by its name."""
+    if path.is_file():  # a pipe would block
+        with contextlib.suppress(OSError), path.open("rb") as opened:
+            if opened.read(4) == b"GGUF":
+                link = shlex.join(["ln", "-s", str(path), f"{path.name}.gguf"])
+                return f"it is a GGUF file: give it a name that ends in .gguf, or a link that has one ({link})"
+    return "name the folder that it is in"
 
 
 def read_source(
@@ -200,7 +217,7 @@ def _open_gguf(path: Path) -> SourceCheckpoint:
     _check_name(path.name)
     names = split_names(path.name)
     there = [name for name in names if os.path.lexists(folder / name)]
-    # who names a file means what it leads to
+    # who names a model's file means what it leads to; the other files of a split may be links as well
     return read_gguf_source(folder, there, names, lambda name: SourceFile(folder / name, name), lone=path.name)
 
 

@@ -13,6 +13,7 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
+from unittest import mock
 
 import pytest
 
@@ -232,8 +233,13 @@ def test_zero_points_of_other_layouts_have_one_reading(
 
 
 def test_a_model_to_compare_with_that_is_not_needed_is_said_to_be_so(run: Run, tmp_path: Path) -> None:
-    result = run("convert", PEERS / "gptqmodel-gptq-4b-g32-asym" / "source", tmp_path / "bcq", "--against", "model")
-    assert (result.exit_code, "--against is not needed" in result.stderr) == (0, True)
+    words = ("convert", PEERS / "gptqmodel-gptq-4b-g32-asym" / "source", tmp_path / "bcq", "--against")
+    missing = run(*words, "model")
+    assert (missing.exit_code, "BCQ-E101 model: no such file or folder" in missing.stderr) == (3, True)
+    result = run(*words, PEERS / "dense-fp16" / "source")
+    assert (result.exit_code, "--against is not needed: it is clear how" in result.stderr) == (0, True)
+    words = (*words[:2], tmp_path / "other", "--zero-point", "v2", "--against", PEERS / "dense-fp16" / "source")
+    assert "--against is not needed: --zero-point says how" in run(*words).stderr
 
 
 def test_sizes_and_parts() -> None:
@@ -319,7 +325,11 @@ def test_parts_and_finalize(run: Run, tmp_path: Path) -> None:
     assert missing.exit_code == 7
     assert "BCQ-E404" in missing.stderr
     assert run("convert", SHARDED, tmp_path / "bcq", *size, "--part", "2/2").exit_code == 0
-    assert run("finalize", tmp_path / "bcq", SOURCE).exit_code == 7
+    other = run("finalize", tmp_path / "bcq", SOURCE)
+    assert (other.exit_code, "hint: name the source that the parts were made from" in other.stderr) == (7, True)
+    swapped = run("finalize", SHARDED, tmp_path / "bcq")
+    assert swapped.exit_code == 7
+    assert f"hint: DST comes first: bcqfmt finalize {tmp_path / 'bcq'} {SHARDED}" in swapped.stderr
     assert run("finalize", tmp_path / "bcq", SHARDED).exit_code == 0
     assert tree(tmp_path / "bcq") == tree(tmp_path / "plain")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "plain"]
@@ -437,9 +447,24 @@ def test_hub_ids_that_are_not_there(hub: HubServer, run: Run, tmp_path: Path) ->
 
 
 def test_a_path_that_is_not_there_may_be_a_name_on_the_hub(hub: HubServer, run: Run, tmp_path: Path) -> None:
-    told = "models/llma: no such folder here; asking the hub"
-    assert told in run("convert", "models/llma", tmp_path / "bcq").stderr
-    assert told not in run("convert", "models/llma", tmp_path / "bcq", "--offline").stderr
+    told = "models/llma: nothing here has this name; asking the hub"
+    for words in (("convert", "models/llma", tmp_path / "bcq"), ("inspect", "models/llma")):
+        assert told in run(*words).stderr
+        assert told not in run(*words, "--offline").stderr
+        with mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True):
+            assert told not in run(*words).stderr
+
+
+def test_without_a_connection_a_folder_may_have_been_meant(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("bcqfmt.converters.hub.errors.PAUSES", ())
+    result = run("convert", "models/llma", tmp_path / "bcq", "--json")
+    assert result.exit_code == 8
+    assert json.loads(result.stdout)["error"]["hint"].endswith(
+        "if a folder or file was meant, there is none of this name"
+    )
 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bcqfmt import BcqError
 from bcqfmt.integrations.transformers import run as models
 from programs.verbs import Run
 from sources.tiny_models import bcq_model, dense_model
@@ -170,13 +171,11 @@ def test_figures_that_json_has_no_number_for(
     assert found["divergence"] is found["largest_divergence"] is None
 
 
-def test_the_largest_divergence_is_not_a_number_where_one_is_not(model: Path, text: Path) -> None:
+def test_a_model_and_a_reference_that_give_no_numbers(model: Path, text: Path) -> None:
     fine, broken = (models.load(model, dtype="float32") for _ in range(2))
     with torch.no_grad():
         next(broken.model.parameters()).fill_(math.nan)
     windows = models.windows_of(fine.opened, text.read_text(), 20, 50)
-    found = models.evaluate(fine, windows, broken)
-    assert found.divergence is not None
-    assert math.isnan(found.divergence)
-    assert found.largest_divergence is not None
-    assert math.isnan(found.largest_divergence)
+    for loaded, reference in ((broken, None), (fine, broken), (broken, fine)):
+        with pytest.raises(BcqError, match=r"BCQ-E632 bcq: .*NaN in window 1"):
+            models.evaluate(loaded, windows, reference)

@@ -157,9 +157,36 @@ def test_a_model_that_gives_no_numbers(run: Run, model: Path, tmp_path: Path, wr
     tensors["model.norm.weight"][3] = wrong
     save_file(tensors, file, {"format": "pt"})
     result = run("generate", tmp_path / "model", "--prompt", PROMPT, *drawn)
-    assert result.exit_code == 5
-    assert "BCQ-E632 model: model gives NaN or infinity: " in result.stderr
-    assert "among the scores of token 1\nhint: try --dtype bfloat16 or float32" in result.stderr
+    assert result.exit_code == 4
+    assert f"BCQ-E632 model: model gives NaN or infinity: {wrong} among the scores of token 1\nhint: i" in result.stderr
+    half = run("generate", tmp_path / "model", "--prompt", PROMPT, *drawn, "--dtype", "float16")
+    assert "hint: float16 ends at 65504: try --dtype bfloat16 or float32" in half.stderr
+
+
+def test_no_more_numbers_after_some_tokens(run: Run, model: Path, tmp_path: Path) -> None:
+    """The message has a line of its own, under what was written; the model is named where its path is a point."""
+    words = ("--prompt", PROMPT, "--max-new-tokens", "8", "--dtype", "float32")
+    shutil.copytree(model.parent / "dense", tmp_path / "model")
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    from bcqfmt.integrations.transformers import run as models
+
+    text = run("generate", tmp_path / "model", *words).stdout.removeprefix(PROMPT)
+    ids = models.open_folder(tmp_path / "model").tokenizer(text)["input_ids"]
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors.setdefault("lm_head.weight", embedding.clone())
+    embedding[ids[2]] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    result = run("generate", tmp_path / "model" / ".." / "model" / ".", *words)
+    assert result.exit_code == 4
+    assert "BCQ-E632 model: model gives NaN or infinity: nan among the scores of token " in result.stderr
+    assert result.stdout.startswith(PROMPT)
+    assert result.stdout.endswith("\n")
+    assert (PROMPT + text).startswith(result.stdout.rstrip("\n"))
+    asked = run("generate", tmp_path / "model", *words, "--json")
+    assert (asked.exit_code, json.loads(asked.stdout)["error"]["code"]) == (4, "BCQ-E632")
 
 
 @pytest.mark.parametrize("option", ["--prompt", "--system"])

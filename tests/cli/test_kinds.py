@@ -129,7 +129,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
         (["convert", "model.bin", "out"], 5, "a pickled file", "bcqfmt never opens pickles"),
         (["convert", "pointer.safetensors", "out"], 4, "a git-lfs pointer", "fetch the real file: git lfs pull"),
         (["convert", "page.safetensors", "out"], 4, "a web page", "download the file again"),
-        (["convert", "text.txt", "out"], 5, "a text", "bcqfmt reads safetensors and GGUF files"),
+        (["convert", "text.txt", "out"], 5, "a text", "bcqfmt reads safetensors files, and GGUF"),
         (["generate", GPTQ, "--prompt", "x"], 5, "a GPTQ folder", _CONVERT + " {} {}-bcq"),
         (["generate", GGUF, "--prompt", "x"], 5, "a GGUF file", "convert it, without loss: bcqfmt convert"),
         (

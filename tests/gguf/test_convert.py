@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import bcqfmt
+from bcqfmt.cli.main import cli
 from bcqfmt.container.gguf.types import TYPES
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.convert.restore import restore
@@ -324,6 +326,29 @@ def test_the_files_of_a_split_are_one_model(tmp_path: Path) -> None:
         with bcqfmt.open(tmp_path / "out") as checkpoint:
             assert "model.layers.1.self_attn.q_proj.weight" in checkpoint
         shutil.rmtree(tmp_path / "out")
+
+
+def test_the_files_of_a_split_may_be_links_when_one_is_named(tmp_path: Path) -> None:
+    first = split(tmp_path / "store")
+    (tmp_path / "in").mkdir()
+    for file in first.parent.iterdir():
+        (tmp_path / "in" / file.name).symlink_to(file)
+    convert(tmp_path / "in" / first.name, tmp_path / "out")
+    assert proved(tmp_path / "in" / first.name, tmp_path / "out", tmp_path).files == 2
+
+
+def test_an_output_that_holds_a_file_which_a_link_leads_to(tmp_path: Path) -> None:
+    """--overwrite would remove the source."""
+    whole, out, place = split(tmp_path / "whole"), tmp_path / "out", tmp_path / "in"
+    convert(whole, out)
+    place.mkdir()
+    shutil.move(whole, place)
+    second = Path(shutil.move(whole.with_name("m-00002-of-00002.gguf"), out))
+    (place / second.name).symlink_to(second)
+    words = ["convert", str(place / whole.name), str(out), "--overwrite"]
+    done = CliRunner().invoke(cli, words)
+    assert (done.exit_code, "it holds the source" in done.stderr) == (7, True)
+    assert second.is_file()
 
 
 def test_a_missing_file_of_a_split(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,37 @@ def test_a_file_that_is_a_link_out_of_its_folder(blob: str, tmp_path: Path) -> N
 
 
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:
-    for name, leads_to in (("none.gguf", "nothing"), ("loop.gguf", "loop.gguf")):
+    nowhere = "BCQ-E101 none.gguf: no such file or folder: a link to nothing, which is not there"
+    for name, leads_to, told in (("none.gguf", "nothing", nowhere), ("loop.gguf", "loop.gguf", "BCQ-E102 loop.gguf")):
         (tmp_path / name).symlink_to(leads_to)
-        assert run("convert", tmp_path / name, tmp_path / "out").exit_code == 3
+        done = run("convert", tmp_path / name, tmp_path / "out")
+        assert (done.exit_code, told in done.stderr) == (3, True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_the_ending_is_told_how_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DATA / "q4_0.gguf", tmp_path / "sha256-0f1e")
+    done = run("convert", "sha256-0f1e", "out")
+    assert (done.exit_code, "it is a GGUF file: give it a name that ends in .gguf" in done.stderr) == (3, True)
+    source, link = shlex.split(done.stderr.rpartition("(")[2].rstrip(")\n"))[2:]
+    Path(link).symlink_to(source)
+    assert run("convert", link, "out").exit_code == 0
+    done = run("inspect", "sha256-0f1e")
+    assert (done.exit_code, "GGUF files whose names end in .gguf" in done.stderr) == (5, True)
+
+
+def test_names_that_begin_with_a_hyphen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands that are told work."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DATA / "q4_0.gguf", tmp_path / "-m.gguf")
+    told = run("inspect", "--", "-m.gguf").stdout.rpartition(": bcqfmt ")[2]
+    assert run(*shlex.split(told)).exit_code == 0
+    done = run("convert", "--", "-m.gguf", "-o")
+    assert done.exit_code == 0
+    for following in (done, run("restore", "--", "-o", "-r")):
+        told = following.stdout.rpartition("prove it: bcqfmt ")[2]
+        assert run(*shlex.split(told)).exit_code == 0, told
 
 
 def test_parts_and_resume(tmp_path: Path) -> None:

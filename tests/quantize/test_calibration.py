@@ -291,14 +291,15 @@ def test_tensors_that_are_not_there(text: Path, tmp_path: Path, lost: str) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["part"]
 
 
-def test_a_model_that_gives_no_numbers(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["model.layers.1.mlp.down_proj.weight", "model.norm.weight"])
+def test_a_model_that_gives_no_numbers(text: Path, tmp_path: Path, damaged: str) -> None:
     folder = save_model(tmp_path / "nan")
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        whole.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+        whole.get_parameter(damaged).view(-1)[0] = torch.nan
     whole.save_pretrained(folder)
     fault = refused("BCQ-E622", lambda: run(folder, text, tmp_path / "s"))
-    assert "layer 1" in str(fault)
+    assert ("layer 1" if "mlp" in damaged else "the last layer gives NaN") in str(fault)
     assert [path.name for path in tmp_path.iterdir()] == ["nan"]
 
 

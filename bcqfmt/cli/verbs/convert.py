@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -120,7 +121,8 @@ def command(
     start = time.perf_counter()
     source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)
     if source.remote is None:
-        keep_apart(source.checkpoint.place, dst)
+        for place in source.checkpoint.places:
+            keep_apart(place, dst)
     asked["provenance"] = not asked.pop("no_provenance")
     asked["workers"] = 1 if executor == "ray" else asked["workers"] or default_workers()
     against = asked.pop("against")
@@ -187,7 +189,12 @@ def _check_zero_options(conversion: Conversion, against: str | None) -> None:
     found = conversion.modules.values()
     if any("zero_point" in module.settings for module in found):
         if against is not None:
-            render.say("--against is not needed: it is clear how the zero points are read")
+            from bcqfmt.converters.hub import looks_like_hub_id
+
+            if not os.path.lexists(against) and not looks_like_hub_id(against):
+                raise error("BCQ-E101", against, found="no such folder, and no name of a model on the hub")
+            told = "--zero-point says" if conversion.options.zero_point != "auto" else "it is clear"
+            render.say(f"--against is not needed: {told} how the zero points are read")
         return
     layouts = ", ".join(sorted({module.layout for module in found})) or "another layout"
     given = {"--zero-point": conversion.options.zero_point != "auto", "--against": against is not None}

@@ -10,7 +10,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, command_line, hub_options, json_option, verb
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.sources import find_source, keep_apart
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape
 
 
 @verb("finalize")
@@ -30,16 +30,27 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
       bcqfmt finalize model-bcq/ model-gptq/
     """
     from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
-    from bcqfmt.converters.jobs.workspace import read_plan
+    from bcqfmt.converters.jobs.workspace import partial_folder, read_plan
 
-    options = read_plan(dst)["options"]
+    try:
+        options = read_plan(dst)["options"]
+    except BcqError as fault:
+        if partial_folder(Path(src)).is_dir():
+            fault.hint = f"DST comes first: {command_line('bcqfmt', 'finalize', Path(src), dst)}"
+        raise
     if options.get("layout") == "dense":
         found = "an unfinished run of bcqfmt quantize, which has no parts"
         raise error("BCQ-E404", str(dst), found=found, hint="go on with it: bcqfmt quantize ... --resume")
     source = find_source(src, revision, offline, gguf=True).checkpoint
-    keep_apart(source.place, dst)
+    for place in source.places:
+        keep_apart(place, dst)
     conversion = Conversion(source, ConvertOptions(**options, overwrite=overwrite))
-    conversion.close(dst)
+    try:
+        conversion.close(dst)
+    except BcqError as fault:
+        if fault.code == "BCQ-E401" and fault.finding.file == str(partial_folder(dst)):
+            fault.hint = "name the source that the parts were made from; if it is another by now, make all parts anew"
+        raise
     where = [] if revision is None else ["--revision", revision]
     then = command_line("bcqfmt", "verify", src, dst, *where, *["--offline"] * offline)
     number = len(conversion.plan.shards)

@@ -14,6 +14,7 @@ from bcqfmt.cli.command import FilePath, Number, json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import check_model_options, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
+from bcqfmt.errors import BcqError
 from bcqfmt.integrations.model_folder import check_folder
 
 
@@ -77,18 +78,25 @@ def command(
             render.say(loaded.note)
         written = "" if chat else prompt  # shown with the first token: messages may come before it
 
+        begun = False
+
         def show(piece: str) -> None:
-            nonlocal written
+            nonlocal written, begun
             render.stream(written + piece)
-            written = ""
+            written, begun = "", True
 
         on_screen = (
             not as_json and sys.stdout is not None and sys.stdout.isatty()
         )  # the text itself shows how far it is
         tick = None if on_screen else bar(stack, total=max_new_tokens, unit="token")
-        found = generation.generate(
-            loaded, ids, most=max_new_tokens, sampling=sampling, show=None if as_json else show, tick=tick
-        )
+        try:
+            found = generation.generate(
+                loaded, ids, most=max_new_tokens, sampling=sampling, show=None if as_json else show, tick=tick
+            )
+        except BcqError:
+            if begun:
+                render.echo("")  # the message has a line of its own
+            raise
     rate = found.tokens / max(found.seconds, 1e-9)
     if as_json:
         facts = {"model": str(model), "prompt": prompt, "text": found.text, "tokens": found.tokens}

@@ -11,6 +11,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, usage_error, verb
 from bcqfmt.cli.expect import another_folder, expected, expected_bcq, fitting
+from bcqfmt.cli.sources import ask_hub
 from bcqfmt.errors import escape
 from bcqfmt.inspect.summary import Summary, TensorRow, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
@@ -79,10 +80,10 @@ def _on_hub(path: str) -> bool:
 
 
 def _remote(path: str, revision: str | None, offline: bool, modules: bool) -> Summary:
-    from bcqfmt.converters.hub import download, remote_headers, resolve, split_hub_id
+    from bcqfmt.converters.hub import download, remote_headers, split_hub_id
 
     name, _ = split_hub_id(path, file=True)
-    repo = resolve(path, revision, offline)
+    repo = ask_hub(path, revision, offline)
     if repo.offline:
         place = download(repo, offline=True)
         found_here = summarize(place / repo.file if repo.file else place, modules=modules)

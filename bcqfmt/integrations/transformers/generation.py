@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bcqfmt.errors import BcqError, error, escape
 
-from .run import Loaded, Opened, Tick
+from .run import Loaded, Opened, Tick, no_numbers
 
 Show = Callable[[str], None]
 
@@ -101,7 +101,7 @@ def generate(
     with torch.inference_mode(), dense_products(loaded.model.dtype), settings:
         found = loaded.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=stream,
-            logits_processor=[_Checked(loaded.opened.folder.name, len(tokens))],
+            logits_processor=[_Checked(loaded, len(tokens))],
         )  # fmt: skip
     seconds = time.perf_counter() - start
     new = found[0, len(tokens) :].tolist()
@@ -127,17 +127,16 @@ def _only_settings(model: Any, options: dict[str, Any]) -> Iterator[None]:
 
 
 class _Checked:
-    """What ``generate`` calls a processor of logits: NaN would make the likeliest token any one, without a word."""
+    """What ``generate`` calls a processor of logits: of NaN it would take any token as the likeliest."""
 
-    def __init__(self, name: str, prompt: int) -> None:
-        self.name, self.prompt = name, prompt
+    def __init__(self, loaded: Loaded, prompt: int) -> None:
+        self.loaded, self.prompt = loaded, prompt
 
     def __call__(self, ids: Any, scores: Any) -> Any:
         """``scores``, (1, vocabulary), as they are."""
         highest = float(scores.max())
         if not math.isfinite(highest):
-            found = f"{highest} among the scores of token {ids.shape[1] - self.prompt + 1}"
-            raise error("BCQ-E632", self.name, found=found)
+            raise no_numbers(self.loaded, f"{highest} among the scores of token {ids.shape[1] - self.prompt + 1}")
         return scores
 
 

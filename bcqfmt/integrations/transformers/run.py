@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bcqfmt.container.files import named
 from bcqfmt.errors import BcqError, error, escape, in_file
 from bcqfmt.integrations.model_folder import check_folder, check_length, is_bcq
 from bcqfmt.version import pip_install
@@ -65,6 +66,7 @@ class Figures(NamedTuple):
 def open_folder(folder: Path, *, device: str = "cpu") -> Opened:
     """Configuration and tokenizer of a model folder; BCQ-E551 where torch cannot use the device."""
     check_folder(folder, device=device)
+    folder = named(folder)
     transformers, _ = _imported()
     _try_device(device)
     config = _loaded(transformers.AutoConfig, folder, "a config.json", "bcqfmt validate checks it")
@@ -189,21 +191,23 @@ def evaluate(
 ) -> Figures:
     """Perplexity on the windows of a text, and the distance to a reference that has the same windows.
 
-    In a window every token but the first is predicted from those before it.
+    In a window every token but the first is predicted from those before it. BCQ-E632 for a model that gives NaN.
     """
     import torch
 
     losses, others, divergences, agreeing, seconds, largest = [], [], [], 0, 0.0, 0.0
     with torch.inference_mode():
-        for window in windows:
+        for number, window in enumerate(windows, 1):
             ids = torch.tensor([window], device=loaded.model.device)
             start = time.perf_counter()
             found = _log_probabilities(loaded, ids)
             losses.append(-float(found.gather(1, ids[0, 1:, None]).sum()))  # which waits for a GPU
             seconds += time.perf_counter() - start
+            _check(loaded, losses[-1], number)
             if reference is not None:
                 wanted = _log_probabilities(reference, ids)
                 others.append(-float(wanted.gather(1, ids[0, 1:, None]).sum()))
+                _check(reference, others[-1], number)
                 apart = (wanted.exp() * (wanted - found)).sum(-1)
                 divergences.append(float(apart.sum()))
                 furthest = float(apart.max())
@@ -217,6 +221,18 @@ def evaluate(
     if reference is None:
         return Figures(*first)
     return Figures(*first, _perplexity(others, count), math.fsum(divergences) / count, largest, agreeing / count)
+
+
+def no_numbers(loaded: Loaded, found: str) -> BcqError:
+    """BCQ-E632: where the scores of a model have NaN or infinity."""
+    narrow = str(loaded.model.dtype) == "torch.float16"
+    hint = "float16 ends at 65504: try --dtype bfloat16 or float32" if narrow else None
+    return error("BCQ-E632", loaded.opened.folder.name, found=found, hint=hint)
+
+
+def _check(loaded: Loaded, loss: float, window: int) -> None:
+    if math.isnan(loss):
+        raise no_numbers(loaded, f"NaN in window {window}")
 
 
 def _log_probabilities(loaded: Loaded, ids: Any) -> Any:

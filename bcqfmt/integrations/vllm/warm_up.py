@@ -31,7 +31,7 @@ _seen: set[tuple[object, ...]] = set()  # what was compiled in this process
 def vector_counts(largest: int, shape: tuple[int, int]) -> list[int]:
     """Numbers of vectors that use every kernel of 1..largest for a matrix (out, in).
 
-    Each up to 64, multiples of 16, the largest. More than twice the least part are multiplied in parts.
+    Each up to 64, multiples of 16, the largest. Twice the least part and more are multiplied in parts.
     """
     most = min(largest, 2 * least_part(shape) - 1)
     each, further = range(1, min(most, _EACH) + 1), range(_EACH + WIDTH_STEP, most, WIDTH_STEP)

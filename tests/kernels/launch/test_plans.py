@@ -221,19 +221,23 @@ def test_only_usual_numbers_are_one_launch(recorder: Recorder, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("count", "parts"),
+    ("narrow", "count", "parts"),
     [
-        (3071, [3071]),
-        (3072, [1536] * 2),
-        (3074, [1536, 1538]),
-        (5000, [1664, 1664, 1672]),
-        (9217, [*[1536] * 5, 1537]),
+        (8192, 3071, [3071]),
+        (8192, 3072, [1536] * 2),
+        (8192, 3074, [1536, 1538]),
+        (8192, 5000, [1664, 1664, 1672]),
+        (288, 2047, [2047]),
+        (288, 2048, [1024] * 2),
+        (288, 2050, [1024, 1026]),
+        (288, 9217, [*[1024] * 8, 1025]),
     ],
 )
 def test_many_vectors_are_multiplied_in_parts(
-    count: int, parts: list[int], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    narrow: int, count: int, parts: list[int], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of at least 1536 vectors of a small matrix; one after the other in x and y."""
+    """Of at least 1536 vectors where rows and columns together are few, else 1024; one after the other in x and y."""
+    monkeypatch.setattr(gemm, "NARROW", narrow)  # the matrix has 33 rows and 256 columns
     many, launched = placed(WEIGHT).gemm("F16"), list[tuple[int, int, int]]()
     assert many is not None
     x, y = vectors(count), torch.empty(count, 33, dtype=torch.float16)

@@ -84,7 +84,8 @@ def test_parts_of_many_vectors(count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "shape", "parts"),
     [(0, (4096, 4096), [0]), (3071, (4096, 4096), [3071]), (4096, (4096, 4096), [2048, 2048]),
-     (2047, (11008, 4096), [2047]), (3000, (4096, 11008), [1408, 1592]), (5000, (2048, 2048), [1664, 1664, 1672])],
+     (2047, (11008, 4096), [2047]), (2048, (4097, 4096), [1024, 1024]),
+     (3000, (4096, 11008), [1408, 1592]), (5000, (2048, 2048), [1664, 1664, 1672])],
 )  # fmt: skip
 def test_where_parts_begin(count: int, shape: tuple[int, int], parts: list[int]) -> None:
     """At multiples of 128; parts of small matrices are larger."""
