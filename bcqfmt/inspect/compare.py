@@ -79,9 +79,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """The outcome."""
+    """The outcome; ``unread`` of the ``equal_count`` tensors are equal by their files' digests alone."""
 
     equal_count: int = 0
+    unread: int = 0
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -95,6 +96,7 @@ class Comparison:
         kinds = [difference.kind for difference in self.differences]
         return {
             "equal": self.equal_count,
+            "unread": self.unread,
             "only_a": len(self.only_a),
             "only_b": len(self.only_b),
             "description": kinds.count("description"),
@@ -116,27 +118,25 @@ def compare(a: Checkpoint, b: Checkpoint, *, values: bool = False) -> Comparison
     names_a, names_b = set(a), set(b)
     found = Comparison(only_a=sorted(names_a - names_b, key=natural), only_b=sorted(names_b - names_a, key=natural))
     for name in sorted(names_a & names_b, key=natural):
-        difference = _compare_one(name, a, b, values)
-        if difference is None:
+        left, right = a[name], b[name]
+        details = _description(left, right)
+        if details:
+            seen = _value_difference(left, right) if values and left.shape == right.shape else None
+            found.differences.append(Difference(name, "description", details, values=seen))
+        elif _same_digest(left, a, right, b):
+            found.equal_count += 1
+            found.unread += 1
+        elif (difference := _content(name, left, right)) is None:
             found.equal_count += 1
         else:
             found.differences.append(difference)
     return found
 
 
-def _compare_one(name: str, a: Checkpoint, b: Checkpoint, values: bool) -> Difference | None:
-    left, right = a[name], b[name]
-    details = _description(left, right)
-    if details:
-        difference = Difference(name, "description", details)
-        if values and left.shape == right.shape:
-            difference.values = _value_difference(left, right)
-        return difference
-    digest = _file_digest(left, a)
-    if digest is not None and digest == _file_digest(right, b):
-        return None
-    pairs = _parts(left).items()
-    parts = [suffix for suffix, part in pairs if not _same_bytes(part, _parts(right)[suffix])]
+def _content(name: str, left: Tensor, right: Tensor) -> Difference | None:
+    """How the bytes of two tensors of the same description differ; None where they do not."""
+    other = _parts(right)
+    parts = [suffix for suffix, part in _parts(left).items() if not _same_bytes(part, other[suffix])]
     if not parts:
         return None
     named = [suffix for suffix in parts if suffix]
@@ -172,6 +172,11 @@ def _spec_differences(left: WeightSpec, right: WeightSpec) -> list[str]:
     if not found and groups[0] != groups[1]:
         found.append(f"group sizes {groups[0]} / {groups[1]}")
     return found or ["outlier segments"]
+
+
+def _same_digest(left: Tensor, a: Checkpoint, right: Tensor, b: Checkpoint) -> bool:
+    digest = _file_digest(left, a)
+    return digest is not None and digest == _file_digest(right, b)
 
 
 def _file_digest(tensor: Tensor, side: Checkpoint) -> str | None:

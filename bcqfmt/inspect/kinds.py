@@ -70,7 +70,7 @@ def _folder(place: Path) -> Found:
     if models:
         return _model_folder(place, models[0])
     if place.name.endswith(".partial"):
-        return Found("unfinished", "an unfinished conversion")
+        return Found("unfinished", "an unfinished run")
     if any(name.endswith(".gguf") for name in names):
         return Found("gguf", "a folder of GGUF files")
     if any(name.endswith(PICKLES) for name in names):

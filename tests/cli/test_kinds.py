@@ -31,6 +31,8 @@ def things(tmp_path: Path, folder: Path) -> Path:
     (tmp_path / "empty").mkdir()
     shutil.copytree(folder, tmp_path / "unfinished")
     (tmp_path / "unfinished" / "bcq_manifest.json").unlink()
+    shutil.copytree(tmp_path / "unfinished", tmp_path / "stopped.partial")
+    (tmp_path / "begun.partial").mkdir()
     (tmp_path / "cut.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
     return tmp_path
 
@@ -144,6 +146,19 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             "a text; expected a file that bcqfmt calibrate wrote",
             "make them: bcqfmt calibrate MODEL --text text.txt",
         ),
+        *(
+            ([verb, "stopped.partial", *more], code, "BCQ-V601", "go on with the command that makes it, and --resume")
+            for verb, code, more in (
+                ("generate", 4, ["--prompt", "x"]),
+                ("eval", 4, ["--text", "text.txt"]),
+                ("inspect", 4, []),
+                ("validate", 4, []),
+                ("report", 4, []),
+            )
+        ),
+        (["generate", "begun.partial", "--prompt", "x"], 4, "an unfinished", "go on with the command that makes it"),
+        (["inspect", "begun.partial"], 4, "an unfinished", "go on with the command that makes it"),
+        (["validate", "begun.partial"], 4, "an unfinished", "go on with the command that makes it"),
         (["convert", GPTQ, "text.txt/out"], 7, "text.txt is no folder", "choose another place"),
         (["export", "model", "model", "--to", "gptq"], 7, "it is the BCQ folder", "choose another place\n"),
         (["convert", GPTQ, GPTQ], 7, "it is the source", "choose another place, {}-bcq for example"),

@@ -62,9 +62,11 @@ def _text(a: str, b: str, found: Comparison, limit: int) -> list[str]:
     parts = [f"{counts[key]:,} {text}" for key, text in kinds.items() if counts[key]]
     equal = render.count(counts["equal"], "tensor")
     sides = f"A = {escape(a)}, B = {escape(b)}"
-    if found.equal:
-        return [*lines, f"equal: {equal} ({sides})"]
-    return [*lines, f"different: {', '.join(parts)}; {counts['equal']:,} equal ({sides})"]
+    result = f"equal: {equal}" if found.equal else f"different: {', '.join(parts)}; {counts['equal']:,} equal"
+    if found.unread:  # what nobody looked at is not passed off as looked at
+        unread = "all" if found.unread == counts["equal"] else f"{found.unread:,}"
+        result += f", {unread} by the digests in both manifests, not read"
+    return [*lines, f"{result} ({sides})"]
 
 
 def _line(difference: Difference) -> str:
