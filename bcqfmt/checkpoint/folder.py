@@ -20,6 +20,7 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 MANIFEST = "bcq_manifest.json"
 SOURCE = "bcq_source"
+WORK = ".bcq_work"  # in a folder that is being made: what a stopped run goes on from
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")  # BCQ-V502: nothing that could be a path
 _DOCUMENTATION = re.compile(  # the list of spec section 9.3
     r"(?!.*\.safetensors\Z)((readme|licen[sc]e|notice).*|.*\.(md|pdf|avif|bmp|gif|ico|jpe?g|png|svg|webp)|\.gitattributes)",

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from bcqfmt.errors import error
+from bcqfmt.errors import BcqError, error, escape
 
 # The one-line help stands here, so that `bcqfmt --help` loads no verb; a test compares it with the verbs' own.
 VERBS = {
@@ -173,13 +173,18 @@ def usage_error(text: str) -> click.UsageError:
 def stoppable(target: Path, *, resumed: bool) -> Iterator[None]:
     """Around the work on ``target``: an interrupt, SIGTERM or SIGHUP says what is left of it and how to go on.
 
-    ``resumed``: the work grows in ``target.partial`` and can be resumed; otherwise nothing of it is kept.
+    So does an output that cannot be written, by a full disk say. ``resumed``: the work grows in ``target.partial`` and
+    can be resumed; otherwise nothing of it is kept.
     """
+    partial = target.with_name(f"{target.name}.partial")
     try:
         yield
+    except BcqError as fault:
+        if resumed and fault.code == "BCQ-E402" and partial.exists():
+            fault.hint += f"; what is done is in {escape(partial.name)}, then go on with: {_again(resume=True)}"
+        raise
     except (KeyboardInterrupt, Terminated) as fault:
         by = f"by {fault.name}" if isinstance(fault, Terminated) else "from the keyboard"
-        partial = target.with_name(f"{target.name}.partial")
         kept = resumed and partial.exists()
         left = f"what is done is in {partial.name}" if kept else "nothing is left of it"
         hint = f"{'go on' if kept else 'start again'} with: {_again(resume=kept)}"

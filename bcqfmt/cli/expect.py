@@ -30,19 +30,18 @@ _WORDS = {
 _CODES = {"pickle": "BCQ-E105", "lfs": "BCQ-E201", "page": "BCQ-E202", "text": "BCQ-E203", "archive": "BCQ-E203"}
 _WRONG_KIND = ("BCQ-V1", "BCQ-V2", "BCQ-V5", "BCQ-V6", "BCQ-E1", "BCQ-E2", "BCQ-E6")  # what another kind leads to
 _EXACT = ("BCQ-E103", "BCQ-E605", "BCQ-E610", "BCQ-E627")  # and what says it all already
-_CODES |= {"empty": "BCQ-E104", "unfinished": "BCQ-V601", "stats": "BCQ-E203"}
+_CODES |= {"empty": "BCQ-E104", "stopped": "BCQ-V601", "stats": "BCQ-E203"}
 
 
 def expect(path: str | Path, *wanted: str, file: bool = False) -> Found:
     """What lies at ``path``; an error that names it and the fitting command unless its kind is one of ``wanted``.
 
-    ``file``: the verb takes files as well as folders. What is missing, unclear or a folder that only lacks its
-    manifest passes: the verb's own reader says more about it.
+    ``file``: the verb takes files as well as folders. What is missing, unclear or lacks a manifest passes: the verb's
+    own reader says more about it.
     """
     found = _look(path)
     single = not Path(path).is_dir() and found.kind in ("dense", "quantized")
-    passes = found.kind in ("missing", "unclear") or (found.kind == "unfinished" and not _interrupted(path))
-    if passes or (found.kind in wanted and (file or not single)):
+    if found.kind in ("missing", "unclear", "unfinished") or (found.kind in wanted and (file or not single)):
         return found
     *first, last = [_WORDS[kind] for kind in wanted]
     raise error(
@@ -87,11 +86,6 @@ def another_folder(path: str | Path) -> str:
     made = f"{plain}-bcq"
     parent = os.path.dirname(os.fspath(path).rstrip("/"))  # noqa: PTH120 - "model" stays "model-bcq", not "./model-bcq"
     return os.path.join(parent, made)  # noqa: PTH118
-
-
-def _interrupted(path: str | Path) -> bool:
-    """Whether an unfinished folder is what a run of ours works in: it can be gone on with, and nothing else."""
-    return str(path).rstrip("/").endswith(".partial")
 
 
 def _code(found: Found, wanted: tuple[str, ...], single: bool) -> str:
@@ -146,7 +140,7 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
         return f"look at it: {command_line('bcqfmt', 'inspect', path)}"
     if found.kind == "stats":
         return f"statistics are used by: {command_line('bcqfmt', 'quantize', 'MODEL', 'DST', '--stats', path)}"
-    if found.kind == "unfinished" and _interrupted(path):
+    if found.kind == "stopped":
         return "go on with the command that makes it, and --resume"
     return None
 

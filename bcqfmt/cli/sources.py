@@ -51,7 +51,7 @@ def find_source(
         wanted = ("quantized", "gguf") if gguf else ("dense",)
         with expected(text, *wanted):
             found = open_source(folder)
-            if not found.is_gguf and (there := look(folder)).kind == "unfinished":
+            if not found.is_gguf and (there := look(folder)).kind in ("unfinished", "stopped"):
                 hint = "finish or repeat the run or the download that makes it"
                 raise error("BCQ-V601", text, found=there.words, hint=hint)
         if found.is_gguf and not gguf:

@@ -19,6 +19,7 @@ from bcqfmt.checkpoint.folder import (
     MANIFEST,
     PICKLES,
     SINGLE,
+    WORK,
     by_model,
     model_layout,
     read_config,
@@ -40,13 +41,16 @@ _HEAD = 4096
 
 
 class Found(NamedTuple):
-    """``kind``: bcq, bcq file, unfinished, quantized, dense, gguf, stats, pickle, lfs, page, text, archive, empty,
-    missing or unclear. ``words``: the same for people. ``home``: the model folder that a file lies in, if it does.
+    """``kind``: bcq, bcq file, unfinished, stopped, quantized, dense, gguf, stats, pickle, lfs, page, text, archive,
+    empty, missing or unclear. ``words``: the same for people. ``home``: the model folder that a file lies in.
     """
 
     kind: str
     words: str
     home: Path | None = None
+
+
+_STOPPED = Found("stopped", "what is done of an unfinished run")
 
 
 def look(path: str | os.PathLike[str]) -> Found:
@@ -69,14 +73,14 @@ def _folder(place: Path) -> Found:
     models = [name for name in names if name.endswith(".safetensors")]
     if models:
         return _model_folder(place, models[0])
-    if place.name.endswith(".partial"):
-        return Found("unfinished", "an unfinished run")
     if any(name.endswith(".gguf") for name in names):
         return Found("gguf", "a folder of GGUF files")
     if any(name.endswith(PICKLES) for name in names):
         return Found("pickle", "a folder of pickled weights")
     if any(name.endswith(".safetensors.index.json") for name in names):
         return Found("unclear", "a folder without the files that its index names")
+    if (place / WORK).is_dir():
+        return _STOPPED
     return Found("empty", "a folder without a model" if names else "an empty folder")
 
 
@@ -93,6 +97,8 @@ def _model_folder(place: Path, first: str) -> Found:
     config = model_config(place, lambda finding: None)
     method, facts = kind_of(config, {name.rpartition(".")[2] for name in header.tensors})
     if "bcqfmt" in header.metadata or method == "bcq":
+        if (place / WORK).is_dir():
+            return _STOPPED
         return Found("unfinished", f"a BCQ folder without {MANIFEST}")
     if STATS_KEY in header.metadata:
         return Found("empty", "a folder without a model")

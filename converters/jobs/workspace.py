@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bcqfmt.checkpoint.folder import MANIFEST
+from bcqfmt.checkpoint.folder import MANIFEST, WORK
 from bcqfmt.container.durable import output_path, refuse_existing, reported, take_name, write_file
 from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.strict_json import canonical
@@ -28,7 +28,6 @@ from bcqfmt.system import lock_file, require_locks
 
 from .plan import Plan
 
-WORK = ".bcq_work"
 _VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
 
 

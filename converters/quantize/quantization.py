@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bcqfmt.checkpoint.folder import WORK
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile, hash_file
@@ -24,7 +25,7 @@ from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
 from bcqfmt.converters.jobs.pool import Gate, ShardDone, Stop, Tick, run_all
 from bcqfmt.converters.jobs.source_files import check_unchanged, source_state
 from bcqfmt.converters.jobs.warnings import add_warnings
-from bcqfmt.converters.jobs.workspace import WORK, Workspace, partial_folder
+from bcqfmt.converters.jobs.workspace import Workspace, partial_folder
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.methods.protocol import Reading
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint

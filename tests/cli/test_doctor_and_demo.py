@@ -11,6 +11,7 @@ import pytest
 import bcqfmt
 from bcqfmt.cli.machine import doctor
 from bcqfmt.kernels.runtime import device
+from faults.os_faults import FAULTS, OsFaults
 from programs.verbs import ROOT, Run
 
 
@@ -80,6 +81,16 @@ def test_demo_keeps_what_it_made(run: Run, tmp_path: Path) -> None:
     assert again.exit_code == 7
     assert "BCQ-E401" in again.stderr
     assert "hint: choose another folder\n" in again.stderr
+
+
+@pytest.mark.parametrize("at", [2, 3, 10, 30])
+def test_demo_on_a_full_disk_keeps_nothing(run: Run, tmp_path: Path, at: int) -> None:
+    """While the folder is made, the sample copied, the BCQ folder written."""
+    kinds, action = FAULTS["ENOSPC"]
+    with OsFaults((tmp_path,), kinds, at, action).installed():
+        result = run("demo", "--keep", tmp_path / "kept")
+    assert (result.exit_code, "BCQ-E402" in result.stderr, "No space left" in result.stderr) == (7, True, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kernels_are_measured_on_a_gpu_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

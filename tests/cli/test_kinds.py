@@ -32,7 +32,9 @@ def things(tmp_path: Path, folder: Path) -> Path:
     shutil.copytree(folder, tmp_path / "unfinished")
     (tmp_path / "unfinished" / "bcq_manifest.json").unlink()
     shutil.copytree(tmp_path / "unfinished", tmp_path / "stopped.partial")
-    (tmp_path / "begun.partial").mkdir()
+    (tmp_path / "stopped.partial" / ".bcq_work").mkdir()
+    (tmp_path / "begun.partial" / ".bcq_work").mkdir(parents=True)
+    shutil.copytree(GGUF.parent, tmp_path / "ggufs.partial")
     (tmp_path / "cut.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
     return tmp_path
 
@@ -50,6 +52,8 @@ def things(tmp_path: Path, folder: Path) -> Path:
         ("pickles", "pickle", "a folder of pickled weights"),
         ("empty", "empty", "an empty folder"),
         ("unfinished", "unfinished", "a BCQ folder without bcq_manifest.json"),
+        ("stopped.partial", "stopped", "what is done of an unfinished run"),
+        ("ggufs.partial", "gguf", "a folder of GGUF files"),
         ("cut.safetensors", "unclear", "a damaged safetensors file"),
         ("nothing", "missing", "nothing"),
     ],
@@ -156,9 +160,9 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
                 ("report", 4, []),
             )
         ),
-        (["generate", "begun.partial", "--prompt", "x"], 4, "an unfinished", "go on with the command that makes it"),
-        (["inspect", "begun.partial"], 4, "an unfinished", "go on with the command that makes it"),
-        (["validate", "begun.partial"], 4, "an unfinished", "go on with the command that makes it"),
+        (["generate", "begun.partial", "--prompt", "x"], 4, "BCQ-V601", "go on with the command that makes it"),
+        (["inspect", "begun.partial"], 4, "BCQ-V601", "go on with the command that makes it"),
+        (["validate", "begun.partial"], 4, "BCQ-V601", "go on with the command that makes it"),
         (["convert", GPTQ, "text.txt/out"], 7, "text.txt is no folder", "choose another place"),
         (["export", "model", "model", "--to", "gptq"], 7, "it is the BCQ folder", "choose another place\n"),
         (["convert", GPTQ, GPTQ], 7, "it is the source", "choose another place, {}-bcq for example"),

@@ -21,7 +21,7 @@ import bcqfmt
 from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, verb
 from bcqfmt.codes import CODES
-from bcqfmt.container.durable import folder_in_progress, reported
+from bcqfmt.container.durable import folder_in_progress, make_folders, write_file
 from bcqfmt.errors import OutputError, error, escape
 from bcqfmt.inspect.summary import summarize
 
@@ -56,11 +56,9 @@ def command(keep: Path | None) -> None:
             except OutputError as fault:
                 fault.hint = "choose another folder"
                 raise
-            with importlib.resources.as_file(_SAMPLE) as sample:
-                (folder / "gptq").mkdir()
-                for file in sample.iterdir():  # copytree would name every file that does not fit, and no reason
-                    with reported(folder / "gptq" / file.name):
-                        shutil.copyfile(file, folder / "gptq" / file.name)
+            make_folders(folder / "gptq")
+            for file in _SAMPLE.iterdir():
+                write_file(folder / "gptq" / file.name, file.read_bytes())
         for line in itertools.chain(_convert(scratch), _tour(folder / "bcq", scratch)):
             render.echo(line)
     kept = "nothing is left behind"
