@@ -243,11 +243,7 @@ def _carry_out(quantization: Quantization, dst: Path) -> None:
     with stoppable(dst, resumed=True), Progress("quantizing", plan.nbytes, len(plan.shards)) as progress:
         # running a model on a text frees many blocks of 1 to 4 MB: giving those back took an eighth of its time
         return_large_blocks(1 << 20 if quantization.options.text is None else 1 << 22)
-        try:
-            quantization.run(dst, progress.tick, progress.done, render.say)
-        except BcqError as fault:  # the hint for an unfinished run names `convert`
-            fault.hint = fault.hint.replace("bcqfmt convert ", "bcqfmt quantize ")
-            raise
+        quantization.run(dst, progress.tick, progress.done, render.say)
 
 
 def _report(dst: Path) -> tuple[Report, list[Finding]]:
