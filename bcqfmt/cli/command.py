@@ -173,15 +173,15 @@ def usage_error(text: str) -> click.UsageError:
 def stoppable(target: Path, *, resumed: bool) -> Iterator[None]:
     """Around the work on ``target``: an interrupt, SIGTERM or SIGHUP says what is left of it and how to go on.
 
-    So does an output that cannot be written, by a full disk say. ``resumed``: the work grows in ``target.partial`` and
-    can be resumed; otherwise nothing of it is kept.
+    ``resumed``: the work grows in ``target.partial`` and can be resumed, after a full disk as well; otherwise nothing
+    of it is kept.
     """
     partial = target.with_name(f"{target.name}.partial")
     try:
         yield
     except BcqError as fault:
         if resumed and fault.code == "BCQ-E402" and partial.exists():
-            fault.hint += f"; what is done is in {escape(partial.name)}, then go on with: {_again(resume=True)}"
+            fault.hint += f"; then go on with what is in {escape(partial.name)}: {_again(resume=True)}"
         raise
     except (KeyboardInterrupt, Terminated) as fault:
         by = f"by {fault.name}" if isinstance(fault, Terminated) else "from the keyboard"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def find_source(
     from bcqfmt.inspect.kinds import look
 
     folder = absolute_path(text)  # resolve() would follow a link and lose the model's name
-    if os.path.lexists(text):
+    if is_here(text):
         if revision is not None:
             raise usage_error("--revision is for models on the hub; SRC is a folder.")
         wanted = ("quantized", "gguf") if gguf else ("dense",)
@@ -59,8 +60,6 @@ def find_source(
         return Source(found, found.name) if found.lone else Source(found, *_called(folder))
     from bcqfmt.converters import hub
 
-    if not hub.looks_like_hub_id(text):
-        raise error("BCQ-E101", text, found="no such folder, and no name of a model on the hub")
     repo = ask_hub(text, revision, offline)
     if repo.file and not gguf:
         raise error("BCQ-E601", text, found="a GGUF model", expected="a safetensors checkpoint")
@@ -73,6 +72,17 @@ def find_source(
     downloaded = open_source(place / repo.file if repo.file else place)
     downloaded.left_out = {**repo.left_out(), **downloaded.left_out}
     return Source(downloaded, repo.repo_id, repo.commit)
+
+
+def is_here(text: str) -> bool:
+    """Whether a path is there; where it is not, it is the name of a model on the hub, or BCQ-E101."""
+    if os.path.lexists(text):
+        return True
+    from bcqfmt.converters import hub
+
+    if not hub.looks_like_hub_id(text):
+        raise error("BCQ-E101", text, found="no such folder, and no name of a model on the hub")
+    return False
 
 
 def ask_hub(text: str, revision: str | None, offline: bool) -> HubRepo:
@@ -115,7 +125,7 @@ def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None
     from bcqfmt.checkpoint.folder import MANIFEST
 
     if os.path.lexists(source):
-        keep_apart(Path(source), target)
+        keep_apart(target, Path(source))
     above = next((parent for parent in target.parents if os.path.lexists(parent)), target.parent)
     if os.path.lexists(above) and not above.is_dir():
         raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
@@ -124,10 +134,10 @@ def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None
     check_name(named.with_name(f"{named.name}.partial"))
 
 
-def keep_apart(source: Path, target: Path) -> None:
-    """BCQ-E402 when writing ``target`` would touch ``source``: the same folder, or one inside the other."""
+def keep_apart(target: Path, *sources: Path) -> None:
+    """BCQ-E402 when writing ``target`` would touch one of ``sources``: the same place, or one inside the other."""
     named = output_path(target)
-    for place in (target, named.with_name(f"{named.name}.partial")):
+    for place, source in itertools.product((target, named.with_name(f"{named.name}.partial")), sources):
         refuse_overlap(place, source, "the source", f"choose another place, {another_folder(source)} for example")
 
 

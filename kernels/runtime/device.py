@@ -57,11 +57,14 @@ def simulated() -> bool:
     return simulation.simulator is not None
 
 
-def require_cuda() -> None:
-    """BCQ-E306 without numba-cuda, BCQ-E551 without a GPU that it can use; nothing in the simulator."""
+def require_cuda(hint: str | None = None) -> None:
+    """BCQ-E306 without numba-cuda, BCQ-E551 without a GPU that it can use; nothing in the simulator.
+
+    ``hint``: what to do without a GPU, for callers that cannot use the CPU instead.
+    """
     found = _trouble()
     if found is not None:
-        raise error(found[0], found=found[1], hint=found[2])
+        raise error(found[0], found=found[1], hint=found[2] or hint)
 
 
 @functools.cache

@@ -4,8 +4,6 @@ import ast
 import json
 import os
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -19,10 +17,8 @@ import bcqfmt
 from bcqfmt.cli import render
 from bcqfmt.cli.command import VERBS
 from bcqfmt.cli.main import cli
-from faults.os_faults import FAULTS, OsFaults
 from programs.verbs import Run, assert_clean, command, environment, program
-from sources.conversions import gptq_folder, tree
-from sources.dense_samples import dense_folder
+from sources.conversions import gptq_folder
 
 
 def test_version(run: Run) -> None:
@@ -237,27 +233,6 @@ def test_full_disk(folder: Path) -> None:
         assert done.returncode == 7
         assert "BCQ-E402" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("verb", ["convert", "quantize"])
-def test_disk_that_fills_up_during_the_work(run: Run, tmp_path: Path, verb: str) -> None:
-    """The message says what is kept and what goes on; obeyed, it gives the same bytes as an undisturbed run."""
-    source = gptq_folder(tmp_path / "source") if verb == "convert" else dense_folder(tmp_path / "source")
-    words = [*(verb, source, tmp_path / "bcq", "--max-shard-size", "8KB"), *(["--method", "rtn"] * (verb != "convert"))]
-    kinds, action = FAULTS["ENOSPC"]
-    faults = OsFaults((tmp_path,), kinds)
-    with faults.installed():
-        assert run(*words).exit_code == 0
-    plain = tree(tmp_path / "bcq")
-    shutil.rmtree(tmp_path / "bcq")
-    with OsFaults((tmp_path,), kinds, faults.calls // 2, action).installed():
-        stopped = run(*words)
-    assert stopped.exit_code == 7
-    assert "BCQ-E402" in stopped.stderr
-    kept, _, next_step = stopped.stderr.rpartition("what is done is in bcq.partial, then go on with: bcqfmt ")
-    assert "the free space" in kept
-    assert run(*shlex.split(next_step)).exit_code == 0
-    assert tree(tmp_path / "bcq") == plain
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

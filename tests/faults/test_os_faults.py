@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import signal
 from collections import Counter
@@ -10,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from bcqfmt.cli.main import cli
 from bcqfmt.errors import BcqError
 from faults.fault_case import Case
 from faults.os_faults import FAULTS, OsFaults, count
 from pages.soak_figures import record
+from sources.conversions import tree
 
 
 def disturbed(case: Case, folder: Path, name: str, at: int) -> tuple[str, BaseException | None]:
@@ -80,6 +84,28 @@ def test_it_never_works(small: Case, tmp_path: Path, name: str) -> None:
     assert isinstance(fault, BcqError)
     assert (fault.code, fault.exit_code) == ("BCQ-E402", 7)
     small.check_after(tmp_path / "bcq", fault)
+
+
+@pytest.mark.parametrize(("verb", "more"), [("convert", []), ("quantize", ["--method", "rtn", "--group-size", "32"])])
+def test_a_disk_that_fills_up_half_way(verb: str, more: list[str], small: Case, dense: Case, tmp_path: Path) -> None:
+    """The message says what is kept and which command goes on; obeyed, it gives the same bytes."""
+    case, out = {"convert": small, "quantize": dense}[verb], tmp_path / "bcq"
+    words = [verb, str(case.source), str(out), "--max-shard-size", str(case.size), *more]
+
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(cli, args)
+
+    kinds, action = FAULTS["ENOSPC"]
+    calls = count((tmp_path,), kinds, lambda: run(*words))
+    plain = tree(out)
+    shutil.rmtree(out)
+    with OsFaults((tmp_path,), kinds, calls // 2, action).installed():
+        stopped = run(*words)
+    assert (stopped.exit_code, "BCQ-E402" in stopped.stderr) == (7, True)
+    told, _, command = stopped.stderr.rpartition("then go on with what is in bcq.partial: bcqfmt ")
+    assert "the free space" in told
+    assert run(*shlex.split(command)).exit_code == 0
+    assert tree(out) == plain
 
 
 @contextlib.contextmanager

@@ -12,9 +12,8 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, json_option, verb
 from bcqfmt.cli.progress import announce_kernels
-from bcqfmt.codes import CODES
 from bcqfmt.container.durable import write_file
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import error
 from bcqfmt.version import pip_install
 
 if TYPE_CHECKING:
@@ -40,13 +39,7 @@ def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
     """
     from bcqfmt.kernels.runtime.device import require_cuda
 
-    try:
-        require_cuda()
-    except BcqError as fault:
-        if fault.code == "BCQ-E551" and fault.hint == CODES[fault.code].hint:
-            hint = "run it on a machine that has one; `bcqfmt doctor` shows what is missing here"
-            raise error(fault.code, found=fault.finding.found, hint=hint) from None
-        raise
+    require_cuda("run it on a machine that has one; `bcqfmt doctor` shows what is missing here")
     try:
         from bcqfmt import bench
     except ImportError:

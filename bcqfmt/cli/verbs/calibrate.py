@@ -58,7 +58,7 @@ def command(
     check_target(out, overwrite=asked["overwrite"])
     given = read_text(text)
     source = find_source(model, revision, offline)
-    keep_apart(source.checkpoint.folder, out)
+    keep_apart(out, *source.checkpoint.places)
     longest = longest_context(source.checkpoint.config)
     asked["seq"] = fitting_context(asked["seq"], {source.checkpoint.folder: longest}, "piece")
     waiting("loading torch and transformers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -29,7 +28,7 @@ from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, write_report
-from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart
+from bcqfmt.cli.sources import Source, check_target, find_source, is_here, keep_apart
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import peak_memory, return_large_blocks
 
@@ -121,8 +120,7 @@ def command(
     start = time.perf_counter()
     source = find_source(src, revision, offline, headers_only=dry_run, gguf=True)
     if source.remote is None:
-        for place in source.checkpoint.places:
-            keep_apart(place, dst)
+        keep_apart(dst, *source.checkpoint.places)
     asked["provenance"] = not asked.pop("no_provenance")
     asked["workers"] = 1 if executor == "ray" else asked["workers"] or default_workers()
     against = asked.pop("against")
@@ -189,10 +187,7 @@ def _check_zero_options(conversion: Conversion, against: str | None) -> None:
     found = conversion.modules.values()
     if any("zero_point" in module.settings for module in found):
         if against is not None:
-            from bcqfmt.converters.hub import looks_like_hub_id
-
-            if not os.path.lexists(against) and not looks_like_hub_id(against):
-                raise error("BCQ-E101", against, found="no such folder, and no name of a model on the hub")
+            is_here(against)  # an error where it is neither there nor on the hub
             told = "--zero-point says" if conversion.options.zero_point != "auto" else "it is clear"
             render.say(f"--against is not needed: {told} how the zero points are read")
         return

@@ -63,7 +63,7 @@ def _text(a: str, b: str, found: Comparison, limit: int) -> list[str]:
     equal = render.count(counts["equal"], "tensor")
     sides = f"A = {escape(a)}, B = {escape(b)}"
     result = f"equal: {equal}" if found.equal else f"different: {', '.join(parts)}; {counts['equal']:,} equal"
-    if found.unread:  # what nobody looked at is not passed off as looked at
+    if found.unread:  # a manifest may be wrong
         unread = "all" if found.unread == counts["equal"] else f"{found.unread:,}"
         result += f", {unread} by the digests in both manifests, not read"
     return [*lines, f"{result} ({sides})"]

@@ -42,8 +42,7 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
         found = "an unfinished run of bcqfmt quantize, which has no parts"
         raise error("BCQ-E404", str(dst), found=found, hint="go on with it: bcqfmt quantize ... --resume")
     source = find_source(src, revision, offline, gguf=True).checkpoint
-    for place in source.places:
-        keep_apart(place, dst)
+    keep_apart(dst, *source.places)
     conversion = Conversion(source, ConvertOptions(**options, overwrite=overwrite))
     try:
         conversion.close(dst)

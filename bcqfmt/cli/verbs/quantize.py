@@ -214,7 +214,7 @@ def _planned(
     check_target(src, dst, overwrite=asked["overwrite"] or asked["resume"])
     source: Source = find_source(src, revision, offline, headers_only=asked["dry_run"])
     if source.remote is None:
-        keep_apart(source.checkpoint.folder, dst)
+        keep_apart(dst, *source.checkpoint.places)
     seq = asked.pop("seq")
     if given is not None:
         longest = longest_context(source.checkpoint.config)

@@ -133,7 +133,7 @@ class _Checked:
         self.loaded, self.prompt = loaded, prompt
 
     def __call__(self, ids: Any, scores: Any) -> Any:
-        """``scores``, (1, vocabulary), as they are."""
+        """``scores``, (1, vocabulary), unchanged."""
         highest = float(scores.max())
         if not math.isfinite(highest):
             raise no_numbers(self.loaded, f"{highest} among the scores of token {ids.shape[1] - self.prompt + 1}")
