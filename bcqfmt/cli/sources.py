@@ -94,7 +94,7 @@ def ask_hub(text: str, revision: str | None, offline: bool) -> HubRepo:
     try:
         return hub.resolve(text, revision, offline)
     except BcqError as fault:
-        if fault.code == "BCQ-E704":
+        if fault.code in ("BCQ-E704", "BCQ-E705"):
             fault.hint = f"{fault.hint}; if a folder or file was meant, there is none of this name"
         raise
 

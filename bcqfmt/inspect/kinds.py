@@ -50,7 +50,7 @@ class Found(NamedTuple):
     home: Path | None = None
 
 
-_STOPPED = Found("stopped", "what is done of an unfinished run")
+_STOPPED = Found("stopped", "the work folder of a run")
 
 
 def look(path: str | os.PathLike[str]) -> Found:

@@ -460,11 +460,11 @@ def test_without_a_connection_a_folder_may_have_been_meant(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("bcqfmt.converters.hub.errors.PAUSES", ())
-    result = run("convert", "models/llma", tmp_path / "bcq", "--json")
-    assert result.exit_code == 8
-    assert json.loads(result.stdout)["error"]["hint"].endswith(
-        "if a folder or file was meant, there is none of this name"
-    )
+    for offline, code in (([], "BCQ-E704"), (["--offline"], "BCQ-E705")):
+        result = run("convert", "models/llma", tmp_path / "bcq", "--json", *offline)
+        told = json.loads(result.stdout)["error"]
+        assert (result.exit_code, told["code"]) == (8, code)
+        assert told["hint"].endswith("if a folder or file was meant, there is none of this name")
 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])

@@ -52,7 +52,7 @@ def things(tmp_path: Path, folder: Path) -> Path:
         ("pickles", "pickle", "a folder of pickled weights"),
         ("empty", "empty", "an empty folder"),
         ("unfinished", "unfinished", "a BCQ folder without bcq_manifest.json"),
-        ("stopped.partial", "stopped", "what is done of an unfinished run"),
+        ("stopped.partial", "stopped", "the work folder of a run"),
         ("ggufs.partial", "gguf", "a folder of GGUF files"),
         ("cut.safetensors", "unclear", "a damaged safetensors file"),
         ("nothing", "missing", "nothing"),
